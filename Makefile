@@ -1,0 +1,37 @@
+# Two commands, each with all its set-up: `make demo` and `make test`. Python 3.11 or newer is all they need.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PROCESSES ?= 2
+
+.PHONY: demo test lint clean
+demo: $(VENV)/.installed
+	@echo "1/2  gesso info: what is in the box"
+	$(BIN)/gesso info
+	@echo "2/2  gesso generate: text out of noise"
+	$(BIN)/gesso generate "def fib(n):" --max-new-tokens 64 --seed 7 --preset fast
+
+test: $(VENV)/.installed-dev
+	$(MAKE) lint
+	$(BIN)/python -m pytest -n $(PROCESSES)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gesso needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --editable .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,48 @@
+"""DiffusionGemma for one's own machine: text that comes out of noise, a canvas at a time.
+
+>>> import gesso
+>>> g = gesso.load()
+>>> g.generate("def fib(n):", max_new_tokens=64, seed=7).text
+
+Importing this package imports no torch; `load` does.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gesso.errors import CheckpointError, GessoError, InputError
+from gesso.settings import PRESETS, Diffusion
+
+if TYPE_CHECKING:
+    import torch
+
+    from gesso.api import Gesso
+
+__version__ = "0.1.0"
+__all__ = ["PRESETS", "CheckpointError", "Diffusion", "GessoError", "InputError", "load"]
+
+
+def load(
+    name: str | Path | None = None,
+    *,
+    device: "str | torch.device | None" = None,
+    dtype: "str | torch.dtype | None" = None,
+    max_batch: int = 8,
+    max_length: int | None = None,
+) -> "Gesso":
+    """Load a checkpoint: a directory, a hub name, or (None) the model in the box.
+
+    `device` defaults to the first GPU, or the CPU; `dtype` to bfloat16 on a GPU and float32 on the CPU. `max_batch`
+    requests share the engine at once; `max_length` bounds prompt and answer below what the model itself allows.
+    """
+    from gesso.api import load as load_model
+
+    return load_model(name, device=device, dtype=dtype, max_batch=max_batch, max_length=max_length)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Gesso":
+        from gesso.api import Gesso
+
+        return Gesso
+    raise AttributeError(f"module 'gesso' has no attribute {name!r}")

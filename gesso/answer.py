@@ -1,0 +1,211 @@
+"""Reads what the model wrote: the text to show, its thoughts, its tool calls.
+
+`parse` is a pure function of the text so far, which may be cut at any character: while more arrives, `text` and
+`thinking` only ever grow and a call appears once, when it is complete. Two rules make that hold:
+
+- A tag is a tag wherever it stands, even inside a string: each is one special token, never something the model spells.
+  So `<tool_call|>` ends a call whose quotes were left open, instead of the call swallowing the rest of the answer.
+  `format_value` therefore escapes strings that contain tags.
+- A trailing `<` that could still become a tag is held back until the next character decides. (An answer cut off by its
+  length limit right there loses that character; a finished one ends with a tag, and nothing is lost.)
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gesso.errors import InputError
+
+QUOTE = '<|"|>'
+MAX_DEPTH = 64  # of nested objects and arrays; deeper is no argument list but a model repeating "["
+
+# What ends the turn. `<|tool_response>` is among the stop tokens: the model hands over to the tool.
+_TURN_ENDS = ("<turn|>", "<|turn>", "<|tool_response>")
+# Without meaning of their own in an answer; dropped from the text, as decoding without specials would.
+_STRAY = ("<tool_call|>", "<channel|>", "<tool_response|>", "<|tool>", "<tool|>", "<|think|>", QUOTE)
+# Only stripped at the very end: someone may ask what `<eos>` means and should be able to read the answer.
+_PADDING = ("<eos>", "<pad>", "<bos>")
+_TAGS = ("<|channel>", "<|tool_call>", *_TURN_ENDS, *_STRAY)
+
+
+def _any_of(*tags: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, tags)))
+
+
+_TAG = _any_of(*_TAGS)
+_TURN_END = _any_of(*_TURN_ENDS)
+_THOUGHT_END = _any_of("<channel|>", "<|channel>")
+_CALL_END = _any_of("<tool_call|>", "<|tool_call>")
+_CHANNEL_NAME = re.compile(r"[ \t]*(\w*)[ \t]*(\n?)")
+_CALL_NAME = re.compile(r"\s*call\s*:\s*([^\s{}]+)\s*")
+_NEWLINES = re.compile(r"\n*")
+# One token of an argument list. Everything is consumed once, broken quotes included (the last branch), so that no input
+# makes the search start over and over.
+_ARGUMENT = re.compile(
+    r"""(?P<bracket>[{\[\]}])
+      | <\|"\|> (?P<quoted>.*?) <\|"\|>
+      | (?P<json>"(?:[^"\\]|\\.)*+")
+      | (?P<bare>[^\s:,{}\[\]"<]++) (?P<colon>\s*+:)?
+      | (?P<broken>["<].*)""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    thinking: str
+    tool_calls: tuple[ToolCall, ...]
+    complete: bool
+    """False while a thought, a channel, a call or half a tag is open."""
+    malformed: tuple[str, ...] = ()
+    """Source of calls that are closed but cannot be read: not text for a user, yet the caller must know of them."""
+
+
+def parse(raw: str) -> Answer:
+    end, turn_over, half_tag = _extent(raw)
+    text: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    malformed: list[str] = []
+    is_open = half_tag
+    in_channel = False
+    at = 0
+    while tag := _TAG.search(raw, at, end):
+        text.append(raw[at : tag.start()])
+        at = tag.end()
+        if tag[0] == "<|channel>":
+            name = _match(_CHANNEL_NAME, raw, at, end)
+            if name.end() == end and not turn_over:
+                is_open, at = True, end  # "thought" may yet become "thoughtful"
+            elif name[1].lower() == "thought":
+                close = _THOUGHT_END.search(raw, name.end(), end)
+                thoughts.append(raw[name.end() : close.start() if close else end])
+                is_open = is_open or close is None
+                at = _after(close, "<channel|>", raw, end)
+            else:
+                # Only "thought" is documented as hidden. Whatever else a model names a channel ("final") is taken for
+                # answer text: a label too much to read is a smaller harm than an answer that vanishes.
+                in_channel = True
+                at = name.end() if name[2] else at
+        elif tag[0] == "<|tool_call>":
+            close = _CALL_END.search(raw, at, end)
+            if close or turn_over:
+                source = raw[at : close.start() if close else end]
+                try:
+                    calls.append(_read_call(source))
+                except ValueError:
+                    malformed.append(source)
+            else:
+                is_open = True
+            at = _after(close, "<tool_call|>", raw, end)
+        elif tag[0] == "<channel|>":
+            in_channel = False
+    text.append(raw[at:end])
+    thinking = "\n".join(filter(None, map(str.strip, thoughts)))
+    return Answer("".join(text), thinking, tuple(calls), not (is_open or in_channel), tuple(malformed))
+
+
+def format_call(call: ToolCall) -> str:
+    """The call in the model's own syntax; `parse` reads it back."""
+    if not isinstance(call.arguments, dict) or not re.fullmatch(r"[^\s{}<>]+", call.name):
+        raise InputError(
+            f"cannot write a call of {call.name!r}: expected a name without spaces, and a dict of arguments"
+        )
+    return f"<|tool_call>call:{call.name}{format_value(call.arguments)}<tool_call|>"
+
+
+def format_value(value: Any, depth: int = 0) -> str:
+    """A JSON value in the model's own syntax. `chat_template.jinja` has the same rules as macros."""
+    if isinstance(value, str):
+        return _format_string(value)
+    if isinstance(value, dict | list | tuple) and depth >= MAX_DEPTH:
+        raise InputError(f"tool argument is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        items = (f"{_format_key(key)}:{format_value(item, depth + 1)}" for key, item in value.items())
+        return "{" + ",".join(items) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(format_value(item, depth + 1) for item in value) + "]"
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"tool argument {value!r} has no JSON form: {error}") from error
+
+
+def _format_string(text: str) -> str:
+    if "<|" in text or "|>" in text:  # would read as a tag; JSON can escape it, the model's own quotes cannot
+        return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c")
+    return f"{QUOTE}{text}{QUOTE}"
+
+
+def _format_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise InputError(f"tool argument key {key!r} must be a string")
+    return key if key.replace("-", "_").isidentifier() else _format_string(key)
+
+
+def _extent(raw: str) -> tuple[int, bool, bool]:
+    """Where the answer ends, whether the turn is over there, and whether half a tag after it is held back."""
+    turn_end = _TURN_END.search(raw)
+    end = turn_end.start() if turn_end else len(raw)
+    half_tag = False
+    if not turn_end and (last := raw.rfind("<")) >= 0:
+        tail = raw[last : last + 20]
+        half_tag = len(raw) - last < 20 and any(tag != tail and tag.startswith(tail) for tag in (*_TAGS, *_PADDING))
+        end = last if half_tag else end
+    while padding := next((tag for tag in _PADDING if raw.endswith(tag, 0, end)), None):
+        end -= len(padding)
+    return end, turn_end is not None, half_tag
+
+
+def _match(pattern: re.Pattern[str], text: str, at: int, end: int) -> re.Match[str]:
+    found = pattern.match(text, at, end)
+    assert found is not None, "used with patterns that also match nothing"
+    return found
+
+
+def _after(close: re.Match[str] | None, tag: str, raw: str, end: int) -> int:
+    """Where reading goes on: behind the closing tag and its line breaks, or at the tag that cut in instead of it."""
+    if close is None:
+        return end
+    return _match(_NEWLINES, raw, close.end(), end).end() if close[0] == tag else close.start()
+
+
+def _read_call(source: str) -> ToolCall:
+    """Rewrites `{key:<|"|>text<|"|>,n:3}` as JSON, token by token, for `json` to read; ValueError if it cannot."""
+    name = _CALL_NAME.match(source)
+    if not name or not source.startswith("{", name.end()):
+        raise ValueError("expected call:NAME{...}")
+    depth = 0
+
+    def as_json(token: re.Match[str]) -> str:
+        nonlocal depth
+        if token["bracket"]:
+            depth += 1 if token["bracket"] in "{[" else -1
+            if depth > MAX_DEPTH:
+                raise ValueError("nested too deeply")
+        if token["quoted"] is not None:
+            return json.dumps(token["quoted"])
+        return json.dumps(token["bare"]) + ":" if token["colon"] else token[0]
+
+    arguments = _ARGUMENT.sub(as_json, source[name.end() :])
+    return ToolCall(name[1], _JSON.decode(arguments))
+
+
+def _finite(literal: str) -> float:
+    """JSON has no NaN and no Infinity; `json` would read both, and 1e999."""
+    if not math.isfinite(number := float(literal)):
+        raise ValueError(f"{literal} is out of range")
+    return number
+
+
+# strict=False: a line break inside "..." is what the model meant.
+_JSON = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)

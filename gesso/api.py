@@ -1,0 +1,209 @@
+"""The Python interface: a loaded model with its tokenizer and its engine."""
+
+import logging
+import secrets
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gesso import checkpoint, untrained
+from gesso.answer import Answer, ToolCall, parse
+from gesso.config import Config
+from gesso.engine.engine import Engine
+from gesso.engine.events import Done, Draft, Event, Result
+from gesso.engine.request import Request
+from gesso.errors import InputError
+from gesso.model.transformer import DiffusionGemma
+from gesso.settings import GenerationDefaults, choose
+from gesso.tokenizer import Tokenizer
+
+logger = logging.getLogger("gesso")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# An answer may open with these; with any other special token it would be empty.
+OPENINGS = ("<|channel>", "<|tool_call>")
+
+
+@dataclass(frozen=True)
+class ChatResult(Result):
+    """`text` is the answer alone; the thoughts and the tool calls stand beside it."""
+
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed_calls: tuple[str, ...] = ()
+
+
+class Gesso:
+    def __init__(
+        self,
+        model: DiffusionGemma,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        directory: Path,
+        *,
+        max_batch: int,
+        max_length: int | None,
+    ) -> None:
+        self.model, self.tokenizer, self.defaults, self.directory = model, tokenizer, defaults, directory
+        self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length)
+        openings = {tokenizer.id_of(piece) for piece in OPENINGS}
+        self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
+        self._inbox: dict[int, deque[Event]] = defaultdict(deque)
+
+    @property
+    def config(self) -> Config:
+        return self.model.config
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Result:
+        """Continue a prompt, given as text or as token ids.
+
+        Options: `max_new_tokens`, `seed` (None draws one; the result tells which), `preset`, `stop` (a string or
+        several), `pins` ({position in the new text: token id}), `resume` (a draft event of an earlier run with the
+        same arguments), and every field of `gesso.Diffusion`.
+        """
+        return _last(self.stream(prompt, **options))
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Event]:
+        """The same as `generate`, as events: `draft` after every step, `commit` for a finished canvas, `done`."""
+        ids = self._ids(prompt)
+        # The request is checked here and now, not when the first event is asked for.
+        return self._events(self.engine.submit(self._request(ids, **options)))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        **options: Any,
+    ) -> ChatResult:
+        """Answer a conversation, OpenAI-style messages; `options` as for `generate`."""
+        done = _last(self.stream_chat(messages, tools=tools, thinking=thinking, **options))
+        answer = self.read_answer(done.tokens)
+        return ChatResult(
+            **{**vars(done), "text": answer.text},
+            thinking=answer.thinking,
+            tool_calls=answer.tool_calls,
+            malformed_calls=answer.malformed,
+        )
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        **options: Any,
+    ) -> Iterator[Event]:
+        return self.stream(self.tokenizer.chat(messages, tools=tools, thinking=thinking), **options)
+
+    def read_answer(self, tokens: Sequence[int]) -> Answer:
+        """Thoughts, tool calls and text of an answer, complete or not."""
+        return parse(self.decode(tokens, special=True))
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of what the model wrote. Embeddings are often padded beyond the tokenizer: such ids mean nothing."""
+        return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
+
+    def save(self, directory: str | Path) -> None:
+        """Write a checkpoint that `transformers` loads too."""
+        checkpoint.save(self.model, Path(directory), source=self.directory)
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if not prompt:  # the bos token alone would make a valid request, and never what an empty string meant
+            raise InputError("the prompt is empty; give some text to continue")
+        return self.tokenizer.encode(prompt)
+
+    def _request(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        seed: int | None = None,
+        preset: str | None = None,
+        stop: str | Sequence[str] = (),
+        pins: Mapping[int, int] | None = None,
+        resume: Draft | None = None,
+        **diffusion: Any,
+    ) -> Request:
+        return Request(
+            prompt=tuple(prompt),
+            max_new_tokens=self.defaults.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            diffusion=choose(self.defaults.diffusion, preset, **diffusion),
+            seed=secrets.randbits(32) if seed is None else seed,
+            eos=frozenset(self.defaults.eos_token_ids),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            pins=dict(pins or {}),
+            never_first=self._never_first,
+            resume=resume,
+        )
+
+    def _events(self, request_id: int) -> Iterator[Event]:
+        """The events of one request, stepping the engine as they are asked for; several streams may interleave."""
+        try:
+            while True:
+                while self._inbox[request_id]:
+                    event = self._inbox[request_id].popleft()
+                    yield event
+                    if isinstance(event, Done):
+                        return
+                for event in self.engine.step():
+                    self._inbox[event.request_id].append(event)
+        finally:  # left early, by the caller or by an error: free the row
+            self.engine.cancel(request_id)
+            self._inbox.pop(request_id, None)
+
+
+def load(
+    name: str | Path | None,
+    *,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+    max_batch: int,
+    max_length: int | None,
+) -> Gesso:
+    where = _device(device)
+    if name is None:
+        logger.warning("gesso: this model is untrained (random weights); give a checkpoint for real text")
+        directory = untrained.directory()
+    else:
+        directory = checkpoint.find(name)
+    config = Config.from_directory(directory)
+    defaults = GenerationDefaults.from_directory(directory, config)
+    tokenizer = Tokenizer.from_directory(directory)
+    model = checkpoint.load(directory, config, where, _dtype(dtype, where))
+    return Gesso(model, tokenizer, defaults, directory, max_batch=max_batch, max_length=max_length)
+
+
+def _last(events: Iterator[Event]) -> Result:
+    for event in events:
+        if isinstance(event, Done):
+            return event.result
+    raise AssertionError("a stream ends with its done event")
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"unknown device {device!r}: {str(error).splitlines()[0]}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' was asked for, but torch sees no GPU; use device='cpu' or install a CUDA build")
+    return found
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found is None or found not in DTYPES.values():
+        raise InputError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    return found

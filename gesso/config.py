@@ -1,0 +1,250 @@
+"""What a checkpoint's config.json says, as a frozen dataclass.
+
+Defaults mirror `transformers.DiffusionGemmaTextConfig`, since a saved config leaves out what equals them. Fields that
+would change the mathematics in a way the model does not implement are refused by name; fields we have never heard of
+are named in a warning; fields without meaning for text generation pass in silence.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from gesso.errors import CheckpointError
+
+logger = logging.getLogger("gesso")
+
+SLIDING, GLOBAL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary embedding of one kind of layer. `proportional` leaves all but a `fraction` of the pairs un-rotated."""
+
+    theta: float
+    fraction: float
+    proportional: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """The attention geometry of one layer. A global layer has no value projection: its value is the key projection."""
+
+    sliding: bool
+    head_dim: int
+    kv_heads: int
+    rope: Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_experts: int
+    top_k_experts: int
+    moe_intermediate_size: int
+    sliding_window: int
+    layers: tuple[LayerShape, ...]
+    canvas_length: int = 256
+    max_position_embeddings: int = 131_072
+    rms_norm_eps: float = 1e-6
+    final_logit_softcapping: float = 30.0
+    tie_word_embeddings: bool = True
+    dtype: str = "float32"
+    pad_token_id: int = 0
+    bos_token_id: int | None = 2
+    eos_token_ids: tuple[int, ...] = (1,)
+    # The file as it was read: saving writes it back, so that nothing another tool needs gets lost.
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_experts",
+                     "top_k_experts", "moe_intermediate_size", "canvas_length", "max_position_embeddings"):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise CheckpointError(f"config: {name} must be a positive integer, got {value!r}")
+        if not self.layers:
+            raise CheckpointError("config: the model has no layers")
+        if self.sliding_window < 2:
+            raise CheckpointError(f"config: sliding_window must be at least 2, got {self.sliding_window}")
+        if self.top_k_experts > self.num_experts:
+            raise CheckpointError(f"config: top_k_experts {self.top_k_experts} exceeds num_experts {self.num_experts}")
+        for i, layer in enumerate(self.layers):
+            if self.num_attention_heads % layer.kv_heads:
+                raise CheckpointError(
+                    f"config: layer {i} has {layer.kv_heads} key/value heads, "
+                    f"which do not divide {self.num_attention_heads} query heads"
+                )
+            if layer.head_dim % 2:
+                raise CheckpointError(f"config: layer {i} has odd head_dim {layer.head_dim}; rotary needs pairs")
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        model_type = raw.get("model_type")
+        if model_type != "diffusion_gemma":
+            raise CheckpointError(
+                f"config: model_type is {model_type!r}, gesso runs 'diffusion_gemma' only; "
+                "give a DiffusionGemma checkpoint"
+            )
+        text = raw.get("text_config")
+        if not isinstance(text, Mapping):
+            raise CheckpointError("config: text_config is missing")
+        _refuse_unsupported(text)
+        layers = _layers(text)
+
+        def required(name: str) -> int:
+            if text.get(name) is None:
+                raise CheckpointError(f"config: text_config.{name} is missing; every DiffusionGemma layer needs it")
+            return text[name]
+
+        eos = first(raw.get("eos_token_id"), text.get("eos_token_id"), 1)
+        return cls(
+            vocab_size=text.get("vocab_size", 262_144),
+            hidden_size=text.get("hidden_size", 2304),
+            intermediate_size=text.get("intermediate_size", 9216),
+            num_attention_heads=text.get("num_attention_heads", 8),
+            num_experts=required("num_experts"),
+            top_k_experts=required("top_k_experts"),
+            moe_intermediate_size=required("moe_intermediate_size"),
+            sliding_window=text.get("sliding_window", 512),
+            layers=layers,
+            canvas_length=first(raw.get("canvas_length"), 256),
+            max_position_embeddings=text.get("max_position_embeddings", 131_072),
+            rms_norm_eps=text.get("rms_norm_eps", 1e-6),
+            final_logit_softcapping=text.get("final_logit_softcapping", 30.0),
+            # The outer flag rules: it ties the encoder to the decoder and the head to the embedding, all or nothing.
+            tie_word_embeddings=raw.get("tie_word_embeddings", True),
+            dtype=first(raw.get("dtype"), raw.get("torch_dtype"), text.get("dtype"), "float32"),
+            pad_token_id=first(text.get("pad_token_id"), 0),
+            bos_token_id=text.get("bos_token_id", 2),
+            eos_token_ids=token_ids(eos),
+            raw=MappingProxyType(dict(raw)),
+        )
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Self:
+        return cls.from_dict(read_json(directory / "config.json"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist; a checkpoint directory needs {path.name}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, got {type(data).__name__}")
+    return data
+
+
+def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
+    count = text.get("num_hidden_layers", 30)
+    kinds = text.get("layer_types") or [GLOBAL if (i + 1) % 6 == 0 else SLIDING for i in range(count)]
+    if len(kinds) != count:
+        raise CheckpointError(f"config: layer_types names {len(kinds)} layers, num_hidden_layers says {count}")
+    if unknown := set(kinds) - {SLIDING, GLOBAL}:
+        raise CheckpointError(f"config: unknown layer_types {sorted(unknown)}; expected {SLIDING} and {GLOBAL}")
+    kinds = [*kinds[:-1], GLOBAL]  # the reference forces the last layer to be global
+
+    ropes = {
+        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+        GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    }
+    ropes.update(text.get("rope_parameters") or {})
+    kv_heads = text.get("num_key_value_heads", 4)
+    shapes = {
+        SLIDING: (text.get("head_dim", 256), kv_heads),
+        GLOBAL: (text.get("global_head_dim", 512), first(text.get("num_global_key_value_heads"), kv_heads)),
+    }
+    # Newer files give the same geometry layer by layer; a global layer without an entry then has the base shape.
+    if (per_layer := text.get("per_layer_config")) is not None:
+        shapes[GLOBAL] = shapes[SLIDING]
+    layers = []
+    for i, kind in enumerate(kinds):
+        override = (per_layer or {}).get(str(i), {})
+        if surplus := set(override) - {"head_dim", "num_key_value_heads"}:
+            raise CheckpointError(
+                f"config: per_layer_config.{i} sets {sorted(surplus)}, which gesso cannot vary by layer"
+            )
+        head_dim, heads = shapes[kind]
+        layers.append(
+            LayerShape(
+                sliding=kind == SLIDING,
+                head_dim=override.get("head_dim", head_dim),
+                kv_heads=override.get("num_key_value_heads", heads),
+                rope=_rope(kind, ropes[kind]),
+            )
+        )
+    return tuple(layers)
+
+
+def _rope(kind: str, given: Mapping[str, Any]) -> Rope:
+    name = given.get("rope_type", "default")
+    if name not in ("default", "proportional"):
+        raise CheckpointError(
+            f"config: rope_type {name!r} of {kind} is not supported; expected default or proportional"
+        )
+    if given.get("factor", 1.0) != 1.0:
+        raise CheckpointError(f"config: rope factor {given['factor']} of {kind} is not supported; expected 1.0")
+    if name == "default" and given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(f"config: partial_rotary_factor of {kind} needs rope_type proportional")
+    return Rope(
+        theta=float(given["rope_theta"]),
+        fraction=given.get("partial_rotary_factor", 1.0),
+        proportional=name == "proportional",
+    )
+
+
+# What each field must be for the mathematics to be the one implemented here.
+_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "use_bidirectional_attention": (None, "vision"),  # "vision" concerns image tokens only
+        # With biases the reference ties the matrices of encoder and decoder but not the biases; no checkpoint has any.
+        "attention_bias": (None, False),
+        "attention_dropout": (None, 0, 0.0),
+        "attn_logit_softcapping": (None,),
+        "query_pre_attn_scalar": (None,),
+        "rope_scaling": (None,),
+        "enable_moe_block": (None, True),
+        "attention_k_eq_v": (None, True),
+        "num_kv_shared_layers": (None, 0),
+        "hidden_size_per_layer_input": (None, 0),
+        "vocab_size_per_layer_input": (None, 0),
+        "use_double_wide_mlp": (None, False),
+    }
+)
+_KNOWN = frozenset(
+    (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+        *("num_key_value_heads", "global_head_dim", "num_global_key_value_heads", "per_layer_config", "layer_types"),
+        *("max_position_embeddings", "initializer_range", "rms_norm_eps", "rope_parameters", "sliding_window"),
+        *("pad_token_id", "eos_token_id", "bos_token_id", "tie_word_embeddings", "final_logit_softcapping"),
+        *("num_experts", "top_k_experts", "moe_intermediate_size", "model_type", "dtype", "torch_dtype"),
+        *("transformers_version", "architectures", "use_cache", "is_causal"),
+    )
+)
+
+
+def _refuse_unsupported(text: Mapping[str, Any]) -> None:
+    for name, allowed in _REQUIRED_VALUES.items():
+        if name in text and text[name] not in allowed:
+            wanted = " or ".join(repr(value) for value in allowed)
+            raise CheckpointError(f"config: text_config.{name} is {text[name]!r}; gesso implements {wanted} only")
+    unknown = {name for name, value in text.items() if value is not None} - _KNOWN - set(_REQUIRED_VALUES)
+    if unknown:
+        logger.warning("config: fields unknown to gesso are not used: %s", ", ".join(sorted(unknown)))
+
+
+def first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def token_ids(value: int | list[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)

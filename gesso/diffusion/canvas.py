@@ -1,0 +1,106 @@
+"""A canvas and its one step. A canvas never changes: a step makes the next one, so any of them can be kept and resumed.
+
+C positions, H hidden, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gesso.diffusion.noise import Draws, Source
+from gesso.diffusion.samplers import Moment, Prediction, sampler_of
+from gesso.diffusion.schedule import temperature
+from gesso.diffusion.stopping import stopping_of
+from gesso.settings import Diffusion
+
+FREE = -1  # in `pin_C`: a position that is not pinned
+
+
+@dataclass(frozen=True)
+class Canvas:
+    index: int  # which canvas of the text
+    attempt: int  # 1 when the canvas is drawn again with another hash
+    tokens_C: Tensor
+    pin_C: Tensor  # the token a position must hold, or FREE
+    step: int = 0  # steps done
+    soft_CH: Tensor | None = None  # self-conditioning for the next step
+    history: tuple[Prediction, ...] = ()
+    accepted_C: Tensor | None = None  # positions that took a predicted token in the last step
+    reason: str | None = None  # why it is done: "converged" or "steps"
+
+    @property
+    def result_C(self) -> Tensor:
+        """The text of a canvas is the likeliest token of the last prediction, not the last sample."""
+        return self.history[-1].argmax_C
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """All that decides how a canvas of one request goes, except the network's predictions."""
+
+    settings: Diffusion
+    source: Source
+    seed: int
+    vocab_size: int
+    eos: frozenset[int]
+    device: torch.device
+
+    def blank(self, index: int, length: int, pins: Mapping[int, int], attempt: int = 0) -> Canvas:
+        """A canvas of noise, with its pins in place."""
+        pin_C = torch.full((length,), FREE, device=self.device)
+        for position, token in pins.items():
+            pin_C[position] = token
+        noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
+        return Canvas(index, attempt, _pinned(noise_C, pin_C), pin_C)
+
+    def temperature(self, canvas: Canvas) -> float:
+        return temperature(self.settings, self.settings.steps - canvas.step)
+
+    def draws(self, canvas: Canvas) -> Draws:
+        """The random numbers of the step the canvas is about to take."""
+        return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
+
+    def advance(self, canvas: Canvas, prediction: Prediction, soft_CH: Tensor) -> Canvas:
+        """One denoising step: keep the pins, sample, renoise, and see whether the canvas stands."""
+        pinned_C = canvas.pin_C != FREE
+        prediction = replace(
+            prediction,
+            candidate_C=_pinned(prediction.candidate_C, canvas.pin_C),
+            argmax_C=_pinned(prediction.argmax_C, canvas.pin_C),
+            confidence_C=prediction.confidence_C.masked_fill(pinned_C, 1.0),
+            entropy_C=prediction.entropy_C.masked_fill(pinned_C, 0.0),
+        )
+        moment = Moment(self.settings, self.settings.steps - canvas.step, self.vocab_size, self.draws(canvas))
+        next_C, accepted_C = sampler_of(self.settings)(canvas.tokens_C, prediction, moment)
+        advanced = replace(
+            canvas,
+            tokens_C=_pinned(next_C, canvas.pin_C),
+            step=canvas.step + 1,
+            soft_CH=soft_CH,
+            history=(*canvas.history, replace(prediction, logits_CV=None)),
+            accepted_C=accepted_C,
+        )
+        return replace(advanced, reason=self._done(advanced, pinned_C))
+
+    def _done(self, canvas: Canvas, pinned_C: Tensor) -> str | None:
+        judged_C = ~pinned_C
+        if self.settings.eos_settles:
+            judged_C = judged_C & ~_after_first(canvas.result_C, self.eos)
+        if not judged_C.any() or stopping_of(self.settings)(canvas.history, judged_C):
+            return "converged"
+        return "steps" if canvas.step == self.settings.steps else None
+
+    def _draws(self, index: int, attempt: int, step: int) -> Draws:
+        return self.source.at(self.seed, index + (attempt << 24), step, self.device)
+
+
+def _pinned(tokens_C: Tensor, pin_C: Tensor) -> Tensor:
+    return torch.where(pin_C == FREE, tokens_C, pin_C)
+
+
+def _after_first(tokens_C: Tensor, eos: frozenset[int]) -> Tensor:
+    """The positions after the first end of text."""
+    is_eos_C = torch.isin(tokens_C, torch.tensor(sorted(eos), dtype=tokens_C.dtype, device=tokens_C.device))
+    return is_eos_C.cumsum(-1) - is_eos_C.long() > 0

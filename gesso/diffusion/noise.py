@@ -1,0 +1,66 @@
+"""Where the random numbers of a canvas come from: a hash of where they are used, or a source of your own.
+
+C positions of a canvas, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gesso.ops import draw, hash
+
+
+class Draws(Protocol):
+    """The random numbers of one step of one canvas."""
+
+    def tokens(self, length: int, vocab_size: int) -> Tensor:
+        """Uniform tokens [C]: the noise of the process."""
+        ...
+
+    def uniform(self, length: int) -> Tensor:
+        """Numbers [C] between 0 and 1."""
+        ...
+
+    def keys(self, length: int) -> Tensor | None:
+        """Hash keys [C, 2] from which the vocabulary op draws the candidates; None: call `candidates` instead."""
+        ...
+
+    def candidates(self, logits_CV: Tensor) -> Tensor:
+        """One token [C] from each position's distribution."""
+        ...
+
+
+class Source(Protocol):
+    def at(self, seed: int, canvas: int, step: int, device: torch.device) -> Draws: ...
+
+
+@dataclass(frozen=True)
+class HashDraws:
+    seed: int
+    canvas: int
+    step: int
+    device: torch.device
+
+    def tokens(self, length: int, vocab_size: int) -> Tensor:
+        return hash.below(self._keys(0, length)[:, 0], vocab_size)
+
+    def uniform(self, length: int) -> Tensor:
+        return hash.uniform(self._keys(1, length)[:, 0])
+
+    def keys(self, length: int) -> Tensor:
+        return self._keys(2, length)
+
+    def candidates(self, logits_CV: Tensor) -> Tensor:
+        return draw(logits_CV, self.keys(len(logits_CV)))
+
+    def _keys(self, stream: int, length: int) -> Tensor:
+        return hash.position_keys(self.seed, self.canvas, self.step, stream, length, self.device)
+
+
+class HashSource:
+    """The default: every draw is a function of seed, canvas, step, position and token, and of nothing else."""
+
+    def at(self, seed: int, canvas: int, step: int, device: torch.device) -> HashDraws:
+        return HashDraws(seed, canvas, step, device)

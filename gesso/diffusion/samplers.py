@@ -1,0 +1,134 @@
+"""What becomes of a canvas after a prediction: which positions keep a token, and which return to noise.
+
+C positions. Every function works on the last dimension and lets others pass through.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gesso.diffusion.noise import Draws
+from gesso.diffusion.schedule import alpha
+from gesso.settings import Diffusion
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of each position at this step's temperature. Pinned positions are certain."""
+
+    candidate_C: Tensor  # a draw from the distribution
+    argmax_C: Tensor
+    confidence_C: Tensor  # probability of the argmax
+    entropy_C: Tensor  # nats
+    logits_CV: Tensor | None = None  # only for samplers that ask: needs_logits = True
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When in the process a sampler is called, and its random numbers."""
+
+    settings: Diffusion
+    remaining: int  # steps to go, this one included
+    vocab_size: int
+    draws: Draws
+
+    def noise(self, like_C: Tensor) -> Tensor:
+        return self.draws.tokens(like_C.shape[-1], self.vocab_size)
+
+
+class Sampler(Protocol):
+    """Returns the next canvas and the mask of the positions that took a predicted token."""
+
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]: ...
+
+
+def _accept(accepted_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+    """Accepted positions take their candidate; all others become noise, those accepted in earlier steps too."""
+    noise_C = moment.noise(prediction.candidate_C)
+    return torch.where(accepted_C, prediction.candidate_C, noise_C), accepted_C
+
+
+@dataclass(frozen=True)
+class EntropyBound:
+    """Accepts the most certain positions as long as they can be drawn independently (arXiv 2505.24857).
+
+    With entropies in ascending order, the sum of those before a position bounds the mutual information between it and
+    them; it is accepted while that sum is within the bound. The first always is.
+    """
+
+    bound: float
+
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+        ascending_C, order_C = prediction.entropy_C.sort(-1)
+        within_C = ascending_C.cumsum(-1) - ascending_C <= self.bound
+        return _accept(torch.zeros_like(within_C).scatter(-1, order_C, within_C), prediction, moment)
+
+
+@dataclass(frozen=True)
+class ConfidenceThreshold:
+    """Accepts every position whose likeliest token is likely enough, and always the likeliest of all."""
+
+    threshold: float = 0.9
+
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+        confidence_C = prediction.confidence_C
+        bar = confidence_C.amax(-1, keepdim=True).clamp(max=self.threshold)
+        return _accept(confidence_C >= bar, prediction, moment)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Steps through the reverse of the uniform process (D3PM, arXiv 2107.03006) with the candidate as clean token.
+
+    Going from share alpha_t of clean tokens to alpha_s, a position may STAY what it is, become CLEAN (the candidate)
+    or NOISE. The exact posterior q(x_s | x_t, x_0) is proportional to
+    [r 1(x_s = x_t) + (1 - r)/K] [alpha_s 1(x_s = x_0) + (1 - alpha_s)/K] with r = alpha_t / alpha_s;
+    for x_t != x_0 the three have the weights below over their sum 1 - alpha_t, and for x_t = x_0 all but NOISE agree.
+    `deterministic` is the discrete DDIM (arXiv 2010.02502, appendix A): the same marginals without fresh noise.
+    """
+
+    deterministic: bool
+
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+        alpha_t = alpha(moment.settings, moment.remaining)
+        alpha_s = alpha(moment.settings, moment.remaining - 1)
+        ratio = alpha_t / alpha_s
+        u_C, noise_C = moment.draws.uniform(canvas_C.shape[-1]), moment.noise(canvas_C)
+        if self.deterministic:
+            stay = torch.full_like(u_C, (1 - alpha_s) / (1 - alpha_t))
+            noise = torch.zeros_like(u_C)
+        else:
+            same_C = canvas_C == prediction.candidate_C
+            agree = moment.vocab_size * alpha_t * same_C  # the K r alpha_s term, only where x_t = x_0
+            total = 1 - alpha_t + agree
+            stay = (ratio * (1 - alpha_s) + agree) / total
+            noise = (1 - ratio) * (1 - alpha_s) / total
+        clean_C = u_C >= stay + noise
+        moved_C = torch.where(clean_C, prediction.candidate_C, noise_C)
+        return torch.where(u_C < stay, canvas_C, moved_C), clean_C
+
+
+@dataclass(frozen=True)
+class ArgmaxCommit:
+    """Every position takes its likeliest token at once: no noise, no chance."""
+
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+        return prediction.argmax_C, torch.ones_like(prediction.argmax_C, dtype=torch.bool)
+
+
+def sampler_of(settings: Diffusion) -> Sampler:
+    match settings.sampler:
+        case "entropy-bound":
+            return EntropyBound(settings.entropy_bound)
+        case "confidence-threshold":
+            return ConfidenceThreshold()
+        case "ancestral":
+            return Posterior(deterministic=False)
+        case "ddim":
+            return Posterior(deterministic=True)
+        case "argmax":
+            return ArgmaxCommit()
+        case sampler:
+            return sampler

@@ -1,0 +1,13 @@
+"""What changes with the step. Steps count down: `remaining` runs from `steps` to 1."""
+
+from gesso.settings import Diffusion
+
+
+def temperature(settings: Diffusion, remaining: int) -> float:
+    """From nearly t_max on the first step down to just above t_min on the last."""
+    return settings.t_min + (settings.t_max - settings.t_min) * remaining / settings.steps
+
+
+def alpha(settings: Diffusion, remaining: int) -> float:
+    """The share of clean tokens in the uniform process: 0 with all steps to go, 1 with none."""
+    return 1.0 - remaining / settings.steps

@@ -1,0 +1,185 @@
+"""The one loop. A single `generate()` is an engine with one request; a server is the same engine with many."""
+
+import itertools
+from collections.abc import Sequence as Tokens
+from dataclasses import replace
+
+from gesso.diffusion.canvas import Canvas, Process
+from gesso.diffusion.noise import HashSource, Source
+from gesso.engine.events import Commit, Decode, Done, Draft, Event, Finish, Result
+from gesso.engine.request import Request, Sequence
+from gesso.engine.runner import Outcome, Runner
+from gesso.engine.scheduler import Scheduler, Work
+from gesso.errors import InputError
+from gesso.model.transformer import DiffusionGemma
+
+
+class Engine:
+    def __init__(
+        self,
+        model: DiffusionGemma,
+        decode: Decode,
+        *,
+        max_batch: int = 8,
+        max_length: int | None = None,
+        prefill_chunk: int = 2048,
+        source: Source | None = None,
+    ) -> None:
+        self.model, self.decode, self.source = model, decode, source or HashSource()
+        self.max_length = min(max_length or model.config.max_position_embeddings, model.config.max_position_embeddings)
+        self.scheduler = Scheduler(max_batch, prefill_chunk)
+        self.runner = Runner(model)
+        self.cache = model.new_cache(1, min(1024, self.max_length))
+        self.ids = itertools.count()
+        self.sequences: dict[int, Sequence] = {}
+        self.cancelled: set[int] = set()
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """Take in and let go, run one pass over all that is ready, and hand out what it brought."""
+        events = self._let_go()
+        self._take_in()
+        work = self.scheduler.plan()
+        for outcome in self._run(work):
+            events += self._advance(outcome)
+        return events
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; its id names it in events and in `cancel`."""
+        config = self.model.config
+        request.check(config, self.max_length)
+        process = Process(
+            settings=request.diffusion,
+            source=self.source,
+            seed=request.seed,
+            vocab_size=config.vocab_size,
+            eos=request.eos,
+            device=self.model.device,
+        )
+        sequence = Sequence(next(self.ids), request, process, self._blank(request, process, 0, 0))
+        if request.resume is not None:
+            sequence.canvas, sequence.tokens = request.resume.canvas, list(request.resume.before)
+            if sequence.canvas.reason is not None:
+                raise InputError("resume: this draft is the last of its canvas; give an earlier one")
+        self.sequences[sequence.id] = sequence
+        self.scheduler.waiting.append(sequence)
+        return sequence.id
+
+    def cancel(self, request_id: int) -> None:
+        """End a request before the next pass; one that has ended is left alone."""
+        if request_id in self.sequences:
+            self.cancelled.add(request_id)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.sequences)
+
+    # --- its parts ----------------------------------------------------------------------------------------------
+
+    def _let_go(self) -> list[Event]:
+        cancelled, self.cancelled = self.cancelled, set()
+        return [self._finish(self.sequences[i], "cancelled") for i in sorted(cancelled)]
+
+    def _take_in(self) -> None:
+        while (sequence := self.scheduler.admit(self.cache)) is not None:
+            row, request = sequence.row, sequence.request
+            length = len(request.prompt) + request.max_new_tokens
+            if row >= len(self.cache.lengths) or length > self.cache.max_length:
+                rows = max(row + 1, len(self.cache.lengths))
+                rounded = min(-(-length // 1024) * 1024, self.max_length)
+                self.cache = self.cache.grown(rows, max(rounded, self.cache.max_length))
+            cached = len(self.scheduler.held[row])
+            self.cache.truncate(row, cached)
+            sequence.usage = replace(sequence.usage, prompt_tokens=len(request.prompt), cached_tokens=cached)
+            self._read_from(sequence, cached)
+
+    def _read_from(self, sequence: Sequence, start: int) -> None:
+        length = sequence.request.canvas_length(self.model.config)
+        sequence.pending = sequence.pieces(start, self.scheduler.prefill_chunk, length)
+
+    def _run(self, work: list[Work]) -> list[Outcome]:
+        try:
+            outcomes = self.runner.run(work, self.cache) if work else []
+        except BaseException:  # Ctrl-C too: rows that were being written are in no known state and must be read anew
+            for item in work:
+                if item.text:
+                    self._forget(item.sequence.row)
+                    self._read_from(item.sequence, 0)
+            raise
+        for item in work:
+            if item.text:
+                item.sequence.pending.popleft()
+                self.scheduler.held[item.sequence.row] += item.text
+        return outcomes
+
+    def _forget(self, row: int) -> None:
+        self.scheduler.held[row] = []
+        self.cache.lengths[row] = 0
+
+    def _advance(self, outcome: Outcome) -> list[Event]:
+        sequence, request = outcome.sequence, outcome.sequence.request
+        canvas = sequence.process.advance(sequence.canvas, outcome.prediction, outcome.soft_CH)
+        sequence.canvas = canvas
+        sequence.usage = replace(sequence.usage, denoising_steps=sequence.usage.denoising_steps + 1)
+        events: list[Event] = [Draft(sequence.id, canvas, tuple(sequence.tokens), self.decode)]
+        if canvas.reason is None:
+            return events
+        tokens = canvas.result_C.tolist()
+        if self._would_be_empty(sequence, tokens):
+            sequence.canvas = self._blank(request, sequence.process, 0, 0, attempt=1)
+            sequence.usage = replace(sequence.usage, redrawn=sequence.usage.redrawn + 1)
+            return events
+        return events + self._commit(sequence, tokens)
+
+    def _commit(self, sequence: Sequence, tokens: list[int]) -> list[Event]:
+        """A canvas stands: trim it, end the text there or go on with the next canvas."""
+        request, before = sequence.request, len(sequence.tokens)
+        sequence.usage = replace(sequence.usage, canvases=sequence.usage.canvases + 1)
+        end = next((i for i, token in enumerate(tokens) if token in request.eos), None)
+        sequence.tokens += tokens[:end]
+        text = self.decode(sequence.tokens)
+        finish: Finish | None = None
+        if stops := [at for at in map(text.find, request.stop) if at >= 0]:
+            finish, text = "stop", text[: min(stops)]
+            sequence.tokens = sequence.tokens[: self._tokens_for(sequence.tokens, len(text))]
+        elif end is not None:
+            finish = "stop"
+        elif len(sequence.tokens) == request.max_new_tokens:
+            finish = "length"
+        # A character whose bytes the canvas cuts in two decodes to a replacement mark; the next canvas completes it.
+        shown = text if finish else text.rstrip("\ufffd")
+        new = tuple(sequence.tokens[before:])
+        events: list[Event] = [Commit(sequence.id, sequence.canvas.index, new, shown[len(sequence.shown) :])]
+        sequence.shown = shown
+        if finish is not None:
+            return [*events, self._finish(sequence, finish)]
+        # Committing is encoding: the canvas is the next piece of text to read, and the next canvas stands on it.
+        sequence.pending.append(tuple(tokens))
+        sequence.canvas = self._blank(request, sequence.process, sequence.canvas.index + 1, len(sequence.tokens))
+        return events
+
+    def _finish(self, sequence: Sequence, reason: Finish) -> Done:
+        self.scheduler.remove(sequence)
+        del self.sequences[sequence.id]
+        usage = replace(sequence.usage, completion_tokens=len(sequence.tokens))
+        result = Result(sequence.shown, tuple(sequence.tokens), reason, usage, sequence.request.seed)
+        return Done(sequence.id, result)
+
+    def _blank(self, request: Request, process: Process, index: int, done: int, attempt: int = 0) -> Canvas:
+        """The canvas that begins after `done` new tokens; no longer than what is still wanted."""
+        length = min(request.canvas_length(self.model.config), request.max_new_tokens - done)
+        pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
+        return process.blank(index, length, pins, attempt)
+
+    def _would_be_empty(self, sequence: Sequence, tokens: list[int]) -> bool:
+        canvas, request = sequence.canvas, sequence.request
+        return canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins and tokens[0] in request.never_first
+
+    def _tokens_for(self, tokens: Tokens[int], characters: int) -> int:
+        """How many tokens it takes to write that many characters."""
+        low, high = 0, len(tokens)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if len(self.decode(tokens[:middle])) < characters else (low, middle)
+        return low

@@ -1,0 +1,79 @@
+"""A request, and the sequence it becomes while it is worked on."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gesso.config import Config
+from gesso.diffusion.canvas import Canvas, Process
+from gesso.engine.events import Draft, Usage
+from gesso.errors import InputError
+from gesso.settings import Diffusion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    diffusion: Diffusion = field(default_factory=Diffusion)
+    seed: int = 0
+    eos: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    # Token at a position of the new text, counted from its first token; it never changes.
+    pins: Mapping[int, int] = field(default_factory=dict)
+    # A text that begins with one of these would be empty: its first canvas is drawn once more with another hash.
+    never_first: frozenset[int] = frozenset()
+    # Go on from a draft of an earlier run of the same request.
+    resume: Draft | None = None
+
+    def check(self, config: Config, max_length: int) -> None:
+        if not self.prompt:
+            raise InputError("the prompt is empty; give at least one token (a checkpoint's bos token will do)")
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not 0 <= self.seed < 2**64:
+            raise InputError(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
+        if len(self.prompt) + self.max_new_tokens > max_length:
+            raise InputError(
+                f"context overflow: a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new ones "
+                f"exceed the context of {max_length}; shorten the prompt or lower max_new_tokens"
+            )
+        for token in (min(self.prompt), max(self.prompt)):
+            if not 0 <= token < config.vocab_size:
+                raise InputError(f"prompt token {token} is outside the vocabulary of {config.vocab_size}")
+        for position, token in self.pins.items():
+            if not 0 <= position < self.max_new_tokens:
+                raise InputError(
+                    f"pin at position {position} is outside the new text of max_new_tokens={self.max_new_tokens}"
+                )
+            if not 0 <= token < config.vocab_size:
+                raise InputError(f"pin {token} at position {position} is outside the vocabulary of {config.vocab_size}")
+        if any(not text for text in self.stop):
+            raise InputError("a stop string is empty; it would end every text at once")
+
+    def canvas_length(self, config: Config) -> int:
+        return self.diffusion.canvas_length or config.canvas_length
+
+
+@dataclass(eq=False)
+class Sequence:
+    """The state of a request in the engine: text still to be encoded, then a canvas on top of it."""
+
+    id: int
+    request: Request
+    process: Process
+    canvas: Canvas
+    row: int = -1
+    pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, one piece a pass
+    tokens: list[int] = field(default_factory=list)  # finished canvases
+    shown: str = ""  # their text, as far as it was handed out
+    usage: Usage = field(default_factory=Usage)
+
+    def pieces(self, start: int, chunk: int, canvas_length: int) -> deque[tuple[int, ...]]:
+        """The text from token `start` on, cut where it is always cut: prompt by chunks, answer by canvases.
+
+        Cuts that depended on the load would let the last bits, and with them the text, depend on it too.
+        """
+        prompt, answer = self.request.prompt, tuple(self.tokens)
+        cuts = [prompt[i : i + chunk] for i in range(start, len(prompt), chunk)]
+        return deque(cuts + [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)])

@@ -1,0 +1,88 @@
+"""One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gesso import ops
+from gesso.diffusion.canvas import FREE
+from gesso.diffusion.samplers import Prediction, sampler_of
+from gesso.engine.request import Sequence
+from gesso.engine.scheduler import Work
+from gesso.model.cache import KVCache
+from gesso.model.transformer import DiffusionGemma, Piece
+from gesso.ops import Reading
+
+
+@dataclass(frozen=True)
+class Outcome:
+    sequence: Sequence
+    prediction: Prediction
+    soft_CH: Tensor
+
+
+class Runner:
+    def __init__(self, model: DiffusionGemma) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def run(self, work: List[Work], cache: KVCache) -> list[Outcome]:
+        """Encode the text, denoise the canvases; an outcome for each canvas, in order."""
+        pieces = []
+        for item in work:
+            row, canvas = item.sequence.row, item.sequence.canvas
+            if item.text:
+                pieces.append(Piece(row, torch.tensor(item.text, device=self.model.device), causal=True))
+            if item.denoise:
+                pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH))
+        hidden = self.model.run(pieces, cache)
+        canvases = [hidden_CH for piece, hidden_CH in zip(pieces, hidden, strict=True) if not piece.causal]
+        sequences = [item.sequence for item in work if item.denoise]
+        return self._read(sequences, canvases) if sequences else []
+
+    def _read(self, sequences: List[Sequence], hidden: List[Tensor]) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        streamed = []
+        for sequence, hidden_CH in zip(sequences, hidden, strict=True):
+            keys_C2 = sequence.process.draws(sequence.canvas).keys(len(hidden_CH))
+            if keys_C2 is None or _needs_logits(sequence):
+                outcomes[sequence.id] = self._read_logits(sequence, hidden_CH)
+            else:
+                streamed.append((sequence, hidden_CH, keys_C2))
+        if streamed:
+            lengths = [len(hidden_CH) for _, hidden_CH, _ in streamed]
+            reading = ops.vocab_tail(
+                torch.cat([hidden_CH for _, hidden_CH, _ in streamed]),
+                self.model.head,
+                self.model.decoder.embed_tokens.weight,
+                self.model.embed_scale,
+                self.model.config.final_logit_softcapping,
+                [sequence.process.temperature(sequence.canvas) for sequence, _, _ in streamed],
+                torch.cat([keys_C2 for _, _, keys_C2 in streamed]),
+                lengths,
+            )
+            for (sequence, _, _), part in zip(streamed, reading.split(lengths), strict=True):
+                outcomes[sequence.id] = self._outcome(sequence, part, None)
+        return [outcomes[sequence.id] for sequence in sequences]
+
+    def _read_logits(self, sequence: Sequence, hidden_CH: Tensor) -> Outcome:
+        """The way of samplers and random sources that must see the whole distribution."""
+        logits_CV = self.model.logits(hidden_CH) / sequence.process.temperature(sequence.canvas)
+        candidate_C = sequence.process.draws(sequence.canvas).candidates(logits_CV)
+        reading = ops.read(logits_CV, candidate_C, self.model.decoder.embed_tokens.weight, self.model.embed_scale)
+        return self._outcome(sequence, reading, logits_CV if _needs_logits(sequence) else None)
+
+    def _outcome(self, sequence: Sequence, reading: Reading, logits_CV: Tensor | None) -> Outcome:
+        prediction = Prediction(
+            reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, logits_CV
+        )
+        # A pinned token is certain, so its soft embedding is the embedding of that token.
+        pin_C = sequence.canvas.pin_C
+        pinned_CH = self.model.decoder.embed_tokens(pin_C.clamp(min=0)) * self.model.embed_scale
+        return Outcome(sequence, prediction, torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH))
+
+
+def _needs_logits(sequence: Sequence) -> bool:
+    return getattr(sampler_of(sequence.request.diffusion), "needs_logits", False)

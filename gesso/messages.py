@@ -1,0 +1,107 @@
+"""The messages and tools of a conversation, checked and made plain before a template sees them.
+
+Errors name the place: messages[2].content.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gesso.errors import InputError
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "model")
+_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InputError("messages: expected a list of at least one message, like {'role': 'user', 'content': 'Hello'}")
+    checked: list[dict[str, Any]] = []
+    called: dict[str, str] = {}  # tool_call_id -> name, of the calls so far
+    for index, raw in enumerate(messages):
+        where = f"messages[{index}]"
+        message = _plain(_expect(raw, Mapping, where), where)
+        role = message.get("role")
+        if role not in ROLES:
+            raise InputError(f"{where}.role: expected one of {', '.join(ROLES)}, got {role!r}")
+        message["role"] = "assistant" if role == "model" else role
+        if message.get("tool_calls") and message["role"] != "assistant":
+            raise InputError(f"{where}.tool_calls: only an assistant message can call tools, this one is of {role!r}")
+        calls = _expect(message.get("tool_calls") or [], list, f"{where}.tool_calls")
+        message["tool_calls"] = [_check_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
+        called |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if call.get("id")}
+        message["content"] = _check_content(message.get("content"), bool(calls), f"{where}.content")
+        if role == "tool":
+            message["name"] = message.get("name") or called.get(str(message.get("tool_call_id")))
+            if message["name"] is None:
+                raise InputError(f"{where}.tool_call_id: no earlier call has this id; give it, or the tool's name")
+            _check_name(message["name"], f"{where}.name")
+        if not calls:
+            del message["tool_calls"]
+        checked.append(message)
+    return checked
+
+
+def _check_content(content: Any, has_calls: bool, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and has_calls:
+        return ""
+    if not isinstance(content, list):
+        raise InputError(f"{where}: expected text or a list of text parts, got {type(content).__name__}")
+    for index, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InputError(f"{where}[{index}]: expected {{'type': 'text', 'text': ...}}; only text is read")
+    return "".join(part["text"] for part in content)
+
+
+def _check_call(call: Any, where: str) -> dict[str, Any]:
+    function = _expect(_expect(call, dict, where).get("function"), dict, f"{where}.function")
+    _check_name(function.get("name"), f"{where}.function.name")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise InputError(f"{where}.function.arguments: not valid JSON: {error}") from error
+    arguments = _plain(_expect(arguments, dict, f"{where}.function.arguments"), f"{where}.function.arguments")
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def check_tools(tools: Any) -> list[dict[str, Any]] | None:
+    checked: list[dict[str, Any]] = []
+    for index, raw in enumerate(_expect([] if tools is None else tools, (list, tuple), "tools")):
+        where = f"tools[{index}]"
+        tool = _plain(_expect(raw, Mapping, where), where)
+        function = _expect(tool.get("function", tool), dict, f"{where}.function")
+        _check_name(function.get("name"), f"{where}.name")
+        if any(function["name"] == other["function"]["name"] for other in checked):
+            raise InputError(f"{where}.name: {function['name']!r} is declared twice")
+        description = _expect(function.get("description") or "", str, f"{where}.description")
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        _expect(parameters, dict, f"{where}.parameters")
+        filled = {**function, "description": description, "parameters": parameters}
+        checked.append({"type": "function", "function": filled})
+    return checked or None
+
+
+def _check_name(name: Any, where: str) -> None:
+    if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
+        raise InputError(f"{where}: expected a function name of letters, digits and _ . : / -, got {name!r}")
+
+
+def _expect(value: Any, kind: Any, where: str) -> Any:
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise InputError(f"{where}: expected a {' or '.join(k.__name__ for k in kinds)}, got {type(value).__name__}")
+    return value
+
+
+def _plain(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy in JSON types only: a template must not reach the methods of a caller's richer objects."""
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{where}: has no JSON form: {error}") from error
+    return copied

@@ -1,0 +1,37 @@
+"""Attention of one layer. T tokens of all segments, H hidden, N query heads, M key/value heads, D head dim."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from gesso import ops
+from gesso.config import Config, LayerShape
+from gesso.model.parts import Linear, RMSNorm
+from gesso.ops import LayerCache, Segment
+
+Rotation = tuple[Tensor, Tensor]  # cosine and sine [T, 1, D]
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Config, shape: LayerShape) -> None:
+        super().__init__()
+        self.dim, self.eps = shape.head_dim, config.rms_norm_eps
+        hidden, queries, keys = config.hidden_size, config.num_attention_heads * self.dim, shape.kv_heads * self.dim
+        self.q_proj = Linear(hidden, queries)
+        self.k_proj = Linear(hidden, keys)
+        self.v_proj = Linear(hidden, keys) if shape.sliding else None
+        self.o_proj = Linear(queries, hidden)
+        self.q_norm = RMSNorm(self.dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
+
+    def forward(self, x_TH: Tensor, segments: Sequence[Segment], cache: LayerCache, rotation: Rotation) -> Tensor:
+        lengths = [segment.length for segment in segments]
+        q_TND = self.q_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
+        k_TMD = self.k_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
+        # In a global layer key and value are one projection; only norm and rotation tell them apart.
+        v_TMD = k_TMD if self.v_proj is None else self.v_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
+        q_TND = ops.rotate(self.q_norm(q_TND), *rotation)
+        k_TMD = ops.rotate(self.k_norm(k_TMD), *rotation)
+        v_TMD = ops.rms_norm(v_TMD, None, self.eps)
+        out_TND = ops.attention(q_TND, k_TMD, v_TMD, cache, segments)
+        return self.o_proj(out_TND.flatten(1), lengths)

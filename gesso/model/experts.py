@@ -1,0 +1,34 @@
+"""The sparse half of a layer's feed-forward. T tokens of all segments, H hidden, E experts, I expert width."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gesso import ops
+from gesso.config import Config
+from gesso.model.parts import Linear
+
+
+class Router(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.k, self.eps, self.root = config.top_k_experts, config.rms_norm_eps, config.hidden_size**-0.5
+        self.scale = nn.Parameter(torch.empty(config.hidden_size))
+        self.proj = Linear(config.hidden_size, config.num_experts)
+        self.per_expert_scale = nn.Parameter(torch.empty(config.num_experts))
+
+    def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        x_TH = ops.rms_norm(x_TH, None, self.eps) * self.scale * self.root
+        return ops.route(self.proj(x_TH, lengths), self.per_expert_scale, self.k)
+
+
+class Experts(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        experts, hidden, width = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden))
+        self.down_proj = nn.Parameter(torch.empty(experts, hidden, width))
+
+    def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
+        return ops.experts(x_TH, index_TK, weight_TK, self.gate_up_proj, self.down_proj, lengths)

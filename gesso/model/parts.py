@@ -1,0 +1,55 @@
+"""The small parts a layer is built of. T tokens of all segments, H hidden, I width."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gesso import ops
+from gesso.config import Config
+
+
+class Linear(nn.Module):
+    """A matrix whose rows do not feel what else is in the batch (see `ops/linear.py`)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
+        return ops.linear(x_TI, self.weight, lengths)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> Tensor:
+        gate_TI = nn.functional.gelu(self.gate_proj(x_TH, lengths), approximate="tanh")
+        return self.down_proj(gate_TI * self.up_proj(x_TH, lengths), lengths)
+
+
+class SelfConditioning(GatedMLP):
+    """Adds what the previous step expected to see to what the canvas shows; zeros stand for no previous step."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.eps = config.rms_norm_eps
+        self.pre_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def condition(self, embedded_TH: Tensor, soft_TH: Tensor, lengths: Sequence[int]) -> Tensor:
+        signal_TH = self(self.pre_norm(soft_TH), lengths)
+        return ops.rms_norm(embedded_TH + signal_TH, None, self.eps)

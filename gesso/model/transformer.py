@@ -1,0 +1,207 @@
+"""DiffusionGemma: one transformer used two ways.
+
+As a causal *encoder* it reads text and appends to the cache; as a bidirectional *decoder* it reads the cache and
+denoises a canvas. The weights are the same (unless a checkpoint unties them); attention pattern, self-conditioning and
+one scalar a layer differ. Tokens of several sequences, text and canvases alike, run through it in one pass.
+
+B batch, S text, C canvas, T tokens of all segments, H hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from gesso import ops
+from gesso.config import Config, LayerShape
+from gesso.errors import InputError
+from gesso.model.attention import Attention, Rotation
+from gesso.model.cache import KVCache
+from gesso.model.experts import Experts, Router
+from gesso.model.parts import GatedMLP, RMSNorm, SelfConditioning
+from gesso.ops import LayerCache, Segment
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config, shape: LayerShape) -> None:
+        super().__init__()
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+        self.self_attn = Attention(config, shape)
+        self.mlp = GatedMLP(config)
+        self.router = Router(config)
+        self.experts = Experts(config)
+        self.input_layernorm = norm()
+        self.post_attention_layernorm = norm()
+        self.pre_feedforward_layernorm = norm()
+        self.post_feedforward_layernorm_1 = norm()
+        self.pre_feedforward_layernorm_2 = norm()
+        self.post_feedforward_layernorm_2 = norm()
+        self.post_feedforward_layernorm = norm()
+
+    def forward(
+        self, x_TH: Tensor, segments: Sequence[Segment], cache: LayerCache, rotation: Rotation, scalar_T1: Tensor
+    ) -> Tensor:
+        attended_TH = self.self_attn(self.input_layernorm(x_TH), segments, cache, rotation)
+        x_TH = x_TH + self.post_attention_layernorm(attended_TH)
+        lengths = [segment.length for segment in segments]
+        dense_TH = self.mlp(self.pre_feedforward_layernorm(x_TH), lengths)
+        index_TK, weight_TK = self.router(x_TH, lengths)  # routed by the residual stream itself, not its norm
+        sparse_TH = self.experts(self.pre_feedforward_layernorm_2(x_TH), index_TK, weight_TK, lengths)
+        both_TH = self.post_feedforward_layernorm_1(dense_TH) + self.post_feedforward_layernorm_2(sparse_TH)
+        return (x_TH + self.post_feedforward_layernorm(both_TH)) * scalar_T1
+
+
+class Stack(nn.Module):
+    """Embedding, layers and final norm. `shared` reuses another stack's, all but the scalars: those are never tied."""
+
+    embed_tokens: nn.Embedding
+    layers: nn.ModuleList
+    norm: RMSNorm
+
+    def __init__(self, config: Config, shared: "Stack | None" = None) -> None:
+        super().__init__()
+        self.embed_tokens = shared.embed_tokens if shared else nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = shared.layers if shared else nn.ModuleList(Layer(config, shape) for shape in config.layers)
+        self.norm = shared.norm if shared else RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layer_scalars = nn.ParameterList(nn.Parameter(torch.empty(1), requires_grad=False) for _ in config.layers)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens for one cache row: text to encode, or a canvas to denoise with the last step's soft embedding."""
+
+    row: int
+    ids_S: Tensor
+    causal: bool
+    soft_SH: Tensor | None = None
+
+
+class DiffusionGemma(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.decoder = Stack(config)
+        tied = config.tie_word_embeddings
+        self.encoder = Stack(config, shared=self.decoder if tied else None)
+        self.self_conditioning = SelfConditioning(config)
+        self.lm_head = None if tied else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+    # --- the two uses -------------------------------------------------------------------------------------------
+
+    def encode(self, ids_BS: Tensor, cache: KVCache, padding: Tensor | None = None) -> Tensor:
+        """Append text to the cache and return its hidden states [B, S, H].
+
+        `padding` [B, S] marks with True what is not text: it is neither encoded nor counted in positions, wherever it
+        stands, and its hidden states are zeros.
+        """
+        self._check_batch(ids_BS, cache)
+        text_BS = torch.ones_like(ids_BS, dtype=torch.bool) if padding is None else ~padding
+        pieces = [Piece(row, ids_BS[row][text_BS[row]], causal=True) for row in range(len(ids_BS))]
+        for piece in pieces:
+            cache.reserve(piece.row, len(piece.ids_S))
+        outputs = self.run([piece for piece in pieces if len(piece.ids_S)], cache)
+        hidden_BSH = outputs[0].new_zeros(*ids_BS.shape, self.config.hidden_size)
+        hidden_BSH[text_BS] = torch.cat(outputs)
+        return hidden_BSH
+
+    def denoise(self, canvas_BC: Tensor, cache: KVCache, previous_logits: Tensor | None = None) -> Tensor:
+        """Logits [B, C, V] in float32, after the softcap, of a canvas after each row's text; the cache is only read.
+
+        `previous_logits` are the previous step's, divided by its temperature; None on the first step.
+        """
+        self._check_batch(canvas_BC, cache)
+        soft_BCH: Sequence[Tensor | None] = [None] * len(canvas_BC)
+        if previous_logits is not None:
+            soft_BCH = [self.soft_embedding(logits_CV) for logits_CV in previous_logits]
+        pieces = [Piece(row, ids_C, causal=False, soft_SH=soft_BCH[row]) for row, ids_C in enumerate(canvas_BC)]
+        return torch.stack([self.logits(hidden_CH) for hidden_CH in self.run(pieces, cache)])
+
+    def new_cache(self, batch_size: int, max_length: int) -> KVCache:
+        return KVCache(self.config, batch_size, max_length, self.device, self.dtype)
+
+    # --- one pass over pieces of any kind -----------------------------------------------------------------------
+
+    def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
+        """Hidden states of each piece, in order. A canvas sees the text that comes before it in the same call."""
+        segments, lengths = [], list(cache.lengths)
+        for piece in pieces:
+            segments.append(Segment(piece.row, lengths[piece.row], len(piece.ids_S), piece.causal))
+            lengths[piece.row] += len(piece.ids_S) if piece.causal else 0
+        if self.encoder.layers is self.decoder.layers:
+            hidden = self._pass(pieces, segments, cache, self.decoder)
+        else:  # untied: two networks, the text first, since canvases read what it writes
+            hidden = [torch.empty(0)] * len(pieces)
+            for causal, stack in ((True, self.encoder), (False, self.decoder)):
+                chosen = [i for i, piece in enumerate(pieces) if piece.causal is causal]
+                outputs = self._pass([pieces[i] for i in chosen], [segments[i] for i in chosen], cache, stack)
+                for i, output in zip(chosen, outputs, strict=True):
+                    hidden[i] = output
+        cache.lengths = lengths
+        return hidden
+
+    def _pass(self, pieces: Sequence[Piece], segments: Sequence[Segment], cache: KVCache, stack: Stack) -> list[Tensor]:
+        if not pieces:
+            return []
+        x_TH = torch.cat([self._embed(piece, stack) for piece in pieces])
+        position_T = torch.cat([torch.arange(s.start, s.start + s.length, device=self.device) for s in segments])
+        causal_T1 = torch.cat([torch.full((s.length, 1), s.causal, device=self.device) for s in segments])
+        rotations = {
+            shape: ops.rotation(position_T, _frequencies(shape, self.device), self.dtype)
+            for shape in set(self.config.layers)
+        }
+        scalars = zip(self.encoder.layer_scalars, self.decoder.layer_scalars, strict=True)
+        for layer, kv, shape, (encoder_scalar, decoder_scalar) in zip(
+            stack.layers, cache.layers, self.config.layers, scalars, strict=True
+        ):
+            scalar_T1 = torch.where(causal_T1, encoder_scalar, decoder_scalar)
+            x_TH = layer(x_TH, segments, kv, rotations[shape], scalar_T1)
+        return list(stack.norm(x_TH).split([segment.length for segment in segments]))
+
+    def _embed(self, piece: Piece, stack: Stack) -> Tensor:
+        embedded_SH = stack.embed_tokens(piece.ids_S) * self.embed_scale
+        if piece.causal:
+            return embedded_SH
+        soft_SH = torch.zeros_like(embedded_SH) if piece.soft_SH is None else piece.soft_SH
+        return self.self_conditioning.condition(embedded_SH, soft_SH, [len(piece.ids_S)])
+
+    # --- the vocabulary -----------------------------------------------------------------------------------------
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        return ops.softcapped_logits(hidden_TH, self.head, self.config.final_logit_softcapping)
+
+    def soft_embedding(self, logits_TV: Tensor) -> Tensor:
+        return ops.soft_embedding(logits_TV, self.decoder.embed_tokens.weight, self.embed_scale)
+
+    @property
+    def head(self) -> Tensor:
+        return self.decoder.embed_tokens.weight if self.lm_head is None else self.lm_head
+
+    @property
+    def embed_scale(self) -> float:
+        # Rounded to the working dtype, as the reference does: sqrt(2816) is 53.0 in bfloat16.
+        return torch.tensor(self.config.hidden_size**0.5, dtype=self.dtype).item()
+
+    # --- small things -------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.embed_tokens.weight.dtype
+
+    def _check_batch(self, ids: Tensor, cache: KVCache) -> None:
+        if ids.ndim != 2 or len(ids) > len(cache.lengths) or not ids.shape[1]:
+            raise InputError(f"ids must be [at most {len(cache.lengths)}, at least 1], got {list(ids.shape)}")
+
+
+@lru_cache
+def _frequencies(shape: LayerShape, device: torch.device) -> Tensor:
+    rope = shape.rope
+    return ops.inverse_frequencies(shape.head_dim, rope.theta, rope.fraction, rope.proportional).to(device)

@@ -1,0 +1,27 @@
+"""One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
+
+from gesso.ops.attention import LayerCache, Segment, attention
+from gesso.ops.experts import experts, route
+from gesso.ops.linear import linear
+from gesso.ops.norm import rms_norm
+from gesso.ops.rope import inverse_frequencies, rotate, rotation
+from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
+
+__all__ = [
+    "LayerCache",
+    "Reading",
+    "Segment",
+    "attention",
+    "draw",
+    "experts",
+    "inverse_frequencies",
+    "linear",
+    "read",
+    "rms_norm",
+    "rotate",
+    "rotation",
+    "route",
+    "soft_embedding",
+    "softcapped_logits",
+    "vocab_tail",
+]

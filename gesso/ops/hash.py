@@ -1,0 +1,57 @@
+"""Randomness as a pure function: 32-bit hashes of (seed, canvas, step, position, token), alike on every device.
+
+Integer arithmetic only, in int32 with wrap-around, which torch (CPU and CUDA) and Triton compute to the same bits.
+The mixing function is Chris Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/, public domain).
+C positions of a canvas, V tokens of the vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+GOLDEN = -1640531527  # 0x9E3779B9 as int32: spreads consecutive numbers over all bits
+_M1 = 0x7FEB352D
+_M2 = -2073254261  # 0x846CA68B as int32
+
+
+def _xorshift(x: Tensor, bits: int) -> Tensor:
+    # int32 shifts carry the sign in; the mask makes it the logical shift of the definition
+    return x ^ ((x >> bits) & ((1 << (32 - bits)) - 1))
+
+
+def mix(x: Tensor) -> Tensor:
+    return _xorshift(_xorshift(_xorshift(x, 16) * _M1, 15) * _M2, 16)
+
+
+def position_keys(seed: int, canvas: int, step: int, stream: int, length: int, device: torch.device) -> Tensor:
+    """Two hashes [C, 2] for each position; `stream` tells apart the different draws of one step."""
+    x = torch.zeros(2, dtype=torch.int32, device=device)
+    x[1] = GOLDEN
+    for word in (seed & 0xFFFFFFFF, seed >> 32, canvas, step, stream):
+        x = mix(x ^ _int32(word)) + GOLDEN
+    position_C1 = torch.arange(length, dtype=torch.int32, device=device)[:, None]
+    return mix(mix(position_C1 * GOLDEN ^ x) + x.flip(0))
+
+
+def token_hash(key_C2: Tensor, vocab_size: int) -> Tensor:
+    """A hash [C, V] for every token at every position: the mix above with the second key half folded in midway."""
+    token_V = torch.arange(vocab_size, dtype=torch.int32, device=key_C2.device) * GOLDEN
+    x = _xorshift(token_V ^ key_C2[:, :1], 16) * _M1 + key_C2[:, 1:]
+    return _xorshift(_xorshift(x, 15) * _M2, 16)
+
+
+def uniform(hashes: Tensor) -> Tensor:
+    """Numbers strictly between 0 and 1 from the upper 24 bits, each exact in float32."""
+    return (((hashes >> 8) & 0xFFFFFF).float() + 0.5) * 2.0**-24
+
+
+def gumbel(hashes: Tensor) -> Tensor:
+    return -torch.log(-torch.log(uniform(hashes)))
+
+
+def below(hashes: Tensor, limit: int) -> Tensor:
+    """Whole numbers in [0, limit), by the multiply-and-shift of Lemire (arXiv 1805.10941)."""
+    return ((hashes.long() & 0xFFFFFFFF) * limit) >> 32
+
+
+def _int32(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word

@@ -1,0 +1,17 @@
+"""Linear map of the tokens of several segments, one product a segment.
+
+A GEMM library picks its blocking by the number of rows, and with it the order of the additions; one product over all
+segments would let a request's last bits depend on who shares the batch. T tokens of all segments, I in, O out.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, lengths: Sequence[int]) -> Tensor:
+    if len(lengths) == 1:
+        return F.linear(x_TI, weight_OI)
+    return torch.cat([F.linear(x_SI, weight_OI) for x_SI in x_TI.split(list(lengths))])

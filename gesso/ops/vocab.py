@@ -1,0 +1,84 @@
+"""The vocabulary-sized end of a step: from hidden states to what the process needs to know of each position.
+
+T tokens of all segments, R rows of a chunk, V vocabulary, H hidden. Only [R, V] logits exist at any time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gesso.ops import hash
+
+CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one prediction says about each position, at the step's temperature."""
+
+    candidate_T: Tensor  # a draw from the distribution
+    argmax_T: Tensor
+    confidence_T: Tensor  # probability of the argmax
+    entropy_T: Tensor  # in nats
+    soft_TH: Tensor  # expected embedding, the next step's self-conditioning
+
+    def split(self, lengths: Sequence[int]) -> "list[Reading]":
+        columns = (getattr(self, name).split(list(lengths)) for name in Reading.__annotations__)
+        return [Reading(*parts) for parts in zip(*columns, strict=True)]
+
+    @staticmethod
+    def cat(readings: "Sequence[Reading]") -> "Reading":
+        return Reading(*(torch.cat([getattr(r, name) for r in readings]) for name in Reading.__annotations__))
+
+
+def softcapped_logits(hidden_TH: Tensor, head_VH: Tensor, softcap: float) -> Tensor:
+    logits_TV = F.linear(hidden_TH, head_VH).float()
+    return softcap * torch.tanh(logits_TV / softcap)
+
+
+def soft_embedding(logits_TV: Tensor, embedding_VH: Tensor, scale: float) -> Tensor:
+    """The embedding of a distribution: its mean, at the scale of embedded tokens."""
+    return logits_TV.softmax(-1, dtype=torch.float32).to(embedding_VH.dtype) @ embedding_VH * scale
+
+
+def draw(logits_TV: Tensor, key_T2: Tensor) -> Tensor:
+    """One token a position by the Gumbel-max trick: a pure function of the logits and the keys."""
+    return (logits_TV + hash.gumbel(hash.token_hash(key_T2, logits_TV.shape[-1]))).argmax(-1)
+
+
+def read(logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_scale: float) -> Reading:
+    """`logits_TV` are those of the step: softcapped and divided by the temperature."""
+    log_probability_TV = logits_TV.log_softmax(-1)
+    top_T, argmax_T = log_probability_TV.max(-1)
+    return Reading(
+        candidate_T=candidate_T,
+        argmax_T=argmax_T,
+        confidence_T=top_T.exp(),
+        entropy_T=-(log_probability_TV.exp() * log_probability_TV).sum(-1),
+        soft_TH=soft_embedding(logits_TV, embedding_VH, embed_scale),
+    )
+
+
+def vocab_tail(
+    hidden_TH: Tensor,
+    head_VH: Tensor,
+    embedding_VH: Tensor,
+    embed_scale: float,
+    softcap: float,
+    temperatures: Sequence[float],
+    key_T2: Tensor,
+    lengths: Sequence[int],
+) -> Reading:
+    """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding; one temperature a segment."""
+    rows = max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
+    readings = []
+    for temperature, hidden_SH, key_S2 in zip(
+        temperatures, hidden_TH.split(list(lengths)), key_T2.split(list(lengths)), strict=True
+    ):
+        for hidden_RH, key_R2 in zip(hidden_SH.split(rows), key_S2.split(rows), strict=True):
+            logits_RV = softcapped_logits(hidden_RH, head_VH, softcap) / temperature
+            readings.append(read(logits_RV, draw(logits_RV, key_R2), embedding_VH, embed_scale))
+    return Reading.cat(readings)

@@ -1,0 +1,118 @@
+"""How a canvas is denoised: the settings a caller may choose, the presets, and a checkpoint's own defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from gesso.config import Config, first, read_json, token_ids
+from gesso.errors import CheckpointError, InputError
+
+SAMPLERS = ("entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax")
+STOPPINGS = ("stable", "plateau", "fixed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diffusion:
+    """How a canvas is denoised. One set of names for Python, the command line and HTTP.
+
+    `sampler` and `stopping` are names (see `gesso.diffusion`) or objects of your own that follow their Protocols.
+    """
+
+    steps: int = 48
+    entropy_bound: float = 0.1
+    t_max: float = 0.8
+    t_min: float = 0.4
+    stability: int = 1
+    confidence: float = 0.005
+    sampler: Any = "entropy-bound"
+    stopping: Any = "stable"
+    canvas_length: int | None = None  # None: the checkpoint's
+    # Judge convergence only up to the first end of text: what follows it is padding nobody reads.
+    eos_settles: bool = False
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, wanted: str) -> None:
+            if not ok:
+                raise InputError(f"diffusion setting {name} must be {wanted}, got {getattr(self, name)!r}")
+
+        check(_is_int(self.steps) and self.steps >= 1, "steps", "an integer of at least 1")
+        check(_is_number(self.entropy_bound) and self.entropy_bound > 0, "entropy_bound", "a number above 0")
+        check(_is_number(self.t_min) and self.t_min > 0, "t_min", "a number above 0")
+        check(_is_number(self.t_max) and self.t_max >= self.t_min, "t_max", f"a number not below t_min ({self.t_min})")
+        check(_is_int(self.stability) and self.stability >= 0, "stability", "an integer of at least 0")
+        check(_is_number(self.confidence) and self.confidence > 0, "confidence", "a number above 0")
+        length = self.canvas_length
+        check(length is None or (_is_int(length) and length >= 1), "canvas_length", "an integer of at least 1")
+        for name, known in (("sampler", SAMPLERS), ("stopping", STOPPINGS)):
+            value = getattr(self, name)
+            check(value in known if isinstance(value, str) else callable(value), name, f"one of {', '.join(known)}")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# `balanced` is the reference's own setting, to the digit.
+PRESETS: Mapping[str, Diffusion] = MappingProxyType(
+    {
+        "quality": Diffusion(steps=96, entropy_bound=0.05, stability=2, confidence=0.002),
+        "balanced": Diffusion(),
+        "fast": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationDefaults:
+    """What a checkpoint wants when the caller says nothing."""
+
+    diffusion: Diffusion = PRESETS["balanced"]
+    max_new_tokens: int = 256
+    eos_token_ids: tuple[int, ...] = (1,)
+
+    @classmethod
+    def from_directory(cls, directory: Path, config: Config) -> Self:
+        path = directory / "generation_config.json"
+        raw = read_json(path) if path.exists() else {}
+        sampler = raw.get("sampler_config") or {}
+        name = sampler.get("_cls_name", "EntropyBoundSamplerConfig")
+        if name != "EntropyBoundSamplerConfig":
+            raise CheckpointError(
+                f"{path.name}: sampler_config {name!r} is unknown; expected EntropyBoundSamplerConfig"
+            )
+        given = {
+            "steps": raw.get("max_denoising_steps"),
+            "entropy_bound": sampler.get("entropy_bound"),
+            "t_max": raw.get("t_max"),
+            "t_min": raw.get("t_min"),
+            "stability": raw.get("stability_threshold"),
+            "confidence": raw.get("confidence_threshold"),
+        }
+        eos = raw.get("eos_token_id")
+        try:
+            diffusion = Diffusion(**{key: value for key, value in given.items() if value is not None})
+        except InputError as error:
+            raise CheckpointError(f"{path.name}: {error}") from None
+        return cls(
+            diffusion=diffusion,
+            max_new_tokens=first(raw.get("max_new_tokens"), 256),
+            eos_token_ids=config.eos_token_ids if eos is None else token_ids(eos),
+        )
+
+
+def choose(defaults: Diffusion, preset: str | None = None, **given: Any) -> Diffusion:
+    """The settings of one request: the preset (or the checkpoint's defaults) with the caller's own values on top."""
+    if unknown := set(given) - FIELDS:
+        raise InputError(f"unknown diffusion settings {sorted(unknown)}; known are {sorted(FIELDS)}")
+    if preset is not None and preset not in PRESETS:
+        raise InputError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}")
+    return replace(defaults if preset is None else PRESETS[preset], **given)
+
+
+FIELDS = frozenset(item.name for item in fields(Diffusion))

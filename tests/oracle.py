@@ -1,0 +1,95 @@
+"""The reference implementation, `transformers`, made small: random configurations and checkpoints of it."""
+
+import random
+from pathlib import Path
+
+import torch
+from transformers import (
+    DiffusionGemmaConfig,
+    DiffusionGemmaForBlockDiffusion,
+    DiffusionGemmaTextConfig,
+    DynamicCache,
+    Gemma4VisionConfig,
+)
+
+EOS = 1
+
+
+def random_config(seed: int) -> DiffusionGemmaConfig:
+    """Any shape the configuration allows: depth, heads, experts, window, which layers are global, tied or not."""
+    rng = random.Random(seed)
+    kv_heads = rng.choice([1, 2])
+    heads = kv_heads * rng.choice([1, 2, 3]) * 2
+    layers = rng.choice([1, 2, 3, 4])
+    experts = rng.choice([2, 4, 7])
+    tied = rng.random() < 0.7
+    text = DiffusionGemmaTextConfig(
+        vocab_size=rng.choice([67, 96, 160]),
+        hidden_size=rng.choice([24, 32, 40]),
+        intermediate_size=rng.choice([20, 48]),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=rng.choice([8, 12, 16]),
+        global_head_dim=rng.choice([8, 16, 24]),
+        num_global_key_value_heads=rng.choice([None, 1, kv_heads]),
+        sliding_window=rng.choice([4, 7, 8, 16]),
+        layer_types=[rng.choice(["sliding_attention", "full_attention"]) for _ in range(layers - 1)]
+        + ["full_attention"],
+        num_experts=experts,
+        top_k_experts=rng.randint(1, experts),
+        moe_intermediate_size=rng.choice([8, 16]),
+        tie_word_embeddings=tied,
+        max_position_embeddings=4096,
+        use_bidirectional_attention=rng.choice([None, "vision"]),
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice([100.0, 10_000.0])},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1_000_000.0,
+                "partial_rotary_factor": rng.choice([0.25, 0.5, 1.0]),
+            },
+        },
+    )
+    vision = Gemma4VisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        head_dim=16, patch_size=4, position_embedding_size=16,
+    )  # fmt: skip
+    length = rng.choice([4, 8, 12])
+    return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=length, tie_word_embeddings=tied)
+
+
+def reference(seed: int, calm: bool = False) -> DiffusionGemmaForBlockDiffusion:
+    """A model whose every tensor matters: nothing is left at zero or one, and encoder and decoder scalars differ.
+
+    A `calm` one is close to the identity: tokens tend to stay once accepted, so that canvases converge, and rounding
+    errors do not grow from step to step. Otherwise a hundred self-conditioned steps amplify them without bound, in the
+    reference as in gesso, and no two implementations of its own agree either.
+    """
+    torch.manual_seed(seed)
+    model = DiffusionGemmaForBlockDiffusion(random_config(seed)).eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith(("inv_freq", "embed_scale")):
+                continue
+            if tensor.ndim >= 2:
+                tensor.normal_(0.0, 0.15)
+            else:  # norms, router scales, layer scalars
+                tensor.uniform_(0.5, 1.5)
+        if calm:
+            for name, weight in model.named_parameters():
+                if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                    weight.mul_(0.15)
+            model.lm_head.weight.copy_(model.model.decoder.embed_tokens.weight)
+            model.model.decoder.norm.weight.mul_(2.5)
+    return model
+
+
+def checkpoint(directory: Path, seed: int, calm: bool = False, **options: object) -> DiffusionGemmaForBlockDiffusion:
+    model = reference(seed, calm)
+    model.save_pretrained(directory, **options)
+    return model
+
+
+def new_cache(model: DiffusionGemmaForBlockDiffusion) -> DynamicCache:
+    return DynamicCache(config=model.config.text_config)
