@@ -39,9 +39,9 @@ LONG_LOAD = 10**9  # bytes from which on a progress bar is worth showing
 def find(name: str | Path) -> Path:
     """The directory of a checkpoint: a local one, or a hub name, downloaded once and resumed if cut off."""
     path = Path(name).expanduser()
-    if path.is_dir():
+    if str(name) and path.is_dir():
         return path
-    if path.exists():
+    if path.is_file():
         raise CheckpointError(f"{path} is a file; give the checkpoint's directory")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
         raise CheckpointError(f"no directory {str(name)!r}, and it is not a hub name of the form owner/model")

@@ -9,7 +9,7 @@ from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Decode, Done, Draft, Event, Finish, Result
 from gesso.engine.request import Request, Sequence
 from gesso.engine.runner import Outcome, Runner
-from gesso.engine.scheduler import Scheduler, Work
+from gesso.engine.scheduler import Row, Scheduler, Work
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -22,12 +22,14 @@ class Engine:
         *,
         max_batch: int = 8,
         max_length: int | None = None,
-        prefill_chunk: int = 2048,
+        prefill: int = 2048,
+        piece: int = 256,
         source: Source | None = None,
     ) -> None:
+        """`max_batch` requests run at once; `prefill` tokens of prompts are read in one pass, in pieces of `piece`."""
         self.model, self.decode, self.source = model, decode, source or HashSource()
         self.max_length = min(max_length or model.config.max_position_embeddings, model.config.max_position_embeddings)
-        self.scheduler = Scheduler(max_batch, prefill_chunk)
+        self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
         self.runner = Runner(model)
         self.cache = model.new_cache(1, min(1024, self.max_length))
         self.ids = itertools.count()
@@ -83,39 +85,48 @@ class Engine:
 
     def _take_in(self) -> None:
         while (sequence := self.scheduler.admit(self.cache)) is not None:
-            row, request = sequence.row, sequence.request
-            length = len(request.prompt) + request.max_new_tokens
-            if row >= len(self.cache.lengths) or length > self.cache.max_length:
-                rows = max(row + 1, len(self.cache.lengths))
-                rounded = min(-(-length // 1024) * 1024, self.max_length)
-                self.cache = self.cache.grown(rows, max(rounded, self.cache.max_length))
-            cached = len(self.scheduler.held[row])
-            self.cache.truncate(row, cached)
-            sequence.usage = replace(sequence.usage, prompt_tokens=len(request.prompt), cached_tokens=cached)
+            prompt = sequence.request.prompt
+            self._make_room(sequence.row + 1, len(prompt) + sequence.request.max_new_tokens)
+            cached = self.scheduler.reusable(sequence.row, prompt, self.cache)
+            sequence.usage = replace(sequence.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(sequence, cached)
 
+    def _make_room(self, rows: int, length: int) -> None:
+        rows = max(rows, len(self.cache.lengths))
+        length = max(min(-(-length // 1024) * 1024, self.max_length), self.cache.max_length)
+        if (rows, length) != (len(self.cache.lengths), self.cache.max_length):
+            self.cache = self.cache.grown(rows, length)
+
     def _read_from(self, sequence: Sequence, start: int) -> None:
-        length = sequence.request.canvas_length(self.model.config)
-        sequence.pending = sequence.pieces(start, self.scheduler.prefill_chunk, length)
+        """Cut the sequence's row of the cache back to `start` tokens, and have the rest of the text read."""
+        self.cache.cut(sequence.row, start)
+        self.scheduler.rows[sequence.row] = Row(list(sequence.request.prompt[:start]), whole=start)
+        canvas_length = sequence.request.canvas_length(self.model.config)
+        sequence.pending = sequence.pieces(start, self.scheduler.piece, canvas_length)
 
     def _run(self, work: list[Work]) -> list[Outcome]:
         try:
             outcomes = self.runner.run(work, self.cache) if work else []
         except BaseException:  # Ctrl-C too: rows that were being written are in no known state and must be read anew
             for item in work:
-                if item.text:
-                    self._forget(item.sequence.row)
+                if item.texts:
                     self._read_from(item.sequence, 0)
             raise
         for item in work:
-            if item.text:
-                item.sequence.pending.popleft()
-                self.scheduler.held[item.sequence.row] += item.text
+            self._note(item)
         return outcomes
 
-    def _forget(self, row: int) -> None:
-        self.scheduler.held[row] = []
-        self.cache.lengths[row] = 0
+    def _note(self, item: Work) -> None:
+        """Write down what a row now holds, and save it at the last whole piece of the prompt."""
+        row, piece = self.scheduler.rows[item.sequence.row], self.scheduler.piece
+        prompt = len(item.sequence.request.prompt)
+        for text in item.texts:
+            item.sequence.pending.popleft()
+            row.tokens += text
+            if len(row.tokens) <= prompt and len(text) == piece:
+                row.whole = len(row.tokens)
+        if item.texts and row.whole == len(row.tokens) == prompt - prompt % piece:
+            self.cache.save(item.sequence.row)
 
     def _advance(self, outcome: Outcome) -> list[Event]:
         sequence, request = outcome.sequence, outcome.sequence.request

@@ -64,16 +64,17 @@ class Sequence:
     process: Process
     canvas: Canvas
     row: int = -1
-    pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, one piece a pass
+    pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
     tokens: list[int] = field(default_factory=list)  # finished canvases
     shown: str = ""  # their text, as far as it was handed out
     usage: Usage = field(default_factory=Usage)
 
-    def pieces(self, start: int, chunk: int, canvas_length: int) -> deque[tuple[int, ...]]:
-        """The text from token `start` on, cut where it is always cut: prompt by chunks, answer by canvases.
+    def pieces(self, start: int, piece: int, canvas_length: int) -> deque[tuple[int, ...]]:
+        """The text from token `start` on, cut where it is always cut: the prompt every `piece` tokens, then canvases.
 
-        Cuts that depended on the load would let the last bits, and with them the text, depend on it too.
+        The length of a run of tokens decides the order in which its sums are added up. Cuts that depended on the load
+        or on what the cache happens to hold would let the last bits, and with them the text, depend on them too.
         """
         prompt, answer = self.request.prompt, tuple(self.tokens)
-        cuts = [prompt[i : i + chunk] for i in range(start, len(prompt), chunk)]
+        cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
         return deque(cuts + [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)])

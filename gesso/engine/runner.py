@@ -33,8 +33,8 @@ class Runner:
         pieces = []
         for item in work:
             row, canvas = item.sequence.row, item.sequence.canvas
-            if item.text:
-                pieces.append(Piece(row, torch.tensor(item.text, device=self.model.device), causal=True))
+            for text in item.texts:
+                pieces.append(Piece(row, torch.tensor(text, device=self.model.device), causal=True))
             if item.denoise:
                 pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH))
         hidden = self.model.run(pieces, cache)

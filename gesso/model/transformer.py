@@ -104,6 +104,8 @@ class DiffusionGemma(nn.Module):
         pieces = [Piece(row, ids_BS[row][text_BS[row]], causal=True) for row in range(len(ids_BS))]
         for piece in pieces:
             cache.reserve(piece.row, len(piece.ids_S))
+        if not text_BS.any():
+            raise InputError("nothing to encode: every token is marked as padding")
         outputs = self.run([piece for piece in pieces if len(piece.ids_S)], cache)
         hidden_BSH = outputs[0].new_zeros(*ids_BS.shape, self.config.hidden_size)
         hidden_BSH[text_BS] = torch.cat(outputs)

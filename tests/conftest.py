@@ -1,0 +1,29 @@
+"""Shared by all tests: nothing is fetched, nothing is written outside the test's own directory, one thread a process."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    import torch
+
+    torch.set_num_threads(1)  # the processes of pytest-xdist share the cores
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    return Path(os.environ["XDG_CACHE_HOME"])
+
+
+@pytest.fixture(scope="session")
+def box(own_cache):
+    """The model in the box, shared: an engine outlives its requests."""
+    import gesso
+
+    return gesso.load()

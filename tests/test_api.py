@@ -1,0 +1,183 @@
+"""The Python interface: light to import, strict with its arguments, chat as OpenAI-style messages."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import gesso
+from gesso import untrained
+from gesso.engine.events import Commit, Done, Draft
+
+FEW = {"max_new_tokens": 8, "steps": 2}
+
+
+def test_importing_gesso_imports_no_torch_and_takes_less_than_a_second():
+    """The time is what the import alone takes, best of three, so that a busy machine does not fail it."""
+    code = (
+        "import time, sys; start = time.perf_counter(); import gesso; "
+        "print(time.perf_counter() - start, 'torch' in sys.modules)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
+    seconds, torch_imported = zip(*(run.stdout.split() for run in runs), strict=True)
+    assert set(torch_imported) == {"False"}
+    assert min(map(float, seconds)) < 1.0
+
+
+def test_the_names_others_rely_on_are_there(box):
+    out = box.generate("def fib(n):", max_new_tokens=12, seed=7, preset="balanced", steps=2)
+    assert isinstance(out.text, str)
+    assert len(out.tokens) <= 12
+    assert out.finish_reason in ("stop", "length")
+    usage = out.usage
+    assert usage.prompt_tokens == len(box.tokenizer.encode("def fib(n):"))
+    assert usage.completion_tokens == len(out.tokens)
+    assert usage.tokens_per_step == usage.completion_tokens / usage.denoising_steps
+    assert usage.canvases == 1
+    assert isinstance(box.model, torch.nn.Module)
+    cache = box.model.new_cache(1, 64)
+    hidden = box.model.encode(torch.tensor([[2, 5, 6]]), cache)
+    logits = box.model.denoise(torch.zeros(1, 4, dtype=torch.long), cache, previous_logits=None)
+    assert (hidden.shape, logits.shape, logits.dtype) == ((1, 3, 64), (1, 4, 384), torch.float32)
+    assert box.tokenizer.decode(box.tokenizer.encode("héllo")) == "héllo"
+
+
+def test_a_stream_is_drafts_then_commits_then_done(box):
+    events = list(box.stream("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1))
+    assert [type(e) for e in events] == [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit, Done]
+    draft = events[1]
+    assert len(draft.tokens) == len(draft.entropy) == len(draft.settled) == 16
+    assert draft.text == box.decode(draft.tokens)
+    again = box.generate("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1)
+    assert events[-1].result.tokens == again.tokens
+
+
+def test_a_seed_not_given_is_drawn_and_told(box):
+    first, second = (box.generate("abc", **FEW) for _ in range(2))
+    assert first.seed != second.seed
+    assert box.generate("abc", seed=first.seed, **FEW).tokens == first.tokens
+
+
+def test_chat_renders_the_template_and_splits_the_answer(box):
+    """The answer is pinned, so that what comes back is known: a thought, a tool call, and text."""
+    written = '<|channel>thought\nhm<channel|>Hi.<|tool_call>call:f{a:<|"|>x<|"|>,n:3}<tool_call|>'
+    ids = box.tokenizer.encode(written, bos=False)
+    out = box.chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+        thinking=True,
+        max_new_tokens=len(ids),
+        pins=dict(enumerate(ids)),
+    )
+    assert (out.text, out.thinking) == ("Hi.", "hm")
+    assert [(call.name, call.arguments) for call in out.tool_calls] == [("f", {"a": "x", "n": 3})]
+
+
+def test_an_answer_may_open_with_a_thought_or_a_call_but_not_with_another_control_token(box):
+    special = {box.tokenizer.id_of(piece) for piece in ("<|channel>", "<|tool_call>")}
+    assert not special & box._never_first
+    assert {0, 1, 2, 106, 105, 50} <= box._never_first
+
+
+def test_a_loaded_model_saves_and_loads_to_the_same_text(box, tmp_path):
+    box.save(tmp_path / "copy")
+    copy = gesso.load(tmp_path / "copy")
+    assert copy.generate("abc", seed=4, **FEW).tokens == box.generate("abc", seed=4, **FEW).tokens
+
+
+def test_ids_beyond_the_tokenizer_are_left_out_of_the_text(box):
+    assert box.decode([200, 10_000, 201]) == box.decode([200, 201])
+
+
+def test_the_box_says_that_it_is_untrained(own_cache, caplog):
+    gesso.load()
+    assert "untrained" in caplog.text
+
+
+def test_making_the_box_is_repeatable(tmp_path):
+    for name in ("one", "two"):
+        untrained.make(tmp_path / name)
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temprature": 1.0}, "temprature"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"preset": "best"}, "best"),
+        ({"sampler": "gibbs"}, "entropy-bound, confidence-threshold"),
+        ({"stopping": 3}, "stopping"),
+        ({"steps": 0}, "steps"),
+        ({"steps": 2.5}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"entropy_bound": -1}, "entropy_bound"),
+        ({"t_min": 0.0}, "t_min"),
+        ({"t_max": 0.1}, "t_max"),
+        ({"stability": -1}, "stability"),
+        ({"confidence": 0}, "confidence"),
+        ({"canvas_length": 0}, "canvas_length"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 9000}, "context overflow"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": ""}, "stop string is empty"),
+        ({"pins": {8: 5}, "max_new_tokens": 8}, "position 8"),
+        ({"pins": {-1: 5}}, "position -1"),
+        ({"pins": {0: 384}}, "384"),
+        ({"pins": {0: -1}}, "-1"),
+    ],
+)
+def test_a_bad_option_is_named_and_nothing_is_left_running(box, options, words):
+    with pytest.raises(gesso.InputError, match=words):
+        box.generate("abc", **options)
+    assert not box.engine.busy
+
+
+@pytest.mark.parametrize("prompt", ["", [], ()])
+def test_an_empty_prompt_is_refused(box, prompt):
+    with pytest.raises(gesso.InputError, match="prompt is empty"):
+        box.generate(prompt)
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(box):
+    with pytest.raises(gesso.InputError, match=r"8101 tokens and 100 new ones exceed the context of 8192"):
+        box.generate("a" * 8100, max_new_tokens=100)
+
+
+def test_a_prompt_token_outside_the_vocabulary_is_named(box):
+    with pytest.raises(gesso.InputError, match="384"):
+        box.generate([2, 384])
+
+
+def test_bad_input_is_refused_when_the_stream_is_asked_for_not_when_it_is_read(box):
+    with pytest.raises(gesso.InputError):
+        box.stream("abc", steps=0)
+
+
+def test_unknown_arguments_of_load_are_refused():
+    with pytest.raises(TypeError, match="quantise"):
+        gesso.load(quantise="fp8")
+
+
+@pytest.mark.parametrize("options", [{"device": "gpu"}, {"dtype": "float8"}, {"dtype": torch.int8}])
+def test_unknown_devices_and_dtypes_are_refused(options):
+    with pytest.raises(gesso.InputError):
+        gesso.load(**options)
+
+
+def test_the_cache_refuses_what_it_cannot_hold_before_writing(box):
+    cache = box.model.new_cache(2, 10)
+    with pytest.raises(gesso.InputError, match="context overflow"):
+        box.model.encode(torch.zeros(2, 11, dtype=torch.long), cache)
+    assert cache.lengths == [0, 0]
+    for wrong in (torch.zeros(3, 4), torch.zeros(4), torch.zeros(1, 0)):
+        with pytest.raises(gesso.InputError):
+            box.model.encode(wrong.long(), cache)
+    with pytest.raises(gesso.InputError, match="padding"):
+        box.model.encode(torch.zeros(1, 3, dtype=torch.long), cache, padding=torch.ones(1, 3, dtype=torch.bool))

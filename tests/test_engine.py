@@ -1,0 +1,357 @@
+"""What the one loop promises, whatever the model says: the model in the box is asked, on small canvases."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gesso
+from gesso.diffusion.samplers import EntropyBound
+from gesso.engine.engine import Engine
+from gesso.engine.events import Commit, Done, Draft
+from gesso.engine.request import Request
+from gesso.settings import Diffusion
+
+SMALL = Diffusion(canvas_length=16, steps=6, entropy_bound=2.0, confidence=0.5)
+PROMPT = (2, 200, 210, 220)
+
+
+@pytest.fixture
+def engine(box):
+    return Engine(box.model, box.decode)
+
+
+@pytest.fixture
+def passes(box, monkeypatch):
+    """Records the pieces of every pass through the model."""
+    seen, run = [], box.model.run
+
+    def record(pieces, cache):
+        seen.append(list(pieces))
+        return run(pieces, cache)
+
+    monkeypatch.setattr(box.model, "run", record)
+    return seen
+
+
+def request(**changes):
+    return Request(**{"prompt": PROMPT, "max_new_tokens": 40, "diffusion": SMALL, "seed": 5} | changes)
+
+
+def finish(engine, *ids):
+    """Step until the given requests are done; all events of each, in order."""
+    events = {i: [] for i in ids}
+    while not all(events[i] and isinstance(events[i][-1], Done) for i in ids):
+        for event in engine.step():
+            if event.request_id in events:
+                events[event.request_id].append(event)
+    return [events[i] for i in ids]
+
+
+def result(engine, wanted):
+    return finish(engine, engine.submit(wanted))[0][-1].result
+
+
+# --- same seed, same text -----------------------------------------------------------------------------------------
+
+
+def strangers():
+    """Seven others: other prompts, lengths, canvases, samplers, seeds, one with a prompt longer than the window."""
+    return [
+        request(prompt=PROMPT * 3, seed=11, max_new_tokens=48),
+        request(prompt=(2,), seed=12, max_new_tokens=7),
+        request(prompt=tuple(range(128, 328)), seed=13, diffusion=replace(SMALL, sampler="argmax")),
+        request(seed=14, diffusion=replace(SMALL, sampler="ancestral", canvas_length=9)),
+        request(seed=15, diffusion=replace(SMALL, canvas_length=33, steps=4)),
+        request(seed=16, pins={0: 140, 17: 141}),
+        request(prompt=PROMPT[:2], seed=17, diffusion=replace(SMALL, sampler="ddim", stopping="fixed")),
+    ]
+
+
+def test_same_seed_same_text_alone_and_among_seven_strangers(box):
+    for seed in range(4):
+        alone = result(Engine(box.model, box.decode), request(seed=seed))
+        crowd = Engine(box.model, box.decode, max_batch=8)
+        ids = [crowd.submit(other) for other in strangers()]
+        mine = crowd.submit(request(seed=seed))
+        assert finish(crowd, mine, *ids)[0][-1].result.tokens == alone.tokens
+
+
+def test_same_seed_same_text_when_joining_late_and_when_others_leave(box):
+    alone = result(Engine(box.model, box.decode), request())
+    crowd = Engine(box.model, box.decode)
+    others = [crowd.submit(other) for other in strangers()]
+    for _ in range(3):
+        crowd.step()
+    mine = crowd.submit(request())
+    crowd.step()
+    crowd.cancel(others[0])
+    assert finish(crowd, mine)[0][-1].result.tokens == alone.tokens
+
+
+def long_prompt(length, start=130):
+    return tuple(start + i * 7 % 190 for i in range(length))
+
+
+@pytest.mark.parametrize("length", [70, 128, 200, 300])
+def test_same_seed_same_text_whatever_the_cache_holds(box, length):
+    """Below, at and beyond the window of 128; after another prompt that shares a part of this one; and after itself."""
+    wanted = request(prompt=long_prompt(length))
+    alone = result(Engine(box.model, box.decode, piece=32), wanted)
+    engine = Engine(box.model, box.decode, piece=32)
+    for shared in (length, length - 30, 33, 5):
+        result(engine, request(prompt=(*wanted.prompt[:shared], 129, 128), seed=99))
+        assert result(engine, wanted).tokens == alone.tokens
+    assert result(engine, wanted).usage.cached_tokens == length // 32 * 32
+
+
+def test_another_seed_gives_another_text(engine):
+    assert len({result(engine, request(seed=seed)).tokens for seed in (1, 2, 2**32 + 1, 2**63)}) == 4
+
+
+def test_a_run_can_be_resumed_from_any_of_its_drafts(box):
+    events = finish(
+        engine := Engine(box.model, box.decode), engine.submit(request(diffusion=replace(SMALL, stopping="fixed")))
+    )
+    whole = events[0][-1].result
+    drafts = [event for event in events[0] if isinstance(event, Draft) and event.canvas.reason is None]
+    assert len(drafts) == 15, "three canvases of six steps, each with five drafts before its last"
+    for draft in drafts:
+        again = request(diffusion=replace(SMALL, stopping="fixed"), resume=draft)
+        assert result(Engine(box.model, box.decode), again).tokens == whole.tokens
+
+
+def test_resuming_a_finished_canvas_is_refused(engine):
+    drafts = [event for event in finish(engine, engine.submit(request()))[0] if isinstance(event, Draft)]
+    with pytest.raises(gesso.InputError, match="last of its canvas"):
+        engine.submit(request(resume=next(draft for draft in drafts if draft.canvas.reason)))
+
+
+# --- what is computed, and what is not ----------------------------------------------------------------------------
+
+
+def test_twenty_tokens_asked_are_twenty_positions_paid(box, engine, passes):
+    answer = result(engine, request(max_new_tokens=20, diffusion=replace(SMALL, canvas_length=256)))
+    assert len(answer.tokens) <= 20
+    assert {len(piece.ids_S) for pieces in passes for piece in pieces if not piece.causal} == {20}
+
+
+def test_the_last_canvas_is_as_long_as_what_is_still_wanted(engine, passes):
+    answer = result(engine, request(max_new_tokens=40))
+    assert answer.finish_reason == "length"
+    assert len(answer.tokens) == 40
+    canvases = [len(piece.ids_S) for pieces in passes for piece in pieces if not piece.causal]
+    assert sorted(set(canvases)) == [8, 16]
+
+
+def test_every_token_is_encoded_once_and_the_last_canvas_never(engine, passes):
+    answer = result(engine, request(max_new_tokens=48))
+    encoded = [token for pieces in passes for piece in pieces if piece.causal for token in piece.ids_S.tolist()]
+    assert encoded == [*PROMPT, *answer.tokens[:32]]
+
+
+def test_committing_a_canvas_costs_no_pass_of_its_own(engine, passes):
+    answer = result(engine, request(max_new_tokens=48))
+    assert answer.usage.canvases == 3
+    assert len(passes) == answer.usage.denoising_steps
+
+
+@pytest.mark.parametrize("length", [70, 300])
+def test_the_next_turn_finds_the_conversation_in_the_cache(box, length):
+    """All of the previous prompt but its last, partial piece; beyond the window of 128 as well."""
+    engine = Engine(box.model, box.decode, piece=32)
+    prompt = long_prompt(length)
+    for turn in range(3):
+        answer = result(engine, request(prompt=prompt))
+        assert answer.usage.prompt_tokens == len(prompt)
+        assert answer.usage.cached_tokens == (0 if turn == 0 else held)
+        held = len(prompt) // 32 * 32
+        prompt = (*prompt, *answer.tokens, 230 + turn, 231)
+
+
+def test_a_prompt_that_turns_elsewhere_reuses_what_the_cache_still_has(box):
+    """Within the window any whole piece will do; beyond it only where the ring was saved."""
+    for length, reused in ((80, 32), (300, 0)):
+        engine = Engine(box.model, box.decode, piece=32)
+        prompt = long_prompt(length)
+        result(engine, request(prompt=prompt))
+        assert result(engine, request(prompt=(*prompt[:60], 129, 129))).usage.cached_tokens == reused
+
+
+def test_a_long_prompt_does_not_hold_up_a_running_canvas(box):
+    engine = Engine(box.model, box.decode, prefill=32, piece=32)
+    running = engine.submit(request(max_new_tokens=16, diffusion=replace(SMALL, stopping="fixed")))
+    engine.step()
+    reading = engine.submit(request(prompt=(2,) * 320))
+    steps = [[event.request_id for event in engine.step()] for _ in range(4)]
+    assert all(running in ids and reading not in ids for ids in steps)
+
+
+def test_prompts_share_the_room_for_text_in_a_pass(box, passes):
+    engine = Engine(box.model, box.decode, prefill=32, piece=32)
+    ids = [engine.submit(request(prompt=tuple(range(130 + i, 230 + i)))) for i in range(3)]
+    finish(engine, *ids)
+    prompt_tokens = [sum(len(p.ids_S) for p in pieces if p.causal and len(p.ids_S) not in (16,)) for pieces in passes]
+    assert max(prompt_tokens) <= 32
+
+
+def test_more_requests_than_rows_wait_their_turn(box):
+    engine = Engine(box.model, box.decode, max_batch=2)
+    ids = [engine.submit(request(seed=seed, max_new_tokens=8)) for seed in range(5)]
+    results = [events[-1].result for events in finish(engine, *ids)]
+    assert [len(r.tokens) for r in results] == [8] * 5
+    assert len(engine.cache.lengths) == 2
+    assert not engine.busy
+
+
+# --- where a text ends --------------------------------------------------------------------------------------------
+
+
+def test_a_text_ends_before_its_first_eos(engine):
+    whole = result(engine, request()).tokens
+    eos = whole[21]
+    answer = result(engine, request(eos=frozenset({eos})))
+    assert answer.tokens == whole[: whole.index(eos)]
+    assert answer.finish_reason == "stop"
+
+
+def test_a_text_ends_before_its_first_stop_string(engine, box):
+    whole = result(engine, request())
+    stop = whole.text[25:28]
+    answer = result(engine, request(stop=("never to be found", stop, whole.text[27:29])))
+    cut = min(whole.text.find(stop), whole.text.find(whole.text[27:29]))
+    assert answer.text == whole.text[:cut]
+    assert answer.finish_reason == "stop"
+    assert box.decode(answer.tokens).startswith(answer.text)
+
+
+def test_commits_make_up_the_text_even_where_a_canvas_cuts_a_character(engine):
+    """The euro sign has three bytes, so three tokens; canvases of 16 cut every one of them."""
+    euro = [128 + byte for byte in "€".encode()]
+    pins = {position: euro[position % 3] for position in range(48)}
+    events = finish(engine, engine.submit(request(max_new_tokens=48, pins=pins)))[0]
+    commits = [event.text for event in events if isinstance(event, Commit)]
+    assert len(commits) == 3
+    assert "".join(commits) == events[-1].result.text == "€" * 16
+
+
+def test_convergence_after_a_settled_eos_does_not_matter_when_allowed(box):
+    """Pinned up to the eos, the rest noise that never settles: nothing that counts is open, so one step is enough."""
+    settings = replace(SMALL, confidence=1e-9, steps=12)
+    pinned = {"pins": {0: 140, 1: 141, 2: 7}, "eos": frozenset({7}), "max_new_tokens": 16}
+    strict = result(Engine(box.model, box.decode), request(diffusion=settings, **pinned))
+    relaxed = result(Engine(box.model, box.decode), request(diffusion=replace(settings, eos_settles=True), **pinned))
+    assert strict.tokens == relaxed.tokens == (140, 141)
+    assert (strict.usage.denoising_steps, relaxed.usage.denoising_steps) == (12, 1)
+
+
+def test_an_empty_answer_is_drawn_once_more_and_usage_says_so(engine):
+    first = result(engine, request())
+    again = result(engine, request(never_first=frozenset({first.tokens[0]})))
+    assert (first.usage.redrawn, again.usage.redrawn) == (0, 1)
+    assert again.tokens != first.tokens
+    everything = result(engine, request(never_first=frozenset(range(384))))
+    assert everything.usage.redrawn == 1, "once, not for ever"
+    assert everything.tokens == again.tokens, "the second draw is a function of the seed too"
+
+
+# --- pins ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", ["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax"])
+def test_pins_hold_in_every_draft_and_in_the_result(engine, sampler):
+    pins = {0: 150, 3: 151, 15: 152, 16: 153, 39: 154}
+    settings = replace(SMALL, sampler=sampler)
+    events = finish(engine, engine.submit(request(pins=pins, diffusion=settings)))[0]
+    for event in events:
+        if isinstance(event, Draft):
+            start = 16 * event.canvas.index
+            here = {at - start: token for at, token in pins.items() if start <= at < start + len(event.tokens)}
+            assert {at: event.tokens[at] for at in here} == here
+            assert {at: event.canvas.tokens_C[at].item() for at in here} == here
+    tokens = events[-1].result.tokens
+    assert {at: tokens[at] for at in pins} == pins
+
+
+def test_a_canvas_that_is_all_pins_takes_one_step(engine):
+    answer = result(engine, request(max_new_tokens=16, pins=dict.fromkeys(range(16), 160)))
+    assert answer.tokens == (160,) * 16
+    assert answer.usage.denoising_steps == 1
+
+
+def test_what_is_pinned_is_what_the_next_step_is_conditioned_on(engine, box):
+    events = finish(engine, engine.submit(request(max_new_tokens=16, pins={4: 160})))[0]
+    soft_H = events[0].canvas.soft_CH[4]
+    assert torch.allclose(soft_H, box.model.decoder.embed_tokens.weight[160] * box.model.embed_scale)
+
+
+# --- leaving ------------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_ends_a_request_before_its_next_pass(engine, passes):
+    kept, dropped = engine.submit(request(seed=1)), engine.submit(request(seed=2, prompt=(2, 300)))
+    engine.step()
+    engine.cancel(dropped)
+    events = engine.step()
+    assert [e.result.finish_reason for e in events if e.request_id == dropped] == ["cancelled"]
+    assert {piece.row for piece in passes[-1]} == {0}
+    engine.cancel(dropped)  # a second time, and one that never was: nothing
+    engine.cancel(999)
+    assert finish(engine, kept)[0][-1].result.finish_reason == "length"
+
+
+def test_a_waiting_request_can_be_cancelled(box):
+    engine = Engine(box.model, box.decode, max_batch=1)
+    running, waiting = engine.submit(request()), engine.submit(request(seed=9))
+    engine.step()
+    engine.cancel(waiting)
+    assert [e.result.finish_reason for e in engine.step() if e.request_id == waiting] == ["cancelled"]
+    finish(engine, running)
+
+
+def test_an_error_in_a_pass_leaves_every_row_readable(box, monkeypatch):
+    """Interrupted while the ring is being written: what was half written is read again, and the text is the same."""
+    long = tuple(130 + i % 200 for i in range(300))
+    expected = result(Engine(box.model, box.decode, prefill=100, piece=50), request(prompt=long)).tokens
+    engine = Engine(box.model, box.decode, prefill=100, piece=50)
+    mine = engine.submit(request(prompt=long))
+    engine.step()
+    last = box.model.decoder.layers[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert finish(engine, mine)[0][-1].result.tokens == expected
+
+
+def test_a_sampler_that_fails_takes_nobody_with_it(box):
+    def broken(canvas_C, prediction, moment):
+        raise RuntimeError("my sampler is broken")
+
+    before = box.generate("abc", seed=1, max_new_tokens=8, steps=2).tokens
+    with pytest.raises(RuntimeError, match="my sampler"):
+        box.generate("abc", max_new_tokens=8, sampler=broken)
+    assert box.generate("abc", seed=1, max_new_tokens=8, steps=2).tokens == before
+
+
+def test_streams_may_interleave_and_be_left_early(box):
+    one, two = (box.stream("abc", seed=s, max_new_tokens=16, steps=3, stopping="fixed") for s in (1, 2))
+    kinds = [next(one).kind, next(two).kind, next(one).kind]
+    assert kinds == ["draft", "draft", "draft"]
+    one.close()
+    texts = [event.text for event in two if event.kind == "done"]
+    assert texts == [box.generate("abc", seed=2, max_new_tokens=16, steps=3, stopping="fixed").text]
+    assert not box.engine.busy
+
+
+def test_a_sampler_of_ones_own_may_ask_for_logits(box):
+    class Greedy(EntropyBound):
+        needs_logits = True
+
+        def __call__(self, canvas_C, prediction, moment):
+            assert torch.equal(prediction.logits_CV.argmax(-1), prediction.argmax_C)
+            return super().__call__(canvas_C, prediction, moment)
+
+    plain = box.generate("abc", seed=3, max_new_tokens=16, steps=4, entropy_bound=1.0)
+    own = box.generate("abc", seed=3, max_new_tokens=16, steps=4, sampler=Greedy(1.0))
+    assert own.tokens == plain.tokens, "the way through logits draws what the streamed way draws"

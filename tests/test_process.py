@@ -1,0 +1,246 @@
+"""The process by itself: randomness, schedule, samplers and stopping, each formula recomputed another way."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from gesso.diffusion.noise import HashSource
+from gesso.diffusion.samplers import (
+    ArgmaxCommit,
+    ConfidenceThreshold,
+    EntropyBound,
+    Moment,
+    Posterior,
+    Prediction,
+)
+from gesso.diffusion.schedule import alpha, temperature
+from gesso.diffusion.stopping import FixedSteps, Plateau, StableAndConfident
+from gesso.ops import draw, hash, vocab
+from gesso.settings import PRESETS, Diffusion
+
+CPU = torch.device("cpu")
+
+
+def draws(seed=1, canvas=0, step=0):
+    return HashSource().at(seed, canvas, step, CPU)
+
+
+# --- randomness ---------------------------------------------------------------------------------------------------
+
+
+def test_the_hash_is_its_definition_in_plain_integers():
+    def mix(x):
+        x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+        x = (x ^ x >> 15) * 0x846CA68B % 2**32
+        return x ^ x >> 16
+
+    values = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 123456789]
+    signed = torch.tensor([v - 2**32 if v >= 2**31 else v for v in values], dtype=torch.int32)
+    assert (hash.mix(signed).long() & 0xFFFFFFFF).tolist() == [mix(v) for v in values]
+    key = hash.position_keys(7, 1, 2, 0, 3, CPU)
+    one, two = (int(v) & 0xFFFFFFFF for v in key[2])
+    token = 5 * 0x9E3779B9 % 2**32 ^ one
+    token = ((token ^ token >> 16) * 0x7FEB352D + two) % 2**32
+    token = (token ^ token >> 15) * 0x846CA68B % 2**32
+    assert int(hash.token_hash(key, 6)[2, 5]) & 0xFFFFFFFF == token ^ token >> 16
+
+
+def test_every_coordinate_changes_the_draws():
+    base = hash.position_keys(1, 2, 3, 0, 64, CPU)
+    others = [(2, 2, 3, 0), (1 + 2**32, 2, 3, 0), (1, 3, 3, 0), (1, 2, 4, 0), (1, 2, 3, 1), (1, 2 + (1 << 24), 3, 0)]
+    for seed, canvas, step, stream in others:
+        assert not (hash.position_keys(seed, canvas, step, stream, 64, CPU) == base).any()
+    assert torch.equal(hash.position_keys(1, 2, 3, 0, 20, CPU), base[:20]), "a shorter canvas draws the same"
+
+
+def test_noise_is_uniform_over_the_vocabulary():
+    counts = torch.stack([draws(seed).tokens(256, 50) for seed in range(400)]).flatten().bincount(minlength=50)
+    expected = 400 * 256 / 50
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < 85.4, "the 99.9 % point of 49 degrees of freedom"
+
+
+def test_neighbouring_positions_and_steps_are_uncorrelated():
+    table = torch.stack([draws(3, 0, step).uniform(512) for step in range(512)])
+    for shifted in (table.roll(1, 0), table.roll(1, 1)):
+        assert abs(torch.corrcoef(torch.stack([table.flatten(), shifted.flatten()]))[0, 1].item()) < 0.01
+    assert abs(table.mean().item() - 0.5) < 0.005
+    assert abs(table.var().item() - 1 / 12) < 0.002
+
+
+def test_candidates_follow_the_distribution():
+    probability_V = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
+    logits_CV = probability_V.log().expand(100_000, 5)
+    counts = draw(logits_CV, draws().keys(100_000)).bincount(minlength=5)
+    expected = 100_000 * probability_V
+    assert ((counts - expected) ** 2 / expected).sum().item() < 18.5, "the 99.9 % point of 4 degrees of freedom"
+
+
+def test_the_streamed_vocabulary_end_equals_the_plain_one(monkeypatch):
+    torch.manual_seed(0)
+    hidden_TH, head_VH = torch.randn(37, 16), torch.randn(90, 16)
+    keys_T2 = torch.cat([draws(1).keys(20), draws(2).keys(17)])
+    logits_TV = vocab.softcapped_logits(hidden_TH, head_VH, 30.0) / torch.tensor([0.7] * 20 + [0.5] * 17)[:, None]
+    dist = torch.distributions.Categorical(logits=logits_TV)
+    for chunk in (vocab.CHUNK_BYTES, 4 * 90 * 8):
+        monkeypatch.setattr(vocab, "CHUNK_BYTES", chunk)
+        reading = vocab.vocab_tail(hidden_TH, head_VH, head_VH, 4.0, 30.0, [0.7, 0.5], keys_T2, [20, 17])
+        assert torch.equal(reading.argmax_T, logits_TV.argmax(-1))
+        assert torch.equal(reading.candidate_T, draw(logits_TV, keys_T2))
+        torch.testing.assert_close(reading.entropy_T, dist.entropy())
+        torch.testing.assert_close(reading.confidence_T, dist.probs.amax(-1))
+        torch.testing.assert_close(reading.soft_TH, dist.probs @ head_VH * 4.0)
+
+
+# --- schedule -----------------------------------------------------------------------------------------------------
+
+
+def test_temperature_falls_linearly_as_steps_run_out():
+    settings = Diffusion(steps=4, t_max=0.8, t_min=0.4)
+    assert [temperature(settings, n) for n in (4, 3, 2, 1)] == pytest.approx([0.8, 0.7, 0.6, 0.5])
+    assert [alpha(settings, n) for n in (4, 2, 0)] == [0.0, 0.5, 1.0]
+
+
+def test_presets_are_ordered_by_their_care():
+    quality, balanced, fast = (PRESETS[name] for name in ("quality", "balanced", "fast"))
+    assert quality.steps > balanced.steps > fast.steps
+    assert quality.entropy_bound < balanced.entropy_bound < fast.entropy_bound
+    assert quality.confidence < balanced.confidence < fast.confidence
+    reference = Diffusion(steps=48, entropy_bound=0.1, t_max=0.8, t_min=0.4, stability=1, confidence=0.005)
+    assert balanced == reference
+
+
+# --- samplers -----------------------------------------------------------------------------------------------------
+
+
+def prediction(entropy=None, confidence=None, candidate=None, argmax=None):
+    size = next(len(values) for values in (entropy, confidence, candidate, argmax) if values is not None)
+
+    def column(values, default):
+        return torch.full((size,), default) if values is None else torch.as_tensor(values)
+
+    return Prediction(column(candidate, 7), column(argmax, 8), column(confidence, 0.5), column(entropy, 1.0))
+
+
+def moment(remaining=5, vocab_size=100, **settings):
+    return Moment(Diffusion(**{"steps": 10} | settings), remaining, vocab_size, draws())
+
+
+def test_the_entropy_bound_accepts_the_certain_while_their_information_is_bounded():
+    torch.manual_seed(1)
+    for bound in (0.05, 0.5, 3.0):
+        entropy = torch.rand(64) ** 3
+        next_C, accepted_C = EntropyBound(bound)(torch.zeros(64).long(), prediction(entropy), moment())
+        expected, total = set(), 0.0
+        for position in sorted(range(64), key=entropy.tolist().__getitem__):
+            if total > bound:
+                break
+            expected.add(position)
+            total += entropy[position].item()
+        assert set(accepted_C.nonzero().flatten().tolist()) == expected
+        noise_C = draws().tokens(64, 100)
+        assert torch.equal(next_C, torch.where(accepted_C, torch.full((64,), 7), noise_C)), "all others are noise"
+
+
+def test_at_least_one_position_is_always_accepted():
+    uncertain = prediction(entropy=[5.0, 4.0, 6.0], confidence=[0.1, 0.3, 0.2])
+    for sampler in (EntropyBound(1e-6), ConfidenceThreshold(0.9)):
+        assert sampler(torch.zeros(3).long(), uncertain, moment())[1].tolist() == [False, True, False]
+
+
+def test_the_confidence_threshold_accepts_what_is_likely_enough():
+    accepted_C = ConfidenceThreshold(0.9)(
+        torch.zeros(4).long(), prediction(confidence=[0.95, 0.2, 0.9, 0.89]), moment()
+    )
+    assert accepted_C[1].tolist() == [True, False, True, False]
+
+
+def test_argmax_commit_takes_the_likeliest_everywhere():
+    next_C, accepted_C = ArgmaxCommit()(torch.zeros(3).long(), prediction(argmax=[4, 5, 6]), moment())
+    assert next_C.tolist() == [4, 5, 6]
+    assert accepted_C.all()
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["ancestral", "ddim"])
+@pytest.mark.parametrize("remaining", [10, 6, 2, 1])
+def test_the_posterior_carries_the_forward_marginals_one_step_back(deterministic, remaining):
+    """With x_t drawn from q(x_t | x_0) and the true x_0 as candidate, x_s must follow q(x_s | x_0)."""
+    size, vocab_size, clean = 200_000, 4, 2
+    now = moment(remaining, vocab_size)
+    generator = torch.Generator().manual_seed(remaining)
+    kept_C = torch.rand(size, generator=generator) < alpha(now.settings, remaining)
+    x_t = torch.where(kept_C, clean, torch.randint(0, vocab_size, (size,), generator=generator))
+    x_s, _ = Posterior(deterministic)(x_t, prediction(candidate=[clean] * size), now)
+    share = alpha(now.settings, remaining - 1)
+    expected = torch.full((vocab_size,), (1 - share) / vocab_size)
+    expected[clean] += share
+    assert (x_s.bincount(minlength=vocab_size) / size - expected).abs().max() < 0.005
+
+
+def test_the_posterior_moves_by_its_three_weights():
+    """Where x_t differs from the candidate: P(stay), P(clean) and P(noise) as Bayes gives them, and no noise in DDIM."""
+    size, vocab_size, remaining = 200_000, 10_000, 4
+    now = moment(remaining, vocab_size)
+    a_t, a_s = alpha(now.settings, remaining), alpha(now.settings, remaining - 1)
+    canvas_C = torch.full((size,), 1)
+    for deterministic in (False, True):
+        x_s, clean_C = Posterior(deterministic)(canvas_C, prediction(candidate=[2] * size), now)
+        shares = Counter(x_s.tolist())
+        stay, clean = shares[1] / size, shares[2] / size
+        if deterministic:
+            assert stay + clean == 1
+            assert stay == pytest.approx((1 - a_s) / (1 - a_t), abs=0.005)
+        else:
+            assert stay == pytest.approx(a_t / a_s * (1 - a_s) / (1 - a_t), abs=0.005)
+            assert clean == pytest.approx((1 - a_t / a_s) * a_s / (1 - a_t), abs=0.005)
+        assert clean_C.float().mean().item() == pytest.approx(clean, abs=0.001)
+
+
+# --- stopping -----------------------------------------------------------------------------------------------------
+
+
+def history(*steps):
+    return [prediction(argmax=argmax, entropy=entropy) for argmax, entropy in steps]
+
+
+ALL = torch.ones(2, dtype=torch.bool)
+FIRST = torch.tensor([True, False])
+
+
+@pytest.mark.parametrize(
+    ("stability", "judged", "stops"),
+    [(0, ALL, True), (1, ALL, False), (1, FIRST, True), (2, FIRST, False), (3, FIRST, False)],
+)
+def test_stable_and_confident_looks_back_as_far_as_it_is_told(stability, judged, stops):
+    steps = history(([9, 1], [0.1, 0.1]), ([1, 1], [0.1, 0.1]), ([1, 2], [0.1, 0.1]))
+    assert StableAndConfident(stability, 0.2)(steps, judged) is stops
+
+
+def test_stable_but_unsure_goes_on():
+    steps = history(([1, 1], [0.1, 0.5]), ([1, 1], [0.1, 0.5]))
+    assert not StableAndConfident(1, 0.3)(steps, ALL), "the mean is 0.3, not below it"
+    assert StableAndConfident(1, 0.31)(steps, ALL)
+
+
+def test_a_plateau_stops_when_the_entropy_no_longer_falls():
+    falling = [([1, 1], [e, e]) for e in (3.0, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8)]
+    flat = [*falling, *[([1, 1], [0.8, 0.8])] * 4]
+    assert not Plateau(4)(history(*falling), ALL)
+    assert not Plateau(4)(history(*flat[:-1]), ALL)
+    assert Plateau(4)(history(*flat), ALL)
+
+
+def test_fixed_steps_never_stop_early():
+    assert not FixedSteps()(history(*[([1, 1], [0.0, 0.0])] * 20), ALL)
+
+
+@pytest.mark.parametrize("stopping", ["stable", "plateau", "fixed"])
+@pytest.mark.parametrize("sampler", ["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax"])
+def test_every_sampler_and_stopping_runs_to_an_end(box, sampler, stopping):
+    answer = box.generate("abc", max_new_tokens=12, steps=5, sampler=sampler, stopping=stopping, seed=0)
+    assert 1 <= answer.usage.denoising_steps <= 5 * (1 + answer.usage.redrawn)
+    if stopping == "fixed":
+        assert answer.usage.denoising_steps == 5 * (1 + answer.usage.redrawn)
+    assert math.isfinite(answer.usage.tokens_per_step)
