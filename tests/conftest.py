@@ -1,4 +1,4 @@
-"""Shared by all tests: nothing is fetched, nothing is written outside the test's own directory, one thread a process."""
+"""Shared by all tests: nothing is fetched, nothing is written outside the test's directory, one thread a process."""
 
 import os
 from pathlib import Path

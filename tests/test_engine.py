@@ -160,11 +160,11 @@ def test_committing_a_canvas_costs_no_pass_of_its_own(engine, passes):
 def test_the_next_turn_finds_the_conversation_in_the_cache(box, length):
     """All of the previous prompt but its last, partial piece; beyond the window of 128 as well."""
     engine = Engine(box.model, box.decode, piece=32)
-    prompt = long_prompt(length)
+    prompt, held = long_prompt(length), 0
     for turn in range(3):
         answer = result(engine, request(prompt=prompt))
         assert answer.usage.prompt_tokens == len(prompt)
-        assert answer.usage.cached_tokens == (0 if turn == 0 else held)
+        assert answer.usage.cached_tokens == held
         held = len(prompt) // 32 * 32
         prompt = (*prompt, *answer.tokens, 230 + turn, 231)
 

@@ -180,7 +180,7 @@ def test_the_posterior_carries_the_forward_marginals_one_step_back(deterministic
 
 
 def test_the_posterior_moves_by_its_three_weights():
-    """Where x_t differs from the candidate: P(stay), P(clean) and P(noise) as Bayes gives them, and no noise in DDIM."""
+    """Where x_t differs from the candidate: P(stay) and P(clean) as Bayes gives them, and no noise in DDIM."""
     size, vocab_size, remaining = 200_000, 10_000, 4
     now = moment(remaining, vocab_size)
     a_t, a_s = alpha(now.settings, remaining), alpha(now.settings, remaining - 1)

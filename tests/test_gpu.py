@@ -1,0 +1,125 @@
+"""What only a GPU can show. `pytest -m gpu` on a machine that has one; the last run is summed up in docs/parity.md."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gesso
+from gesso import checkpoint, untrained
+from gesso.config import Config
+from gesso.diffusion.noise import HashSource
+from gesso.engine.engine import Engine
+from gesso.model.init import randomise
+from gesso.model.transformer import DiffusionGemma
+from gesso.settings import Diffusion
+from tests.test_engine import finish, request, result, strangers
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+SMALL = Diffusion(canvas_length=16, steps=6, entropy_bound=2.0, confidence=0.5)
+
+# The layers of the 26B-A4B checkpoint, six of thirty: five sliding, one global, at their real width.
+REAL = {
+    "hidden_size": 2816, "intermediate_size": 2112, "moe_intermediate_size": 704, "num_experts": 128,
+    "top_k_experts": 8, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
+    "num_global_key_value_heads": 2, "sliding_window": 1024, "num_hidden_layers": 6, "vocab_size": 262_144,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "max_position_embeddings": 262_144,
+}  # fmt: skip
+
+
+def test_the_random_numbers_of_the_gpu_are_those_of_the_cpu():
+    for seed in (0, 7, 2**63 + 5):
+        cpu, gpu = (HashSource().at(seed, 3, 9, device) for device in (torch.device("cpu"), CUDA))
+        assert torch.equal(cpu.tokens(256, 262_144), gpu.tokens(256, 262_144).cpu())
+        assert torch.equal(cpu.uniform(256), gpu.uniform(256).cpu())
+        assert torch.equal(cpu.keys(256), gpu.keys(256).cpu())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_same_seed_same_text_on_the_gpu_alone_in_a_batch_of_eight_and_resumed(dtype):
+    model = gesso.load(device="cuda", dtype=dtype)
+    for seed in range(3):
+        alone = finish(engine := Engine(model.model, model.decode), engine.submit(request(seed=seed)))[0]
+        tokens = alone[-1].result.tokens
+        crowd = Engine(model.model, model.decode, max_batch=8)
+        others = [crowd.submit(other) for other in strangers()]
+        mine = crowd.submit(request(seed=seed))
+        assert finish(crowd, mine, *others)[0][-1].result.tokens == tokens
+        for draft in (alone[1], alone[9]):
+            if draft.kind == "draft" and draft.canvas.reason is None:
+                again = request(seed=seed, resume=draft)
+                assert result(Engine(model.model, model.decode), again).tokens == tokens
+
+
+def test_a_calm_model_writes_the_same_text_on_cpu_and_gpu_in_float32():
+    texts = []
+    for device in ("cpu", "cuda"):
+        model = gesso.load(device=device, dtype="float32")
+        with torch.no_grad():
+            for name, weight in model.model.named_parameters():
+                if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                    weight.mul_(0.15)  # near the identity, where rounding does not grow from step to step
+        texts.append([result(Engine(model.model, model.decode), request(seed=seed)).tokens for seed in range(8)])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_real_width_equal_the_reference_beyond_the_window(tmp_path, dtype):
+    transformers = pytest.importorskip("transformers")
+    raw = json.loads(json.dumps(untrained.CONFIG))
+    raw["text_config"] |= REAL
+    with CUDA:
+        ours = DiffusionGemma(Config.from_dict(raw)).to(dtype)
+    randomise(ours, seed=0)
+    with torch.no_grad():
+        for scalar in (*ours.encoder.layer_scalars, *ours.decoder.layer_scalars):
+            scalar.uniform_(0.8, 1.2)
+    checkpoint.save(ours, tmp_path / "real", shard_bytes=4 * 10**9)
+    theirs = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "real", dtype=dtype).to(CUDA)
+    torch.manual_seed(0)
+    prompt, canvas = (torch.randint(0, 262_144, (1, n), device=CUDA) for n in (2500, 256))
+    kv, cache = transformers.DynamicCache(config=theirs.config.text_config), ours.new_cache(1, 4096)
+    distances = []
+    with torch.no_grad():
+        for text in (prompt, canvas):
+            expected = theirs.model.encoder(input_ids=text, past_key_values=kv).last_hidden_state
+            mine = ours.encode(text, cache)
+            distances.append((f"encode {text.shape[1]}", _relative(mine, expected)))
+            first = theirs(decoder_input_ids=canvas, past_key_values=kv).logits
+            distances.append(("denoise", _relative(ours.denoise(canvas, cache), first)))
+            second = theirs(decoder_input_ids=canvas, past_key_values=kv, self_conditioning_logits=first / 0.7).logits
+            distances.append(("self-conditioned", _relative(ours.denoise(canvas, cache, first / 0.7), second)))
+    print(dtype, distances)
+    limit = 1e-4 if dtype is torch.float32 else 3e-2
+    assert all(distance < limit for _, distance in distances)
+
+
+def test_the_26b_shape_runs_in_the_memory_that_info_tells():
+    raw = json.loads(json.dumps(untrained.CONFIG))
+    raw["text_config"] |= REAL | {"num_hidden_layers": 30, "layer_types": REAL["layer_types"] * 5}
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with CUDA:
+            model = DiffusionGemma(Config.from_dict(raw))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    randomise(model, seed=0)
+    weights = torch.cuda.memory_allocated() - before
+    torch.cuda.reset_peak_memory_stats()
+    engine = Engine(model, decode=lambda ids: "")
+    settings = replace(SMALL, canvas_length=256, steps=4, stopping="fixed")
+    answer = result(engine, request(prompt=tuple(range(2000)), max_new_tokens=512, diffusion=settings))
+    peak = torch.cuda.max_memory_allocated() - before
+    print(f"weights {weights / 1e9:.2f} GB, peak {peak / 1e9:.2f} GB, cache {engine.cache.nbytes / 1e9:.2f} GB")
+    assert len(answer.tokens) == 512
+    assert abs(weights - 50.5e9) < 0.1e9
+    assert peak < weights + engine.cache.nbytes + 3e9
+
+
+def _relative(mine, expected):
+    return ((mine.float() - expected.float()).norm() / expected.float().norm()).item()
