@@ -2,8 +2,8 @@
 
 import logging
 import secrets
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Gesso:
         self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length)
         openings = {tokenizer.id_of(piece) for piece in OPENINGS}
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
-        self._inbox: dict[int, deque[Event]] = defaultdict(deque)
+        self._inboxes: dict[int, deque[Event]] = {}
 
     @property
     def config(self) -> Config:
@@ -67,11 +67,11 @@ class Gesso:
         """
         return _last(self.stream(prompt, **options))
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[Event]:
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Generator[Event]:
         """The same as `generate`, as events: `draft` after every step, `commit` for a finished canvas, `done`."""
-        ids = self._ids(prompt)
-        # The request is checked here and now, not when the first event is asked for.
-        return self._events(self.engine.submit(self._request(ids, **options)))
+        request = self._request(self._ids(prompt), **options)
+        self.engine.check(request)  # here and now, not when the first event is asked for
+        return self._events(request)
 
     def chat(
         self,
@@ -83,7 +83,7 @@ class Gesso:
     ) -> ChatResult:
         """Answer a conversation, OpenAI-style messages; `options` as for `generate`."""
         done = _last(self.stream_chat(messages, tools=tools, thinking=thinking, **options))
-        answer = self.read_answer(done.tokens)
+        answer = self.read_answer(done)
         return ChatResult(
             **{**vars(done), "text": answer.text},
             thinking=answer.thinking,
@@ -98,12 +98,14 @@ class Gesso:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool = False,
         **options: Any,
-    ) -> Iterator[Event]:
+    ) -> Generator[Event]:
         return self.stream(self.tokenizer.chat(messages, tools=tools, thinking=thinking), **options)
 
-    def read_answer(self, tokens: Sequence[int]) -> Answer:
+    def read_answer(self, result: Result) -> Answer:
         """Thoughts, tool calls and text of an answer, complete or not."""
-        return parse(self.decode(tokens, special=True))
+        raw = self.decode(result.tokens, special=True)
+        beyond = self.decode(result.tokens)[len(result.text) :]  # a stop string may end the text inside its last token
+        return parse(raw.removesuffix(beyond))
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of what the model wrote. Embeddings are often padded beyond the tokenizer: such ids mean nothing."""
@@ -144,20 +146,23 @@ class Gesso:
             resume=resume,
         )
 
-    def _events(self, request_id: int) -> Iterator[Event]:
+    def _events(self, request: Request) -> Generator[Event]:
         """The events of one request, stepping the engine as they are asked for; several streams may interleave."""
+        request_id = self.engine.submit(request)
+        inbox = self._inboxes[request_id] = deque()
         try:
             while True:
-                while self._inbox[request_id]:
-                    event = self._inbox[request_id].popleft()
+                while inbox:
+                    event = inbox.popleft()
                     yield event
                     if isinstance(event, Done):
                         return
                 for event in self.engine.step():
-                    self._inbox[event.request_id].append(event)
-        finally:  # left early, by the caller or by an error: free the row
+                    if event.request_id in self._inboxes:  # not that of a stream left early
+                        self._inboxes[event.request_id].append(event)
+        finally:
             self.engine.cancel(request_id)
-            self._inbox.pop(request_id, None)
+            del self._inboxes[request_id]
 
 
 def load(

@@ -1,5 +1,6 @@
 """How a canvas is denoised: the settings a caller may choose, the presets, and a checkpoint's own defaults."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -55,7 +56,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # `balanced` is the reference's own setting, to the digit.

@@ -80,6 +80,24 @@ def test_an_answer_may_open_with_a_thought_or_a_call_but_not_with_another_contro
     assert {0, 1, 2, 106, 105, 50} <= box._never_first
 
 
+def test_a_stop_string_inside_a_token_ends_a_chat_there(box):
+    ids = [box.tokenizer.id_of(f"<unused{i}>") for i in (90, 91, 92)]
+    special = dict(enumerate(box.tokenizer.encode("<|channel>thought\nhm<channel|>", bos=False)))
+    pins = special | {len(special) + i: token for i, token in enumerate(ids)}
+    out = box.chat([{"role": "user", "content": "Hi"}], pins=pins, max_new_tokens=len(pins), stop="used91", seed=0)
+    assert (out.text, out.thinking, out.finish_reason) == ("<unused90><un", "hm", "stop")
+
+
+def test_a_stream_left_early_or_never_begun_leaves_nothing_behind(box):
+    box.stream("abc", **FEW)
+    events = box.stream("abc", **FEW)
+    next(events)
+    events.close()
+    box.generate("abc", **FEW)
+    assert not box.engine.busy
+    assert not box._inboxes
+
+
 def test_a_loaded_model_saves_and_loads_to_the_same_text(box, tmp_path):
     box.save(tmp_path / "copy")
     copy = gesso.load(tmp_path / "copy")
@@ -117,6 +135,7 @@ def test_making_the_box_is_repeatable(tmp_path):
         ({"steps": 2.5}, "steps"),
         ({"steps": True}, "steps"),
         ({"entropy_bound": -1}, "entropy_bound"),
+        ({"entropy_bound": float("inf")}, "entropy_bound"),
         ({"t_min": 0.0}, "t_min"),
         ({"t_max": 0.1}, "t_max"),
         ({"stability": -1}, "stability"),

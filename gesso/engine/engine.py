@@ -10,7 +10,6 @@ from gesso.engine.events import Commit, Decode, Done, Draft, Event, Finish, Resu
 from gesso.engine.request import Request, Sequence
 from gesso.engine.runner import Outcome, Runner
 from gesso.engine.scheduler import Row, Scheduler, Work
-from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
 
@@ -47,23 +46,24 @@ class Engine:
             events += self._advance(outcome)
         return events
 
+    def check(self, request: Request) -> None:
+        """Raise InputError for a request that `submit` would refuse."""
+        request.check(self.model.config, self.max_length)
+
     def submit(self, request: Request) -> int:
         """Queue a request; its id names it in events and in `cancel`."""
-        config = self.model.config
-        request.check(config, self.max_length)
+        self.check(request)
         process = Process(
             settings=request.diffusion,
             source=self.source,
             seed=request.seed,
-            vocab_size=config.vocab_size,
+            vocab_size=self.model.config.vocab_size,
             eos=request.eos,
             device=self.model.device,
         )
         sequence = Sequence(next(self.ids), request, process, self._blank(request, process, 0, 0))
         if request.resume is not None:
             sequence.canvas, sequence.tokens = request.resume.canvas, list(request.resume.before)
-            if sequence.canvas.reason is not None:
-                raise InputError("resume: this draft is the last of its canvas; give an earlier one")
         self.sequences[sequence.id] = sequence
         self.scheduler.waiting.append(sequence)
         return sequence.id
@@ -133,7 +133,7 @@ class Engine:
         canvas = sequence.process.advance(sequence.canvas, outcome.prediction, outcome.soft_CH)
         sequence.canvas = canvas
         sequence.usage = replace(sequence.usage, denoising_steps=sequence.usage.denoising_steps + 1)
-        events: list[Event] = [Draft(sequence.id, canvas, tuple(sequence.tokens), self.decode)]
+        events: list[Event] = [Draft(sequence.id, canvas, tuple(sequence.tokens), request.diffusion.steps, self.decode)]
         if canvas.reason is None:
             return events
         tokens = canvas.result_C.tolist()

@@ -40,6 +40,7 @@ class Draft:
     request_id: int
     canvas: Canvas
     before: tuple[int, ...]  # tokens committed in earlier canvases
+    steps: int  # the most a canvas may take
     decode: Decode = field(repr=False)
     kind: Literal["draft"] = "draft"
 

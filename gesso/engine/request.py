@@ -50,6 +50,8 @@ class Request:
                 raise InputError(f"pin {token} at position {position} is outside the vocabulary of {config.vocab_size}")
         if any(not text for text in self.stop):
             raise InputError("a stop string is empty; it would end every text at once")
+        if self.resume is not None and self.resume.canvas.reason is not None:
+            raise InputError("resume: this draft is the last of its canvas; give an earlier one")
 
     def canvas_length(self, config: Config) -> int:
         return self.diffusion.canvas_length or config.canvas_length

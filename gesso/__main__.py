@@ -1,0 +1,8 @@
+"""`python -m gesso` is the command `gesso`."""
+
+import sys
+
+from gesso.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

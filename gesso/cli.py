@@ -1,0 +1,296 @@
+"""The command line. Answers go to stdout, all else to stderr; torch is not imported before a model is needed."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import gesso
+from gesso.errors import GessoError, InputError
+from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion
+from gesso.terminal import complain, follow, lines, note, prepare, print_json, print_styled, print_text, show_cursor
+
+if TYPE_CHECKING:
+    from gesso.api import Gesso
+    from gesso.engine.events import Result
+
+EXIT_CODES = (
+    "Exit codes: 0 all is well; 1 the model or its checkpoint cannot be used; 2 the command or its input cannot be; "
+    "130 stopped with Ctrl-C."
+)
+CHAT_HELP = """\
+/reset   forget the conversation, keep the system message
+/retry   the last question again, with the next seed
+/seed N  draw the answers from this seed
+/exit    leave, as Ctrl-D does
+A message that begins with a slash: put a space before it. Ctrl-C stops an answer."""
+MODEL_HELP = "Directory or hub name of a checkpoint; without it, the model in the box."
+SEEDS = 2**64
+
+app = typer.Typer(
+    help="DiffusionGemma on your own machine.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+# --- the options that generate and chat share -----------------------------------------------------------------------
+
+
+def _diffusion(help: str, *, min: int | None = None, names: Sequence[str] = ()) -> Any:
+    def known(value: str | None) -> str | None:
+        if names and value is not None and value not in names:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
+        return value
+
+    return typer.Option(
+        help=help, min=min, metavar="|".join(names) or None, callback=known, rich_help_panel="Diffusion"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """None is "not given": the preset decides, or the checkpoint."""
+
+    model: Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)] = None
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")] = None
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens an answer may have.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text; default: chance.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
+    live: Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")] = True
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")] = False
+
+    preset: Annotated[str | None, _diffusion("Settings to start from.", names=tuple(PRESETS))] = None
+    steps: Annotated[int | None, _diffusion("The most denoising steps a canvas may take.", min=1)] = None
+    entropy_bound: Annotated[float | None, _diffusion("How much uncertainty a step may accept, in nats.")] = None
+    t_max: Annotated[float | None, _diffusion("Temperature of the first step.")] = None
+    t_min: Annotated[float | None, _diffusion("Temperature of the last step.")] = None
+    stability: Annotated[int | None, _diffusion("Steps without a change before a canvas is done.", min=0)] = None
+    confidence: Annotated[float | None, _diffusion("Mean entropy below which a canvas is done.")] = None
+    sampler: Annotated[str | None, _diffusion("Which positions take their token.", names=SAMPLERS)] = None
+    stopping: Annotated[str | None, _diffusion("When a canvas is done.", names=STOPPINGS)] = None
+    canvas_length: Annotated[int | None, _diffusion("Tokens of a canvas.", min=1)] = None
+    eos_settles: Annotated[bool | None, _diffusion("Judge a canvas only up to its first end of text.")] = None
+
+    def diffusion(self) -> dict[str, Any]:
+        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+
+    def request(self) -> dict[str, Any]:
+        """The keyword arguments of `Gesso.stream`."""
+        common = {name: getattr(self, name) for name in ("max_new_tokens", "seed", "preset")}
+        return {**common, "stop": self.stop or (), **self.diffusion()}
+
+    @property
+    def watch(self) -> bool:
+        return self.live and not self.json
+
+    def load(self) -> "Gesso":
+        # A large model takes minutes to load, so what is wrong by itself is found before. Whether t_max goes with t_min
+        # depends on the checkpoint: here their defaults are wide enough for any value.
+        replace(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **self.diffusion())
+        return gesso.load(self.model, device=self.device, dtype=self.dtype)
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Typer reads options off a signature: there, the fields of `Options` take the place of the parameter `options`."""
+    shared = inspect.signature(Options).parameters
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
+
+    def run(**given: Any) -> None:
+        options = Options(**{name: given.pop(name) for name in shared})
+        command(**given, options=options)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
+    return run
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog=EXIT_CODES)
+@with_options
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to continue; - or nothing: stdin, less its last line break.")
+    ] = None,
+    *,
+    options: Options,
+) -> None:
+    """Continue a text."""
+    text = _prompt(prompt)
+    model = options.load()
+    result = follow(model, model.stream(text, **options.request()), options.watch)
+    _deliver(result, as_json=options.json)
+
+
+@app.command(epilog=EXIT_CODES)
+@with_options
+def chat(
+    system: Annotated[str | None, typer.Option(help="What the model should know before the conversation.")] = None,
+    thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Let the model think first.")] = False,
+    *,
+    options: Options,
+) -> None:
+    """Talk with the model; with piped stdin, every line is a message."""
+    interactive = sys.stdin.isatty()
+    conversation = Conversation(options.load(), options, thinking, system)
+    if interactive:
+        note("/help lists the commands, Ctrl-D ends.")
+    for line in lines(interactive):
+        if line.split() == ["/exit"]:
+            return
+        try:
+            conversation.hear(line)
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            note("stopped; the conversation is as it was before the question")
+        except InputError as error:
+            if not interactive:
+                raise
+            complain(str(error))
+
+
+@app.command(epilog=EXIT_CODES)
+def info(
+    model: Annotated[
+        str | None,
+        typer.Argument(envvar="GESSO_MODEL", help=MODEL_HELP),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+) -> None:
+    """Describe a checkpoint: its size, the memory it needs, what would keep it from loading."""
+    from gesso import checkpoint, untrained
+    from gesso.info import describe, render
+
+    directory = untrained.directory() if model is None else checkpoint.find(model)
+    report = describe(directory, model or "the model in the box (untrained)")
+    if json:
+        print_json(report.to_dict())
+        return
+    print_styled(lambda console: render(report, console))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print_text(f"gesso {gesso.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+@dataclass
+class Conversation:
+    """What was said, and what the next answer is drawn from."""
+
+    model: "Gesso"
+    options: Options
+    thinking: bool
+    system: str | None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    question: str | None = None  # the last one, answered or not
+    before: list[dict[str, str]] = field(default_factory=list)  # the messages it was asked after
+    last_seed: int | None = None  # of its answer
+
+    def __post_init__(self) -> None:
+        self.seed = self.options.seed
+        self.reset()
+
+    def hear(self, line: str) -> None:
+        match line.split() if line.startswith("/") else ["", line.strip()]:
+            case ["", question]:
+                if question:
+                    self.ask(question, self.messages)
+            case ["/help"]:
+                note(CHAT_HELP)
+            case ["/reset"]:
+                self.reset()
+            case ["/seed", number] if number.isdecimal() and int(number) < SEEDS:
+                self.seed = int(number)
+            case ["/retry"]:
+                self.retry()
+            case _:
+                complain(f"no such command: {line.strip()}; /help lists them")
+
+    def ask(self, question: str, before: list[dict[str, str]]) -> None:
+        self.question, self.before, self.last_seed = question, before, None
+        asked = [*before, {"role": "user", "content": question}]
+        request = {**self.options.request(), "seed": self.seed}
+        events = self.model.stream_chat(asked, thinking=self.thinking, **request)
+        result = follow(self.model, events, self.options.watch)
+        answer = self.model.read_answer(result)
+        # Only now: a question whose answer was stopped is no part of the conversation.
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self.last_seed = result.seed
+        _deliver(replace(result, text=answer.text), as_json=self.options.json, thinking=answer.thinking)
+
+    def retry(self) -> None:
+        if self.question is None:
+            complain("nothing to retry: no question was asked yet")
+            return
+        if self.seed is not None and self.seed == self.last_seed:
+            self.seed = (self.seed + 1) % SEEDS  # the same seed would give the same answer
+        self.ask(self.question, self.before)
+
+    def reset(self) -> None:
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.question = None
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _prompt(given: str | None) -> str:
+    if given is None and sys.stdin.isatty():
+        raise InputError("no prompt; give one as an argument or pipe it in")
+    text = "\n".join(lines(interactive=False)) if given in (None, "-") else given
+    if not text:
+        raise InputError("the prompt is empty")
+    return text
+
+
+def _deliver(result: "Result", *, as_json: bool, thinking: str | None = None) -> None:
+    usage = result.usage
+    if as_json:
+        thoughts = {} if thinking is None else {"thinking": thinking}
+        usage_and_rate = {**asdict(usage), "tokens_per_step": usage.tokens_per_step}
+        print_json({**asdict(result), "usage": usage_and_rate, **thoughts})
+        return
+    if thinking:
+        note(thinking)
+    print_text(result.text)
+    note(
+        f"{usage.completion_tokens} tokens, {usage.denoising_steps} steps ({usage.tokens_per_step:.1f} tokens/step), "
+        f"canvases {usage.canvases}, finish {result.finish_reason}, seed {result.seed}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (that of the process, when none is given); the exit code."""
+    prepare()
+    try:
+        code = app(args=arguments, prog_name="gesso", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        complain(f"{error.format_message()} See gesso --help.")
+        return error.exit_code
+    except InputError as error:
+        complain(str(error))
+        return 2
+    except (GessoError, OSError) as error:
+        complain(str(error))
+        return 1
+    if code == 130:
+        show_cursor()
+    return int(code)
