@@ -231,10 +231,10 @@ def test_nothing_that_a_terminal_obeys_is_printable() -> None:
 def test_terminals_get_harmless_text_and_pipes_the_text_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live.print_text("a\x1b[31mb")
+    terminal.print_text("a\x1b[31mb")
     assert capsys.readouterr().out == "a\x1b[31mb\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    live.print_text("a\x1b[31mb")
+    terminal.print_text("a\x1b[31mb")
     assert capsys.readouterr().out == "a␛[31mb\n"
 
 
@@ -363,7 +363,7 @@ def test_settled_tokens_are_bright_and_the_others_dim() -> None:
     tokens = [*map(ord, "abcd\x1b"), 0, 0]
     settled = [True, True, False, True, False, True, False]
     draft: Any = SimpleNamespace(before=[ord("x")], tokens=tokens, settled=settled)
-    text = terminal.CanvasView(model, steps=1)._text(draft)
+    text = terminal.CanvasView(model)._text(draft)
     assert text.plain == "xabcd␛··"
     assert [(text.plain[s.start : s.end], s.style) for s in text.spans] == [
         ("ab", "bold"), ("c", "dim"), ("d", "bold"), ("␛", "dim"), ("··", "dim"),
