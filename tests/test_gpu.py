@@ -66,42 +66,80 @@ def test_a_calm_model_writes_the_same_text_on_cpu_and_gpu_in_float32():
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_of_real_width_equal_the_reference_beyond_the_window(tmp_path, dtype):
+@pytest.fixture(scope="module")
+def real_width(tmp_path_factory):
+    """Three layers of real width in the reference's float32: the truth, and the directory it was read from."""
     transformers = pytest.importorskip("transformers")
+    directory = tmp_path_factory.mktemp("real") / "model"
     raw = json.loads(json.dumps(untrained.CONFIG))
-    raw["text_config"] |= REAL
+    layers = ["sliding_attention", "sliding_attention", "full_attention"]
+    raw["text_config"] |= REAL | {"num_hidden_layers": 3, "layer_types": layers, "vocab_size": 32_768}
     with CUDA:
-        ours = DiffusionGemma(Config.from_dict(raw)).to(dtype)
-    randomise(ours, seed=0)
+        model = DiffusionGemma(Config.from_dict(raw))
+    randomise(model, seed=0)
     with torch.no_grad():
-        for scalar in (*ours.encoder.layer_scalars, *ours.decoder.layer_scalars):
+        for scalar in (*model.encoder.layer_scalars, *model.decoder.layer_scalars):
             scalar.uniform_(0.8, 1.2)
-        for name, weight in ours.named_parameters():
+        for name, weight in model.named_parameters():
             # As in a trained model, attention weighs and the router decides. With norms of one the products of random
             # queries and keys spread over tens, softmax becomes a coin, and rounding decides where it falls.
             if name.endswith(("q_norm.weight", "k_norm.weight")):
                 weight.fill_(weight.numel() ** -0.25)
             elif name.endswith("router.proj.weight"):
                 weight.mul_(50.0)
-    checkpoint.save(ours, tmp_path / "real", shard_bytes=4 * 10**9)
-    theirs = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "real", dtype=dtype).to(CUDA)
-    torch.manual_seed(0)
-    prompt, canvas = (torch.randint(0, 262_144, (1, n), device=CUDA) for n in (2500, 256))
-    kv, cache = transformers.DynamicCache(config=theirs.config.text_config), ours.new_cache(1, 4096)
-    distances = []
+    checkpoint.save(model, directory)
+    del model
+    return transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(directory).to(CUDA).eval(), directory
+
+
+def outputs(model):
+    """Of ours or the reference: prompt of 2,500 tokens, canvas without and with self-conditioning, commit, canvas."""
+    generator = torch.Generator().manual_seed(0)
+    prompt, canvas = (torch.randint(0, 32_768, (1, n), generator=generator).to(CUDA) for n in (2500, 256))
+    if isinstance(model, DiffusionGemma):
+        cache = model.new_cache(1, 4096)
+        encode, denoise = (lambda ids: model.encode(ids, cache)), (lambda sc: model.denoise(canvas, cache, sc))
+    else:
+        from transformers import DynamicCache
+
+        kv = DynamicCache(config=model.config.text_config)
+
+        def encode(ids):
+            return model.model.encoder(input_ids=ids, past_key_values=kv).last_hidden_state
+
+        def denoise(logits):
+            return model(decoder_input_ids=canvas, past_key_values=kv, self_conditioning_logits=logits).logits
+
+    found = []
     with torch.no_grad():
         for text in (prompt, canvas):
-            expected = theirs.model.encoder(input_ids=text, past_key_values=kv).last_hidden_state
-            mine = ours.encode(text, cache)
-            distances.append((f"encode {text.shape[1]}", _relative(mine, expected)))
-            first = theirs(decoder_input_ids=canvas, past_key_values=kv).logits
-            distances.append(("denoise", _relative(ours.denoise(canvas, cache), first)))
-            second = theirs(decoder_input_ids=canvas, past_key_values=kv, self_conditioning_logits=first / 0.7).logits
-            distances.append(("self-conditioned", _relative(ours.denoise(canvas, cache, first / 0.7), second)))
-    print(dtype, distances)
-    limit = 1e-4 if dtype is torch.float32 else 3e-2
-    assert all(distance < limit for _, distance in distances)
+            found += [encode(text), first := denoise(None), denoise(first / 0.7)]
+    return [tensor.float()[0] for tensor in found]
+
+
+def errors(mine, expected):
+    """Relative error of every token."""
+    return torch.cat([(a - b).norm(dim=-1) / b.norm(dim=-1) for a, b in zip(mine, expected, strict=True)])
+
+
+def test_layers_of_real_width_equal_the_reference_beyond_the_window(real_width):
+    """All but the few tokens that stand between two experts: there rounding decides which one answers."""
+    exact, directory = real_width
+    ours = checkpoint.load(directory, Config.from_directory(directory), CUDA, torch.float32)
+    found = errors(outputs(ours), outputs(exact))
+    print(f"float32: median {found.median():.1e}, 99 % below {found.quantile(0.99):.1e}, largest {found.max():.1e}")
+    assert found.median() < 2e-5
+    assert found.quantile(0.99) < 1e-4
+
+
+def test_layers_of_real_width_in_bfloat16_are_as_near_the_truth_as_the_reference(real_width):
+    exact, directory = real_width
+    ours = checkpoint.load(directory, Config.from_directory(directory), CUDA, torch.bfloat16)
+    low = type(exact).from_pretrained(directory, dtype=torch.bfloat16).to(CUDA).eval()
+    truth = outputs(exact)
+    mine, reference = errors(outputs(ours), truth), errors(outputs(low), truth)
+    print(f"bfloat16: mean error {mine.mean():.4f}, the reference's {reference.mean():.4f}")
+    assert mine.mean() <= 1.05 * reference.mean()
 
 
 def test_the_26b_shape_runs_in_the_memory_that_info_tells():
@@ -126,7 +164,3 @@ def test_the_26b_shape_runs_in_the_memory_that_info_tells():
     assert len(answer.tokens) == 512
     assert abs(weights - 50.5e9) < 0.1e9
     assert peak < weights + engine.cache.nbytes + 3e9
-
-
-def _relative(mine, expected):
-    return ((mine.float() - expected.float()).norm() / expected.float().norm()).item()

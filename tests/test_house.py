@@ -1,0 +1,50 @@
+"""The rooms and their doors: imports point down only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "gesso"
+
+# A room may import itself and the rooms named here.
+PLAIN = {"errors", "config", "settings"}
+BELOW = {
+    "ops": PLAIN,
+    "model": PLAIN | {"ops"},
+    "diffusion": PLAIN | {"ops"},
+    "engine": PLAIN | {"ops", "model", "diffusion"},
+}
+
+
+def rooms_imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("gesso.")}
+    return found
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_a_room_imports_only_from_below(room):
+    for path in (PACKAGE / room).glob("*.py"):
+        assert rooms_imported(path) <= BELOW[room] | {room}, path
+
+
+def test_the_package_never_imports_its_oracle():
+    for path in PACKAGE.rglob("*.py"):
+        assert "transformers" not in {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }, path
