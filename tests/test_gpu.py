@@ -154,7 +154,10 @@ def test_the_26b_shape_runs_in_the_memory_that_info_tells():
     finally:
         torch.set_default_dtype(torch.float32)
     randomise(model, seed=0)
-    weights = torch.cuda.memory_allocated() - before
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert torch.cuda.memory_allocated() - before < 1.005 * weights, (
+        "the allocator rounds up, and nothing else is there"
+    )
     torch.cuda.reset_peak_memory_stats()
     engine = Engine(model, decode=lambda ids: "")
     settings = replace(SMALL, canvas_length=256, steps=4, stopping="fixed")
@@ -162,5 +165,5 @@ def test_the_26b_shape_runs_in_the_memory_that_info_tells():
     peak = torch.cuda.max_memory_allocated() - before
     print(f"weights {weights / 1e9:.2f} GB, peak {peak / 1e9:.2f} GB, cache {engine.cache.nbytes / 1e9:.2f} GB")
     assert len(answer.tokens) == 512
-    assert abs(weights - 50.5e9) < 0.1e9
+    assert round(weights / 1e9, 2) == 50.50
     assert peak < weights + engine.cache.nbytes + 3e9
