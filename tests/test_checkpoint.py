@@ -1,5 +1,6 @@
 """Directories in and out: what loads, what is refused and how it says so, and what `transformers` makes of ours."""
 
+import io
 import json
 import logging
 import os
@@ -118,6 +119,20 @@ def test_the_vision_tower_is_left_out_with_one_line(directory, caplog):
         model = load(directory)
     assert [record.message for record in caplog.records] == ["text only: 16 tensors of the vision tower are left out"]
     assert not any("vision" in name for name, _ in model.named_parameters())
+
+
+def test_a_long_load_shows_its_progress_on_a_terminal_and_only_there(directory, monkeypatch):
+    shown = {}
+    for terminal in (True, False):
+        screen = io.StringIO()
+        screen.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setattr(checkpoint, "LONG_LOAD", 1)
+        load(directory)
+        shown[terminal] = screen.getvalue()
+    assert "loading weights" in shown[True]
+    assert "1.5/1.5 MB" in shown[True]
+    assert shown[False] == ""
 
 
 PEAK = """
