@@ -14,7 +14,7 @@ from gesso import checkpoint, untrained
 from gesso.answer import Answer, ToolCall, parse
 from gesso.config import Config
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Event, Result
+from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
@@ -154,6 +154,8 @@ class Gesso:
             while True:
                 while inbox:
                     event = inbox.popleft()
+                    if isinstance(event, Failed):
+                        raise event.error
                     yield event
                     if isinstance(event, Done):
                         return

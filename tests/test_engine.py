@@ -328,10 +328,13 @@ def test_a_sampler_that_fails_takes_nobody_with_it(box):
     def broken(canvas_C, prediction, moment):
         raise RuntimeError("my sampler is broken")
 
-    before = box.generate("abc", seed=1, max_new_tokens=8, steps=2).tokens
+    whole = box.generate("abc", seed=1, max_new_tokens=8, steps=3, stopping="fixed").tokens
+    other = box.stream("abc", seed=1, max_new_tokens=8, steps=3, stopping="fixed")
+    next(other)
     with pytest.raises(RuntimeError, match="my sampler"):
         box.generate("abc", max_new_tokens=8, sampler=broken)
-    assert box.generate("abc", seed=1, max_new_tokens=8, steps=2).tokens == before
+    assert list(other)[-1].result.tokens == whole
+    assert not box.engine.busy
 
 
 def test_streams_may_interleave_and_be_left_early(box):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
-from gesso.engine.events import Commit, Decode, Done, Draft, Event, Finish, Result
+from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Result
 from gesso.engine.request import Request, Sequence
 from gesso.engine.runner import Outcome, Runner
 from gesso.engine.scheduler import Row, Scheduler, Work
@@ -41,9 +41,11 @@ class Engine:
         """Take in and let go, run one pass over all that is ready, and hand out what it brought."""
         events = self._let_go()
         self._take_in()
-        work = self.scheduler.plan()
-        for outcome in self._run(work):
-            events += self._advance(outcome)
+        for outcome in self._run(self.scheduler.plan()):
+            try:
+                events += self._advance(outcome)
+            except Exception as error:  # a sampler or stopping rule of the caller's own: it takes nobody with it
+                events.append(self._fail(outcome.sequence, error))
         return events
 
     def check(self, request: Request) -> None:
@@ -170,9 +172,16 @@ class Engine:
         sequence.canvas = self._blank(request, sequence.process, sequence.canvas.index + 1, len(sequence.tokens))
         return events
 
-    def _finish(self, sequence: Sequence, reason: Finish) -> Done:
+    def _fail(self, sequence: Sequence, error: Exception) -> Failed:
+        self._remove(sequence)
+        return Failed(sequence.id, error)
+
+    def _remove(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         del self.sequences[sequence.id]
+
+    def _finish(self, sequence: Sequence, reason: Finish) -> Done:
+        self._remove(sequence)
         usage = replace(sequence.usage, completion_tokens=len(sequence.tokens))
         result = Result(sequence.shown, tuple(sequence.tokens), reason, usage, sequence.request.seed)
         return Done(sequence.id, result)

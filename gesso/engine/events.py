@@ -88,4 +88,13 @@ class Done:
         return self.result.text
 
 
-Event = Draft | Commit | Done
+@dataclass(frozen=True)
+class Failed:
+    """The request's own code, a sampler or a stopping rule, raised; the request has ended, the others go on."""
+
+    request_id: int
+    error: Exception
+    kind: Literal["failed"] = "failed"
+
+
+Event = Draft | Commit | Done | Failed

@@ -1,15 +1,16 @@
 """Attention of one layer. T tokens of all segments, H hidden, N query heads, M key/value heads, D head dim."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from gesso import ops
 from gesso.config import Config, LayerShape
 from gesso.model.parts import Linear, RMSNorm
-from gesso.ops import LayerCache, Segment
 
 Rotation = tuple[Tensor, Tensor]  # cosine and sine [T, 1, D]
+# Queries [T, N, D], keys and values [T, M, D] to [T, N, D]: who sees whom is not the layer's business.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -24,8 +25,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
 
-    def forward(self, x_TH: Tensor, segments: Sequence[Segment], cache: LayerCache, rotation: Rotation) -> Tensor:
-        lengths = [segment.length for segment in segments]
+    def forward(self, x_TH: Tensor, lengths: Sequence[int], attend: Attend, rotation: Rotation) -> Tensor:
         q_TND = self.q_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
         k_TMD = self.k_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
         # In a global layer key and value are one projection; only norm and rotation tell them apart.
@@ -33,5 +33,4 @@ class Attention(nn.Module):
         q_TND = ops.rotate(self.q_norm(q_TND), *rotation)
         k_TMD = ops.rotate(self.k_norm(k_TMD), *rotation)
         v_TMD = ops.rms_norm(v_TMD, None, self.eps)
-        out_TND = ops.attention(q_TND, k_TMD, v_TMD, cache, segments)
-        return self.o_proj(out_TND.flatten(1), lengths)
+        return self.o_proj(attend(q_TND, k_TMD, v_TMD).flatten(1), lengths)

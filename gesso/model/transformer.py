@@ -9,7 +9,7 @@ B batch, S text, C canvas, T tokens of all segments, H hidden, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from gesso import ops
 from gesso.config import Config, LayerShape
 from gesso.errors import InputError
-from gesso.model.attention import Attention, Rotation
+from gesso.model.attention import Attend, Attention, Rotation
 from gesso.model.cache import KVCache
 from gesso.model.experts import Experts, Router
 from gesso.model.parts import GatedMLP, RMSNorm, SelfConditioning
-from gesso.ops import LayerCache, Segment
+from gesso.ops import Segment
 
 
 class Layer(nn.Module):
@@ -44,11 +44,10 @@ class Layer(nn.Module):
         self.post_feedforward_layernorm = norm()
 
     def forward(
-        self, x_TH: Tensor, segments: Sequence[Segment], cache: LayerCache, rotation: Rotation, scalar_T1: Tensor
+        self, x_TH: Tensor, lengths: Sequence[int], attend: Attend, rotation: Rotation, scalar_T1: Tensor
     ) -> Tensor:
-        attended_TH = self.self_attn(self.input_layernorm(x_TH), segments, cache, rotation)
+        attended_TH = self.self_attn(self.input_layernorm(x_TH), lengths, attend, rotation)
         x_TH = x_TH + self.post_attention_layernorm(attended_TH)
-        lengths = [segment.length for segment in segments]
         dense_TH = self.mlp(self.pre_feedforward_layernorm(x_TH), lengths)
         index_TK, weight_TK = self.router(x_TH, lengths)  # routed by the residual stream itself, not its norm
         sparse_TH = self.experts(self.pre_feedforward_layernorm_2(x_TH), index_TK, weight_TK, lengths)
@@ -149,6 +148,7 @@ class DiffusionGemma(nn.Module):
     def _pass(self, pieces: Sequence[Piece], segments: Sequence[Segment], cache: KVCache, stack: Stack) -> list[Tensor]:
         if not pieces:
             return []
+        lengths = [segment.length for segment in segments]
         x_TH = torch.cat([self._embed(piece, stack) for piece in pieces])
         position_T = torch.cat([torch.arange(s.start, s.start + s.length, device=self.device) for s in segments])
         causal_T1 = torch.cat([torch.full((s.length, 1), s.causal, device=self.device) for s in segments])
@@ -161,8 +161,9 @@ class DiffusionGemma(nn.Module):
             stack.layers, cache.layers, self.config.layers, scalars, strict=True
         ):
             scalar_T1 = torch.where(causal_T1, encoder_scalar, decoder_scalar)
-            x_TH = layer(x_TH, segments, kv, rotations[shape], scalar_T1)
-        return list(stack.norm(x_TH).split([segment.length for segment in segments]))
+            attend = partial(ops.attention, cache=kv, segments=segments)
+            x_TH = layer(x_TH, lengths, attend, rotations[shape], scalar_T1)
+        return list(stack.norm(x_TH).split(lengths))
 
     def _embed(self, piece: Piece, stack: Stack) -> Tensor:
         embedded_SH = stack.embed_tokens(piece.ids_S) * self.embed_scale
