@@ -7,6 +7,7 @@
 Importing this package imports no torch; `load` does.
 """
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,15 @@ def load(
     return load_model(name, device=device, dtype=dtype, max_batch=max_batch, max_length=max_length)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Gesso":
-        from gesso.api import Gesso
+_LAZY = {
+    "Gesso": "gesso.api",
+    "ChatResult": "gesso.api",
+    **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
+}
 
-        return Gesso
+
+def __getattr__(name: str) -> Any:
+    """The types of what comes back, imported (and torch with them) when first asked for."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'gesso' has no attribute {name!r}")

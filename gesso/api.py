@@ -18,7 +18,7 @@ from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import GenerationDefaults, choose
+from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
 
 logger = logging.getLogger("gesso")
@@ -116,6 +116,8 @@ class Gesso:
         checkpoint.save(self.model, Path(directory), source=self.directory)
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, Sequence):
+            raise InputError(f"the prompt must be text or a list of token ids, got {type(prompt).__name__}")
         if not isinstance(prompt, str):
             return list(prompt)
         if not prompt:  # the bos token alone would make a valid request, and never what an empty string meant
@@ -128,17 +130,21 @@ class Gesso:
         *,
         max_new_tokens: int | None = None,
         seed: int | None = None,
-        preset: str | None = None,
+        preset: str | Diffusion | None = None,
         stop: str | Sequence[str] = (),
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
         **diffusion: Any,
     ) -> Request:
+        if max_new_tokens is None:  # as many as the checkpoint wants, or as there is room for
+            max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(prompt)))
+        if seed is None:
+            seed = secrets.randbits(32) if resume is None else resume.request.seed
         return Request(
             prompt=tuple(prompt),
-            max_new_tokens=self.defaults.max_new_tokens if max_new_tokens is None else max_new_tokens,
+            max_new_tokens=max_new_tokens,
             diffusion=choose(self.defaults.diffusion, preset, **diffusion),
-            seed=secrets.randbits(32) if seed is None else seed,
+            seed=seed,
             eos=frozenset(self.defaults.eos_token_ids),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),

@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,14 +44,14 @@ def find(name: str | Path) -> Path:
         return path
     if path.is_file():
         raise CheckpointError(f"{path} is a file; give the checkpoint's directory")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(name)):
         raise CheckpointError(f"no directory {str(name)!r}, and it is not a hub name of the form owner/model")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=PATTERNS))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"{name!r} is not a local directory and could not be fetched from the hub ({type(error).__name__}): "
             f"{str(error).splitlines()[0]} Check the name, the network, HF_TOKEN for gated models and HF_HUB_OFFLINE."
@@ -63,6 +64,8 @@ def weight_files(directory: Path) -> list[Path]:
         names = read_json(directory / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise CheckpointError(f"{directory / INDEX} has no weight_map")
+        if wrong := [name for name in names.values() if not isinstance(name, str) or Path(name).name != (name or 0)]:
+            raise CheckpointError(f"{directory / INDEX} names {wrong[0]!r}, which is no file of this directory")
         return [directory / name for name in sorted(set(names.values()))]
     return [directory / SINGLE] if (directory / SINGLE).exists() else []
 
@@ -127,12 +130,12 @@ def empty_model(config: Config) -> "DiffusionGemma":
 
 
 def _header(file: Path) -> dict[str, tuple[int, ...]]:
-    with _opened(file) as tensors:
+    with opened(file) as tensors:
         return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def opened(file: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -179,7 +182,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
     with _progress(sum(file.stat().st_size for file in files)) as advance:
         for file in files:
             for name in _header(file):
-                with _opened(file) as tensors:
+                with opened(file) as tensors:
                     tensor = tensors.get_tensor(name)
                 yield name, tensor
                 advance(tensor.nbytes)
@@ -222,11 +225,12 @@ def save(
     `source` is the checkpoint the model came from: its tokenizer files are copied, and its vision tensors, which
     `transformers` insists on. Without one, the vision tower is written as zeros. `files` are further texts by name.
     """
+    directory = directory.expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(f"{directory} exists and is not empty; choose another place to save")
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    partial.chmod(0o755)  # mkdtemp's are for the user alone
     try:
         for file in () if source is None else sorted(source.iterdir()):
             if file.suffix in (".json", ".jinja", ".model") and file.name not in ("config.json", INDEX):
@@ -270,7 +274,7 @@ def _vision(model: "DiffusionGemma", names: list[str], source: Path | None) -> d
 
     tensors: dict[str, Tensor] = {}
     for file in weight_files(source) if source is not None and names else []:
-        with _opened(file) as stored:
+        with opened(file) as stored:
             tensors |= {name: stored.get_tensor(name).to(model.dtype) for name in set(names) & set(stored.keys())}
     shapes = vision_tensors(model.config)
     return {name: tensors.get(name, torch.zeros(shapes[name], dtype=model.dtype)) for name in names}

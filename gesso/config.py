@@ -55,19 +55,20 @@ class Config:
     rms_norm_eps: float = 1e-6
     final_logit_softcapping: float = 30.0
     tie_word_embeddings: bool = True
-    dtype: str = "float32"
     pad_token_id: int = 0
-    bos_token_id: int | None = 2
     eos_token_ids: tuple[int, ...] = (1,)
     # The file as it was read: saving writes it back, so that nothing another tool needs gets lost.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_experts",
-                     "top_k_experts", "moe_intermediate_size", "canvas_length", "max_position_embeddings"):  # fmt: skip
+                     "top_k_experts", "moe_intermediate_size", "canvas_length", "max_position_embeddings",
+                     "sliding_window"):  # fmt: skip
+            _positive(getattr(self, name), name)
+        for name in ("rms_norm_eps", "final_logit_softcapping"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise CheckpointError(f"config: {name} must be a positive integer, got {value!r}")
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+                raise CheckpointError(f"config: {name} must be a number above 0, got {value!r}")
         if not self.layers:
             raise CheckpointError("config: the model has no layers")
         if self.sliding_window < 2:
@@ -104,24 +105,22 @@ class Config:
 
         eos = first(raw.get("eos_token_id"), text.get("eos_token_id"), 1)
         return cls(
-            vocab_size=text.get("vocab_size", 262_144),
-            hidden_size=text.get("hidden_size", 2304),
-            intermediate_size=text.get("intermediate_size", 9216),
-            num_attention_heads=text.get("num_attention_heads", 8),
+            vocab_size=first(text.get("vocab_size"), 262_144),
+            hidden_size=first(text.get("hidden_size"), 2304),
+            intermediate_size=first(text.get("intermediate_size"), 9216),
+            num_attention_heads=first(text.get("num_attention_heads"), 8),
             num_experts=required("num_experts"),
             top_k_experts=required("top_k_experts"),
             moe_intermediate_size=required("moe_intermediate_size"),
-            sliding_window=text.get("sliding_window", 512),
+            sliding_window=first(text.get("sliding_window"), 512),
             layers=layers,
             canvas_length=first(raw.get("canvas_length"), 256),
-            max_position_embeddings=text.get("max_position_embeddings", 131_072),
-            rms_norm_eps=text.get("rms_norm_eps", 1e-6),
-            final_logit_softcapping=text.get("final_logit_softcapping", 30.0),
+            max_position_embeddings=first(text.get("max_position_embeddings"), 131_072),
+            rms_norm_eps=first(text.get("rms_norm_eps"), 1e-6),
+            final_logit_softcapping=first(text.get("final_logit_softcapping"), 30.0),
             # The outer flag rules: it ties the encoder to the decoder and the head to the embedding, all or nothing.
-            tie_word_embeddings=raw.get("tie_word_embeddings", True),
-            dtype=first(raw.get("dtype"), raw.get("torch_dtype"), text.get("dtype"), "float32"),
+            tie_word_embeddings=first(raw.get("tie_word_embeddings"), True),
             pad_token_id=first(text.get("pad_token_id"), 0),
-            bos_token_id=text.get("bos_token_id", 2),
             eos_token_ids=token_ids(eos),
             raw=MappingProxyType(dict(raw)),
         )
@@ -144,7 +143,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
-    count = text.get("num_hidden_layers", 30)
+    count = _positive(first(text.get("num_hidden_layers"), 30), "num_hidden_layers")
     kinds = text.get("layer_types") or [GLOBAL if (i + 1) % 6 == 0 else SLIDING for i in range(count)]
     if len(kinds) != count:
         raise CheckpointError(f"config: layer_types names {len(kinds)} layers, num_hidden_layers says {count}")
@@ -156,11 +155,14 @@ def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
         SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
         GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
     }
-    ropes.update(text.get("rope_parameters") or {})
-    kv_heads = text.get("num_key_value_heads", 4)
+    for kind, given in (text.get("rope_parameters") or {}).items():
+        if kind not in ropes or not isinstance(given, Mapping):
+            raise CheckpointError(f"config: rope_parameters must be given by layer type, {SLIDING} and {GLOBAL}")
+        ropes[kind] = {"rope_theta": ropes[kind]["rope_theta"], **given}
+    kv_heads = first(text.get("num_key_value_heads"), 4)
     shapes = {
-        SLIDING: (text.get("head_dim", 256), kv_heads),
-        GLOBAL: (text.get("global_head_dim", 512), first(text.get("num_global_key_value_heads"), kv_heads)),
+        SLIDING: (first(text.get("head_dim"), 256), kv_heads),
+        GLOBAL: (first(text.get("global_head_dim"), 512), first(text.get("num_global_key_value_heads"), kv_heads)),
     }
     # Newer files give the same geometry layer by layer; a global layer without an entry then has the base shape.
     if (per_layer := text.get("per_layer_config")) is not None:
@@ -176,8 +178,8 @@ def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
         layers.append(
             LayerShape(
                 sliding=kind == SLIDING,
-                head_dim=override.get("head_dim", head_dim),
-                kv_heads=override.get("num_key_value_heads", heads),
+                head_dim=_positive(override.get("head_dim", head_dim), "head_dim"),
+                kv_heads=_positive(override.get("num_key_value_heads", heads), "num_key_value_heads"),
                 rope=_rope(kind, ropes[kind]),
             )
         )
@@ -246,5 +248,14 @@ def first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def token_ids(value: int | list[int]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
+def token_ids(value: Any) -> tuple[int, ...]:
+    ids = tuple(value) if isinstance(value, list) else (value,)
+    if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
+        raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {value!r}")
+    return ids
+
+
+def _positive(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config: {name} must be a positive integer, got {value!r}")
+    return value

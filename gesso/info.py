@@ -19,6 +19,7 @@ from rich.text import Text
 from gesso import checkpoint
 from gesso.config import Config
 from gesso.errors import CheckpointError
+from gesso.printable import printable
 from gesso.settings import GenerationDefaults
 from gesso.vision import is_buffer, is_vision, vision_tensors
 
@@ -248,18 +249,16 @@ def _examine(directory: Path, config: Config) -> tuple[list[Path], list[str]]:
 
 
 def _weights(files: list[Path]) -> Weights:
-    from safetensors import SafetensorError, safe_open
-
     values: Counter[str] = Counter()
     vision = False
     for file in files:
         try:
-            with safe_open(file, framework="np") as tensors:
+            with checkpoint.opened(file) as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (not a dict: it has no iterator)
                     part = tensors.get_slice(name)
                     values[part.get_dtype()] += math.prod(part.get_shape())
                     vision |= is_vision(name)
-        except (SafetensorError, OSError):
+        except CheckpointError:
             continue  # missing or damaged: among the problems already
     return Weights(files=len(files), values_by_dtype=dict(values), vision=vision)
 
@@ -281,8 +280,8 @@ def render(report: Report, console: Console) -> None:
         console.print(Text(f"\n{title}", style="bold"))
         console.print(body)
 
-    console.print(Text(report.name, style="bold"))
-    console.print(Text(report.path, style="dim", overflow="fold"))
+    console.print(Text(printable(report.name), style="bold"))
+    console.print(Text(printable(report.path), style="dim", overflow="fold"))
     section("Architecture", _pairs(_architecture_rows(report.architecture)))
     section("Parameters", _pairs(_parameter_rows(report.parameters)))
     section(f"Memory ({_memory_unit(report.memory)[0]})", _memory_table(report))
@@ -349,7 +348,7 @@ def _file_table(report: Report) -> Table:
     table.add_column()
     table.add_column(justify="right")
     for file in report.files:
-        table.add_row(Text(file.name), file.role, _short(file.bytes, (" GB", " MB", " kB", " B")))
+        table.add_row(Text(printable(file.name)), file.role, _short(file.bytes, (" GB", " MB", " kB", " B")))
     return table
 
 
@@ -365,7 +364,8 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column()
     table.add_column(overflow="fold")
     for label, value in rows:
-        table.add_row(Text(label), Text(value))  # Text: a bracket in a name is no markup
+        # Names come out of files: a bracket in them is no markup, an escape sequence no command.
+        table.add_row(Text(label), Text(printable(value)))
     return table
 
 

@@ -82,7 +82,7 @@ class GenerationDefaults:
         path = directory / "generation_config.json"
         raw = read_json(path) if path.exists() else {}
         sampler = raw.get("sampler_config") or {}
-        name = sampler.get("_cls_name", "EntropyBoundSamplerConfig")
+        name = sampler.get("_cls_name", "EntropyBoundSamplerConfig") if isinstance(sampler, dict) else sampler
         if name != "EntropyBoundSamplerConfig":
             raise CheckpointError(
                 f"{path.name}: sampler_config {name!r} is unknown; expected EntropyBoundSamplerConfig"
@@ -95,25 +95,29 @@ class GenerationDefaults:
             "stability": raw.get("stability_threshold"),
             "confidence": raw.get("confidence_threshold"),
         }
-        eos = raw.get("eos_token_id")
+        eos, longest = raw.get("eos_token_id"), first(raw.get("max_new_tokens"), 256)
+        if not _is_int(longest) or longest < 1:
+            raise CheckpointError(f"{path.name}: max_new_tokens must be a positive integer, got {longest!r}")
         try:
             diffusion = Diffusion(**{key: value for key, value in given.items() if value is not None})
         except InputError as error:
             raise CheckpointError(f"{path.name}: {error}") from None
         return cls(
             diffusion=diffusion,
-            max_new_tokens=first(raw.get("max_new_tokens"), 256),
+            max_new_tokens=longest,
             eos_token_ids=config.eos_token_ids if eos is None else token_ids(eos),
         )
 
 
-def choose(defaults: Diffusion, preset: str | None = None, **given: Any) -> Diffusion:
+FIELDS = frozenset(item.name for item in fields(Diffusion))
+
+
+def choose(defaults: Diffusion, preset: str | Diffusion | None = None, **given: Any) -> Diffusion:
     """The settings of one request: the preset (or the checkpoint's defaults) with the caller's own values on top."""
     if unknown := set(given) - FIELDS:
         raise InputError(f"unknown diffusion settings {sorted(unknown)}; known are {sorted(FIELDS)}")
-    if preset is not None and preset not in PRESETS:
-        raise InputError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}")
-    return replace(defaults if preset is None else PRESETS[preset], **given)
-
-
-FIELDS = frozenset(item.name for item in fields(Diffusion))
+    if isinstance(preset, str):
+        if preset not in PRESETS:
+            raise InputError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}, or give a gesso.Diffusion")
+        preset = PRESETS[preset]
+    return replace(defaults if preset is None else preset, **given)

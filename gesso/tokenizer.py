@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import tokenizers
 
+from gesso.config import read_json
 from gesso.errors import CheckpointError, InputError
 from gesso.messages import check_messages, check_tools
 
@@ -48,8 +49,11 @@ class Tokenizer:
             core = tokenizers.Tokenizer.from_file(str(files["tokenizer.json"]))
         except Exception as error:  # the library raises bare Exception for anything wrong with the file
             raise CheckpointError(f"{files['tokenizer.json']} cannot be read ({error}): download it again") from error
-        config = _read_json(files.get("tokenizer_config.json"))
-        names = _special_names(core, _read_json(files.get("special_tokens_map.json")) | config, directory)
+        config, specials = (
+            read_json(files[name]) if name in files else {}
+            for name in ("tokenizer_config.json", "special_tokens_map.json")
+        )
+        names = _special_names(core, specials | config, directory)
         return cls(core, files, names, _find_template(files, config))
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
@@ -140,18 +144,6 @@ class Tokenizer:
 
 
 # --- The files of a checkpoint ---
-
-
-def _read_json(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): download it again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(found).__name__}: download it again")
-    return found
 
 
 def _special_names(core: tokenizers.Tokenizer, config: dict[str, Any], directory: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from gesso.config import Config
+from gesso.errors import GessoError
 
 SPECIALS = {
     0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
@@ -63,7 +64,11 @@ def directory() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gesso"
     target = cache / "untrained-1"
     if not target.exists():
-        make(target)
+        try:
+            make(target)
+        except (GessoError, OSError):
+            if not target.exists():  # else another process was faster, and made the same
+                raise
     return target
 
 
@@ -80,7 +85,6 @@ def make(target: Path, seed: int = 0) -> None:
     with torch.no_grad():
         for norm in (model.decoder.norm, model.encoder.norm):
             norm.weight.fill_(2.0)
-    target.parent.mkdir(parents=True, exist_ok=True)
     save(model, target, files={"tokenizer.json": tokenizer_json(), "generation_config.json": "{}\n"})
 
 

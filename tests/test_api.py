@@ -150,6 +150,12 @@ def test_making_the_box_is_repeatable(tmp_path):
         ({"pins": {-1: 5}}, "position -1"),
         ({"pins": {0: 384}}, "384"),
         ({"pins": {0: -1}}, "-1"),
+        ({"pins": {0: 200.7}}, "200.7"),
+        ({"pins": {1.5: 3}}, "1.5"),
+        ({"max_new_tokens": 5.0}, "max_new_tokens"),
+        ({"max_new_tokens": "5"}, "max_new_tokens"),
+        ({"seed": 1.5}, "seed"),
+        ({"stop": [3]}, "stop string"),
     ],
 )
 def test_a_bad_option_is_named_and_nothing_is_left_running(box, options, words):
@@ -182,6 +188,38 @@ def test_bad_input_is_refused_when_the_stream_is_asked_for_not_when_it_is_read(b
 def test_unknown_arguments_of_load_are_refused():
     with pytest.raises(TypeError, match="quantise"):
         gesso.load(quantise="fp8")
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [2, 3.5], {"a": 1}])
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(box, prompt):
+    with pytest.raises(gesso.InputError, match="prompt"):
+        box.generate(prompt)
+
+
+def test_without_a_length_the_answer_takes_the_room_there_is(box):
+    out = box.generate([200] * 8180, steps=1)
+    assert len(out.tokens) <= 12
+
+
+def test_settings_can_be_given_as_an_object(box):
+    settings = gesso.Diffusion(steps=3, stopping="fixed")
+    out = box.generate("abc", preset=settings, max_new_tokens=4, seed=1)
+    assert out.usage.denoising_steps in (3, 6)
+    assert out.tokens == box.generate("abc", steps=3, stopping="fixed", max_new_tokens=4, seed=1).tokens
+
+
+def test_the_types_of_what_comes_back_are_exported(box):
+    events = list(box.stream("abc", **FEW))
+    assert isinstance(events[0], gesso.Draft)
+    assert isinstance(events[-2], gesso.Commit)
+    assert isinstance(events[-1], gesso.Done)
+    assert isinstance(events[-1].result, gesso.Result)
+
+
+@pytest.mark.parametrize("options", [{"max_batch": 0}, {"max_batch": -1}, {"max_length": 0}, {"max_length": -5}])
+def test_an_engine_without_room_is_refused(options):
+    with pytest.raises(gesso.InputError, match=next(iter(options))):
+        gesso.load(**options)
 
 
 @pytest.mark.parametrize("options", [{"device": "gpu"}, {"dtype": "float8"}, {"dtype": torch.int8}])

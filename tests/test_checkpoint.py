@@ -85,7 +85,8 @@ def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_confi
     model = load(directory, dtype)
     assert {p.dtype for p in model.parameters()} == {dtype}
     checkpoint.save(model, tmp_path / "half", source=directory)
-    assert Config.from_directory(tmp_path / "half").dtype == str(dtype).removeprefix("torch.")
+    saved = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert saved["dtype"] == str(dtype).removeprefix("torch.")
     assert torch.equal(load(tmp_path / "half", dtype).head, model.head)
 
 
@@ -254,6 +255,12 @@ def test_weights_that_are_not_numbers_are_named(directory, bad):
         (lambda raw: raw["text_config"].update(num_kv_shared_layers=2), ["num_kv_shared_layers"]),
         (lambda raw: raw["text_config"].update(layer_types=["full_attention"]), ["layer_types", "4"]),
         (lambda raw: raw["text_config"].update(layer_types=["mamba"] * 4), ["mamba"]),
+        (lambda raw: raw["text_config"].update(num_hidden_layers="4"), ["num_hidden_layers", "'4'"]),
+        (lambda raw: raw["text_config"].update(sliding_window="128"), ["sliding_window", "'128'"]),
+        (lambda raw: raw["text_config"].update(num_key_value_heads=0), ["num_key_value_heads"]),
+        (lambda raw: raw["text_config"].update(rms_norm_eps="small"), ["rms_norm_eps"]),
+        (lambda raw: raw["text_config"].update(rope_parameters={"rope_theta": 5.0}), ["rope_parameters", "layer type"]),
+        (lambda raw: raw.update(eos_token_id="<eos>"), ["eos_token_id", "'<eos>'"]),
         (
             lambda raw: raw["text_config"].update(rope_parameters={"full_attention": {"rope_type": "yarn"}}),
             ["rope_type 'yarn'"],
@@ -278,8 +285,29 @@ def test_a_config_that_is_no_json_object_is_named(directory, text):
     refused(directory, "config.json")
 
 
+@pytest.mark.parametrize("name", ["/etc/passwd", "../elsewhere.safetensors", 3, ""])
+def test_an_index_reaches_no_file_outside_its_directory(tmp_path, name):
+    oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
+    index = json.loads((tmp_path / "model" / checkpoint.INDEX).read_text())
+    index["weight_map"]["model.decoder.norm.weight"] = name
+    (tmp_path / "model" / checkpoint.INDEX).write_text(json.dumps(index))
+    refused(tmp_path / "model", checkpoint.INDEX, repr(name))
+
+
+def test_two_processes_may_make_the_box_at_once(tmp_path):
+    code = "from gesso import untrained; print(untrained.directory())"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert {run.communicate()[0].strip() for run in runs} == {str(tmp_path / "gesso" / "untrained-1")}
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert [path.name for path in (tmp_path / "gesso").iterdir()] == ["untrained-1"]
+
+
 def test_a_path_that_is_not_there_says_what_was_tried(tmp_path):
-    for name in (tmp_path / "nowhere", "just-a-word", ""):
+    for name in (tmp_path / "nowhere", "just-a-word", "", "./nothing", "../nothing", "a--b/c d"):
         with pytest.raises(CheckpointError, match="no directory"):
             checkpoint.find(name)
     (tmp_path / "file").touch()
@@ -329,8 +357,17 @@ def test_without_a_generation_config_the_reference_defaults_hold(directory):
     assert defaults == GenerationDefaults(eos_token_ids=(1, 106, 50))
 
 
-def test_a_sampler_gesso_does_not_know_is_refused(directory):
-    raw = {"sampler_config": {"_cls_name": "NovelSamplerConfig"}}
+@pytest.mark.parametrize(
+    ("raw", "word"),
+    [
+        ({"sampler_config": {"_cls_name": "NovelSamplerConfig"}}, "NovelSamplerConfig"),
+        ({"sampler_config": "Novel"}, "Novel"),
+        ({"max_new_tokens": "many"}, "max_new_tokens"),
+        ({"eos_token_id": "<eos>"}, "eos_token_id"),
+        ({"t_max": "hot"}, "t_max"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_followed_is_refused(directory, raw, word):
     (directory / "generation_config.json").write_text(json.dumps(raw))
-    with pytest.raises(CheckpointError, match="NovelSamplerConfig"):
+    with pytest.raises(CheckpointError, match=word):
         gesso.load(directory)

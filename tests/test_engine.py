@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import gesso
-from gesso.diffusion.samplers import EntropyBound
+from gesso.diffusion.canvas import Process
+from gesso.diffusion.noise import HashSource
+from gesso.diffusion.samplers import EntropyBound, Prediction
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.request import Request
@@ -77,6 +79,43 @@ def test_same_seed_same_text_alone_and_among_seven_strangers(box):
         assert finish(crowd, mine, *ids)[0][-1].result.tokens == alone.tokens
 
 
+def test_not_only_the_tokens_but_every_bit_is_the_same_in_a_crowd(box):
+    """Tokens forgive small differences; entropies and the soft embedding, after some steps, do not."""
+    alone = finish(engine := Engine(box.model, box.decode), engine.submit(request(max_new_tokens=16)))[0]
+    crowd = Engine(box.model, box.decode)
+    ids = [crowd.submit(other) for other in strangers()]
+    together = finish(crowd, crowd.submit(request(max_new_tokens=16)), *ids)[0]
+    for mine, theirs in zip(alone, together, strict=True):
+        if isinstance(mine, Draft):
+            assert mine.entropy == theirs.entropy
+            assert torch.equal(mine.canvas.soft_CH, theirs.canvas.soft_CH)
+
+
+def test_those_already_running_do_not_feel_others_come_in(box):
+    """The strangers make the cache grow; everyone's text is what it is alone, whoever was there first."""
+    engine = Engine(box.model, box.decode, piece=32)
+    wanted = [request(prompt=long_prompt(90), seed=seed) for seed in range(3)] + strangers()[:4]
+    ids = []
+    for other in wanted:
+        ids.append(engine.submit(other))
+        engine.step()
+    # Steps taken meanwhile are not in `finish`, but the last event of each is.
+    together = [events[-1].result.tokens for events in finish(engine, *ids)]
+    assert together == [result(Engine(box.model, box.decode, piece=32), other).tokens for other in wanted]
+
+
+def test_every_canvas_and_every_attempt_has_its_own_noise(box):
+    process = Engine(box.model, box.decode)
+    process.submit(request())
+    process = process.running[0].process
+    blanks = [process.blank(index, 16, {}, attempt).tokens_C for index, attempt in ((0, 0), (1, 0), (0, 1))]
+    canvases = [process.blank(index, 16, {}, attempt) for index, attempt in ((0, 0), (1, 0), (0, 1))]
+    keys = [process.draws(canvas).keys(16) for canvas in canvases]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(blanks[a], blanks[b])
+        assert not torch.equal(keys[a], keys[b])
+
+
 def test_same_seed_same_text_when_joining_late_and_when_others_leave(box):
     alone = result(Engine(box.model, box.decode), request())
     crowd = Engine(box.model, box.decode)
@@ -121,10 +160,34 @@ def test_a_run_can_be_resumed_from_any_of_its_drafts(box):
         assert result(Engine(box.model, box.decode), again).tokens == whole.tokens
 
 
-def test_resuming_a_finished_canvas_is_refused(engine):
+def test_a_resumed_stream_hands_out_only_what_is_new(box):
+    events = list(box.stream([*PROMPT], max_new_tokens=40, canvas_length=16, steps=4, stopping="fixed", seed=5))
+    draft = next(event for event in events if isinstance(event, Draft) and event.canvas.index == 1)
+    again = list(
+        box.stream([*PROMPT], max_new_tokens=40, canvas_length=16, steps=4, stopping="fixed", resume=draft)
+    )  # no seed: the draft's
+    commits = [[event.text for event in run if isinstance(event, Commit)] for run in (events, again)]
+    assert commits[1] == commits[0][1:]
+    assert again[-1].result.text == events[-1].result.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prompt": (2, 3)}, "another prompt"),
+        ({"max_new_tokens": 20}, "16 tokens"),
+        ({"pins": {20: 5}}, "other pins"),
+        ({"diffusion": replace(SMALL, steps=2)}, "3 steps already"),
+        ({"diffusion": replace(SMALL, canvas_length=8)}, "canvas_length"),
+    ],
+)
+def test_a_draft_goes_on_only_in_its_own_request(engine, changes, words):
     drafts = [event for event in finish(engine, engine.submit(request()))[0] if isinstance(event, Draft)]
+    draft = next(d for d in drafts if d.canvas.index == 1 and d.canvas.step == 3 and d.canvas.reason is None)
+    with pytest.raises(gesso.InputError, match=words):
+        engine.submit(request(resume=draft, **changes))
     with pytest.raises(gesso.InputError, match="last of its canvas"):
-        engine.submit(request(resume=next(draft for draft in drafts if draft.canvas.reason)))
+        engine.submit(request(resume=next(d for d in drafts if d.canvas.reason)))
 
 
 # --- what is computed, and what is not ----------------------------------------------------------------------------
@@ -204,6 +267,28 @@ def test_more_requests_than_rows_wait_their_turn(box):
     assert not engine.busy
 
 
+def test_a_long_text_costs_its_own_length_only(box):
+    engine = Engine(box.model, box.decode, max_batch=8)
+    finish(engine, *[engine.submit(request(seed=seed, max_new_tokens=8)) for seed in range(8)])
+    small = engine.cache.nbytes
+    result(engine, request(prompt=long_prompt(4000)))
+    alone = Engine(box.model, box.decode)
+    result(alone, request(prompt=long_prompt(4000)))
+    assert engine.cache.nbytes < small + alone.cache.nbytes
+
+
+def test_two_conversations_in_turn_both_find_their_past(box):
+    engine = Engine(box.model, box.decode, piece=32)
+    prompts = [long_prompt(70), long_prompt(70, start=150)]
+    cached = []
+    for turn in range(3):
+        for i in (0, 1):
+            answer = result(engine, request(prompt=prompts[i]))
+            cached.append(answer.usage.cached_tokens)
+            prompts[i] = (*prompts[i], *answer.tokens, 230 + turn)
+    assert cached == [0, 0, 64, 64, 96, 96]
+
+
 # --- where a text ends --------------------------------------------------------------------------------------------
 
 
@@ -255,6 +340,43 @@ def test_an_empty_answer_is_drawn_once_more_and_usage_says_so(engine):
     assert everything.tokens == again.tokens, "the second draw is a function of the seed too"
 
 
+def test_the_end_of_text_must_itself_have_settled(box):
+    """Allowed to stop at an eos, a canvas whose eos came up only now goes on; one step later it may stop."""
+    process = Process(
+        settings=Diffusion(steps=9, stability=1, confidence=9.0, eos_settles=True), source=HashSource(), seed=0,
+        vocab_size=384, eos=frozenset({7}), device=torch.device("cpu"),
+    )  # fmt: skip
+    canvas = process.blank(0, 4, {})
+    reasons = []
+    for argmax in ([5, 6, 9, 9], [5, 7, 8, 8], [5, 7, 1, 2]):
+        column = torch.tensor(argmax)
+        prediction = Prediction(column, column, torch.ones(4), torch.full((4,), 0.1))
+        canvas = process.advance(canvas, prediction, torch.zeros(4, 2))
+        reasons.append(canvas.reason)
+    assert reasons == [None, None, "converged"]
+
+
+@pytest.mark.parametrize("stop", ["END", "zEND", "€END"])
+def test_a_stop_string_is_found_across_canvases_and_after_characters_of_many_bytes(box, stop):
+    written = "price €€€zEND and more" if stop != "€END" else "price €€€END and more text"
+    ids = box.tokenizer.encode(written, bos=False)
+    for canvas_length in (4, 5, 9, 64):
+        settings = replace(SMALL, canvas_length=canvas_length)
+        wanted = request(max_new_tokens=len(ids), pins=dict(enumerate(ids)), stop=(stop, "NDx"), diffusion=settings)
+        events = finish(engine := Engine(box.model, box.decode), engine.submit(wanted))[0]
+        text = written[: written.index(stop)]
+        assert events[-1].result.text == text
+        assert box.decode(events[-1].result.tokens).startswith(text)
+        assert "".join(event.text for event in events if isinstance(event, Commit)) == text
+
+
+def test_a_text_does_not_end_before_its_last_pin(engine):
+    whole = result(engine, request()).tokens
+    answer = result(engine, request(pins={30: 150}, eos=frozenset({*whole[:20]})))
+    assert len(answer.tokens) > 30
+    assert answer.tokens[30] == 150
+
+
 # --- pins ---------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +393,15 @@ def test_pins_hold_in_every_draft_and_in_the_result(engine, sampler):
             assert {at: event.canvas.tokens_C[at].item() for at in here} == here
     tokens = events[-1].result.tokens
     assert {at: tokens[at] for at in pins} == pins
+
+
+def test_what_is_pinned_is_certain(engine):
+    """Full weight to the sampler: pins take nothing of the entropy bound, and are always accepted."""
+    draft = finish(engine, engine.submit(request(max_new_tokens=16, pins={4: 160, 9: 161})))[0][0]
+    entropy = draft.entropy
+    assert (entropy[4], entropy[9]) == (0.0, 0.0)
+    assert draft.canvas.accepted_C[[4, 9]].all()
+    assert draft.canvas.history[-1].confidence_C[[4, 9]].tolist() == [1.0, 1.0]
 
 
 def test_a_canvas_that_is_all_pins_takes_one_step(engine):
@@ -322,6 +453,69 @@ def test_an_error_in_a_pass_leaves_every_row_readable(box, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     assert finish(engine, mine)[0][-1].result.tokens == expected
+
+
+def test_an_error_while_the_cache_is_saved_changes_no_text(box, monkeypatch):
+    """Half saved is not saved; and what was read before the error is not read twice."""
+    wanted = [request(prompt=long_prompt(200)), request(prompt=long_prompt(170, start=140))]
+    expected = [result(Engine(box.model, box.decode, piece=32), one).tokens for one in wanted]
+    engine = Engine(box.model, box.decode, piece=32)
+    result(engine, request(prompt=long_prompt(200)))  # so that something is saved already
+    ids = [engine.submit(one) for one in wanted]
+    ring, failing = engine.cache.rings[-1], {"now": True}
+    save = ring.save
+
+    def fail_once(row):
+        if failing.pop("now", False):
+            raise MemoryError
+        save(row)
+
+    monkeypatch.setattr(ring, "save", fail_once)
+    events = []
+    while engine.busy:
+        try:
+            events += engine.step()
+        except MemoryError:
+            continue
+    assert not failing, "the error did happen"
+    assert [e.result.tokens for i in ids for e in events if isinstance(e, Done) and e.request_id == i] == expected
+    again = result(engine, request(prompt=(*long_prompt(200), 130)))
+    assert (
+        again.tokens == result(Engine(box.model, box.decode, piece=32), request(prompt=(*long_prompt(200), 130))).tokens
+    )
+
+
+def test_a_request_the_memory_has_no_room_for_fails_alone(box, monkeypatch):
+    engine = Engine(box.model, box.decode)
+    fine = engine.submit(request())
+    engine.step()
+    grow = engine.cache.grow
+    monkeypatch.setattr(
+        engine.cache, "grow", lambda row, n: grow(row, n) if n < 3000 else (_ for _ in ()).throw(MemoryError("no room"))
+    )
+    large = engine.submit(request(prompt=long_prompt(3000)))
+    events = []
+    while engine.busy:
+        events += engine.step()
+    last = {event.request_id: event for event in events}
+    assert isinstance(last[large].error, MemoryError)
+    assert last[fine].result.tokens == result(Engine(box.model, box.decode), request()).tokens
+
+
+def test_events_survive_an_error_that_stops_the_step(box, monkeypatch):
+    """One is done in the very pass in which Ctrl-C interrupts another: its last event comes with the next step."""
+    engine = Engine(box.model, box.decode)
+    settings = replace(SMALL, steps=1)
+    first = engine.submit(request(max_new_tokens=16, diffusion=settings))
+
+    def interrupted(canvas_C, prediction, moment):
+        raise KeyboardInterrupt
+
+    second = engine.submit(request(seed=6, diffusion=replace(settings, sampler=interrupted)))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.cancel(second)
+    assert [event.kind for event in engine.step() if event.request_id == first] == ["draft", "commit", "done"]
 
 
 def test_a_sampler_that_fails_takes_nobody_with_it(box):

@@ -8,8 +8,11 @@ from math import ceil, prod
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
+from gesso import untrained
 from gesso.errors import CheckpointError
 from gesso.info import CONTEXTS, MEMORY_RULES, PRECISIONS, Report, describe, render
 
@@ -299,3 +302,15 @@ def test_brackets_in_a_name_are_shown_not_read_as_markup(tmp_path):
 
 def test_importing_info_does_not_import_torch():
     subprocess.run([sys.executable, "-c", "import sys, gesso.info; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_names_out_of_files_reach_the_terminal_as_text_only(tmp_path):
+    untrained.make(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({**tensors, "evil\x1b]0;pwned\x07": torch.ones(3)}, weights)
+    (tmp_path / "model" / "also\x1b[31m").touch()
+    screen = StringIO()
+    render(describe(tmp_path / "model", "name\x1b[2J"), Console(file=screen, color_system=None))
+    assert "pwned" in screen.getvalue()
+    assert not {"\x1b", "\x07"} & set(screen.getvalue())

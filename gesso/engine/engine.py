@@ -1,15 +1,15 @@
 """The one loop. A single `generate()` is an engine with one request; a server is the same engine with many."""
 
 import itertools
-from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Result
-from gesso.engine.request import Request, Sequence
+from gesso.engine.request import Request, Running
 from gesso.engine.runner import Outcome, Runner
 from gesso.engine.scheduler import Row, Scheduler, Work
+from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
 
@@ -26,26 +26,32 @@ class Engine:
         source: Source | None = None,
     ) -> None:
         """`max_batch` requests run at once; `prefill` tokens of prompts are read in one pass, in pieces of `piece`."""
+        longest = model.config.max_position_embeddings
+        for name, value in (("max_batch", max_batch), ("max_length", longest if max_length is None else max_length)):
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a positive integer, got {value!r}")
         self.model, self.decode, self.source = model, decode, source or HashSource()
-        self.max_length = min(max_length or model.config.max_position_embeddings, model.config.max_position_embeddings)
+        self.max_length = longest if max_length is None else min(max_length, longest)
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
         self.runner = Runner(model)
-        self.cache = model.new_cache(1, min(1024, self.max_length))
+        self.cache = model.new_cache(0, 0)
         self.ids = itertools.count()
-        self.sequences: dict[int, Sequence] = {}
+        self.running: dict[int, Running] = {}  # every request that has not ended, waiting ones too
         self.cancelled: set[int] = set()
+        self.outbox: list[Event] = []  # events stay here until `step` returns: an error must not lose those of others
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Take in and let go, run one pass over all that is ready, and hand out what it brought."""
-        events = self._let_go()
+        """Let go and take in, run one pass over all that is ready, and hand out what it brought."""
+        self._let_go()
         self._take_in()
         for outcome in self._run(self.scheduler.plan()):
             try:
-                events += self._advance(outcome)
+                self._advance(outcome)
             except Exception as error:  # a sampler or stopping rule of the caller's own: it takes nobody with it
-                events.append(self._fail(outcome.sequence, error))
+                self._fail(outcome.running, error)
+        events, self.outbox = self.outbox, []
         return events
 
     def check(self, request: Request) -> None:
@@ -63,143 +69,159 @@ class Engine:
             eos=request.eos,
             device=self.model.device,
         )
-        sequence = Sequence(next(self.ids), request, process, self._blank(request, process, 0, 0))
-        if request.resume is not None:
-            sequence.canvas, sequence.tokens = request.resume.canvas, list(request.resume.before)
-        self.sequences[sequence.id] = sequence
-        self.scheduler.waiting.append(sequence)
-        return sequence.id
+        if request.resume is None:
+            running = Running(next(self.ids), request, process, self._blank(request, process, 0, 0))
+        else:
+            running = Running(next(self.ids), request, process, request.resume.canvas, list(request.resume.before))
+            running.shown = self._showable(running, self.decode(running.tokens))
+        self.running[running.id] = running
+        self.scheduler.waiting.append(running)
+        return running.id
 
     def cancel(self, request_id: int) -> None:
         """End a request before the next pass; one that has ended is left alone."""
-        if request_id in self.sequences:
+        if request_id in self.running:
             self.cancelled.add(request_id)
 
     @property
     def busy(self) -> bool:
-        return bool(self.sequences)
+        return bool(self.running)
 
-    # --- its parts ----------------------------------------------------------------------------------------------
+    # --- who is in ----------------------------------------------------------------------------------------------
 
-    def _let_go(self) -> list[Event]:
-        cancelled, self.cancelled = self.cancelled, set()
-        return [self._finish(self.sequences[i], "cancelled") for i in sorted(cancelled)]
+    def _let_go(self) -> None:
+        while self.cancelled:
+            self._finish(self.running[self.cancelled.pop()], "cancelled")
 
     def _take_in(self) -> None:
-        while (sequence := self.scheduler.admit(self.cache)) is not None:
-            prompt = sequence.request.prompt
-            self._make_room(sequence.row + 1, len(prompt) + sequence.request.max_new_tokens)
-            cached = self.scheduler.reusable(sequence.row, prompt, self.cache)
-            sequence.usage = replace(sequence.usage, prompt_tokens=len(prompt), cached_tokens=cached)
-            self._read_from(sequence, cached)
+        while (row := self.scheduler.next_row(self.cache)) is not None:
+            running = self.scheduler.waiting[0]
+            prompt = running.request.prompt
+            try:
+                self._make_room(row, len(prompt) + running.request.max_new_tokens)
+            except Exception as error:  # out of memory: this request cannot run, the others can
+                self._fail(running, error)
+                continue
+            cached = self.scheduler.reusable(row, prompt, self.cache)
+            running.row = row
+            running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
+            self._read_from(running, cached)
+            self.scheduler.running.append(self.scheduler.waiting.popleft())
 
-    def _make_room(self, rows: int, length: int) -> None:
-        rows = max(rows, len(self.cache.lengths))
-        length = max(min(-(-length // 1024) * 1024, self.max_length), self.cache.max_length)
-        if (rows, length) != (len(self.cache.lengths), self.cache.max_length):
-            self.cache = self.cache.grown(rows, length)
+    def _make_room(self, row: int, length: int) -> None:
+        while row >= len(self.cache.lengths):
+            self.cache.add_row(0)
+        if length > self.cache.capacities[row]:  # at least double: a chat grows turn by turn
+            self.cache.grow(row, min(max(length, 2 * self.cache.capacities[row], 512), self.max_length))
 
-    def _read_from(self, sequence: Sequence, start: int) -> None:
-        """Cut the sequence's row of the cache back to `start` tokens, and have the rest of the text read."""
-        self.cache.cut(sequence.row, start)
-        self.scheduler.rows[sequence.row] = Row(list(sequence.request.prompt[:start]), whole=start)
-        canvas_length = sequence.request.canvas_length(self.model.config)
-        sequence.pending = sequence.pieces(start, self.scheduler.piece, canvas_length)
+    def _read_from(self, running: Running, start: int) -> None:
+        """Cut the request's row of the cache back to `start` tokens, and have the rest of its text read."""
+        self.cache.cut(running.row, start)
+        self.scheduler.rows[running.row] = Row(list(running.request.prompt[:start]), whole=start, used=running.id + 1)
+        canvas_length = running.request.canvas_length(self.model.config)
+        running.pending = running.pieces(start, self.scheduler.piece, canvas_length)
+
+    # --- one pass -----------------------------------------------------------------------------------------------
 
     def _run(self, work: list[Work]) -> list[Outcome]:
         try:
             outcomes = self.runner.run(work, self.cache) if work else []
+            for item in work:
+                self._note(item)
         except BaseException:  # Ctrl-C too: rows that were being written are in no known state and must be read anew
             for item in work:
                 if item.texts:
-                    self._read_from(item.sequence, 0)
+                    self._read_from(item.running, 0)
             raise
-        for item in work:
-            self._note(item)
         return outcomes
 
     def _note(self, item: Work) -> None:
         """Write down what a row now holds, and save it at the last whole piece of the prompt."""
-        row, piece = self.scheduler.rows[item.sequence.row], self.scheduler.piece
-        prompt = len(item.sequence.request.prompt)
+        row, piece = self.scheduler.rows[item.running.row], self.scheduler.piece
+        prompt = len(item.running.request.prompt)
         for text in item.texts:
-            item.sequence.pending.popleft()
+            item.running.pending.popleft()
             row.tokens += text
             if len(row.tokens) <= prompt and len(text) == piece:
                 row.whole = len(row.tokens)
         if item.texts and row.whole == len(row.tokens) == prompt - prompt % piece:
-            self.cache.save(item.sequence.row)
+            self.cache.save(item.running.row)
 
-    def _advance(self, outcome: Outcome) -> list[Event]:
-        sequence, request = outcome.sequence, outcome.sequence.request
-        canvas = sequence.process.advance(sequence.canvas, outcome.prediction, outcome.soft_CH)
-        sequence.canvas = canvas
-        sequence.usage = replace(sequence.usage, denoising_steps=sequence.usage.denoising_steps + 1)
-        events: list[Event] = [Draft(sequence.id, canvas, tuple(sequence.tokens), request.diffusion.steps, self.decode)]
+    def _advance(self, outcome: Outcome) -> None:
+        running, request = outcome.running, outcome.running.request
+        canvas = running.process.advance(running.canvas, outcome.prediction, outcome.soft_CH)
+        running.canvas = canvas
+        running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
+        self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode))
         if canvas.reason is None:
-            return events
+            return
         tokens = canvas.result_C.tolist()
-        if self._would_be_empty(sequence, tokens):
-            sequence.canvas = self._blank(request, sequence.process, 0, 0, attempt=1)
-            sequence.usage = replace(sequence.usage, redrawn=sequence.usage.redrawn + 1)
-            return events
-        return events + self._commit(sequence, tokens)
+        if self._would_be_empty(running, tokens):
+            running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
+            running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
+        else:
+            self._commit(running, tokens)
 
-    def _commit(self, sequence: Sequence, tokens: list[int]) -> list[Event]:
+    # --- where a canvas, and the text, ends ---------------------------------------------------------------------
+
+    def _commit(self, running: Running, tokens: list[int]) -> None:
         """A canvas stands: trim it, end the text there or go on with the next canvas."""
-        request, before = sequence.request, len(sequence.tokens)
-        sequence.usage = replace(sequence.usage, canvases=sequence.usage.canvases + 1)
-        end = next((i for i, token in enumerate(tokens) if token in request.eos), None)
-        sequence.tokens += tokens[:end]
-        text = self.decode(sequence.tokens)
+        request, before = running.request, len(running.tokens)
+        running.usage = replace(running.usage, canvases=running.usage.canvases + 1)
+        first = max(request.pins, default=0) - before  # no end before the last pin
+        end = next((i for i, token in enumerate(tokens) if i >= first and token in request.eos), None)
+        running.tokens += tokens[:end]
+        text = self.decode(running.tokens)
         finish: Finish | None = None
         if stops := [at for at in map(text.find, request.stop) if at >= 0]:
             finish, text = "stop", text[: min(stops)]
-            sequence.tokens = sequence.tokens[: self._tokens_for(sequence.tokens, len(text))]
+            while running.tokens and self.decode(running.tokens[:-1]).startswith(text):
+                running.tokens.pop()  # as few tokens as it takes to write the text
         elif end is not None:
             finish = "stop"
-        elif len(sequence.tokens) == request.max_new_tokens:
+        elif len(running.tokens) == request.max_new_tokens:
             finish = "length"
-        # A character whose bytes the canvas cuts in two decodes to a replacement mark; the next canvas completes it.
-        shown = text if finish else text.rstrip("\ufffd")
-        new = tuple(sequence.tokens[before:])
-        events: list[Event] = [Commit(sequence.id, sequence.canvas.index, new, shown[len(sequence.shown) :])]
-        sequence.shown = shown
+        shown = text if finish else self._showable(running, text)
+        added = shown[len(running.shown) :]
+        running.shown += added
+        self.outbox.append(Commit(running.id, running.canvas.index, tuple(running.tokens[before:]), added))
         if finish is not None:
-            return [*events, self._finish(sequence, finish)]
+            self._finish(running, finish)
+            return
         # Committing is encoding: the canvas is the next piece of text to read, and the next canvas stands on it.
-        sequence.pending.append(tuple(tokens))
-        sequence.canvas = self._blank(request, sequence.process, sequence.canvas.index + 1, len(sequence.tokens))
-        return events
+        running.pending.append(tuple(tokens))
+        running.canvas = self._blank(request, running.process, running.canvas.index + 1, len(running.tokens))
 
-    def _fail(self, sequence: Sequence, error: Exception) -> Failed:
-        self._remove(sequence)
-        return Failed(sequence.id, error)
+    def _showable(self, running: Running, text: str) -> str:
+        """As much of an unfinished text as no later canvas can change.
 
-    def _remove(self, sequence: Sequence) -> None:
-        self.scheduler.remove(sequence)
-        del self.sequences[sequence.id]
+        A character cut in two decodes to a replacement mark until the next canvas completes it; and what may be the
+        beginning of a stop string may still have to be taken back.
+        """
+        text = text.rstrip("\ufffd")
+        held = max((n for s in running.request.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+        return text[: len(text) - held]
 
-    def _finish(self, sequence: Sequence, reason: Finish) -> Done:
-        self._remove(sequence)
-        usage = replace(sequence.usage, completion_tokens=len(sequence.tokens))
-        result = Result(sequence.shown, tuple(sequence.tokens), reason, usage, sequence.request.seed)
-        return Done(sequence.id, result)
+    def _finish(self, running: Running, reason: Finish) -> None:
+        usage = replace(running.usage, completion_tokens=len(running.tokens))
+        result = Result(running.shown, tuple(running.tokens), reason, usage, running.request.seed)
+        self._remove(running, Done(running.id, result))
+
+    def _fail(self, running: Running, error: Exception) -> None:
+        self._remove(running, Failed(running.id, error))
+
+    def _remove(self, running: Running, last: Event) -> None:
+        self.scheduler.remove(running)
+        del self.running[running.id]
+        self.cancelled.discard(running.id)
+        self.outbox.append(last)
 
     def _blank(self, request: Request, process: Process, index: int, done: int, attempt: int = 0) -> Canvas:
-        """The canvas that begins after `done` new tokens; no longer than what is still wanted."""
-        length = min(request.canvas_length(self.model.config), request.max_new_tokens - done)
+        """The canvas that begins after `done` new tokens."""
+        length = request.length_after(done, self.model.config)
         pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
         return process.blank(index, length, pins, attempt)
 
-    def _would_be_empty(self, sequence: Sequence, tokens: list[int]) -> bool:
-        canvas, request = sequence.canvas, sequence.request
+    def _would_be_empty(self, running: Running, tokens: list[int]) -> bool:
+        canvas, request = running.canvas, running.request
         return canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins and tokens[0] in request.never_first
-
-    def _tokens_for(self, tokens: Tokens[int], characters: int) -> int:
-        """How many tokens it takes to write that many characters."""
-        low, high = 0, len(tokens)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if len(self.decode(tokens[:middle])) < characters else (low, middle)
-        return low

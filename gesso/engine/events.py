@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gesso.diffusion.canvas import Canvas
+
+if TYPE_CHECKING:
+    from gesso.engine.request import Request
 
 Decode = Callable[[Sequence[int]], str]
 Finish = Literal["stop", "length", "cancelled"]
@@ -38,11 +41,16 @@ class Draft:
     """A canvas after one more step. Give it to `resume=` to go on from exactly here."""
 
     request_id: int
+    request: "Request" = field(repr=False)
     canvas: Canvas
     before: tuple[int, ...]  # tokens committed in earlier canvases
-    steps: int  # the most a canvas may take
     decode: Decode = field(repr=False)
     kind: Literal["draft"] = "draft"
+
+    @property
+    def steps(self) -> int:
+        """The most this canvas may take."""
+        return self.request.diffusion.steps
 
     @property
     def tokens(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""A request, and the sequence it becomes while it is worked on."""
+"""A request, and what it becomes while it is worked on."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -19,14 +19,16 @@ class Request:
     seed: int = 0
     eos: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    # Token at a position of the new text, counted from its first token; it never changes.
+    # Token at a position of the new text, counted from its first token; it never changes. Up to the last pin the text
+    # cannot end, whatever the model writes there.
     pins: Mapping[int, int] = field(default_factory=dict)
     # A text that begins with one of these would be empty: its first canvas is drawn once more with another hash.
     never_first: frozenset[int] = frozenset()
-    # Go on from a draft of an earlier run of the same request.
-    resume: Draft | None = None
+    resume: Draft | None = None  # go on from a draft of an earlier run of the same request
 
     def check(self, config: Config, max_length: int) -> None:
+        """Raise InputError for what cannot be run."""
+        self._check_types()
         if not self.prompt:
             raise InputError("the prompt is empty; give at least one token (a checkpoint's bos token will do)")
         if self.max_new_tokens < 1:
@@ -50,24 +52,58 @@ class Request:
                 raise InputError(f"pin {token} at position {position} is outside the vocabulary of {config.vocab_size}")
         if any(not text for text in self.stop):
             raise InputError("a stop string is empty; it would end every text at once")
-        if self.resume is not None and self.resume.canvas.reason is not None:
+        if self.resume is not None:
+            self._check_resume(self.resume, config)
+
+    def _check_types(self) -> None:
+        integers = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
+        integers |= {f"token {i} of the prompt": token for i, token in enumerate(self.prompt)}
+        for position, token in self.pins.items():
+            integers |= {"the position of a pin": position, f"the pin at {position}": token}
+        for name, value in integers.items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InputError(f"{name} must be an integer, got {value!r}")
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise InputError(f"a stop string must be text, got {text!r}")
+
+    def _check_resume(self, draft: Draft, config: Config) -> None:
+        """A draft goes on only in the request it came from; seed and the settings of the steps to come may differ."""
+        canvas, done = draft.canvas, len(draft.before)
+        if canvas.reason is not None:
             raise InputError("resume: this draft is the last of its canvas; give an earlier one")
+        if self.prompt != draft.request.prompt:
+            raise InputError("resume: the draft was written after another prompt")
+        if canvas.step >= self.diffusion.steps:
+            raise InputError(f"resume: the draft has taken {canvas.step} steps already; steps must be more than that")
+        length = self.length_after(done, config)
+        if len(canvas.tokens_C) != length:
+            raise InputError(
+                f"resume: the draft's canvas has {len(canvas.tokens_C)} tokens, with this canvas_length and "
+                f"max_new_tokens it would have {length}"
+            )
+        if self.pins != draft.request.pins:
+            raise InputError("resume: the draft was written under other pins")
 
     def canvas_length(self, config: Config) -> int:
         return self.diffusion.canvas_length or config.canvas_length
 
+    def length_after(self, done: int, config: Config) -> int:
+        """How long the canvas after `done` new tokens is: no longer than what is still wanted."""
+        return min(self.canvas_length(config), self.max_new_tokens - done)
+
 
 @dataclass(eq=False)
-class Sequence:
+class Running:
     """The state of a request in the engine: text still to be encoded, then a canvas on top of it."""
 
     id: int
     request: Request
     process: Process
     canvas: Canvas
+    tokens: list[int] = field(default_factory=list)  # finished canvases
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
-    tokens: list[int] = field(default_factory=list)  # finished canvases
     shown: str = ""  # their text, as far as it was handed out
     usage: Usage = field(default_factory=Usage)
 

@@ -1,6 +1,6 @@
 """One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from gesso import ops
 from gesso.diffusion.canvas import FREE
 from gesso.diffusion.samplers import Prediction, sampler_of
-from gesso.engine.request import Sequence
+from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma, Piece
@@ -18,7 +18,7 @@ from gesso.ops import Reading
 
 @dataclass(frozen=True)
 class Outcome:
-    sequence: Sequence
+    running: Running
     prediction: Prediction
     soft_CH: Tensor
 
@@ -28,29 +28,29 @@ class Runner:
         self.model = model
 
     @torch.no_grad()
-    def run(self, work: List[Work], cache: KVCache) -> list[Outcome]:
+    def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome]:
         """Encode the text, denoise the canvases; an outcome for each canvas, in order."""
         pieces = []
         for item in work:
-            row, canvas = item.sequence.row, item.sequence.canvas
+            row, canvas = item.running.row, item.running.canvas
             for text in item.texts:
                 pieces.append(Piece(row, torch.tensor(text, device=self.model.device), causal=True))
             if item.denoise:
                 pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH))
         hidden = self.model.run(pieces, cache)
         canvases = [hidden_CH for piece, hidden_CH in zip(pieces, hidden, strict=True) if not piece.causal]
-        sequences = [item.sequence for item in work if item.denoise]
-        return self._read(sequences, canvases) if sequences else []
+        requests = [item.running for item in work if item.denoise]
+        return self._read(requests, canvases) if requests else []
 
-    def _read(self, sequences: List[Sequence], hidden: List[Tensor]) -> list[Outcome]:
+    def _read(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         streamed = []
-        for sequence, hidden_CH in zip(sequences, hidden, strict=True):
-            keys_C2 = sequence.process.draws(sequence.canvas).keys(len(hidden_CH))
-            if keys_C2 is None or _needs_logits(sequence):
-                outcomes[sequence.id] = self._read_logits(sequence, hidden_CH)
+        for running, hidden_CH in zip(requests, hidden, strict=True):
+            keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
+            if keys_C2 is None or _needs_logits(running):
+                outcomes[running.id] = self._read_logits(running, hidden_CH)
             else:
-                streamed.append((sequence, hidden_CH, keys_C2))
+                streamed.append((running, hidden_CH, keys_C2))
         if streamed:
             lengths = [len(hidden_CH) for _, hidden_CH, _ in streamed]
             reading = ops.vocab_tail(
@@ -59,30 +59,31 @@ class Runner:
                 self.model.decoder.embed_tokens.weight,
                 self.model.embed_scale,
                 self.model.config.final_logit_softcapping,
-                [sequence.process.temperature(sequence.canvas) for sequence, _, _ in streamed],
+                [running.process.temperature(running.canvas) for running, _, _ in streamed],
                 torch.cat([keys_C2 for _, _, keys_C2 in streamed]),
                 lengths,
             )
-            for (sequence, _, _), part in zip(streamed, reading.split(lengths), strict=True):
-                outcomes[sequence.id] = self._outcome(sequence, part, None)
-        return [outcomes[sequence.id] for sequence in sequences]
+            for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
+                outcomes[running.id] = self._outcome(running, part, None)
+        return [outcomes[running.id] for running in requests]
 
-    def _read_logits(self, sequence: Sequence, hidden_CH: Tensor) -> Outcome:
+    def _read_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
         """The way of samplers and random sources that must see the whole distribution."""
-        logits_CV = self.model.logits(hidden_CH) / sequence.process.temperature(sequence.canvas)
-        candidate_C = sequence.process.draws(sequence.canvas).candidates(logits_CV)
+        logits_CV = self.model.logits(hidden_CH) / running.process.temperature(running.canvas)
+        candidate_C = running.process.draws(running.canvas).candidates(logits_CV)
         reading = ops.read(logits_CV, candidate_C, self.model.decoder.embed_tokens.weight, self.model.embed_scale)
-        return self._outcome(sequence, reading, logits_CV if _needs_logits(sequence) else None)
+        return self._outcome(running, reading, logits_CV if _needs_logits(running) else None)
 
-    def _outcome(self, sequence: Sequence, reading: Reading, logits_CV: Tensor | None) -> Outcome:
+    def _outcome(self, running: Running, reading: Reading, logits_CV: Tensor | None) -> Outcome:
         prediction = Prediction(
             reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, logits_CV
         )
         # A pinned token is certain, so its soft embedding is the embedding of that token.
-        pin_C = sequence.canvas.pin_C
+        pin_C = running.canvas.pin_C
         pinned_CH = self.model.decoder.embed_tokens(pin_C.clamp(min=0)) * self.model.embed_scale
-        return Outcome(sequence, prediction, torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH))
+        return Outcome(running, prediction, torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH))
 
 
-def _needs_logits(sequence: Sequence) -> bool:
-    return getattr(sampler_of(sequence.request.diffusion), "needs_logits", False)
+def _needs_logits(running: Running) -> bool:
+    # A sampler may be a plain function, which has no attributes of its own.
+    return getattr(sampler_of(running.request.diffusion), "needs_logits", False)

@@ -3,15 +3,15 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from gesso.engine.request import Sequence
+from gesso.engine.request import Running
 from gesso.model.cache import KVCache
 
 
 @dataclass(frozen=True)
 class Work:
-    """One sequence's part of a pass: pieces of its text, its canvas, or the former and then the latter."""
+    """One running's part of a pass: pieces of its text, its canvas, or the former and then the latter."""
 
-    sequence: Sequence
+    running: Running
     texts: tuple[tuple[int, ...], ...]
     denoise: bool
 
@@ -22,49 +22,55 @@ class Row:
 
     tokens: list[int] = field(default_factory=list)
     whole: int = 0
+    used: int = 0  # when it was last given to a request
 
 
 class Scheduler:
     def __init__(self, max_batch: int, prefill: int, piece: int) -> None:
         self.prefill, self.piece = prefill, piece
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[Running] = deque()
+        self.running: list[Running] = []
         self.rows = [Row() for _ in range(max_batch)]
 
-    def admit(self, cache: KVCache) -> Sequence | None:
-        """Give the longest-waiting request the free row that holds most of its prompt already; None: no row is free."""
-        busy = {sequence.row for sequence in self.running}
+    def next_row(self, cache: KVCache) -> int | None:
+        """The row for the longest-waiting request; None: nobody waits, or no row is free.
+
+        The one that holds most of its prompt already; else one with nothing to lose; else the one longest unused.
+        """
+        busy = {running.row for running in self.running}
         free = [row for row in range(len(self.rows)) if row not in busy]
         if not self.waiting or not free:
             return None
-        sequence = self.waiting.popleft()
-        sequence.row = max(free, key=lambda row: (self.reusable(row, sequence.request.prompt, cache), -row))
-        self.running.append(sequence)
-        return sequence
+        prompt = self.waiting[0].request.prompt
+
+        def worth(row: int) -> tuple[int, bool, int, int]:
+            return self.reusable(row, prompt, cache), self.rows[row].whole == 0, -self.rows[row].used, -row
+
+        return max(free, key=worth)
 
     def plan(self) -> list[Work]:
         """Every canvas that is ready takes a step; prompts share the room for text, the oldest request first."""
         work, room = [], self.prefill
-        for sequence in self.running:
+        for running in self.running:
             texts: list[tuple[int, ...]] = []
-            for text in sequence.pending:
-                reading = len(sequence.request.prompt) - len(self.rows[sequence.row].tokens) - sum(map(len, texts))
+            for text in running.pending:
+                reading = len(running.request.prompt) - len(self.rows[running.row].tokens) - sum(map(len, texts))
                 if reading > 0:
                     # A pass ends with the last whole piece, where the cache is saved for the next turn.
                     if len(text) > room or (texts and len(text) < self.piece):
                         break
                     room -= len(text)
                 texts.append(text)
-            denoise = len(texts) == len(sequence.pending)
+            denoise = len(texts) == len(running.pending)
             if texts or denoise:
-                work.append(Work(sequence, tuple(texts), denoise))
+                work.append(Work(running, tuple(texts), denoise))
         return work
 
-    def remove(self, sequence: Sequence) -> None:
-        if sequence in self.running:
-            self.running.remove(sequence)
+    def remove(self, running: Running) -> None:
+        if running in self.running:
+            self.running.remove(running)
         else:
-            self.waiting.remove(sequence)
+            self.waiting.remove(running)
 
     def reusable(self, row: int, prompt: tuple[int, ...], cache: KVCache) -> int:
         """How many tokens of the prompt can be taken over as they would be computed anew: whole pieces only."""

@@ -1,83 +1,109 @@
 """The committed keys and values: all of them in global layers, a ring of the last window - 1 in sliding ones.
 
-B rows (one a sequence), L capacity, M key/value heads, D head dim. Keys are stored rotated, so their order in the
-ring does not matter to attention; `read` gives them in order all the same, for the causal mask.
+Every row (one sequence) has its own tensors, so that a long text costs its own length and nobody else's. Keys are
+stored rotated, so their order in the ring does not matter to attention; `read` gives them in order all the same, for
+the causal mask. L capacity of a row, M key/value heads, D head dim.
 """
 
 import torch
 from torch import Tensor
 
-from gesso.config import Config
+from gesso.config import Config, LayerShape
 from gesso.errors import InputError
 
 
 class LayerKV:
-    def __init__(self, k_BLMD: Tensor, v_BLMD: Tensor, window: int | None) -> None:
-        self.k_BLMD, self.v_BLMD, self.window = k_BLMD, v_BLMD, window
-        self.saved: tuple[Tensor, Tensor] | None = None  # a second copy of the ring, allocated when first needed
+    """One layer. `k[row]` and `v[row]` are [L, M, D]."""
+
+    def __init__(self, shape: LayerShape, window: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.window = window if shape.sliding else None
+        self._empty_LMD = torch.zeros(0, shape.kv_heads, shape.head_dim, device=device, dtype=dtype)
+        self.k: list[Tensor] = []
+        self.v: list[Tensor] = []
+        self.saved: dict[int, tuple[Tensor, Tensor]] = {}  # rings as they were, by row
 
     def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         if self.window is None:
-            return self.k_BLMD[row, :length], self.v_BLMD[row, :length]
-        slots = self._slots(max(0, length - (self.window - 1)), length)
-        return self.k_BLMD[row, slots], self.v_BLMD[row, slots]
+            return self.k[row][:length], self.v[row][:length]
+        slots = self._slots(row, max(0, length - (self.window - 1)), length)
+        return self.k[row][slots], self.v[row][slots]
 
     def write(self, row: int, start: int, k_SMD: Tensor, v_SMD: Tensor) -> None:
         end = start + k_SMD.shape[0]
         if self.window is not None:
             start = max(start, end - (self.window - 1))  # what would be overwritten at once is not written
-        slots = self._slots(start, end)
-        self.k_BLMD[row, slots] = k_SMD[start - end :]
-        self.v_BLMD[row, slots] = v_SMD[start - end :]
+        slots = self._slots(row, start, end)
+        self.k[row][slots] = k_SMD[start - end :]
+        self.v[row][slots] = v_SMD[start - end :]
+
+    def add_row(self) -> None:
+        self.k.append(self._empty_LMD)
+        self.v.append(self._empty_LMD)
+
+    def grow(self, row: int, length: int) -> None:
+        """Room for `length` tokens, contents kept. A token keeps its slot, for a ring wraps only at its full size."""
+        capacity = length if self.window is None else min(length, self.window - 1)
+        for tensors in (self.k, self.v):
+            old = tensors[row]
+            if capacity > len(old):
+                tensors[row] = old.new_zeros(capacity, *old.shape[1:])
+                tensors[row][: len(old)] = old
 
     def save(self, row: int) -> None:
-        if self.saved is None:
-            self.saved = torch.zeros_like(self.k_BLMD), torch.zeros_like(self.v_BLMD)
-        self.saved[0][row], self.saved[1][row] = self.k_BLMD[row], self.v_BLMD[row]
+        self.saved[row] = self.k[row].clone(), self.v[row].clone()
 
     def restore(self, row: int) -> None:
-        assert self.saved is not None, "nothing was saved"
-        self.k_BLMD[row], self.v_BLMD[row] = self.saved[0][row], self.saved[1][row]
+        for target, saved in zip((self.k[row], self.v[row]), self.saved[row], strict=True):
+            target[: len(saved)] = saved
 
-    def take_over(self, other: "LayerKV") -> None:
-        """The contents of a smaller cache. A token keeps its slot, for a ring wraps only at its full size."""
-        rows, capacity = other.k_BLMD.shape[:2]
-        self.k_BLMD[:rows, :capacity], self.v_BLMD[:rows, :capacity] = other.k_BLMD, other.v_BLMD
-        if other.saved is not None:
-            self.saved = torch.zeros_like(self.k_BLMD), torch.zeros_like(self.v_BLMD)
-            self.saved[0][:rows, :capacity], self.saved[1][:rows, :capacity] = other.saved
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.k, *self.v, *(t for pair in self.saved.values() for t in pair)))
 
-    def _slots(self, start: int, end: int) -> Tensor:
-        return torch.arange(start, end, device=self.k_BLMD.device) % self.k_BLMD.shape[1]
+    def _slots(self, row: int, start: int, end: int) -> Tensor:
+        return torch.arange(start, end, device=self._empty_LMD.device) % max(len(self.k[row]), 1)
 
 
 class KVCache:
-    """`lengths[row]` tokens are committed in each row; the capacity is `max_length` tokens a row."""
+    """`lengths[row]` tokens are committed in each row; `capacities[row]` is what it has room for."""
 
     def __init__(
         self, config: Config, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.config, self.max_length = config, max_length
-        self.lengths = [0] * batch_size
-        self.saved = [0] * batch_size  # how long each row was when its rings were saved; 0: not saved
-        self.layers: list[LayerKV] = []
-        for shape in config.layers:
-            window = config.sliding_window if shape.sliding else None
-            capacity = min(window - 1, max_length) if window else max_length
-            size = (batch_size, capacity, shape.kv_heads, shape.head_dim)
-            k, v = (torch.zeros(size, device=device, dtype=dtype) for _ in range(2))
-            self.layers.append(LayerKV(k, v, window))
+        self.layers = [LayerKV(shape, config.sliding_window, device, dtype) for shape in config.layers]
+        self.rings = [layer for layer in self.layers if layer.window is not None]
+        self.whole = config.sliding_window - 1  # up to here the rings have lost nothing
+        self.lengths: list[int] = []
+        self.capacities: list[int] = []
+        self.saved: list[int] = []  # how long each row was when its rings were saved; 0: not saved
+        for _ in range(batch_size):
+            self.add_row(max_length)
+
+    def add_row(self, capacity: int) -> None:
+        for layer in self.layers:
+            layer.add_row()
+        self.lengths.append(0)
+        self.capacities.append(0)
+        self.saved.append(0)
+        self.grow(len(self.lengths) - 1, capacity)
+
+    def grow(self, row: int, capacity: int) -> None:
+        """Layer by layer, so that old and new are there together for one layer only."""
+        if capacity > self.capacities[row]:
+            for layer in self.layers:
+                layer.grow(row, capacity)
+            self.capacities[row] = capacity
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.k_BLMD.nbytes + layer.v_BLMD.nbytes for layer in self.layers)
+        return sum(layer.nbytes for layer in self.layers)
 
     def reserve(self, row: int, tokens: int) -> None:
         """Refuse what would not fit, before anything is written."""
-        if self.lengths[row] + tokens > self.max_length:
+        if self.lengths[row] + tokens > self.capacities[row]:
             raise InputError(
                 f"context overflow: {self.lengths[row]} tokens are cached and {tokens} more do not fit "
-                f"the cache of {self.max_length}; make it larger or the text shorter"
+                f"the cache of {self.capacities[row]}; make it larger or the text shorter"
             )
 
     def can_cut(self, row: int, length: int) -> bool:
@@ -86,14 +112,14 @@ class KVCache:
         Global layers can always forget the end. A ring that has begun to overwrite has lost what the cut would need,
         unless that very state was saved.
         """
-        intact = self.lengths[row] <= self.config.sliding_window - 1
+        intact = not self.rings or self.lengths[row] <= self.whole
         return length in (0, self.lengths[row], self.saved[row]) or intact
 
     def cut(self, row: int, length: int) -> None:
         if length > self.lengths[row] or not self.can_cut(row, length):
             raise ValueError(f"row {row} holds {self.lengths[row]} tokens and cannot be cut back to {length}")
         if length == self.saved[row] != 0:
-            for layer in self._rings():
+            for layer in self.rings:
                 layer.restore(row)
         elif length < self.saved[row]:
             self.saved[row] = 0
@@ -101,19 +127,7 @@ class KVCache:
 
     def save(self, row: int) -> None:
         """Remember the rings of a row as they are now, so that it can be cut back to here later."""
-        for layer in self._rings():
+        self.saved[row] = 0  # a save that is interrupted half way must not be taken for one
+        for layer in self.rings:
             layer.save(row)
         self.saved[row] = self.lengths[row]
-
-    def _rings(self) -> "list[LayerKV]":
-        return [layer for layer in self.layers if layer.window is not None]
-
-    def grown(self, batch_size: int, max_length: int) -> "KVCache":
-        """A larger cache with the same contents."""
-        old = self.layers[0].k_BLMD
-        new = KVCache(self.config, batch_size, max_length, old.device, old.dtype)
-        new.lengths[: len(self.lengths)] = self.lengths
-        new.saved[: len(self.saved)] = self.saved
-        for source, target in zip(self.layers, new.layers, strict=True):
-            target.take_over(source)
-        return new

@@ -7,7 +7,7 @@ one scalar a layer differ. Tokens of several sequences, text and canvases alike,
 B batch, S text, C canvas, T tokens of all segments, H hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -151,19 +151,32 @@ class DiffusionGemma(nn.Module):
         lengths = [segment.length for segment in segments]
         x_TH = torch.cat([self._embed(piece, stack) for piece in pieces])
         position_T = torch.cat([torch.arange(s.start, s.start + s.length, device=self.device) for s in segments])
-        causal_T1 = torch.cat([torch.full((s.length, 1), s.causal, device=self.device) for s in segments])
+        causal_T = torch.cat([torch.full((s.length,), s.causal, device=self.device) for s in segments])
+        attends = [partial(ops.attention, cache=kv, segments=segments) for kv in cache.layers]
+        return list(self.through(stack, x_TH, lengths, position_T, causal_T, attends).split(lengths))
+
+    def through(
+        self,
+        stack: Stack,
+        x_TH: Tensor,
+        lengths: Sequence[int],
+        position_T: Tensor,
+        causal_T: Tensor,
+        attends: Sequence[Attend],
+        call: Callable[..., Tensor] = nn.Module.__call__,
+    ) -> Tensor:
+        """The layers and the final norm. `call` runs a layer; training puts activation checkpointing there."""
         rotations = {
-            shape: ops.rotation(position_T, _frequencies(shape, self.device), self.dtype)
+            shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype)
             for shape in set(self.config.layers)
         }
         scalars = zip(self.encoder.layer_scalars, self.decoder.layer_scalars, strict=True)
-        for layer, kv, shape, (encoder_scalar, decoder_scalar) in zip(
-            stack.layers, cache.layers, self.config.layers, scalars, strict=True
+        for layer, attend, shape, (encoder_scalar, decoder_scalar) in zip(
+            stack.layers, attends, self.config.layers, scalars, strict=True
         ):
-            scalar_T1 = torch.where(causal_T1, encoder_scalar, decoder_scalar)
-            attend = partial(ops.attention, cache=kv, segments=segments)
-            x_TH = layer(x_TH, lengths, attend, rotations[shape], scalar_T1)
-        return list(stack.norm(x_TH).split(lengths))
+            scalar_T1 = torch.where(causal_T[:, None], encoder_scalar, decoder_scalar)
+            x_TH = call(layer, x_TH, lengths, attend, rotations[shape], scalar_T1)
+        return stack.norm(x_TH)
 
     def _embed(self, piece: Piece, stack: Stack) -> Tensor:
         embedded_SH = stack.embed_tokens(piece.ids_S) * self.embed_scale
