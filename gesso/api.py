@@ -20,6 +20,7 @@ from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
+from gesso.train import adapters
 
 logger = logging.getLogger("gesso")
 
@@ -69,7 +70,7 @@ class Gesso:
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Generator[Event]:
         """The same as `generate`, as events: `draft` after every step, `commit` for a finished canvas, `done`."""
-        request = self._request(self._ids(prompt), **options)
+        request = self.request(prompt, **options)
         self.engine.check(request)  # here and now, not when the first event is asked for
         return self._events(request)
 
@@ -111,22 +112,20 @@ class Gesso:
         """Text of what the model wrote. Embeddings are often padded beyond the tokenizer: such ids mean nothing."""
         return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
 
+    def use_adapter(self, name: str | None) -> None:
+        """Have the named adapter act from now on; None: the base model. Not while requests run."""
+        if self.engine.busy:
+            raise InputError("requests are running; change the adapter when they are done")
+        adapters.activate(self.model, name)
+        self.engine.forget()  # what the cache holds was computed with the other one
+
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint that `transformers` loads too."""
         checkpoint.save(self.model, Path(directory), source=self.directory)
 
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, Sequence):
-            raise InputError(f"the prompt must be text or a list of token ids, got {type(prompt).__name__}")
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if not prompt:  # the bos token alone would make a valid request, and never what an empty string meant
-            raise InputError("the prompt is empty; give some text to continue")
-        return self.tokenizer.encode(prompt)
-
-    def _request(
+    def request(
         self,
-        prompt: Sequence[int],
+        prompt: str | Sequence[int],
         *,
         max_new_tokens: int | None = None,
         seed: int | None = None,
@@ -136,12 +135,14 @@ class Gesso:
         resume: Draft | None = None,
         **diffusion: Any,
     ) -> Request:
+        """What `generate` with these arguments asks of the engine; for those who step `Gesso.engine` themselves."""
+        ids = self._ids(prompt)
         if max_new_tokens is None:  # as many as the checkpoint wants, or as there is room for
-            max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(prompt)))
+            max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
         if seed is None:
             seed = secrets.randbits(32) if resume is None else resume.request.seed
         return Request(
-            prompt=tuple(prompt),
+            prompt=tuple(ids),
             max_new_tokens=max_new_tokens,
             diffusion=choose(self.defaults.diffusion, preset, **diffusion),
             seed=seed,
@@ -151,6 +152,15 @@ class Gesso:
             never_first=self._never_first,
             resume=resume,
         )
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, Sequence):
+            raise InputError(f"the prompt must be text or a list of token ids, got {type(prompt).__name__}")
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if not prompt:  # the bos token alone would make a valid request, and never what an empty string meant
+            raise InputError("the prompt is empty; give some text to continue")
+        return self.tokenizer.encode(prompt)
 
     def _events(self, request: Request) -> Generator[Event]:
         """The events of one request, stepping the engine as they are asked for; several streams may interleave."""
@@ -178,10 +188,11 @@ def load(
     *,
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
+    adapter: str | Path | Mapping[str, str | Path] | None,
     max_batch: int,
     max_length: int | None,
 ) -> Gesso:
-    where = _device(device)
+    where = find_device(device)
     if name is None:
         logger.warning("gesso: this model is untrained (random weights); give a checkpoint for real text")
         directory = untrained.directory()
@@ -191,6 +202,10 @@ def load(
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
     model = checkpoint.load(directory, config, where, _dtype(dtype, where))
+    named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
+    for adapter_name, path in named.items():
+        adapters.load(model, checkpoint.find(path), adapter_name)
+    adapters.activate(model, next(iter(named), None))
     return Gesso(model, tokenizer, defaults, directory, max_batch=max_batch, max_length=max_length)
 
 
@@ -201,7 +216,7 @@ def _last(events: Iterator[Event]) -> Result:
     raise AssertionError("a stream ends with its done event")
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def find_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

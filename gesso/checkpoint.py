@@ -64,10 +64,15 @@ def weight_files(directory: Path) -> list[Path]:
         names = read_json(directory / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise CheckpointError(f"{directory / INDEX} has no weight_map")
-        if wrong := [name for name in names.values() if not isinstance(name, str) or Path(name).name != (name or 0)]:
+        if wrong := [name for name in names.values() if not _is_plain(name)]:
             raise CheckpointError(f"{directory / INDEX} names {wrong[0]!r}, which is no file of this directory")
         return [directory / name for name in sorted(set(names.values()))]
     return [directory / SINGLE] if (directory / SINGLE).exists() else []
+
+
+def _is_plain(name: Any) -> bool:
+    """The name of a file, not a way to somewhere else."""
+    return isinstance(name, str) and name != "" and Path(name).name == name
 
 
 # --- what a directory holds, and what is wrong with it ------------------------------------------------------------
@@ -170,7 +175,7 @@ def load(directory: Path, config: Config, device: "torch.device", dtype: "torch.
         if tensor.is_floating_point() and not torch.stack(tensor.aminmax()).isfinite().all():
             raise CheckpointError(f"tensor {name} in {directory} holds NaN or infinite values; the file is damaged")
         # copy=True: a tensor that still points into the mapped file would change with it
-        _assign(model, ours[name], tensor.to(device=device, dtype=dtype, copy=True))
+        assign(model, ours[name], tensor.to(device=device, dtype=dtype, copy=True))
     if vision:
         logger.warning("text only: %d tensors of the vision tower are left out", vision)
     return model.eval()
@@ -188,7 +193,7 @@ def _tensors(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
                 advance(tensor.nbytes)
 
 
-def _assign(model: "DiffusionGemma", name: str, tensor: "Tensor") -> None:
+def assign(model: "DiffusionGemma", name: str, tensor: "Tensor") -> None:
     from torch import nn
 
     path, _, leaf = name.rpartition(".")
@@ -225,6 +230,13 @@ def save(
     `source` is the checkpoint the model came from: its tokenizer files are copied, and its vision tensors, which
     `transformers` insists on. Without one, the vision tower is written as zeros. `files` are further texts by name.
     """
+    from gesso.model.adapters import attached
+
+    if names := attached(model):
+        raise InputError(
+            f"the model has adapters ({', '.join(names)}); merge one first (gesso.train.adapters.merge), "
+            "or save the adapter alone (gesso.train.adapters.save)"
+        )
     directory = directory.expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(f"{directory} exists and is not empty; choose another place to save")

@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -175,6 +176,77 @@ def info(
         print_json(report.to_dict())
         return
     print_styled(lambda console: render(report, console))
+
+
+@app.command(epilog=EXIT_CODES)
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file; see recipes/ and docs/training.md.")],
+    check: Annotated[bool, typer.Option("--check", help="Look at the data and train nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --check: the report as one JSON object.")] = False,
+) -> None:
+    """Train or fine-tune a model. Run again, it goes on from its newest checkpoint."""
+    from gesso.train import check as checks
+    from gesso.train import command
+    from gesso.train.recipe import load
+
+    read = load(recipe)
+    if not check:
+        command.train(read)
+        return
+    report = command.check(read)
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_styled(lambda console: checks.render(report, console))
+
+
+@app.command("eval", epilog=EXIT_CODES)
+def evaluate(
+    name: Annotated[str, typer.Argument(metavar="TASK", help="sudoku or python_infill.")],
+    model: Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)] = None,
+    adapter: Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many items.")] = 100,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    data: Annotated[
+        list[Path] | None, typer.Option(help="A file of items instead of our own; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the items and of the answers.")] = 0,
+    preset: Annotated[str | None, typer.Option(help="Settings to start from.")] = None,
+    steps: Annotated[
+        list[int] | None, typer.Option(min=1, help="Step limit; several give accuracy against steps.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write accuracy against steps as SVG.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
+) -> None:
+    """Score a model on a task, every figure with its 95 % interval."""
+    from gesso import tasks
+    from gesso.tasks.command import run
+
+    task = tasks.task(name, **({"data": tuple(data)} if data else {}))
+    found = gesso.load(model, device=device, adapter=adapter)
+    evaluations = run(found, task, split=split, count=count, seed=seed, preset=preset, steps=steps or [], plot=plot)
+    if json:
+        print_json([evaluation.to_dict() for evaluation in evaluations])
+        return
+    for evaluation in evaluations:
+        print_text(evaluation.summary())
+
+
+@app.command(epilog=EXIT_CODES)
+def bench(
+    what: Annotated[str, typer.Argument(help="train: steps on random weights.")],
+    shape: Annotated[str, typer.Option(help="mini (from scratch) or 26b-a4b (LoRA).")] = "mini",
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
+) -> None:
+    """Measure what this machine does; one JSON object."""
+    if what != "train":
+        raise InputError(f"nothing to measure by the name of {what!r}; known is train")
+    from gesso.api import find_device
+    from gesso.bench.train import measure
+
+    print_json(measure(shape, steps, find_device(device)))
 
 
 def _version(wanted: bool) -> None:

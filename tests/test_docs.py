@@ -14,7 +14,8 @@ def blocks(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
-def test_the_python_on_a_page_runs_from_top_to_bottom(page, own_cache, capsys):
+def test_the_python_on_a_page_runs_from_top_to_bottom(page, own_cache, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(blocks(page)), page, "exec"), {"__name__": "page"})
 
 

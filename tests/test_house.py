@@ -14,6 +14,9 @@ BELOW = {
     "model": PLAIN | {"ops"},
     "diffusion": PLAIN | {"ops"},
     "engine": PLAIN | {"ops", "model", "diffusion"},
+    "train": PLAIN
+    | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
+    "bench": PLAIN | {"model", "train", "untrained"},
 }
 
 

@@ -83,9 +83,13 @@ class Engine:
         if request_id in self.running:
             self.cancelled.add(request_id)
 
+    def forget(self) -> None:
+        """Reuse nothing of what the cache holds: the weights have changed."""
+        self.scheduler.rows = [Row() for _ in self.scheduler.rows]
+
     @property
     def busy(self) -> bool:
-        return bool(self.running)
+        return bool(self.running.keys() - self.cancelled)
 
     # --- who is in ----------------------------------------------------------------------------------------------
 

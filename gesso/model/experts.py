@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gesso import ops
 from gesso.config import Config
+from gesso.model.adapters import Adapters, per_expert
 from gesso.model.parts import Linear
 
 
@@ -29,6 +30,9 @@ class Experts(nn.Module):
         experts, hidden, width = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden))
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width))
+        self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
-        return ops.experts(x_TH, index_TK, weight_TK, self.gate_up_proj, self.down_proj, lengths)
+        gate_up_E = per_expert(self.gate_up_proj, self.gate_up_proj_adapters.acting, x_TH.dtype)
+        down_E = per_expert(self.down_proj, self.down_proj_adapters.acting, x_TH.dtype)
+        return ops.experts(x_TH, index_TK, weight_TK, gate_up_E, down_E, lengths)

@@ -1,4 +1,4 @@
-"""The small parts a layer is built of. T tokens of all segments, H hidden, I width."""
+"""The small parts a layer is built of. T tokens of all segments, H hidden, I width or in, O out."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gesso import ops
 from gesso.config import Config
+from gesso.model.adapters import Adapters
 
 
 class Linear(nn.Module):
@@ -15,9 +16,12 @@ class Linear(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.weight_adapters = Adapters()
 
     def forward(self, x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
-        return ops.linear(x_TI, self.weight, lengths)
+        y_TO = ops.linear(x_TI, self.weight, lengths)
+        lora = self.weight_adapters.acting
+        return y_TO if lora is None else y_TO + lora(x_TI, lengths)
 
 
 class RMSNorm(nn.Module):
@@ -38,7 +42,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> Tensor:
-        gate_TI = nn.functional.gelu(self.gate_proj(x_TH, lengths), approximate="tanh")
+        gate_TI = ops.gelu(self.gate_proj(x_TH, lengths), lengths)
         return self.down_proj(gate_TI * self.up_proj(x_TH, lengths), lengths)
 
 

@@ -64,7 +64,12 @@ class Stack(nn.Module):
 
     def __init__(self, config: Config, shared: "Stack | None" = None) -> None:
         super().__init__()
-        self.embed_tokens = shared.embed_tokens if shared else nn.Embedding(config.vocab_size, config.hidden_size)
+        # padding_idx: as an input, the padding token learns nothing (in training; it changes no value).
+        self.embed_tokens = (
+            shared.embed_tokens
+            if shared
+            else nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        )
         self.layers = shared.layers if shared else nn.ModuleList(Layer(config, shape) for shape in config.layers)
         self.norm = shared.norm if shared else RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layer_scalars = nn.ParameterList(nn.Parameter(torch.empty(1), requires_grad=False) for _ in config.layers)
@@ -167,7 +172,7 @@ class DiffusionGemma(nn.Module):
     ) -> Tensor:
         """The layers and the final norm. `call` runs a layer; training puts activation checkpointing there."""
         rotations = {
-            shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype)
+            shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype, lengths)
             for shape in set(self.config.layers)
         }
         scalars = zip(self.encoder.layer_scalars, self.decoder.layer_scalars, strict=True)

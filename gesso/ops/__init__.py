@@ -1,8 +1,8 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
 from gesso.ops.attention import LayerCache, Segment, attention
-from gesso.ops.experts import experts, route
-from gesso.ops.linear import linear
+from gesso.ops.experts import Rows, experts, matrices, route
+from gesso.ops.linear import gelu, linear
 from gesso.ops.norm import rms_norm
 from gesso.ops.rope import inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
@@ -10,12 +10,15 @@ from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logi
 __all__ = [
     "LayerCache",
     "Reading",
+    "Rows",
     "Segment",
     "attention",
     "draw",
     "experts",
+    "gelu",
     "inverse_frequencies",
     "linear",
+    "matrices",
     "read",
     "rms_norm",
     "rotate",

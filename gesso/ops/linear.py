@@ -1,7 +1,8 @@
-"""Linear map of the tokens of several segments, one product a segment.
+"""Linear map and GELU of the tokens of several segments, one segment at a time.
 
 A GEMM library picks its blocking by the number of rows, and with it the order of the additions; one product over all
-segments would let a request's last bits depend on who shares the batch. T tokens of all segments, I in, O out.
+segments would let a request's last bits depend on who shares the batch. The same goes for functions that a CPU computes
+in vectors with another formula for what is left over. T tokens of all segments, I in, O out.
 """
 
 from collections.abc import Sequence
@@ -15,3 +16,9 @@ def linear(x_TI: Tensor, weight_OI: Tensor, lengths: Sequence[int]) -> Tensor:
     if len(lengths) == 1:
         return F.linear(x_TI, weight_OI)
     return torch.cat([F.linear(x_SI, weight_OI) for x_SI in x_TI.split(list(lengths))])
+
+
+def gelu(x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
+    if len(lengths) == 1:
+        return F.gelu(x_TI, approximate="tanh")
+    return torch.cat([F.gelu(x_SI, approximate="tanh") for x_SI in x_TI.split(list(lengths))])

@@ -1,5 +1,7 @@
 """Rotary position embedding (arXiv 2104.09864). T tokens, N heads, D head dim, F = D/2 frequencies."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,17 @@ def inverse_frequencies(head_dim: int, theta: float, fraction: float, proportion
     return torch.cat([theta**-exponents, torch.zeros(head_dim // 2 - rotated)])
 
 
-def rotation(position_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [T, 1, D]: angles in float32, then the working dtype."""
-    angles_TF = position_T.float()[:, None] * frequencies_F
-    angles_T1D = torch.cat([angles_TF, angles_TF], dim=-1)[:, None, :]
-    return angles_T1D.cos().to(dtype), angles_T1D.sin().to(dtype)
+def rotation(
+    position_T: Tensor, frequencies_F: Tensor, dtype: torch.dtype, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [T, 1, D]: angles in float32, then the working dtype. By segments, as in `ops/linear.py`."""
+    cos, sin = [], []
+    for position_S in position_T.split(list(lengths)):
+        angles_SF = position_S.float()[:, None] * frequencies_F
+        angles_S1D = torch.cat([angles_SF, angles_SF], dim=-1)[:, None, :]
+        cos.append(angles_S1D.cos().to(dtype))
+        sin.append(angles_S1D.sin().to(dtype))
+    return torch.cat(cos), torch.cat(sin)
 
 
 def rotate(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

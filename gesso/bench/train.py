@@ -1,0 +1,146 @@
+"""What training costs: tokens a second, share of the GPU's arithmetic used (MFU), peak memory; random weights."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gesso import untrained
+from gesso.config import Config
+from gesso.errors import InputError
+from gesso.model.init import randomise
+from gesso.model.transformer import DiffusionGemma
+from gesso.train import adapters
+from gesso.train.adapters import LoraSettings
+from gesso.train.batch import collate, corrupt
+from gesso.train.data import Example
+from gesso.train.objective import Objective, ObjectiveSettings
+
+PEAK_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 by the vendor's datasheet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model to train, and how: everything from scratch, or an adapter on frozen weights."""
+
+    text: dict[str, Any]
+    lora: bool
+    dtype: torch.dtype
+    batch: int
+    prompt: int
+    response: int
+    checkpoint_activations: bool
+
+
+SHAPES = {
+    "mini": Shape(
+        text={
+            "vocab_size": 8192, "hidden_size": 320, "intermediate_size": 640, "num_hidden_layers": 6,
+            "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 64, "global_head_dim": 64,
+            "num_global_key_value_heads": 5, "sliding_window": 256, "num_experts": 8, "top_k_experts": 2,
+            "moe_intermediate_size": 160, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]
+            + ["sliding_attention"] * 2 + ["full_attention"],
+        },
+        lora=False, dtype=torch.float32, batch=64, prompt=256, response=256, checkpoint_activations=False,
+    ),
+    "26b-a4b": Shape(
+        text={
+            "vocab_size": 262_144, "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
+            "num_global_key_value_heads": 2, "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8,
+            "moe_intermediate_size": 704, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+        },
+        lora=True, dtype=torch.bfloat16, batch=1, prompt=512, response=256, checkpoint_activations=True,
+    ),
+}  # fmt: skip
+
+
+def measure(name: str, steps: int, device: torch.device) -> dict[str, Any]:
+    """Optimizer steps on one synthetic batch of full length, after two for warming up."""
+    if name not in SHAPES:
+        raise InputError(f"unknown shape {name!r}; known are {', '.join(SHAPES)}")
+    shape = SHAPES[name]
+    objective, settings = _objective(shape, device)
+    model, config = objective.model, objective.model.config
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=device.type == "cuda")
+    rows = [_example(config, shape, i) for i in range(shape.batch)]
+    batch = collate(
+        rows, canvas_length=config.canvas_length, per_example=settings.per_example, eos=1, pad=0, whole_text=False,
+        seed=0, first=0,
+    )  # fmt: skip
+    noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=0.5, seed=0, first=0).to(device)
+    batch = batch.to(device)
+    times, losses = [], []
+    for step in range(steps + 2):
+        _wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            loss = objective(batch, noise).total_B.mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        _wait(device)
+        if step >= 2:
+            times.append(time.perf_counter() - began)
+    seconds = sorted(times)[len(times) // 2]
+    tokens = batch.text_BS.numel() + batch.clean_BKC.numel()
+    active = _active(model)
+    # Forward 2 and backward 4 operations a weight and token; frozen weights need no gradient of their own: 2 less. The
+    # recomputation of checkpointed activations, the first pass of self-conditioning and attention are not counted.
+    flops = (4 if shape.lora else 6) * active * tokens
+    return {
+        "shape": name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained": sum(p.numel() for p in parameters),
+        "active": active,
+        "tokens_a_step": tokens,
+        "seconds_a_step": seconds,
+        "tokens_per_second": tokens / seconds,
+        "mfu": flops / seconds / PEAK_FLOPS if device.type == "cuda" else None,
+        "peak_memory_GB": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+    }
+
+
+def _objective(shape: Shape, device: torch.device) -> tuple[Objective, ObjectiveSettings]:
+    text = {**untrained.CONFIG["text_config"], **shape.text, "max_position_embeddings": 262_144}  # type: ignore[dict-item]
+    config = Config.from_dict({**untrained.CONFIG, "text_config": text})
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(shape.dtype)
+    try:
+        with device:
+            model = DiffusionGemma(config)
+    finally:
+        torch.set_default_dtype(before)
+    randomise(model, seed=0)
+    if shape.lora:
+        adapters.add(model, LoraSettings(rank=8))
+    else:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("layer_scalars" not in name)
+    settings = ObjectiveSettings(balance_weight=0.0 if shape.lora else 0.01)
+    return Objective(model, settings, shape.checkpoint_activations), settings
+
+
+def _example(config: Config, shape: Shape, i: int) -> Example:
+    generator = torch.Generator().manual_seed(i)
+    length = shape.prompt + shape.response
+    tokens = torch.randint(3, config.vocab_size, (length,), generator=generator).tolist()
+    return Example(tuple(tokens), ((shape.prompt, length),), "synthetic", i)
+
+
+def _active(model: DiffusionGemma) -> int:
+    """Weights that a token passes: all but the experts not chosen."""
+    config = model.config
+    experts = sum(p.numel() for n, p in model.named_parameters() if n.endswith(("gate_up_proj", "experts.down_proj")))
+    rest = sum(p.numel() for p in model.parameters()) - experts
+    return rest + experts * config.top_k_experts // config.num_experts
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,188 @@
+"""What `gesso train RECIPE --check` says of the data before the first step: what is learnt, lengths, rejected rows.
+
+To see every rejected row, the dataset must have been made with on_bad_row="skip"; with "stop" it refuses to exist.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from gesso.errors import InputError
+from gesso.printable import printable
+from gesso.tokenizer import Tokenizer
+from gesso.train.data import Dataset, Example, Rejected
+
+BINS = 12  # at most, in the histogram
+BAR = 40  # characters of its longest bar
+SHOWN = 2000  # characters of each part of an example; what is longer loses its middle
+MARKS = ("«", "»")  # around what is learnt, where there are no styles to tell it by
+
+
+@dataclass(frozen=True)
+class Part:
+    text: str
+    learnt: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    source: str
+    line: int
+    tokens: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Examples of `low` to `high` tokens, both included."""
+
+    low: int
+    high: int
+    examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    rows: int
+    good: int
+    tokens: int
+    response_tokens: int
+    responses: int
+    context_only: int
+    """Responses that are read but not learnt, since the chat template writes them in another way in the history."""
+    longest: int
+    max_length: int
+    histogram: tuple[Bin, ...]
+    samples: tuple[Sample, ...]
+    rejected: tuple[Rejected, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # there and back: tuples become lists
+        return data
+
+
+def inspect(dataset: Dataset, tokenizer: Tokenizer, examples: int = 3) -> CheckReport:
+    """One pass over all rows; `examples` of the good ones are shown, spread evenly over the files."""
+    if examples < 0:
+        raise InputError(f"examples must be 0 or more, got {examples}")
+    chosen = {number * dataset.good // examples for number in range(examples)}
+    lengths: Counter[int] = Counter()
+    rejected: list[Rejected] = []
+    samples: list[Sample] = []
+    good = response_tokens = responses = context_only = 0
+    for row in dataset.read():
+        if isinstance(row, Rejected):
+            rejected.append(row)
+            continue
+        if good in chosen:
+            samples.append(_sample(row, tokenizer))
+        good += 1
+        lengths[len(row.tokens)] += 1
+        responses += len(row.spans)
+        response_tokens += sum(end - start for start, end in row.spans)
+        context_only += row.context_only
+    return CheckReport(
+        rows=good + len(rejected),
+        good=good,
+        tokens=sum(length * count for length, count in lengths.items()),
+        response_tokens=response_tokens,
+        responses=responses,
+        context_only=context_only,
+        longest=max(lengths, default=0),
+        max_length=dataset.settings.max_length,
+        histogram=tuple(_histogram(lengths)),
+        samples=tuple(samples),
+        rejected=tuple(rejected),
+    )
+
+
+def _sample(example: Example, tokenizer: Tokenizer) -> Sample:
+    parts: list[Part] = []
+    done = 0
+    for start, end in (*example.spans, (len(example.tokens), len(example.tokens))):
+        for piece, learnt in ((example.tokens[done:start], False), (example.tokens[start:end], True)):
+            if piece:
+                parts.append(Part(tokenizer.decode(piece, special=True), learnt))
+        done = end
+    return Sample(source=example.source, line=example.line, tokens=len(example.tokens), parts=tuple(parts))
+
+
+def _histogram(lengths: Counter[int]) -> Iterator[Bin]:
+    """Bins of one width, a round number, from the one that holds the shortest to the one that holds the longest."""
+    if not lengths:
+        return
+    shortest, longest = min(lengths), max(lengths)
+    rounds = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
+    width = next(width for width in rounds if longest // width - shortest // width < BINS)
+    filled = Counter[int]()
+    for length, count in lengths.items():
+        filled[length // width] += count
+    for place in range(shortest // width, longest // width + 1):
+        yield Bin(place * width, (place + 1) * width - 1, filled[place])
+
+
+# --- on the screen --------------------------------------------------------------------------------------------------
+
+
+def render(report: CheckReport, console: Console) -> None:
+    styled = console.color_system is not None
+    for sample in report.samples:
+        _print(console, Text(f"{sample.source}:{sample.line}, {sample.tokens:,} tokens", style="bold"))
+        _print(console, _marked(sample, styled), Text())
+    if report.samples:
+        _print(
+            console, Text("Learnt is what is " + ("underlined." if styled else f"between {MARKS[0]} and {MARKS[1]}."))
+        )
+    if report.histogram:
+        _print(console, Text("\nLength in tokens", style="bold"), *_bars(report.histogram))
+    _print(console, Text("\nRows", style="bold"), *(Text(line) for line in _counts(report)))
+    if report.rejected:
+        _print(console, Text("\nRejected", style="bold"))
+        _print(console, *(Text(printable(str(row))) for row in report.rejected))
+
+
+def _print(console: Console, *texts: Text) -> None:
+    for text in texts:
+        console.print(text, soft_wrap=True)
+
+
+def _marked(sample: Sample, styled: bool) -> Text:
+    shown = Text()
+    for part in sample.parts:
+        text = printable(_shortened(part.text))
+        if styled:
+            shown.append(text, style="bold underline" if part.learnt else "dim")
+        else:
+            shown.append(text.join(MARKS) if part.learnt else text)
+    return shown
+
+
+def _shortened(text: str) -> str:
+    left_out = len(text) - SHOWN
+    half = SHOWN // 2
+    return text if left_out <= 0 else f"{text[:half]} [… {left_out:,} characters …] {text[-half:]}"
+
+
+def _bars(bins: tuple[Bin, ...]) -> Iterator[Text]:
+    most = max(bin.examples for bin in bins)
+    width = len(f"{bins[-1].high:,}")
+    for bin in bins:
+        bar = "█" * -(-bin.examples * BAR // most)  # rounded up: a single example shows
+        yield Text(f"{bin.low:>{width},} to {bin.high:>{width},}  {bar:<{BAR}}  {bin.examples:,}")
+
+
+def _counts(report: CheckReport) -> Iterator[str]:
+    yield f"{report.rows:,} rows: {report.good:,} good, {len(report.rejected):,} rejected"
+    share = report.response_tokens / max(report.tokens, 1)
+    yield f"{report.tokens:,} tokens, {report.response_tokens:,} ({share:.0%}) learnt in {report.responses:,} responses"
+    yield f"longest: {report.longest:,} tokens of {report.max_length:,} allowed"
+    if report.context_only:
+        yield (
+            f"{report.context_only:,} responses of earlier turns are context only: "
+            "the chat template writes them in another way once they are history"
+        )

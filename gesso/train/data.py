@@ -1,0 +1,295 @@
+"""Rows of JSON lines to examples: what comes before a response, what is learnt, and in which order.
+
+A row is one JSON object a line, in one of three formats; `null` counts as absent:
+
+    {"messages": [...], "tools": [...]}    a conversation; `tools` is optional; the checkpoint's chat template writes it
+    {"prompt": "...", "completion": "..."} bos and prompt, then the completion and an eos, which are learnt
+    {"text": "..."}                        bos, then the text and an eos, which are learnt
+
+Other keys (id, source, …) are left alone, unless they look like a misspelt one of these. A row that cannot be used is
+`Rejected` with its line and the reason. Rows are read once and their tokens kept in a temporary file, four bytes each
+(about the size of the text); memory holds four numbers a row.
+
+The end of text is what generation stops at, so a response holds its end token once, as its last token. The fill of the
+last canvas is the objective's business and not counted in `max_length`.
+"""
+
+import gzip
+import tempfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gesso.errors import InputError
+from gesso.tokenizer import Tokenizer
+from gesso.train.rows import Span, parse, tokenise
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+WINDOW = 64  # batches that are sorted by length together, at most
+LISTED = 20  # rejected rows named by the error that stops a run
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Example:
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...]
+    """[start, end) of each response that is learnt, its end token included. Something always comes before it."""
+    source: str
+    line: int
+    context_only: int = 0
+    """Responses of the conversation that are read but not learnt (see `_conversation`)."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    source: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    files: tuple[str, ...]
+    max_length: int
+    on_bad_row: Literal["skip", "stop"] = "stop"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, wanted: str) -> None:
+            if not ok:
+                raise InputError(f"data setting {name} must be {wanted}, got {getattr(self, name)!r}")
+
+        files = self.files
+        check(isinstance(files, tuple) and len(files) > 0, "files", "a list of at least one file")
+        named = all(isinstance(file, str) and file.endswith(SUFFIXES) for file in files)
+        check(named, "files", f"names that end in {', '.join(SUFFIXES)}")
+        check(_is_int(self.max_length) and self.max_length >= 2, "max_length", "an integer of at least 2")
+        check(self.on_bad_row in ("skip", "stop"), "on_bad_row", "'skip' or 'stop'")
+        check(_is_int(self.seed) and self.seed >= 0, "seed", "an integer of at least 0")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# --- the dataset ----------------------------------------------------------------------------------------------------
+
+
+class Dataset:
+    """Every row is read and tokenised here, so that bad ones show before the first step and lengths are known.
+
+    `progress` is called now and then with the bytes read so far and in all.
+    """
+
+    def __init__(
+        self,
+        settings: DataSettings,
+        tokenizer: Tokenizer,
+        eos: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.rows = 0
+        self._rejected: dict[int, Rejected] = {}  # by number of the row
+        # Of the good rows: the file by its place in the settings, line, place in the store, length in tokens.
+        columns = self._file, self._line, self._at, lengths = tuple(array("q") for _ in range(4))
+        total = sum(_size(name) for name in settings.files)
+        with _store() as store:
+            for file, line, raw, done in _lines(settings.files):
+                try:
+                    tokens, spans, context_only = tokenise(parse(raw), tokenizer, eos)
+                    if len(tokens) > settings.max_length:
+                        raise InputError(f"too long: {len(tokens):,} tokens, max_length is {settings.max_length:,}")
+                except InputError as error:
+                    self._rejected[self.rows] = Rejected(settings.files[file], line, str(error))
+                else:
+                    for column, value in zip(columns, (file, line, store.tell() // 4, len(tokens)), strict=True):
+                        column.append(value)
+                    store.write(array("i", (context_only, len(spans), *chain(*spans), *tokens)))
+                self.rows += 1
+                if progress and self.rows % 1000 == 0:
+                    progress(done, total)
+            store.flush()
+            self._lengths = np.array(lengths, dtype=np.int64)
+            # A map outlives its file, and can be read from threads and forks at once.
+            self._store = np.memmap(store, dtype=np.int32, mode="r") if lengths else np.empty(0, np.int32)
+        if progress:
+            progress(total, total)
+        if self._rejected and settings.on_bad_row == "stop":
+            raise InputError(_complaint(self.rejected, self.rows))
+
+    @property
+    def rejected(self) -> list[Rejected]:
+        return list(self._rejected.values())
+
+    @property
+    def good(self) -> int:
+        return len(self._lengths)
+
+    def read(self) -> Iterator[Example | Rejected]:
+        """Every row, good or bad, in the order of the files."""
+        good = count()
+        for row in range(self.rows):
+            yield self._rejected[row] if row in self._rejected else self._load(next(good))
+
+    def batches(self, batch_size: int, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[tuple[Example, ...]]:
+        """Batches without end, from number `start` on: exactly those an uninterrupted iteration gives from there.
+
+        Of each batch of `batch_size`, rank r of `world` gets the r-th of equal slices; see `order` for what is in it.
+        """
+        if not self.good:
+            first = f"; the first: {self.rejected[0]}" if self._rejected else ""
+            raise InputError(f"no row to train on in {', '.join(self.settings.files)}: {self.rows} rows{first}")
+        if batch_size < 1 or world < 1 or batch_size % world or not 0 <= rank < world or start < 0:
+            raise InputError(
+                f"cannot cut batches: batch_size {batch_size} must be a multiple of world {world}, "
+                f"rank {rank} one of 0 to {world - 1}, start {start} not negative"
+            )
+        share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        batches = order(self._lengths, batch_size, self.settings.seed, start)
+        return (tuple(self._load(row) for row in batch[share]) for batch in batches)
+
+    def _load(self, row: int) -> Example:
+        at = self._at[row]
+        context_only, spans = self._store[at : at + 2].tolist()
+        bounds, tokens = at + 2, at + 2 + 2 * spans
+        return Example(
+            tokens=tuple(self._store[tokens : tokens + self._lengths[row]].tolist()),
+            spans=tuple((start, end) for start, end in self._store[bounds:tokens].reshape(-1, 2).tolist()),
+            source=self.settings.files[self._file[row]],
+            line=self._line[row],
+            context_only=context_only,
+        )
+
+
+def _complaint(rejected: Sequence[Rejected], rows: int) -> str:
+    shown = "\n".join(f"  {row}" for row in rejected[:LISTED])
+    more = f"\n  … and {len(rejected) - LISTED:,} more" if len(rejected) > LISTED else ""
+    advice = 'Mend them, or set on_bad_row = "skip" to train without them.'
+    return f"{len(rejected):,} of {rows:,} rows cannot be used:\n{shown}{more}\n{advice}"
+
+
+def order(lengths: Ids, batch_size: int, seed: int, start: int = 0) -> Iterator[Ids]:
+    """The rows of batch `start`, `start + 1`, …: a pure function of the arguments, with no need to visit those before.
+
+    An epoch is a shuffle of all rows, and epochs follow each other without a gap. Its whole batches are taken in
+    windows of `WINDOW`, or of a quarter of the epoch if that is less: sorting all rows would put the same ones together
+    in every epoch. A window is sorted by length, cut into batches, and the batches shuffled, so that rows of similar
+    length share a batch and lengths still come in no order. Where an epoch does not end with a batch, that batch takes
+    its last rows and the first of the next epoch, whatever their lengths: no row is left out, none repeated within an
+    epoch.
+    """
+    rows = len(lengths)
+    width = max(1, min(WINDOW, rows // (4 * batch_size)))
+
+    def shuffled(count: int, epoch: int, window: int) -> Ids:
+        # Raw bits, whose sequence is fixed; numpy may change what `permutation` makes of them between releases.
+        return np.argsort(np.random.PCG64([seed, epoch, window]).random_raw(count), kind="stable")
+
+    batch = start
+    while True:
+        epoch, skipped = divmod(batch * batch_size, rows)
+        begin, end = epoch * rows, (epoch + 1) * rows
+        last = end // batch_size  # the epoch's whole batches are those from ceil(begin / batch_size) up to this one
+        if batch == last:
+            stop = (batch + 1) * batch_size
+            epochs = range(epoch, -(-stop // rows))
+            yield np.concatenate([shuffled(rows, e, 0) for e in epochs])[skipped : skipped + batch_size]
+            batch += 1
+            continue
+        rows_of_epoch = shuffled(rows, epoch, 0)
+        for first in range(-(-begin // batch_size), last, width):
+            past = min(first + width, last)
+            if past <= batch:
+                continue
+            window = rows_of_epoch[first * batch_size - begin : past * batch_size - begin]
+            by_length = window[np.argsort(lengths[window], kind="stable")].reshape(-1, batch_size)
+            yield from by_length[shuffled(past - first, epoch, 1 + first)][batch - first :]
+            batch = past
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _store() -> Iterator[BinaryIO]:
+    try:
+        with tempfile.TemporaryFile(prefix="gesso-tokens-") as file:
+            yield file
+    except OSError as error:
+        raise InputError(
+            f"the tokens cannot be kept in {tempfile.gettempdir()} ({error}): set TMPDIR to a place with room"
+        ) from error
+
+
+def _size(name: str) -> int:
+    if not Path(name).is_file():
+        raise InputError(f"{name}: no such file; paths are taken from {Path.cwd()}")
+    return Path(name).stat().st_size
+
+
+def _lines(names: Sequence[str]) -> Iterator[tuple[int, int, bytes, int]]:
+    """File, line, its bytes, and how many bytes have been read of all files (packed ones, where they are)."""
+    done = 0
+    for file, name in enumerate(names):
+        try:
+            with open(name, "rb") as source:
+                for line, raw in enumerate(_unpacked(name, source), start=1):
+                    yield file, line, raw, done + source.tell()
+                done += source.tell()
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{name} cannot be read ({error}): if it is an archive, fetch it again") from error
+
+
+def _unpacked(name: str, source: BinaryIO) -> Iterable[bytes]:
+    if name.endswith(".gz"):
+        return _gzip_lines(source)
+    return _zstd_lines(source) if name.endswith(".zst") else source
+
+
+def _gzip_lines(source: BinaryIO) -> Iterator[bytes]:
+    with gzip.open(source) as lines:
+        yield from lines
+
+
+def _zstd_lines(source: BinaryIO) -> Iterator[bytes]:
+    rest = b""
+    for data in _unzstd(source):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line + b"\n" for line in lines)
+    if rest:
+        yield rest
+
+
+def _unzstd(source: BinaryIO) -> Iterator[bytes]:
+    try:
+        zstandard = import_module("zstandard")
+    except ImportError as error:
+        raise InputError("reading .zst needs the package zstandard: pip install 'gesso[train]'") from error
+    # Frame by frame: the library's own reader stops without a word after the first, and where a file was cut off.
+    frame = None
+    while data := source.read(1 << 16):
+        while data:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            try:
+                yield frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+            data = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame:
+        raise EOFError("it ends in the middle")

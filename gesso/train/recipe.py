@@ -1,0 +1,126 @@
+"""A training run as a TOML file: every setting has a name, a default and a check; unknown names are refused."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gesso.errors import InputError
+
+if TYPE_CHECKING:
+    from gesso.train.adapters import LoraSettings
+    from gesso.train.data import DataSettings
+    from gesso.train.objective import ObjectiveSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    path: str | None = None  # directory or hub name; none: the model in the box
+    scratch: bool = False  # random weights in the shape of that checkpoint
+    dtype: str = "float32"  # of the weights; frozen weights under an adapter may be bfloat16
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    lr: float = 1.5e-4
+    min_lr: float = 0.0
+    warmup: int = 0  # steps
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # of matrices
+    clip: float = 1.0  # norm of the gradient
+
+    def __post_init__(self) -> None:
+        _check(self, "lr", self.lr > 0, "above 0")
+        _check(self, "min_lr", 0 <= self.min_lr <= self.lr, "between 0 and lr")
+        _check(self, "warmup", self.warmup >= 0, "at least 0")
+        _check(self, "clip", self.clip > 0, "above 0")
+        _check(self, "betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "two numbers below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    out: str
+    steps: int
+    batch_size: int
+    accumulate: int = 1  # batches of a step
+    seed: int = 0
+    save_every: int = 500
+    keep: int = 2  # checkpoints
+    log_every: int = 10
+    autocast: str = "none"  # or "bfloat16": matrix products in it, weights and sums in float32
+    checkpoint_activations: bool = False  # compute them twice instead of keeping them
+    compile: bool = False
+    ema: float = 0.0  # decay of the average of the weights that is exported; 0: none
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate", "save_every", "keep", "log_every"):
+            value = getattr(self, name)
+            _check(self, name, isinstance(value, int) and value >= 1, "a positive integer")
+        _check(self, "autocast", self.autocast in ("none", "bfloat16"), '"none" or "bfloat16"')
+        _check(self, "ema", 0 <= self.ema < 1, "at least 0 and below 1")
+        _check(self, "out", bool(self.out), "a directory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    model: ModelSettings
+    data: "DataSettings"
+    objective: "ObjectiveSettings"
+    optimizer: OptimizerSettings
+    run: RunSettings
+    lora: "LoraSettings | None" = None  # none: all weights are trained
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load(path: Path) -> Recipe:
+    from gesso.train.adapters import LoraSettings
+    from gesso.train.data import DataSettings
+    from gesso.train.objective import ObjectiveSettings
+
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no recipe {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path} cannot be read as TOML: {error}") from None
+    kinds: dict[str, type[Any]] = {
+        "model": ModelSettings,
+        "data": DataSettings,
+        "objective": ObjectiveSettings,
+        "optimizer": OptimizerSettings,
+        "run": RunSettings,
+        "lora": LoraSettings,
+    }
+    if unknown := set(raw) - set(kinds):
+        raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(kinds)}")
+    sections = {
+        name: _section(path, name, kind, raw.get(name, {}))
+        for name, kind in kinds.items()
+        if name != "lora" or name in raw
+    }
+    return Recipe(**sections)
+
+
+def _section(path: Path, name: str, kind: type[Any], given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise InputError(f"{path}: [{name}] must be a section")
+    known = [item.name for item in fields(kind)]
+    if unknown := set(given) - set(known):
+        raise InputError(f"{path}: [{name}] has no settings {sorted(unknown)}; known are {', '.join(known)}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise InputError(f"{path}: [{name}]: {str(error).partition(') ')[2] or error}") from None
+    except InputError as error:
+        raise InputError(f"{path}: [{name}]: {error}") from None
+
+
+def _check(settings: Any, name: str, ok: bool, wanted: str) -> None:
+    if not ok:
+        raise InputError(f"{name} must be {wanted}, got {getattr(settings, name)!r}")

@@ -1,0 +1,44 @@
+"""A differentiable run of the process, for research: refinement steps with soft embeddings in place of hard draws.
+
+A loss on the final canvas sends gradients through every step. Each step is checkpointed, so that memory grows with the
+canvas, not with steps times layers. B examples, K canvases an example, C canvas, H hidden.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from gesso.errors import InputError
+from gesso.train.batch import Batch
+from gesso.train.objective import Objective, token_losses
+
+
+def rollout(objective: Objective, batch: Batch, noisy_BKC: Tensor, steps: int, temperature: float = 1.0) -> Tensor:
+    """Hidden states [B, K, C, H] after `steps` refinements, differentiable with respect to all weights.
+
+    What a step predicts is both the next canvas and its self-conditioning, as an expected embedding.
+    """
+    if steps < 1:
+        raise InputError(f"a rollout takes at least one step, got {steps}")
+    canvas_BKCH = objective.embed(noisy_BKC)
+    soft_BKCH = torch.zeros_like(canvas_BKCH)
+    refine = partial(_refine, objective, batch, temperature)
+    for _ in range(steps - 1):
+        soft_BKCH = checkpoint(refine, canvas_BKCH, soft_BKCH, use_reentrant=False)
+        canvas_BKCH = soft_BKCH
+    return objective.hidden(batch, canvas_BKCH, soft_BKCH)[1]
+
+
+def _refine(objective: Objective, batch: Batch, temperature: float, canvas_BKCH: Tensor, soft_BKCH: Tensor) -> Tensor:
+    _, hidden_BKCH = objective.hidden(batch, canvas_BKCH, soft_BKCH)
+    return objective.expected_embedding(hidden_BKCH, temperature)
+
+
+def rollout_loss(objective: Objective, batch: Batch, noisy_BKC: Tensor, steps: int, temperature: float = 1.0) -> Tensor:
+    """Cross-entropy of the final canvas to the clean one, a mean for each example [B]."""
+    hidden_BKCH = rollout(objective, batch, noisy_BKC, steps, temperature)
+    model = objective.model
+    loss_BKC = token_losses(hidden_BKCH, model.head, batch.clean_BKC, model.config.final_logit_softcapping)
+    return (loss_BKC.mean(-1) * batch.present_BK).sum(-1) / batch.present_BK.sum(-1)

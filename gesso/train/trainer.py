@@ -1,0 +1,263 @@
+"""The training loop: batches in, checkpoints out, and the same losses whether or not it was interrupted.
+
+Nothing random has a state. The order of the data, the canvases chosen and the noise are functions of the seed and of
+the number of the example, so that a run resumes exactly from its weights, its optimizer and its step.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gesso import checkpoint
+from gesso.errors import GessoError, InputError
+from gesso.model.transformer import DiffusionGemma
+from gesso.tokenizer import Tokenizer
+from gesso.train import adapters, state
+from gesso.train.batch import collate, corrupt
+from gesso.train.data import Dataset, Example
+from gesso.train.objective import Losses, Objective
+from gesso.train.recipe import Recipe
+
+# Settings that may change between the legs of a run.
+FREE = {"steps", "save_every", "keep", "log_every", "tensorboard", "out"}
+
+Report = Callable[[Mapping[str, float]], None]
+
+
+class Trainer:
+    def __init__(
+        self, recipe: Recipe, model: DiffusionGemma, tokenizer: Tokenizer, dataset: Dataset, source: Path, eos: int
+    ) -> None:
+        self.recipe, self.model, self.tokenizer, self.source, self.eos = recipe, model, tokenizer, source, eos
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.out = Path(recipe.run.out).expanduser()
+        self.dataset = dataset
+        if recipe.lora is None:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_("layer_scalars" not in name)
+        else:
+            adapters.add(model, recipe.lora, seed=recipe.run.seed)
+        self.objective = Objective(model, recipe.objective, recipe.run.checkpoint_activations)
+        if self.world > 1:
+            shard(self.objective)
+        self.parameters = state.trainable(model)
+        self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
+        self.optimizer = self._optimizer()
+        self.step = 0
+        self.forward: Callable[..., Losses] = torch.compile(self.objective) if recipe.run.compile else self.objective
+
+    def run(self, report: Report = lambda _: None) -> None:
+        """Train to the last step, going on from the newest checkpoint in `run.out`."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._resume()
+        run = self.recipe.run
+        batches = self.dataset.batches(run.batch_size, self.step * run.accumulate, self.rank, self.world)
+        writer = _tensorboard(self.out) if run.tensorboard and self.rank == 0 else None
+        while self.step < run.steps:
+            began = time.perf_counter()
+            metrics = self._step([next(batches) for _ in range(run.accumulate)])
+            metrics["tokens_per_second"] = metrics.pop("tokens") / (time.perf_counter() - began)
+            self.step += 1
+            if self.rank == 0:
+                self._log({"step": self.step, **metrics}, writer)
+                report({"step": self.step, **metrics})
+            if self.step % run.save_every == 0 or self.step == run.steps:
+                self._save()
+        self._export()
+
+    # --- one step -----------------------------------------------------------------------------------------------
+
+    def _step(self, batches: list[tuple[Example, ...]]) -> dict[str, float]:
+        run, settings = self.recipe.run, self.recipe.optimizer
+        rate = learning_rate(settings.lr, settings.min_lr, settings.warmup, self.step, run.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        sums = torch.zeros(4)
+        for i, examples in enumerate(batches):
+            losses, tokens = self._losses(examples, self.step * run.accumulate + i)
+            # The mean over all examples of the step; shards of it are averaged over the processes.
+            total = losses.total_B.sum() * self.world / (run.batch_size * run.accumulate)
+            self._check_finite(total, "loss", batches)
+            total.backward()
+            parts = [losses.total_B.sum(), losses.decoder_B.sum(), losses.encoder_B.sum(), torch.tensor(float(tokens))]
+            sums += torch.stack([part.detach().float().cpu() for part in parts])
+        norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), settings.clip)
+        norm = state.whole(norm)
+        self._check_finite(norm, "gradient", batches)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for name, tensor in self.average.items():
+            tensor.lerp_(self.parameters[name].detach(), 1 - run.ema)
+        if self.world > 1:
+            dist.all_reduce(sums)
+        examples_seen = run.batch_size * run.accumulate
+        loss, decoder, encoder = (value / examples_seen for value in sums[:3].tolist())
+        return {
+            "loss": loss, "decoder": decoder, "encoder": encoder, "lr": rate, "gradient": norm.item(),
+            "tokens": sums[3].item(),
+        }  # fmt: skip
+
+    def _losses(self, examples: tuple[Example, ...], number: int) -> tuple[Losses, int]:
+        run, objective, config = self.recipe.run, self.recipe.objective, self.model.config
+        first = number * run.batch_size + self.rank * len(examples)
+        batch = collate(
+            examples, canvas_length=config.canvas_length, per_example=objective.per_example, eos=self.eos,
+            pad=config.pad_token_id, whole_text=objective.encoder_on == "all", seed=run.seed, first=first,
+        )  # fmt: skip
+        noise = corrupt(
+            batch.clean_BKC, config.vocab_size, conditioning=objective.self_conditioning, seed=run.seed, first=first
+        )
+        device = self.model.device
+        batch, noise = batch.to(device), noise.to(device)
+        enabled = run.autocast == "bfloat16"
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
+            losses = self.forward(batch, noise)
+        return losses, int(batch.valid_BS.sum()) + int(batch.present_BK.sum()) * config.canvas_length
+
+    def _check_finite(self, value: Tensor, what: str, batches: list[tuple[Example, ...]]) -> None:
+        if bool(value.isfinite().all()):
+            return
+        path = self.out / f"not-finite-{self.step:08}-{self.rank}.json"
+        rows = [asdict(example) for examples in batches for example in examples]
+        path.write_text(json.dumps({"step": self.step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
+        raise GessoError(
+            f"the {what} of step {self.step + 1} is not finite; nothing was updated. Its examples are in {path}. "
+            "Look at them, lower optimizer.lr, or raise optimizer.warmup."
+        )
+
+    def _optimizer(self) -> torch.optim.AdamW:
+        settings = self.recipe.optimizer
+        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
+        others = [p for p in self.parameters.values() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps
+        )
+
+    # --- what lasts ---------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        found = state.latest(self.out)
+        if found is None:
+            self._forget_after(0)
+            return
+        note = state.load(found, self.parameters, self.optimizer, self.average)
+        if changed := _differences(note["recipe"], json.loads(json.dumps(self.recipe.to_dict()))):
+            raise InputError(
+                f"{self.out} holds a run with other settings ({', '.join(changed)}); choose another run.out, "
+                "or delete it to start anew"
+            )
+        self.step = note["step"]
+        self._forget_after(self.step)
+
+    def _forget_after(self, step: int) -> None:
+        """Metrics of steps after the checkpoint are of a run that was cut off; they come again."""
+        path = self.out / "metrics.jsonl"
+        if self.rank or not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except ValueError:  # the last line may be half written
+                continue
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(path)
+
+    def _log(self, metrics: Mapping[str, float], writer: Any) -> None:
+        with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+        if writer is not None and self.step % self.recipe.run.log_every == 0:
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, self.step)
+            writer.flush()
+
+    def _save(self) -> None:
+        note = {"recipe": self.recipe.to_dict()}
+        state.save(
+            self.out, self.step, self.parameters, self.optimizer, self.average, note,
+            write=self.rank == 0, keep=self.recipe.run.keep,
+        )  # fmt: skip
+        if self.world > 1:
+            dist.barrier()
+
+    def _export(self) -> None:
+        """What others load: an adapter in peft's format, or a checkpoint; the average where there is one."""
+        target = self.out / ("adapter" if self.recipe.lora else "model")
+        wanted = self.parameters if self.recipe.lora else dict(self.model.named_parameters())
+        finished = {name: state.whole(tensor) for name, tensor in {**wanted, **self.average}.items()}
+        if self.rank or target.exists():
+            return
+        if self.recipe.lora:
+            for name, tensor in finished.items():
+                checkpoint.assign(self.model, name, tensor)
+            adapters.save(self.model, target, self.recipe.lora)
+        else:
+            plain = checkpoint.empty_model(self.model.config)
+            for name, tensor in finished.items():
+                checkpoint.assign(plain, name, tensor)
+            checkpoint.save(plain, target, source=self.source)
+
+
+def learning_rate(peak: float, least: float, warmup: int, step: int, steps: int) -> float:
+    """Up in a straight line, then down along half a cosine."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return least + (peak - least) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def shard(objective: Objective) -> None:
+    """FSDP2: every process keeps its part of each layer, and has a layer whole only while it runs."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in objective.model.decoder.layers:
+        fully_shard(layer)
+    fully_shard(objective)
+
+
+def join_processes() -> torch.device:
+    """The device of this process; under torchrun, after it has met the others."""
+    if "RANK" not in os.environ:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+        return device
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    found = []
+    for section in sorted(set(before) | set(now)):
+        old, new = before.get(section) or {}, now.get(section) or {}
+        found += [
+            f"{section}.{name}"
+            for name in sorted(set(old) | set(new))
+            if old.get(name) != new.get(name) and not (section == "run" and name in FREE)
+        ]
+    return found
+
+
+def _tensorboard(out: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("run.tensorboard needs the package tensorboard: pip install 'gesso[train]'") from None
+    return SummaryWriter(str(out / "tensorboard"))

@@ -1,0 +1,298 @@
+"""Runs of the trainer on the model in the box: they learn, resume, share the work, and stop when they must."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import gesso
+from gesso.errors import GessoError, InputError
+from gesso.train import state
+from gesso.train.command import train
+from gesso.train.recipe import load
+from gesso.train.trainer import learning_rate
+
+RECIPE = """
+[model]
+scratch = true
+
+[data]
+files = ["{data}"]
+max_length = 512
+
+[objective]
+canvases_per_example = "all"
+
+[optimizer]
+lr = 3e-3
+warmup = 5
+weight_decay = 0.01
+
+[run]
+out = "{out}"
+steps = {steps}
+batch_size = 4
+save_every = 4
+"""
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    lines = [{"prompt": f"{i}: ", "completion": f"{word} and {word[::-1]}"} for i, word in enumerate(words)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def small(own_cache, tmp_path):
+    """The box with canvases of 16, so that a step is quick."""
+    from gesso import untrained
+
+    untrained.make(tmp_path / "small")
+    raw = json.loads((tmp_path / "small" / "config.json").read_text())
+    raw["canvas_length"] = 16
+    (tmp_path / "small" / "config.json").write_text(json.dumps(raw))
+    return tmp_path / "small"
+
+
+def write_recipe(tmp_path, rows, small, out="out", steps=12, extra=""):
+    text = RECIPE.format(data=rows, out=tmp_path / out, steps=steps)
+    text = text.replace("scratch = true", f'scratch = true\npath = "{small}"')
+    path = tmp_path / f"{out}.toml"
+    path.write_text(text + extra)
+    return path
+
+
+def metrics(out):
+    return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(out):
+    return [(line["step"], line["loss"], line["gradient"]) for line in metrics(out)]
+
+
+def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, rows, small):
+    path = write_recipe(tmp_path, rows, small, steps=600)
+    recipe = load(path)
+    recipe = replace(recipe, run=replace(recipe.run, batch_size=8, save_every=600))
+    train(recipe, report=lambda _: None)
+    tail = metrics(tmp_path / "out")[-20:]
+    assert sum(line["decoder"] for line in tail) / len(tail) < 0.05
+    g = gesso.load(tmp_path / "out" / "model")
+    for line in rows.read_text().splitlines():
+        row = json.loads(line)
+        assert g.generate(row["prompt"], max_new_tokens=32, seed=1).text == row["completion"]
+
+
+def test_a_run_in_legs_gives_the_losses_of_one_go_to_the_last_digit(tmp_path, rows, small):
+    whole = load(write_recipe(tmp_path, rows, small, out="whole"))
+    train(whole, report=lambda _: None)
+    for steps in (4, 8, 12):
+        legs = load(write_recipe(tmp_path, rows, small, out="legs", steps=12))
+        stop_after(legs, steps)
+    assert losses(tmp_path / "legs") == losses(tmp_path / "whole")
+    one, other = (gesso.load(tmp_path / name / "model").model for name in ("whole", "legs"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def stop_after(recipe, step):
+    """Leave a run by an error right after the given step, as a power cut would."""
+
+    class Cut(Exception):
+        pass
+
+    def report(line):
+        if line["step"] == step + 1:
+            raise Cut
+
+    try:
+        train(recipe, report)
+    except Cut:
+        return
+
+
+def test_killed_at_any_moment_a_run_goes_on_as_if_nothing_had_happened(tmp_path, rows, small):
+    train(load(write_recipe(tmp_path, rows, small, out="whole", steps=24)), report=lambda _: None)
+    recipe = write_recipe(tmp_path, rows, small, out="killed", steps=24)
+    command = [sys.executable, "-c", RUN, str(recipe)]
+    kills = 0
+    for wait in (0.3, 0.05, 0.2):
+        process = subprocess.Popen(command)
+        seen = len(list((tmp_path / "killed").glob("step-*")))
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if (
+                len(list((tmp_path / "killed").glob("step-*"))) > seen
+                or (tmp_path / "killed" / "metrics.jsonl").exists()
+            ):
+                time.sleep(wait)
+                break
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills
+    subprocess.run(command, check=True)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+RUN = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from gesso.train.command import train
+from gesso.train.recipe import load
+train(load(Path(sys.argv[1])), report=lambda _: None)
+"""
+
+
+def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
+    train(load(write_recipe(tmp_path, rows, small, out="one", steps=6)), report=lambda _: None)
+    recipe = write_recipe(tmp_path, rows, small, out="two", steps=6)
+    for _ in range(2):  # the second time resumes, finds nothing to do, and must not mind
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", RUN, str(recipe)],
+                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        assert [process.wait(120) for process in processes] == [0, 0]
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert one["step"] == two["step"]
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
+        assert one["gradient"] == pytest.approx(two["gradient"], rel=1e-2)
+    models = [gesso.load(tmp_path / name / "model").model for name in ("one", "two")]
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-5)
+
+
+def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    found = []
+    for size, times in ((8, 1), (4, 2)):
+        out = tmp_path / f"size-{size}"
+        train(replace(recipe, run=replace(recipe.run, batch_size=size, accumulate=times, out=str(out))), lambda _: None)
+        found.append(metrics(out)[0])
+    assert found[0]["lr"] == found[1]["lr"]
+    assert all(line["loss"] > 0 for line in found)
+
+
+def test_what_is_not_finite_stops_the_run_and_leaves_its_examples(tmp_path, rows, small, monkeypatch):
+    from gesso.train.objective import Objective
+
+    forward = Objective.forward
+
+    def broken(self, batch, noise):
+        found = forward(self, batch, noise)
+        return replace(found, total_B=found.total_B * (float("nan") if broken.calls == 5 else 1.0))
+
+    broken.calls = 0
+
+    def counted(self, batch, noise):
+        broken.calls += 1
+        return broken(self, batch, noise)
+
+    monkeypatch.setattr(Objective, "forward", counted)
+    with pytest.raises(GessoError, match="step 5 is not finite") as caught:
+        train(load(write_recipe(tmp_path, rows, small)), report=lambda _: None)
+    saved = next((tmp_path / "out").glob("not-finite-*.json"))
+    assert str(saved) in str(caught.value)
+    examples = json.loads(saved.read_text())["examples"]
+    assert len(examples) == 4
+    assert all(example["source"] == str(rows) and example["line"] >= 1 for example in examples)
+    assert state.latest(tmp_path / "out").name == "step-00000004"
+
+
+def test_the_average_is_what_is_exported(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    for name, ema in (("plain", 0.0), ("average", 0.9)):
+        run = replace(recipe.run, out=str(tmp_path / name), ema=ema)
+        train(replace(recipe, run=run), report=lambda _: None)
+    assert losses(tmp_path / "plain") == losses(tmp_path / "average")
+    plain, average = (gesso.load(tmp_path / name / "model").model.head for name in ("plain", "average"))
+    assert not torch.equal(plain, average)
+
+
+@pytest.mark.parametrize("extra", ["autocast", "checkpoint_activations"])
+def test_options_that_save_memory_train_alike(tmp_path, rows, small, extra):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=3))
+    changed = {"autocast": "bfloat16"} if extra == "autocast" else {"checkpoint_activations": True}
+    for name, options in (("plain", {}), ("changed", changed)):
+        run = replace(recipe.run, out=str(tmp_path / name), **options)
+        train(replace(recipe, run=run), report=lambda _: None)
+    tolerance = 0.02 if extra == "autocast" else 1e-5
+    for one, two in zip(losses(tmp_path / "plain"), losses(tmp_path / "changed"), strict=True):
+        assert one[1] == pytest.approx(two[1], rel=tolerance)
+
+
+def test_an_adapter_trains_with_the_base_untouched_and_is_exported(tmp_path, rows, small):
+    lora = '\n[lora]\nrank = 4\ntargets = ["attention", "experts"]\n'
+    path = write_recipe(tmp_path, rows, small, steps=40, extra=lora)
+    path.write_text(path.read_text().replace("scratch = true", "scratch = false"))
+    train(load(path), report=lambda _: None)
+    found = [line["loss"] for line in metrics(tmp_path / "out")]
+    assert sum(found[-8:]) < 0.9 * sum(found[:8])
+    assert not (tmp_path / "out" / "model").exists()
+    assert {p.name for p in (tmp_path / "out" / "adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    base = gesso.load(small)
+    tuned = gesso.load(small, adapter=tmp_path / "out" / "adapter")
+    assert (
+        base.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
+        != tuned.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
+    )
+
+
+def test_a_run_with_other_settings_is_not_mixed_into_an_old_one(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    train(recipe, report=lambda _: None)
+    changed = replace(recipe, optimizer=replace(recipe.optimizer, lr=1e-3), run=replace(recipe.run, steps=8))
+    with pytest.raises(InputError, match=r"optimizer\.lr"):
+        train(changed, report=lambda _: None)
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
+    rates = [learning_rate(1.0, 0.1, 4, step, 12) for step in range(13)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[8] == pytest.approx(0.55)
+    assert rates[12] == pytest.approx(0.1)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text + "\n[trainer]\n", "trainer"),
+        (lambda text: text.replace("lr = 3e-3", "learning_rate = 3e-3"), "learning_rate"),
+        (lambda text: text.replace("batch_size = 4", ""), "batch_size"),
+        (lambda text: text.replace("steps = 12", "steps = 0"), "steps"),
+        (lambda text: text.replace("lr = 3e-3", "lr = -1.0"), "lr"),
+        (lambda text: text.replace('"all"', '"most"'), "canvases_per_example"),
+        (lambda text: text.replace("[run]", "[run"), "TOML"),
+    ],
+)
+def test_a_recipe_that_says_something_unknown_is_refused_by_name(tmp_path, rows, small, change, words):
+    path = write_recipe(tmp_path, rows, small)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InputError, match=words):
+        load(path)
