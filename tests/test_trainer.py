@@ -159,8 +159,8 @@ train(load(Path(sys.argv[1])), report=lambda _: None)
 
 
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
-    train(load(write_recipe(tmp_path, rows, small, out="one", steps=6)), report=lambda _: None)
-    recipe = write_recipe(tmp_path, rows, small, out="two", steps=6)
+    train(load(write_recipe(tmp_path, rows, small, out="one", steps=3)), report=lambda _: None)
+    recipe = write_recipe(tmp_path, rows, small, out="two", steps=3)
     for _ in range(2):  # the second time resumes, finds nothing to do, and must not mind
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -174,13 +174,14 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
             for rank in range(2)
         ]  # fmt: skip
         assert [process.wait(120) for process in processes] == [0, 0]
+    # A few steps only: AdamW turns the sign of a tiny gradient into a full step, so that rounding grows from there on.
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert one["step"] == two["step"]
-        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
-        assert one["gradient"] == pytest.approx(two["gradient"], rel=1e-2)
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+        assert one["gradient"] == pytest.approx(two["gradient"], rel=1e-4)
     models = [gesso.load(tmp_path / name / "model").model for name in ("one", "two")]
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-5)
+        assert (a - b).norm() < 1e-3 * a.norm()
 
 
 def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small):
