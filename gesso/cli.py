@@ -191,7 +191,9 @@ def train(
 
     read = load(recipe)
     if not check:
-        command.train(read)
+        from gesso.tasks.command import scorer
+
+        command.train(read, score=scorer(command.directory_of(read), read.eval) if read.eval else None)
         return
     report = command.check(read)
     if json:
@@ -238,6 +240,7 @@ def bench(
     what: Annotated[str, typer.Argument(help="train: steps on random weights.")],
     shape: Annotated[str, typer.Option(help="mini (from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
+    compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
 ) -> None:
     """Measure what this machine does; one JSON object."""
@@ -246,7 +249,7 @@ def bench(
     from gesso.api import find_device
     from gesso.bench.train import measure
 
-    print_json(measure(shape, steps, find_device(device)))
+    print_json(measure(shape, steps, find_device(device), compile))
 
 
 def _version(wanted: bool) -> None:

@@ -73,9 +73,9 @@ def reference(seed: int, calm: bool = False) -> DiffusionGemmaForBlockDiffusion:
             if name.endswith(("inv_freq", "embed_scale")):
                 continue
             if tensor.ndim >= 2:
-                tensor.normal_(0.0, 0.15)
+                tensor.normal_(0.0, 0.1)
             else:  # norms, router scales, layer scalars
-                tensor.uniform_(0.5, 1.5)
+                tensor.uniform_(0.6, 1.2)
         if calm:
             for name, weight in model.named_parameters():
                 if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):

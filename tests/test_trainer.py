@@ -15,6 +15,7 @@ import torch
 
 import gesso
 from gesso.errors import GessoError, InputError
+from gesso.tasks.command import scorer
 from gesso.train import state
 from gesso.train.command import train
 from gesso.train.recipe import load
@@ -122,7 +123,8 @@ def stop_after(recipe, step):
 
 
 def test_killed_at_any_moment_a_run_goes_on_as_if_nothing_had_happened(tmp_path, rows, small):
-    train(load(write_recipe(tmp_path, rows, small, out="whole", steps=24)), report=lambda _: None)
+    whole = write_recipe(tmp_path, rows, small, out="whole", steps=24)
+    subprocess.run([sys.executable, "-c", RUN, str(whole)], check=True)  # a process of its own, as the killed ones are
     recipe = write_recipe(tmp_path, rows, small, out="killed", steps=24)
     command = [sys.executable, "-c", RUN, str(recipe)]
     kills = 0
@@ -261,6 +263,35 @@ def test_an_adapter_trains_with_the_base_untouched_and_is_exported(tmp_path, row
         base.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
         != tuned.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
     )
+
+
+def test_the_model_is_scored_while_it_trains_and_training_does_not_feel_it(tmp_path, rows, small):
+    plain = load(write_recipe(tmp_path, rows, small, out="plain", steps=4))
+    train(plain, report=lambda _: None)
+    scored = load(write_recipe(tmp_path, rows, small, out="scored", steps=4, extra=EVAL))
+    train(scored, report=lambda _: None, score=scorer(small, scored.eval))
+    assert losses(tmp_path / "plain") == losses(tmp_path / "scored")
+    lines = metrics(tmp_path / "scored")
+    assert [("sudoku_exact" in line) for line in lines] == [False, True, False, True]
+    assert 0 <= lines[1]["sudoku_cells"] <= 1
+    assert lines[1]["sudoku_steps"] >= 2
+
+
+EVAL = """
+[eval]
+task = "sudoku"
+every = 2
+count = 2
+steps = 2
+"""
+
+
+def test_metrics_reach_tensorboard(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=2))
+    train(replace(recipe, run=replace(recipe.run, tensorboard=True, log_every=1)), report=lambda _: None)
+    files = list((tmp_path / "out" / "tensorboard").glob("events.out.*"))
+    assert len(files) == 1
+    assert b"loss" in files[0].read_bytes()
 
 
 def test_a_run_with_other_settings_is_not_mixed_into_an_old_one(tmp_path, rows, small):

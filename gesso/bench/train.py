@@ -56,7 +56,7 @@ SHAPES = {
 }  # fmt: skip
 
 
-def measure(name: str, steps: int, device: torch.device) -> dict[str, Any]:
+def measure(name: str, steps: int, device: torch.device, compiled: bool = False) -> dict[str, Any]:
     """Optimizer steps on one synthetic batch of full length, after two for warming up."""
     if name not in SHAPES:
         raise InputError(f"unknown shape {name!r}; known are {', '.join(SHAPES)}")
@@ -72,12 +72,13 @@ def measure(name: str, steps: int, device: torch.device) -> dict[str, Any]:
     )  # fmt: skip
     noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=0.5, seed=0, first=0).to(device)
     batch = batch.to(device)
+    forward = torch.compile(objective) if compiled else objective
     times, losses = [], []
     for step in range(steps + 2):
         _wait(device)
         began = time.perf_counter()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            loss = objective(batch, noise).total_B.mean()
+            loss = forward(batch, noise).total_B.mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -93,6 +94,7 @@ def measure(name: str, steps: int, device: torch.device) -> dict[str, Any]:
     flops = (4 if shape.lora else 6) * active * tokens
     return {
         "shape": name,
+        "compiled": compiled,
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained": sum(p.numel() for p in parameters),
         "active": active,

@@ -20,7 +20,7 @@ from gesso.tokenizer import Tokenizer
 from gesso.train import check as checks
 from gesso.train.data import Dataset
 from gesso.train.recipe import Recipe
-from gesso.train.trainer import Report, Trainer, join_processes
+from gesso.train.trainer import Report, Score, Trainer, join_processes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -43,7 +43,8 @@ def check(recipe: Recipe) -> checks.CheckReport:
     return checks.inspect(dataset, tokenizer)
 
 
-def train(recipe: Recipe, report: Report | None = None) -> None:
+def train(recipe: Recipe, report: Report | None = None, score: Score | None = None) -> None:
+    """`report` gets the metrics of every step, in place of a progress bar; `score` is what `[eval]` asks for."""
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     device = join_processes()
@@ -53,7 +54,7 @@ def train(recipe: Recipe, report: Report | None = None) -> None:
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
         dataset = Dataset(recipe.data, tokenizer, eos)
         model = _model(recipe, directory, config, device)
-        trainer = Trainer(recipe, model, tokenizer, dataset, directory, eos)
+        trainer = Trainer(recipe, model, dataset, directory, eos, score)
         if report is not None:
             trainer.run(report)
         elif trainer.rank == 0:

@@ -65,6 +65,22 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """Score the model as it stands every so many steps; the scores go into the metrics."""
+
+    task: str
+    every: int
+    count: int = 50
+    seed: int = 0
+    steps: int | None = None  # denoising steps; none: the checkpoint's
+
+    def __post_init__(self) -> None:
+        for name in ("every", "count"):
+            value = getattr(self, name)
+            _check(self, name, isinstance(value, int) and value >= 1, "a positive integer")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     model: ModelSettings
     data: "DataSettings"
@@ -72,6 +88,7 @@ class Recipe:
     optimizer: OptimizerSettings
     run: RunSettings
     lora: "LoraSettings | None" = None  # none: all weights are trained
+    eval: EvalSettings | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,13 +112,15 @@ def load(path: Path) -> Recipe:
         "optimizer": OptimizerSettings,
         "run": RunSettings,
         "lora": LoraSettings,
+        "eval": EvalSettings,
     }
+    optional = {"lora", "eval"}
     if unknown := set(raw) - set(kinds):
         raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(kinds)}")
     sections = {
         name: _section(path, name, kind, raw.get(name, {}))
         for name, kind in kinds.items()
-        if name != "lora" or name in raw
+        if name in raw or name not in optional
     }
     return Recipe(**sections)
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from gesso import checkpoint
 from gesso.errors import GessoError, InputError
 from gesso.model.transformer import DiffusionGemma
-from gesso.tokenizer import Tokenizer
 from gesso.train import adapters, state
 from gesso.train.batch import collate, corrupt
 from gesso.train.data import Dataset, Example
@@ -31,16 +30,25 @@ from gesso.train.recipe import Recipe
 FREE = {"steps", "save_every", "keep", "log_every", "tensorboard", "out"}
 
 Report = Callable[[Mapping[str, float]], None]
+Score = Callable[[DiffusionGemma], Mapping[str, float]]  # of the model as it stands
 
 
 class Trainer:
     def __init__(
-        self, recipe: Recipe, model: DiffusionGemma, tokenizer: Tokenizer, dataset: Dataset, source: Path, eos: int
+        self,
+        recipe: Recipe,
+        model: DiffusionGemma,
+        dataset: Dataset,
+        source: Path,
+        eos: int,
+        score: Score | None = None,
     ) -> None:
-        self.recipe, self.model, self.tokenizer, self.source, self.eos = recipe, model, tokenizer, source, eos
+        self.recipe, self.model, self.source, self.eos, self.score = recipe, model, source, eos, score
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.out = Path(recipe.run.out).expanduser()
         self.dataset = dataset
+        if score is not None and self.world > 1:
+            raise InputError("eval while training runs in one process; leave [eval] out, or torchrun")
         if recipe.lora is None:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_("layer_scalars" not in name)
@@ -67,6 +75,8 @@ class Trainer:
             metrics = self._step([next(batches) for _ in range(run.accumulate)])
             metrics["tokens_per_second"] = metrics.pop("tokens") / (time.perf_counter() - began)
             self.step += 1
+            if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
+                metrics |= self.score(self.model)
             if self.rank == 0:
                 self._log({"step": self.step, **metrics}, writer)
                 report({"step": self.step, **metrics})

@@ -1,0 +1,33 @@
+"""What `gesso bench` measures can be measured: on shapes cut down to a second's work."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gesso.bench import train as bench
+from gesso.errors import InputError
+
+TINY = {
+    "vocab_size": 384, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16, "num_global_key_value_heads": 2, "num_experts": 4,
+    "top_k_experts": 2, "moe_intermediate_size": 16, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", bench.SHAPES)
+def test_every_shape_can_be_measured(monkeypatch, name):
+    shape = bench.SHAPES[name]
+    small = replace(shape, text=TINY, batch=2, prompt=32, response=32, dtype=torch.float32)
+    monkeypatch.setitem(bench.SHAPES, name, small)
+    found = bench.measure(name, steps=2, device=torch.device("cpu"))
+    assert found["tokens_a_step"] == 2 * (64 + 256)
+    assert found["tokens_per_second"] == pytest.approx(found["tokens_a_step"] / found["seconds_a_step"])
+    assert found["loss_last"] < found["loss_first"], "the steps are real"
+    assert found["trained"] < found["parameters"]
+    assert (found["trained"] < found["parameters"] / 2) is shape.lora
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(InputError, match="mini, 26b-a4b"):
+        bench.measure("huge", 1, torch.device("cpu"))
