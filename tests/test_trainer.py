@@ -302,6 +302,17 @@ def test_a_run_with_other_settings_is_not_mixed_into_an_old_one(tmp_path, rows, 
         train(changed, report=lambda _: None)
 
 
+def test_a_run_made_longer_exports_anew(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    heads = []
+    for steps in (4, 4, 8):
+        train(replace(recipe, run=replace(recipe.run, steps=steps)), report=lambda _: None)
+        heads.append(gesso.load(tmp_path / "out" / "model").model.head)
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[1], heads[2])
+    assert len(metrics(tmp_path / "out")) == 8
+
+
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
     rates = [learning_rate(1.0, 0.1, 4, step, 12) for step in range(13)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]

@@ -129,7 +129,7 @@ class Objective(nn.Module):
         shape = (*corruption.noisy_BKC.shape, self.model.config.hidden_size)
         soft_BKCH = torch.zeros(shape, device=corruption.noisy_BKC.device, dtype=self.model.dtype)
         chosen_B = corruption.conditioned_B
-        if _anywhere(bool(chosen_B.any()), chosen_B.device):
+        if anywhere(bool(chosen_B.any()), chosen_B.device):
             # Sharded weights are put together layer by layer, so a process with nobody to condition runs along, too.
             rows_B = chosen_B if chosen_B.any() else torch.arange(len(chosen_B), device=chosen_B.device) == 0
             with torch.no_grad():
@@ -265,7 +265,7 @@ def chunk_rows(head_VH: Tensor) -> int:
     return max(1, vocab.CHUNK_BYTES // (4 * head_VH.shape[0]))
 
 
-def _anywhere(here: bool, device: torch.device) -> bool:
+def anywhere(here: bool, device: torch.device) -> bool:
     """Whether it is so in any of the processes."""
     if not dist.is_initialized():
         return here

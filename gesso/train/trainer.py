@@ -7,6 +7,7 @@ the number of the example, so that a run resumes exactly from its weights, its o
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from gesso.model.transformer import DiffusionGemma
 from gesso.train import adapters, state
 from gesso.train.batch import collate, corrupt
 from gesso.train.data import Dataset, Example
-from gesso.train.objective import Losses, Objective
+from gesso.train.objective import Losses, Objective, anywhere
 from gesso.train.recipe import Recipe
 
 # Settings that may change between the legs of a run.
@@ -60,7 +61,7 @@ class Trainer:
         self.parameters = state.trainable(model)
         self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
         self.optimizer = self._optimizer()
-        self.step = 0
+        self.step, self.stepped = 0, False
         self.forward: Callable[..., Losses] = torch.compile(self.objective) if recipe.run.compile else self.objective
 
     def run(self, report: Report = lambda _: None) -> None:
@@ -74,7 +75,7 @@ class Trainer:
             began = time.perf_counter()
             metrics = self._step([next(batches) for _ in range(run.accumulate)])
             metrics["tokens_per_second"] = metrics.pop("tokens") / (time.perf_counter() - began)
-            self.step += 1
+            self.step, self.stepped = self.step + 1, True
             if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
                 metrics |= self.score(self.model)
             if self.rank == 0:
@@ -134,8 +135,8 @@ class Trainer:
         return losses, int(batch.valid_BS.sum()) + int(batch.present_BK.sum()) * config.canvas_length
 
     def _check_finite(self, value: Tensor, what: str, batches: list[tuple[Example, ...]]) -> None:
-        if bool(value.isfinite().all()):
-            return
+        if not anywhere(not bool(value.isfinite().all()), self.model.device):
+            return  # every process must come to the same end, or the others would wait for this one for ever
         path = self.out / f"not-finite-{self.step:08}-{self.rank}.json"
         rows = [asdict(example) for examples in batches for example in examples]
         path.write_text(json.dumps({"step": self.step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
@@ -210,17 +211,21 @@ class Trainer:
         target = self.out / ("adapter" if self.recipe.lora else "model")
         wanted = self.parameters if self.recipe.lora else dict(self.model.named_parameters())
         finished = {name: state.whole(tensor) for name, tensor in {**wanted, **self.average}.items()}
-        if self.rank or target.exists():
+        if self.rank or (target.exists() and not self.stepped):
             return
+        fresh = target.with_name(f"{target.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
         if self.recipe.lora:
             for name, tensor in finished.items():
                 checkpoint.assign(self.model, name, tensor)
-            adapters.save(self.model, target, self.recipe.lora)
+            adapters.save(self.model, fresh, self.recipe.lora)
         else:
             plain = checkpoint.empty_model(self.model.config)
             for name, tensor in finished.items():
                 checkpoint.assign(plain, name, tensor)
-            checkpoint.save(plain, target, source=self.source)
+            checkpoint.save(plain, fresh, source=self.source)
+        shutil.rmtree(target, ignore_errors=True)  # of an earlier leg, with fewer steps
+        fresh.rename(target)
 
 
 def learning_rate(peak: float, least: float, warmup: int, step: int, steps: int) -> float:
