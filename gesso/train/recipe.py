@@ -51,7 +51,7 @@ class RunSettings:
     log_every: int = 10
     autocast: str = "none"  # or "bfloat16": matrix products in it, weights and sums in float32
     checkpoint_activations: bool = False  # compute them twice instead of keeping them
-    compile: bool = False
+    compile: bool = False  # pays where all rows have one length; every new shape of a batch is compiled anew
     ema: float = 0.0  # decay of the average of the weights that is exported; 0: none
     tensorboard: bool = False
 
