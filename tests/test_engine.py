@@ -277,6 +277,21 @@ def test_a_long_text_costs_its_own_length_only(box):
     assert engine.cache.nbytes < small + alone.cache.nbytes
 
 
+def test_a_row_that_grows_keeps_what_it_holds(box):
+    """Below the window and beyond it, where the ring has wrapped; saved rings too."""
+    canvas = torch.arange(16)[None] + 130
+    for length in (40, 300):
+        cache = box.model.new_cache(1, length)
+        box.model.encode(torch.tensor([long_prompt(length)]), cache)
+        cache.save(0)
+        before = box.model.denoise(canvas, cache)
+        cache.grow(0, 2 * length)
+        assert torch.equal(box.model.denoise(canvas, cache), before)
+        box.model.encode(canvas, cache)
+        cache.cut(0, length)
+        assert torch.equal(box.model.denoise(canvas, cache), before)
+
+
 def test_two_conversations_in_turn_both_find_their_past(box):
     engine = Engine(box.model, box.decode, piece=32)
     prompts = [long_prompt(70), long_prompt(70, start=150)]
