@@ -1,11 +1,17 @@
 """The command line. Answers go to stdout, all else to stderr; torch is not imported before a model is needed."""
 
+import gzip
 import inspect
+import json
+import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +23,7 @@ from gesso.terminal import complain, follow, lines, note, prepare, print_json, p
 if TYPE_CHECKING:
     from gesso.api import Gesso
     from gesso.engine.events import Result
+    from gesso.tasks import Task
 
 EXIT_CODES = (
     "Exit codes: 0 all is well; 1 the model or its checkpoint cannot be used; 2 the command or its input cannot be; "
@@ -39,7 +46,7 @@ app = typer.Typer(
 )
 
 
-# --- the options that generate and chat share -----------------------------------------------------------------------
+# --- the options that commands share --------------------------------------------------------------------------------
 
 
 def _diffusion(help: str, *, min: int | None = None, names: Sequence[str] = ()) -> Any:
@@ -53,21 +60,37 @@ def _diffusion(help: str, *, min: int | None = None, names: Sequence[str] = ()) 
     )
 
 
+Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
+Adapter = Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text; default: chance.")]
+Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
+Preset = Annotated[str | None, _diffusion("Settings to start from.", names=tuple(PRESETS))]
+Steps = Annotated[int | None, _diffusion("The most denoising steps a canvas may take.", min=1)]
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help="sudoku, python_infill or structured.")]
+Data = Annotated[list[Path] | None, typer.Option(help="A file of items instead of our own; may be repeated.")]
+Clues = Annotated[
+    str | None, typer.Option(metavar="LOW-HIGH", help="Clues of a Sudoku of our own, such as 30-36 or 24.")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """None is "not given": the preset decides, or the checkpoint."""
+    """Of generate and chat. None is "not given": the preset decides, or the checkpoint."""
 
-    model: Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)] = None
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")] = None
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None
+    model: Model = None
+    device: Device = None
+    dtype: Dtype = None
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens an answer may have.")] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text; default: chance.")] = None
+    seed: Seed = None
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
-    live: Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")] = True
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")] = False
+    live: Live = True
+    json: Json = False
 
-    preset: Annotated[str | None, _diffusion("Settings to start from.", names=tuple(PRESETS))] = None
-    steps: Annotated[int | None, _diffusion("The most denoising steps a canvas may take.", min=1)] = None
+    preset: Preset = None
+    steps: Steps = None
     entropy_bound: Annotated[float | None, _diffusion("How much uncertainty a step may accept, in nats.")] = None
     t_max: Annotated[float | None, _diffusion("Temperature of the first step.")] = None
     t_min: Annotated[float | None, _diffusion("Temperature of the last step.")] = None
@@ -182,6 +205,7 @@ def info(
 def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML file; see recipes/ and docs/training.md.")],
     check: Annotated[bool, typer.Option("--check", help="Look at the data and train nothing.")] = False,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again, it goes on.")] = None,
     json: Annotated[bool, typer.Option("--json", help="With --check: the report as one JSON object.")] = False,
 ) -> None:
     """Train or fine-tune a model. Run again, it goes on from its newest checkpoint."""
@@ -191,9 +215,10 @@ def train(
 
     read = load(recipe)
     if not check:
-        from gesso.tasks.command import scorer
+        from gesso.tasks.command import scorer, source
 
-        command.train(read, score=scorer(command.directory_of(read), read.eval) if read.eval else None)
+        score = scorer(command.directory_of(read), read.eval) if read.eval else None
+        command.train(read, score=score, source=source(read.data), minutes=minutes)
         return
     report = command.check(read)
     if json:
@@ -202,17 +227,61 @@ def train(
         print_styled(lambda console: checks.render(report, console))
 
 
+@app.command(epilog=f"{EXIT_CODES} A puzzle that was not solved is 1, too.")
+def sudoku(
+    puzzle: Annotated[
+        str,
+        typer.Argument(
+            metavar="PUZZLE", help="81 digits, 0 or . for an empty cell; a file of such lines; or - for stdin."
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", envvar="GESSO_MODEL", help="Directory or hub name of a checkpoint; without it, our solver."
+        ),
+    ] = None,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    seed: Seed = None,
+    live: Live = True,
+    json: Json = False,
+    preset: Preset = None,
+    steps: Steps = None,
+) -> None:
+    """Solve Sudokus out of noise, all cells at once."""
+    from gesso.sudoku import SOLVER, read, solve
+
+    puzzles = read(puzzle)
+    solver = gesso.load(model or SOLVER, device=device, dtype=dtype, adapter=adapter)
+    limit = {} if steps is None else {"steps": steps}
+    solved = 0
+    for asked in puzzles:
+        attempt = solve(solver, asked, watch=live and not json, seed=seed, preset=preset, **limit)
+        solved += attempt.solved
+        if json:
+            print_json(attempt.to_dict())
+            continue
+        print_text(attempt.lines() if sys.stdout.isatty() else attempt.answer)
+        note(attempt.verdict() if len(puzzles) == 1 else f"{asked.name}: {attempt.verdict()}")
+    if len(puzzles) > 1 and not json:
+        note(f"{solved} of {len(puzzles)} solved")
+    if solved < len(puzzles):
+        raise typer.Exit(1)
+
+
 @app.command("eval", epilog=EXIT_CODES)
 def evaluate(
-    name: Annotated[str, typer.Argument(metavar="TASK", help="sudoku or python_infill.")],
-    model: Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)] = None,
-    adapter: Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")] = None,
+    name: TaskName,
+    model: Model = None,
+    adapter: Adapter = None,
+    device: Device = None,
     count: Annotated[int, typer.Option(min=1, help="How many items.")] = 100,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    data: Annotated[
-        list[Path] | None, typer.Option(help="A file of items instead of our own; may be repeated.")
-    ] = None,
+    data: Data = None,
+    clues: Clues = None,
+    batch: Annotated[int, typer.Option(min=1, help="Items under way at once; the answers do not depend on it.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Of the items and of the answers.")] = 0,
     preset: Annotated[str | None, typer.Option(help="Settings to start from.")] = None,
     steps: Annotated[
@@ -222,17 +291,40 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
 ) -> None:
     """Score a model on a task, every figure with its 95 % interval."""
-    from gesso import tasks
     from gesso.tasks.command import run
 
-    task = tasks.task(name, **({"data": tuple(data)} if data else {}))
-    found = gesso.load(model, device=device, adapter=adapter)
+    task = _task(name, data, clues)
+    found = gesso.load(model, device=device, adapter=adapter, max_batch=batch)
     evaluations = run(found, task, split=split, count=count, seed=seed, preset=preset, steps=steps or [], plot=plot)
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])
         return
     for evaluation in evaluations:
         print_text(evaluation.summary())
+
+
+@app.command("data", epilog=EXIT_CODES)
+def training_data(
+    name: TaskName,
+    count: Annotated[int, typer.Option(min=1, help="How many rows.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same rows.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A file: .jsonl, .jsonl.gz or .jsonl.zst; without it, stdout.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    data: Data = None,
+    clues: Clues = None,
+) -> None:
+    """Write a task's training rows, as gesso train reads them."""
+    rows = _task(name, data, clues).training_rows(count, seed)
+    if out is None:
+        for row in _shown(rows, count, hidden=sys.stdout.isatty()):
+            print_json(row)
+        return
+    with _whole_file(out, force) as file:
+        for row in _shown(rows, count):
+            file.write(json.dumps(row).encode() + b"\n")
+    note(f"{count:,} rows in {out}")
 
 
 @app.command(epilog=EXIT_CODES)
@@ -334,6 +426,72 @@ def _prompt(given: str | None) -> str:
     if not text:
         raise InputError("the prompt is empty")
     return text
+
+
+def _task(name: str, data: Sequence[Path] | None, clues: str | None) -> "Task":
+    from gesso import tasks
+
+    options: dict[str, Any] = {"data": tuple(data)} if data else {}
+    if clues is not None:
+        options["clues"] = _range(clues)
+    for option in options:
+        able = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]
+        if name in tasks.TASKS and name not in able:
+            raise InputError(f"--{option} is for {' and '.join(able)}; the task {name} takes none")
+    if data and clues is not None:
+        raise InputError("--clues is for puzzles of our own; those from --data have the clues they have")
+    return tasks.task(name, **options)
+
+
+def _range(text: str) -> tuple[int, int]:
+    """30-36, or 30 for a range of one."""
+    match = re.fullmatch("([0-9]{1,3})(?:-([0-9]{1,3}))?", text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if low > high:
+        raise InputError(f"--clues is a number or a range from low to high, such as 24 or 30-36; got {text!r}")
+    return low, high
+
+
+def _shown(rows: Iterator[Mapping[str, str]], count: int, hidden: bool = False) -> Iterator[Mapping[str, str]]:
+    """The rows, with a bar on stderr if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    disable = hidden or not sys.stderr.isatty()
+    # The bar would otherwise take what goes to stdout for something to print above itself, on stderr.
+    with Progress(console=Console(stderr=True), transient=True, disable=disable, redirect_stdout=False) as bar:
+        yield from bar.track(rows, total=count, description="rows")
+
+
+@contextmanager
+def _whole_file(out: Path, force: bool) -> Iterator[IO[bytes]]:
+    """A new file of training rows, packed as its name says, that is there when all of it is written."""
+    from gesso.train.data import SUFFIXES
+
+    if not out.name.endswith(SUFFIXES):
+        raise InputError(f"--out {out}: the name must end in {', '.join(SUFFIXES)}")
+    if not out.parent.is_dir():
+        raise InputError(f"--out {out}: there is no directory {out.parent}")
+    if out.is_dir() or (out.exists() and not force):
+        raise InputError(f"--out {out}: it is there already" + ("" if out.is_dir() else "; --force replaces it"))
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file, _packed(file, out.suffix) as packed:
+            yield packed
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _packed(file: IO[bytes], suffix: str) -> Any:
+    if suffix == ".gz":
+        return gzip.GzipFile("", "wb", fileobj=file, mtime=0)  # the same rows give the same bytes
+    if suffix != ".zst":
+        return file
+    try:
+        return import_module("zstandard").ZstdCompressor().stream_writer(file)
+    except ImportError:
+        raise InputError("writing .zst needs the package zstandard: pip install 'gesso[train]'") from None
 
 
 def _deliver(result: "Result", *, as_json: bool, thinking: str | None = None) -> None:

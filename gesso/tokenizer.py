@@ -19,6 +19,8 @@ from gesso.config import read_json
 from gesso.errors import CheckpointError, InputError
 from gesso.messages import check_messages, check_tools
 
+# Fill in the middle: what stands before the text before the hole, the text after it, and what fills it.
+FILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 

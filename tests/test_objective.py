@@ -3,6 +3,8 @@
 B examples, K canvases, C canvas, V vocabulary.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,10 @@ from gesso import checkpoint as gesso_checkpoint
 from gesso.config import Config
 from gesso.diffusion.noise import HashSource
 from gesso.errors import InputError
-from gesso.ops import vocab
+from gesso.train import objective as objectives
 from gesso.train.batch import Corruption, canvases, collate, corrupt
 from gesso.train.data import Example
-from gesso.train.objective import Objective, ObjectiveSettings, block_mask, token_losses
+from gesso.train.objective import Objective, ObjectiveSettings, dense_mask, token_losses, visibility
 from gesso.train.rollout import rollout_loss
 from tests import oracle
 
@@ -46,7 +48,7 @@ def examples(config, count=5, seed=0):
 def make(config, settings, rows, seed=3):
     batch = collate(
         rows, canvas_length=config.canvas_length, per_example=settings.per_example, eos=1, pad=0,
-        whole_text=settings.encoder_on == "all", seed=seed, first=100,
+        learn_text=settings.learn_text, seed=seed, first=100,
     )  # fmt: skip
     noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=settings.self_conditioning, seed=seed, first=100)
     return batch, noise
@@ -58,7 +60,7 @@ def reference_losses(reference, config, settings, rows, batch, seed=3):
     softmax_size = config.vocab_size
     for b, example in enumerate(rows):
         draws = [HashSource().at(seed, 100 + b, use, CPU) for use in range(4)]
-        u_time, u_condition = draws[1].uniform(2).tolist()
+        (u_time,) = draws[1].uniform(1).tolist()
         t = torch.tensor(1e-3 + (1 - 1e-3) * u_time)
         size = batch.clean_BKC[b].numel()
         replaced = draws[2].uniform(size) < t
@@ -74,7 +76,8 @@ def reference_losses(reference, config, settings, rows, batch, seed=3):
             reference.model.encoder(input_ids=torch.tensor([example.tokens[:start]]), past_key_values=cache)
             arguments = {"decoder_input_ids": noisy[None], "past_key_values": cache}
             before = None
-            if u_condition < settings.self_conditioning:
+            share = settings.self_conditioning
+            if int((101 + b) * share) > int((100 + b) * share):
                 with torch.no_grad():
                     before = reference(**arguments).logits
             logits = reference(**arguments, self_conditioning_logits=before).logits[0]
@@ -142,8 +145,8 @@ def test_checkpointing_activations_and_chunking_logits_change_nothing(pair, monk
     settings = ObjectiveSettings()
     batch, noise = make(model.config, settings, examples(model.config))
     grads = []
-    for recompute, chunk in ((False, vocab.CHUNK_BYTES), (True, 4 * model.config.vocab_size * 3)):
-        monkeypatch.setattr(vocab, "CHUNK_BYTES", chunk)
+    for recompute, chunk in ((False, objectives.CHUNK_BYTES), (True, 4 * model.config.vocab_size * 3)):
+        monkeypatch.setattr(objectives, "CHUNK_BYTES", chunk)
         for parameter in model.parameters():
             parameter.requires_grad_(True).grad = None
         Objective(model, settings, checkpoint_activations=recompute)(batch, noise).total_B.mean().backward()
@@ -154,7 +157,7 @@ def test_checkpointing_activations_and_chunking_logits_change_nothing(pair, monk
 
 def test_no_tensor_of_all_positions_by_vocabulary_is_ever_made(pair, monkeypatch):
     _, model = pair
-    monkeypatch.setattr(vocab, "CHUNK_BYTES", 4 * model.config.vocab_size * 4)
+    monkeypatch.setattr(objectives, "CHUNK_BYTES", 4 * model.config.vocab_size * 4)
     made = []
     cross_entropy = F.cross_entropy
     monkeypatch.setattr(F, "cross_entropy", lambda x, *a, **k: (made.append(len(x)), cross_entropy(x, *a, **k))[1])
@@ -171,7 +174,7 @@ def test_without_self_conditioning_the_soft_embedding_is_exactly_zero(pair):
     model.self_conditioning.condition = lambda e, soft, n: (seen.append(soft.clone()), condition(e, soft, n))[1]
     rows = examples(model.config)
     batch, noise = make(model.config, ObjectiveSettings(), rows)
-    mixed = Corruption(noise.t_B, noise.noisy_BKC, torch.arange(len(rows)) % 2 == 0)
+    mixed = Corruption(noise.t_B, noise.noisy_BKC, torch.arange(0, len(rows), 2))
     Objective(model, ObjectiveSettings())(batch, mixed)
     soft_BKCH = seen[-1].view(len(rows), -1)
     assert [bool((row == 0).all()) for row in soft_BKCH] == [i % 2 == 1 for i in range(len(rows))]
@@ -189,18 +192,14 @@ def test_a_canvas_sees_the_text_before_it_and_itself_and_nothing_else(pair):
     start = int(batch.start_BK[0, 1])
     other = batch.text_BS.clone()
     other[0, start:] = (other[0, start:] + 1) % model.config.vocab_size
-    later = objective.hidden(
-        type(batch)(other, *list(vars(batch).values())[1:]), objective.embed(noise.noisy_BKC), zeros
-    )[1]
+    later = objective.hidden(replace(batch, text_BS=other), objective.embed(noise.noisy_BKC), zeros)[1]
     assert torch.allclose(base[0, :2], later[0, :2], atol=1e-5)
     neighbour = noise.noisy_BKC.clone()
     neighbour[0, 0] = (neighbour[0, 0] + 1) % model.config.vocab_size
     assert torch.allclose(base[0, 1], objective.hidden(batch, objective.embed(neighbour), zeros)[1][0, 1], atol=1e-5)
     before = batch.text_BS.clone()
     before[0, start - 1] = (before[0, start - 1] + 1) % model.config.vocab_size
-    seen = objective.hidden(
-        type(batch)(before, *list(vars(batch).values())[1:]), objective.embed(noise.noisy_BKC), zeros
-    )[1]
+    seen = objective.hidden(replace(batch, text_BS=before), objective.embed(noise.noisy_BKC), zeros)[1]
     assert not torch.allclose(base[0, 1], seen[0, 1], atol=1e-5)
 
 
@@ -218,7 +217,8 @@ def test_the_one_canvas_is_chosen_uniformly_and_repeatably():
     example = Example(tuple(range(100)), ((1, 41),), "test", 1)
 
     def start(first):
-        rows = collate([example], canvas_length=8, per_example=1, eos=1, pad=0, whole_text=False, seed=5, first=first)
+        chosen = {"per_example": 1, "seed": 5, "first": first}
+        rows = collate([example], canvas_length=8, eos=1, pad=0, learn_text="response", **chosen)
         return int(rows.start_BK[0, 0])
 
     found = [start(i) for i in range(1000)]
@@ -235,9 +235,32 @@ def test_tokens_are_replaced_with_probability_t_by_uniform_ones():
     assert (changed_B - noise.t_B).abs().mean() < 0.05
     assert abs(noise.t_B.mean().item() - 0.5) < 0.05
     assert noise.t_B.min() >= 1e-3
-    assert abs(noise.conditioned_B.float().mean().item() - 0.5) < 0.1
+    assert noise.conditioned_R.tolist() == list(range(1, 400, 2)), "half of the examples, evenly"
     again = corrupt(clean[10:12], 1000, conditioning=0.5, seed=1, first=10)
     assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "an example is corrupted alike in any batch"
+
+
+def test_noise_falls_into_one_stretch_of_a_canvas_that_is_partly_pinned():
+    clean = torch.full((400, 2, 64), 3)
+    whole = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
+    half = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
+    same_B = (half.noisy_BKC == whole.noisy_BKC).flatten(1).all(-1)
+    assert 150 < same_B.sum() < 250
+    for noisy_KC, free_KC in zip(half.noisy_BKC[~same_B], whole.noisy_BKC[~same_B], strict=True):
+        places = (noisy_KC != 3).any(0).nonzero().flatten().tolist()
+        if places:
+            inside = slice(places[0], places[-1] + 1)
+            assert torch.equal(noisy_KC[:, inside], free_KC[:, inside]), "inside the stretch nothing is spared"
+
+
+def test_text_that_nobody_learns_or_sees_is_left_out():
+    rows = [Example(tuple(range(30)), ((10, 30),), "test", 1), Example(tuple(range(12)), ((4, 12),), "test", 2)]
+    batch = collate(
+        rows, canvas_length=8, per_example=None, eos=1, pad=0, learn_text="none", seed=0, first=0, multiple=16
+    )
+    assert batch.start_BK.tolist() == [[10, 18, 26], [4, 0, 0]]
+    assert batch.valid_BS.sum(-1).tolist() == [26, 4]
+    assert batch.text_BS.shape == (2, 32) and not batch.target_BS.any()
 
 
 def test_a_prompt_without_any_target_gives_zero_not_nan(pair):
@@ -265,11 +288,34 @@ def test_the_balance_loss_is_one_when_experts_share_evenly_and_more_when_they_do
     assert abs(even.item() - 1.0) < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("attention", ["split", "blocks"])
+def test_every_way_to_attend_sees_the_same(pair, attention, monkeypatch):
+    """Without a mask where examples are of one shape; and as blocks, whose kernel needs a GPU only to be fast."""
+    _, model = pair
+    settings, length = ObjectiveSettings(), model.config.sliding_window - 1
+    if attention == "split":
+        rows = [Example(tuple(range(3 + i, 3 + i + length)), ((length // 2, length),), "test", i) for i in range(3)]
+    else:
+        rows = examples(model.config)
+    batch, noise = make(model.config, settings, rows)
+    assert (batch.common_start is not None) == (attention == "split")
+    objective = Objective(model, settings)
+    masked, soft = replace(batch, common_start=None), torch.zeros_like(objective.embed(noise.noisy_BKC))
+    with torch.no_grad():
+        expected = objective.hidden(masked, objective.embed(noise.noisy_BKC), soft)
+        objective.flex = attention == "blocks"
+        found = objective.hidden(batch, objective.embed(noise.noisy_BKC), soft)
+    torch.testing.assert_close(found[0][batch.valid_BS], expected[0][batch.valid_BS], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[1][batch.present_BK], expected[1][batch.present_BK], atol=1e-4, rtol=1e-4)
+
+
 def test_no_row_of_the_mask_is_empty():
     rows = [Example((5, 6, 7), ((1, 3),), "test", 1), Example(tuple(range(20)), ((4, 20),), "test", 2)]
-    batch = collate(rows, canvas_length=4, per_example=None, eos=1, pad=0, whole_text=False, seed=0, first=0)
+    batch = collate(rows, canvas_length=4, per_example=None, eos=1, pad=0, learn_text="response", seed=0, first=0)
     for window in (None, 4):
-        assert block_mask(batch, 4, window).any(-1).all()
+        sees = visibility(batch, 4, window)
+        assert dense_mask(sees, 2, 20 + 4 * batch.start_BK.shape[1], CPU).any(-1).all()
 
 
 @pytest.mark.parametrize(
@@ -281,6 +327,8 @@ def test_no_row_of_the_mask_is_empty():
         {"self_conditioning": 1.5},
         {"encoder_weight": -1.0},
         {"balance_weight": float("nan")},
+        {"pinned": -0.1},
+        {"canvas_lengths": (64, 0)},
     ],
 )
 def test_bad_options_are_named(options):

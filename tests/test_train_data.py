@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import itertools
 import json
+import lzma
 import random
 import sys
 from collections import Counter
@@ -15,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from gesso.errors import InputError
-from gesso.tokenizer import Tokenizer
+from gesso.tokenizer import FILL, Tokenizer
 from gesso.train.check import inspect, render
 from gesso.train.data import WINDOW, Dataset, DataSettings, Example, Rejected, order
 from gesso.untrained import tokenizer_json
@@ -306,11 +308,12 @@ def test_a_wrong_setting_is_named(setting, value):
 # --- archives -------------------------------------------------------------------------------------------------------
 
 
-def test_a_gzip_archive_reads_as_its_contents(tmp_path, tokenizer):
+@pytest.mark.parametrize("library", [gzip, lzma])
+def test_an_archive_reads_as_its_contents(tmp_path, tokenizer, library):
     plain = write(tmp_path / "a.jsonl", *({"text": "x" * n} for n in range(1, 9)))
-    packed = tmp_path / "a.jsonl.gz"
+    packed = tmp_path / f"a.jsonl.{'gz' if library is gzip else 'xz'}"
     content = Path(plain).read_bytes()
-    packed.write_bytes(gzip.compress(content[:100]) + gzip.compress(content[100:]))  # two members, as `cat` makes
+    packed.write_bytes(library.compress(content[:100]) + library.compress(content[100:]))  # two, as `cat` makes
     read = dataset(tokenizer, str(packed)).read()
     assert [row.tokens for row in read] == [row.tokens for row in dataset(tokenizer, plain).read()]
 
@@ -325,10 +328,14 @@ def test_a_zstd_archive_of_several_frames_reads_as_its_contents(tmp_path, tokeni
     assert [row.tokens for row in read] == [row.tokens for row in dataset(tokenizer, plain).read()]
 
 
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
-@pytest.mark.parametrize("harm", ["cut", "other", "tail"])
+@pytest.mark.parametrize(
+    "suffix, harm",
+    [*itertools.product(("gz", "zst"), ("cut", "other", "tail")), ("xz", "cut"), ("xz", "other")],
+)
 def test_a_broken_archive_is_named_and_not_read_in_part(tmp_path, tokenizer, suffix, harm):
-    compress = gzip.compress if suffix == "gz" else pytest.importorskip("zstandard").compress
+    """Only what stands behind an xz archive goes unseen: its library passes over it."""
+    libraries = {"gz": "gzip", "xz": "lzma", "zst": "zstandard"}
+    compress = pytest.importorskip(libraries[suffix]).compress
     whole = compress(random.Random(0).randbytes(1000))
     packed = tmp_path / f"a.jsonl.{suffix}"
     packed.write_bytes({"cut": whole[:-20], "other": b'{"text": "a"}\n' * 9, "tail": whole + b"no archive"}[harm])
@@ -503,3 +510,85 @@ def test_a_long_example_is_shown_without_its_middle(tmp_path, tokenizer):
     name = write(tmp_path / "a.jsonl", {"prompt": "p" * 3900, "completion": "c"})
     text = shown(inspect(dataset(tokenizer, name), tokenizer))
     assert "«c<eos>»" in text and "characters …]" in text and "p" * 1001 not in text
+
+
+# --- views of texts -------------------------------------------------------------------------------------------------
+
+CODE = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(200))
+
+
+@pytest.fixture(scope="module")
+def filler(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that has the marks of fill-in-the-middle."""
+    directory = tmp_path_factory.mktemp("filler")
+    raw = json.loads(tokenizer_json())
+    for i, mark in zip((107, 108, 109), FILL, strict=True):
+        raw["model"]["vocab"] = {(mark if n == i else piece): n for piece, n in raw["model"]["vocab"].items()}
+        for token in raw["added_tokens"]:
+            token["content"] = mark if token["id"] == i else token["content"]
+    (directory / "tokenizer.json").write_text(json.dumps(raw))
+    return Tokenizer.from_directory(directory)
+
+
+def views(tmp_path: Path, tokenizer: Tokenizer, count: int, canvas: int, **settings: Any) -> list[Example]:
+    rows = dataset(tokenizer, write(tmp_path / "code.jsonl", {"text": CODE}), cut=True, max_length=200, **settings)
+    batches = rows.batches(10, canvas_lengths=(canvas,))
+    return [example for batch in islice(batches, count // 10) for example in batch]
+
+
+def test_a_long_text_is_seen_whole_in_stretches_and_continued_with_a_full_canvas(tmp_path, filler):
+    tokens = filler.encode(CODE)
+    seen: set[int] = set()
+    for example in views(tmp_path, filler, 500, 32):
+        assert example.tokens[0] == filler.bos_id and len(example.tokens) <= 200
+        text = filler.decode(example.tokens)
+        assert text in CODE
+        ((start, end),) = example.spans
+        assert 1 <= start < end and (end - start == 32 or end == len(example.tokens))
+        if end - start < 32:
+            assert example.tokens[-1] == EOS, "only the end of the text may be filled up with ends"
+        seen.update(range(CODE.index(text), CODE.index(text) + len(text)))
+    assert len(seen) == len(CODE) and len(tokens) > 10 * 200
+
+
+def test_a_hole_and_what_is_around_it_are_the_text(tmp_path, filler):
+    lines = 0
+    found = views(tmp_path, filler, 300, 64, infill=1.0)
+    for example in found:
+        ((start, end),) = example.spans
+        assert len(example.tokens) <= 200 and end - start <= 64 and end == len(example.tokens)
+        text = filler.decode(example.tokens[:start], special=True)
+        before, after = text.removeprefix("<bos>" + FILL[0]).removesuffix(FILL[2]).split(FILL[1])
+        hole = filler.decode(example.tokens[start:end], special=True).removesuffix("<eos>")
+        assert before + hole + after in CODE and hole
+        lines += (not before or before.endswith("\n")) and (not after or after.startswith("\n"))
+    assert lines > 0.7 * len(found), "most holes are whole lines"
+
+
+def test_views_are_drawn_anew_every_time_and_alike_in_every_run(tmp_path, filler):
+    first = views(tmp_path, filler, 200, 32, infill=0.5)
+    assert first == views(tmp_path, filler, 200, 32, infill=0.5)
+    assert first != views(tmp_path, filler, 200, 32, infill=0.5, seed=1)
+    assert len({example.tokens for example in first}) > 190
+    holes = sum(filler.id_of(FILL[0]) in example.tokens for example in first)
+    assert 60 < holes < 140
+
+
+def test_holes_need_a_tokenizer_that_has_the_marks(tmp_path, tokenizer):
+    with pytest.raises(InputError, match="fim_prefix"):
+        views(tmp_path, tokenizer, 10, 32, infill=0.5)
+
+
+def test_an_epoch_passes_over_a_file_as_often_as_asked(tmp_path, tokenizer):
+    files = [write(tmp_path / f"{name}.jsonl", {"text": name * 9}) for name in "ab"]
+    rows = dataset(tokenizer, *files, repeat=(3, 1))
+    seen = [example.source for batch in islice(rows.batches(4), 2) for example in batch]
+    assert (seen.count(files[0]), seen.count(files[1])) == (6, 2)
+
+
+def test_many_rows_are_read_by_several_processes_alike(tmp_path, tokenizer, monkeypatch):
+    rows = [{"text": f"{n} " * (n % 7 + 1)} for n in range(700)] + [{"text": ""}, {"prompt": "a", "completion": "b"}]
+    name = write(tmp_path / "many.jsonl", *rows)
+    alone = list(dataset(tokenizer, name).read())
+    monkeypatch.setattr("gesso.train.data.MUCH", 1)
+    assert list(dataset(tokenizer, name).read()) == alone

@@ -161,8 +161,8 @@ train(load(Path(sys.argv[1])), report=lambda _: None)
 
 
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
-    train(load(write_recipe(tmp_path, rows, small, out="one", steps=3)), report=lambda _: None)
-    recipe = write_recipe(tmp_path, rows, small, out="two", steps=3)
+    train(load(write_recipe(tmp_path, rows, small, out="one", steps=2)), report=lambda _: None)
+    recipe = write_recipe(tmp_path, rows, small, out="two", steps=2)
     for _ in range(2):  # the second time resumes, finds nothing to do, and must not mind
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -176,7 +176,7 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
             for rank in range(2)
         ]  # fmt: skip
         assert [process.wait(120) for process in processes] == [0, 0]
-    # A few steps only: AdamW turns the sign of a tiny gradient into a full step, so that rounding grows from there on.
+    # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so that rounding grows from there on.
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert one["step"] == two["step"]
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
@@ -190,7 +190,7 @@ def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small, monk
     """The same examples in the same order, eight at once or twice four."""
     from gesso.train.data import Dataset, Example
 
-    def in_order(self, batch_size, start=0, rank=0, world=1):
+    def in_order(self, batch_size, *place, **options):
         good = [row for row in self.read() if isinstance(row, Example)]
         return iter([tuple(good[i : i + batch_size]) for i in range(0, len(good), batch_size)])
 
@@ -203,6 +203,47 @@ def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small, monk
         found.append(metrics(out)[0])
     for name in ("loss", "decoder", "encoder", "gradient"):
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-4), name
+
+
+def test_batches_made_ahead_by_other_processes_are_the_same(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=5))
+    for name, workers in (("none", 0), ("two", 2)):
+        train(replace(recipe, run=replace(recipe.run, out=str(tmp_path / name), workers=workers)), lambda _: None)
+    assert losses(tmp_path / "none") == losses(tmp_path / "two")
+
+
+def test_canvases_take_the_lengths_asked_for_in_turn(tmp_path, rows, small, monkeypatch):
+    from gesso.train.objective import Objective
+
+    seen, forward = [], Objective.forward
+    monkeypatch.setattr(
+        Objective,
+        "forward",
+        lambda self, batch, noise: (seen.append(batch.clean_BKC.shape[-1]), forward(self, batch, noise))[1],
+    )
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    train(replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8, 32))), lambda _: None)
+    assert seen == [8, 32, 8, 32]
+
+
+def test_a_run_stopped_by_the_clock_goes_on_where_it_was(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    train(replace(recipe, run=replace(recipe.run, out=str(tmp_path / "whole"))), lambda _: None)
+    for legs in range(4):
+        assert len(losses(tmp_path / "out")) == legs if legs else True
+        train(recipe, lambda _: None, minutes=0)  # one step, and its time is up
+        assert (tmp_path / "out" / "model").is_dir(), "what there is can be looked at"
+    assert losses(tmp_path / "out") == losses(tmp_path / "whole")
+
+
+def test_what_is_exported_has_the_dtype_and_the_shards_asked_for(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    train(replace(recipe, run=replace(recipe.run, export_dtype="bfloat16", export_shard=100_000)), lambda _: None)
+    found = tmp_path / "out" / "model"
+    assert json.loads((found / "config.json").read_text())["dtype"] == "bfloat16"
+    files = list(found.glob("model-*.safetensors"))
+    assert len(files) > 1 and max(file.stat().st_size for file in files) < 120_000
+    gesso.load(found)
 
 
 def test_what_is_not_finite_stops_the_run_and_leaves_its_examples(tmp_path, rows, small, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from gesso import untrained
 from gesso.config import Config
 from gesso.errors import InputError
-from gesso.model.init import randomise
+from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import adapters
 from gesso.train.adapters import LoraSettings
@@ -67,18 +67,19 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=device.type == "cuda")
     rows = [_example(config, shape, i) for i in range(shape.batch)]
     batch = collate(
-        rows, canvas_length=config.canvas_length, per_example=settings.per_example, eos=1, pad=0, whole_text=False,
+        rows, canvas_length=config.canvas_length, per_example=settings.per_example, eos=1, pad=0, learn_text="response",
         seed=0, first=0,
     )  # fmt: skip
-    noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=0.5, seed=0, first=0).to(device)
     batch = batch.to(device)
-    forward = torch.compile(objective) if compiled else objective
+    noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=0.5, seed=0, first=0)
+    if compiled:
+        objective.compile_parts()
     times, losses = [], []
     for step in range(steps + 2):
         _wait(device)
         began = time.perf_counter()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            loss = forward(batch, noise).total_B.mean()
+            loss = objective(batch, noise).total_B.mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -118,7 +119,7 @@ def _objective(shape: Shape, device: torch.device) -> tuple[Objective, Objective
             model = DiffusionGemma(config)
     finally:
         torch.set_default_dtype(before)
-    randomise(model, seed=0)
+    begin(model, seed=0)
     if shape.lora:
         adapters.add(model, LoraSettings(rank=8))
     else:

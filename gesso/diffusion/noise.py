@@ -39,15 +39,15 @@ class Source(Protocol):
 @dataclass(frozen=True)
 class HashDraws:
     seed: int
-    canvas: int
+    canvas: int | Tensor  # one canvas, or several [B], whose draws are then [B, C]
     step: int
     device: torch.device
 
     def tokens(self, length: int, vocab_size: int) -> Tensor:
-        return hash.below(self._keys(0, length)[:, 0], vocab_size)
+        return hash.below(self._keys(0, length)[..., 0], vocab_size)
 
     def uniform(self, length: int) -> Tensor:
-        return hash.uniform(self._keys(1, length)[:, 0])
+        return hash.uniform(self._keys(1, length)[..., 0])
 
     def keys(self, length: int) -> Tensor:
         return self._keys(2, length)
@@ -62,5 +62,5 @@ class HashDraws:
 class HashSource:
     """The default: every draw is a function of seed, canvas, step, position and token, and of nothing else."""
 
-    def at(self, seed: int, canvas: int, step: int, device: torch.device) -> HashDraws:
+    def at(self, seed: int, canvas: int | Tensor, step: int, device: torch.device) -> HashDraws:
         return HashDraws(seed, canvas, step, device)

@@ -90,6 +90,32 @@ def per_expert(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> lis
     return [partial(apply, weight_OI=weight_OI, a_LI=a_LI, b_OL=b_OL) for weight_OI, a_LI, b_OL in factors]
 
 
+def fan_out(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
+    """All experts at once: [S, I] to [S, E, O]."""
+
+    def apply(x_SI: Tensor) -> Tensor:
+        y_SEO = F.linear(x_SI, weight_EOI.flatten(0, 1)).unflatten(1, (len(weight_EOI), -1))
+        if lora is None:
+            return y_SEO
+        low_SEL = F.linear(x_SI, lora.A.to(dtype).flatten(0, 1)).unflatten(1, (len(weight_EOI), -1)) * lora.scale
+        return y_SEO + torch.einsum("sel,eol->seo", low_SEL, lora.B.to(dtype))
+
+    return apply
+
+
+def fan_in(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
+    """All experts at once, and their sum: [S, E, I] to [S, O]."""
+
+    def apply(x_SEI: Tensor) -> Tensor:
+        y_SO = F.linear(x_SEI.flatten(1), weight_EOI.transpose(0, 1).flatten(1))
+        if lora is None:
+            return y_SO
+        low_SEL = torch.einsum("sei,eli->sel", x_SEI, lora.A.to(dtype)) * lora.scale
+        return y_SO + F.linear(low_SEL.flatten(1), lora.B.to(dtype).transpose(0, 1).flatten(1))
+
+    return apply
+
+
 def adapter_sites(model: nn.Module) -> dict[str, Adapters]:
     """Every weight that can have an adapter, by its parameter's name.
 

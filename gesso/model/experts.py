@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gesso import ops
 from gesso.config import Config
-from gesso.model.adapters import Adapters, per_expert
+from gesso.model.adapters import Adapters, fan_in, fan_out, per_expert
 from gesso.model.parts import Linear
 
 
@@ -19,9 +19,11 @@ class Router(nn.Module):
         self.proj = Linear(config.hidden_size, config.num_experts)
         self.per_expert_scale = nn.Parameter(torch.empty(config.num_experts))
 
-    def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """The chosen experts and their weights [T, K], and the scores [T, E] of all."""
         x_TH = ops.rms_norm(x_TH, None, self.eps) * self.scale * self.root
-        return ops.route(self.proj(x_TH, lengths), self.per_expert_scale, self.k)
+        scores_TE = self.proj(x_TH, lengths)
+        return *ops.route(scores_TE, self.per_expert_scale, self.k), scores_TE
 
 
 class Experts(nn.Module):
@@ -33,6 +35,9 @@ class Experts(nn.Module):
         self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
-        gate_up_E = per_expert(self.gate_up_proj, self.gate_up_proj_adapters.acting, x_TH.dtype)
-        down_E = per_expert(self.down_proj, self.down_proj_adapters.acting, x_TH.dtype)
+        gate_up = self.gate_up_proj, self.gate_up_proj_adapters.acting
+        down = self.down_proj, self.down_proj_adapters.acting
+        if weight_TK.shape[1] == len(self.down_proj):
+            return ops.few_experts(x_TH, weight_TK, fan_out(*gate_up, x_TH.dtype), fan_in(*down, x_TH.dtype), lengths)
+        gate_up_E, down_E = per_expert(*gate_up, x_TH.dtype), per_expert(*down, x_TH.dtype)
         return ops.experts(x_TH, index_TK, weight_TK, gate_up_E, down_E, lengths)

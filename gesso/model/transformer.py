@@ -45,14 +45,17 @@ class Layer(nn.Module):
 
     def forward(
         self, x_TH: Tensor, lengths: Sequence[int], attend: Attend, rotation: Rotation, scalar_T1: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens one layer on, and the router's scores [T, E]."""
         attended_TH = self.self_attn(self.input_layernorm(x_TH), lengths, attend, rotation)
         x_TH = x_TH + self.post_attention_layernorm(attended_TH)
         dense_TH = self.mlp(self.pre_feedforward_layernorm(x_TH), lengths)
-        index_TK, weight_TK = self.router(x_TH, lengths)  # routed by the residual stream itself, not its norm
+        index_TK, weight_TK, scores_TE = self.router(
+            x_TH, lengths
+        )  # routed by the residual stream itself, not its norm
         sparse_TH = self.experts(self.pre_feedforward_layernorm_2(x_TH), index_TK, weight_TK, lengths)
         both_TH = self.post_feedforward_layernorm_1(dense_TH) + self.post_feedforward_layernorm_2(sparse_TH)
-        return (x_TH + self.post_feedforward_layernorm(both_TH)) * scalar_T1
+        return (x_TH + self.post_feedforward_layernorm(both_TH)) * scalar_T1, scores_TE
 
 
 class Stack(nn.Module):
@@ -158,7 +161,8 @@ class DiffusionGemma(nn.Module):
         position_T = torch.cat([torch.arange(s.start, s.start + s.length, device=self.device) for s in segments])
         causal_T = torch.cat([torch.full((s.length,), s.causal, device=self.device) for s in segments])
         attends = [partial(ops.attention, cache=kv, segments=segments) for kv in cache.layers]
-        return list(self.through(stack, x_TH, lengths, position_T, causal_T, attends).split(lengths))
+        out_TH, _ = self.through(stack, x_TH, lengths, position_T, causal_T, attends)
+        return list(out_TH.split(lengths))
 
     def through(
         self,
@@ -168,20 +172,25 @@ class DiffusionGemma(nn.Module):
         position_T: Tensor,
         causal_T: Tensor,
         attends: Sequence[Attend],
-        call: Callable[..., Tensor] = nn.Module.__call__,
-    ) -> Tensor:
-        """The layers and the final norm. `call` runs a layer; training puts activation checkpointing there."""
+        call: Callable[..., tuple[Tensor, Tensor]] = nn.Module.__call__,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The layers and the final norm, and each router's scores [T, E].
+
+        `call` runs a layer; training puts activation checkpointing there.
+        """
         rotations = {
             shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype, lengths)
             for shape in set(self.config.layers)
         }
         scalars = zip(self.encoder.layer_scalars, self.decoder.layer_scalars, strict=True)
+        routed = []
         for layer, attend, shape, (encoder_scalar, decoder_scalar) in zip(
             stack.layers, attends, self.config.layers, scalars, strict=True
         ):
             scalar_T1 = torch.where(causal_T[:, None], encoder_scalar, decoder_scalar)
-            x_TH = call(layer, x_TH, lengths, attend, rotations[shape], scalar_T1)
-        return stack.norm(x_TH)
+            x_TH, scores_TE = call(layer, x_TH, lengths, attend, rotations[shape], scalar_T1)
+            routed.append(scores_TE)
+        return stack.norm(x_TH), routed
 
     def _embed(self, piece: Piece, stack: Stack) -> Tensor:
         embedded_SH = stack.embed_tokens(piece.ids_S) * self.embed_scale

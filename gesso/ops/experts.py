@@ -10,14 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Rows = Callable[[Tensor], Tensor]  # one expert's matrix, as a function of the rows it is given
+Rows = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
 
 
 def route(scores_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The K likeliest experts and their weights [T, K]: shares of the chosen, times each expert's own scale."""
-    probability_TK, index_TK = scores_TE.softmax(-1, dtype=torch.float32).topk(k, dim=-1)
-    weight_TK = probability_TK / probability_TK.sum(-1, keepdim=True) * expert_scale_E[index_TK]
-    return index_TK, weight_TK
+    """The K likeliest experts and their weights [T, K]: shares of the chosen, times each expert's own scale.
+
+    Where experts are few, all of them stand there, those not chosen with a weight of zero: see `few_experts`.
+    """
+    probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
+    experts = scores_TE.shape[-1]
+    if few(experts, k):
+        index_TK = torch.arange(experts, device=scores_TE.device).expand_as(scores_TE)
+        # How many come before each: comparing all pairs is cheaper than sorting.
+        mine, other = probability_TE[:, :, None], probability_TE[:, None, :]
+        earlier = torch.ones(experts, experts, dtype=torch.bool, device=scores_TE.device).tril(-1)
+        rank_TE = ((other > mine) | ((other == mine) & earlier)).sum(-1)
+        probability_TK = probability_TE * (rank_TE < k)
+    else:
+        probability_TK, index_TK = probability_TE.topk(k, dim=-1)
+    return index_TK, probability_TK / probability_TK.sum(-1, keepdim=True) * expert_scale_E[index_TK]
+
+
+def few(experts: int, k: int) -> bool:
+    """Whether so many are chosen that running all of them costs less than sorting tokens by expert."""
+    return experts <= 2 * k
 
 
 def matrices(weight_EOI: Tensor) -> list[Rows]:
@@ -50,6 +67,18 @@ def _one_segment(
     # Back to (token, choice) order and summed there, not scattered: a scatter adds in no fixed order on a GPU.
     y_SKH = torch.cat(answers)[order.argsort()].view(*index_SK.shape, -1)
     return (y_SKH * weight_SK[..., None]).sum(1).to(x_SH.dtype)
+
+
+def few_experts(x_TH: Tensor, weight_TE: Tensor, gate_up: Rows, down: Rows, lengths: Sequence[int]) -> Tensor:
+    """The same for few experts: all of them run, and a weight of zero silences those not chosen.
+
+    `gate_up` makes [S, E, 2I] of [S, H], `down` sums [S, E, I] over the experts to [S, H]: two plain products.
+    """
+    outputs = []
+    for x_SH, weight_SE in zip(x_TH.split(list(lengths)), weight_TE.split(list(lengths)), strict=True):
+        y_SEI = gated_gelu(gate_up(x_SH))
+        outputs.append(down(y_SEI * weight_SE[..., None].to(y_SEI.dtype)).to(x_SH.dtype))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def gated_gelu(x_T2I: Tensor) -> Tensor:

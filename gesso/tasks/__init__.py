@@ -5,12 +5,13 @@ from typing import Any
 
 from gesso.errors import InputError
 from gesso.tasks.python_infill import PythonInfill
+from gesso.tasks.structured import Structured
 from gesso.tasks.sudoku import Sudoku
 from gesso.tasks.task import Item, Task
 
-__all__ = ["TASKS", "Item", "PythonInfill", "Sudoku", "Task", "task"]
+__all__ = ["TASKS", "Item", "PythonInfill", "Structured", "Sudoku", "Task", "task"]
 
-TASKS: dict[str, Callable[..., Task]] = {"sudoku": Sudoku, "python_infill": PythonInfill}
+TASKS: dict[str, Callable[..., Task]] = {"sudoku": Sudoku, "python_infill": PythonInfill, "structured": Structured}
 
 
 def task(name: str, **options: Any) -> Task:

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from gesso.errors import InputError
 from gesso.tasks import plot as plots
 from gesso.tasks import task
 from gesso.tasks.evaluate import Evaluation, evaluate
+from gesso.tasks.sudoku_source import SudokuSource
 from gesso.tasks.task import Task
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
     from gesso.model.transformer import DiffusionGemma
+    from gesso.tokenizer import Tokenizer
+    from gesso.train.data import DataSettings, Source
     from gesso.train.recipe import EvalSettings
     from gesso.train.trainer import Score
 
@@ -48,6 +52,15 @@ def run(
 
 def _show(bar: Progress, bar_task: TaskID, done: int, total: int) -> None:
     bar.update(bar_task, completed=done)
+
+
+def source(settings: "DataSettings") -> "Callable[[Tokenizer, int], Source] | None":
+    """What `data.task` in a recipe asks for: examples made as they are needed."""
+    if settings.task is None:
+        return None
+    if settings.task != "sudoku":
+        raise InputError(f"the task {settings.task!r} makes no examples as it goes; write its rows: gesso data")
+    return partial(SudokuSource, settings)
 
 
 def scorer(directory: Path, settings: "EvalSettings") -> "Score":

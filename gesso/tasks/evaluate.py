@@ -175,13 +175,13 @@ def evaluate(
     start = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
     for index, result, seconds in _answers(g, asked, seed, batch or len(g.engine.scheduler.rows), options):
-        outcomes[index] = _outcome(task, asked[index], _item_seed(seed, index), result, seconds)
+        outcomes[index] = _outcome(g, task, asked[index], _item_seed(seed, index), result, seconds)
         if progress:
             progress(len(outcomes), len(asked))
     return Evaluation(
         task=task.name,
         data=dict(data or {}),
-        fingerprint=hashlib.sha256(repr([(i.prompt, i.expected) for i in asked]).encode()).hexdigest()[:16],
+        fingerprint=hashlib.sha256(repr([_asked(i) for i in asked]).encode()).hexdigest()[:16],
         model={"name": str(g.directory), "device": str(g.model.device), "dtype": str(g.model.dtype).split(".")[-1]},
         settings={name: _plain(value) for name, value in {**options, **chosen}.items()},
         seed=seed,
@@ -210,9 +210,9 @@ def _answers(
     try:
         while True:
             while len(running) < batch and (index := next(waiting, None)) is not None:
-                prompt = items[index].prompt
+                prompt, tools = items[index].prompt, items[index].meta.get("tools")
                 try:
-                    asked_as = prompt if isinstance(prompt, str) else g.tokenizer.chat(prompt)
+                    asked_as = prompt if isinstance(prompt, str) else g.tokenizer.chat(prompt, tools=tools)
                     request_id = g.engine.submit(g.request(asked_as, seed=_item_seed(seed, index), **options))
                 except InputError as error:
                     yield index, error, 0.0
@@ -230,18 +230,25 @@ def _answers(
             g.engine.cancel(request_id)
 
 
-def _outcome(task: Task, item: Item, seed: int, result: Result | Exception, seconds: float) -> Outcome:
+def _outcome(g: "Gesso", task: Task, item: Item, seed: int, result: Result | Exception, seconds: float) -> Outcome:
     shared: dict[str, Any] = {"name": item.name, "seed": seed, "expected": item.expected, "seconds": seconds}
     if isinstance(result, Exception):
         return Outcome(**shared, scores=dict.fromkeys(task.scores, 0.0), error=str(result) or repr(result))
+    # A call is written in special tokens, which `text` leaves out.
+    output = g.decode(result.tokens, special=True) if item.meta.get("tools") else result.text
     return Outcome(
         **shared,
-        output=result.text,
-        scores=task.score(item, result.text),
+        output=output,
+        scores=task.score(item, output),
         finish_reason=result.finish_reason,
         denoising_steps=result.usage.denoising_steps,
         tokens_per_step=result.usage.tokens_per_step,
     )
+
+
+def _asked(item: Item) -> tuple[Any, ...]:
+    question = (item.prompt, item.expected)
+    return (*question, item.meta["tools"]) if item.meta.get("tools") else question
 
 
 def _item_seed(seed: int, index: int) -> int:

@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 
 from gesso.errors import InputError
 from gesso.tasks.task import Item, check_draw, split_of
+from gesso.tokenizer import FILL
 
-PREFIX, SUFFIX, MIDDLE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
+PREFIX, SUFFIX, MIDDLE = FILL
 # Not code to learn from: tests, other people's packages, and what a build of Python writes about its own machine.
 SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
 MACHINE = ("_sysconfigdata", "config-")
@@ -67,7 +68,7 @@ def read_source(path: Path) -> str | None:
             text = file.read()
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None
-    return text if parses(text) and not any(marker in text for marker in (PREFIX, SUFFIX, MIDDLE)) else None
+    return text if parses(text) and not any(marker in text for marker in FILL) else None
 
 
 def maskable(source: str) -> list[int]:

@@ -12,6 +12,7 @@ from gesso.tasks.sudoku_grid import (
     CELLS,
     FEWEST_CLUES,
     ROWS_A_GRID,
+    SEVENTEEN,
     Symmetry,
     is_valid,
     kinship,
@@ -33,7 +34,8 @@ class Sudoku:
 
     name: ClassVar[str] = "sudoku"
     scores: ClassVar[tuple[str, ...]] = ("exact", "cells", "valid")
-    # A whole canvas, as in training: a shorter one would lack the end-of-text fill the model learnt to see.
+    # A whole canvas, as in training: a shorter one would lack the end-of-text fill the model learnt to see. An answer
+    # has 82 tokens where a digit and the space before it are one, 162 where they are two, as in the real vocabulary.
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 256})
 
     def __post_init__(self) -> None:
@@ -41,7 +43,7 @@ class Sudoku:
         if not FEWEST_CLUES <= low <= high <= 80:
             raise InputError(
                 f"clues must be a range within {FEWEST_CLUES} to 80, got {low} to {high}; "
-                "puzzles with fewer clues are too rare to generate, read them from a file"
+                f"puzzles with fewer clues are too rare to generate, read them from a file, such as {SEVENTEEN}"
             )
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:

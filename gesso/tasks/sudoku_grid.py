@@ -30,6 +30,7 @@ KEEP = [FULL ^ sum(1 << i for i in CELLS if i != cell and any({i, cell} <= {*u} 
 
 # Time a puzzle takes on one core: 25 ms from 24 clues up, 0.3 s at 22, 4 s at 20. Fewer come from files.
 FEWEST_CLUES = 20
+SEVENTEEN = Path(__file__).with_name("sudoku17.txt")  # those with the fewest clues there can be, for testing
 # A dug grid serves so many training rows, each a symmetry with clues of its own: 5,000 rows a second instead of 40.
 ROWS_A_GRID = 256
 
@@ -37,10 +38,10 @@ ROWS_A_GRID = 256
 # --- solving --------------------------------------------------------------------------------------------------------
 
 
-def solutions(grid: str, limit: int = 2) -> list[str]:
-    """Up to `limit` solutions; one of two tells that there are several."""
+def solutions(grid: str, limit: int = 2, rng: random.Random | None = None) -> list[str]:
+    """Up to `limit` solutions, the second of which tells that there are several; `rng` shuffles their order."""
     found: list[str] = []
-    for planes in _search(*_board(grid)):
+    for planes in _search(*_board(grid), rng):
         found.append(_text(planes))
         if len(found) == limit:
             break

@@ -3,10 +3,11 @@
 B examples, S text, K canvases an example, C canvas.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,19 +25,24 @@ class Batch:
     clean_BKC: Tensor  # canvases as they should be, filled up with eos
     start_BK: Tensor  # position of a canvas in the text
     present_BK: Tensor  # not padding
+    common_start: int | None  # where the one canvas of every example starts, if that is the same place
 
     def to(self, device: torch.device) -> Self:
-        return type(self)(*(getattr(self, item.name).to(device) for item in fields(self)))
+        return self._each(lambda tensor: tensor.to(device))
+
+    def rows(self, rows_R: Tensor) -> Self:
+        return self._each(lambda tensor: tensor[rows_R])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        tensors = [item.name for item in fields(self) if item.name != "common_start"]
+        return replace(self, **{name: change(getattr(self, name)) for name in tensors})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Corruption:
     t_B: Tensor  # share of tokens replaced
     noisy_BKC: Tensor
-    conditioned_B: Tensor  # gets a first pass whose prediction conditions the second
-
-    def to(self, device: torch.device) -> Self:
-        return type(self)(self.t_B.to(device), self.noisy_BKC.to(device), self.conditioned_B.to(device))
+    conditioned_R: Tensor  # the rows that get a first pass whose prediction conditions the second
 
 
 def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[int]]]:
@@ -50,55 +56,71 @@ def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[in
 
 
 def collate(
-    examples: Sequence[Example], *, canvas_length: int, per_example: int | None, eos: int, pad: int, whole_text: bool,
-    seed: int, first: int,
+    examples: Sequence[Example], *, canvas_length: int, per_example: int | None, eos: int, pad: int, learn_text: str,
+    seed: int, first: int, multiple: int = 1,
 ) -> Batch:  # fmt: skip
     """`per_example` canvases of each, uniformly chosen without repetition, or all (None).
 
-    `whole_text` has the encoder learn the prompts too. `first` is the number of the first example in the run.
+    `learn_text` says what the encoder learns: "all", "response" or "none"; text that neither it learns nor a canvas
+    sees is left out. `first` is the number of the first example in the run. The text is padded to a `multiple`.
     """
-    chosen = []
+    chosen, texts = [], []
     for offset, example in enumerate(examples):
         found = canvases(example, canvas_length, eos)
         if per_example is not None and per_example < len(found):
             order = _uniform(seed, first + offset, 0, len(found)).argsort().tolist()
             found = [found[i] for i in sorted(order[:per_example])]
         chosen.append(found)
-    rows, width, most = len(examples), max(len(e.tokens) for e in examples), max(map(len, chosen))
-    text_BS = torch.full((rows, width), pad)
-    valid_BS, target_BS = (torch.zeros(rows, width, dtype=torch.bool) for _ in range(2))
-    clean_BKC = torch.full((rows, most, canvas_length), pad)
-    start_BK = torch.zeros(rows, most, dtype=torch.long)
-    present_BK = torch.zeros(rows, most, dtype=torch.bool)
-    for b, (example, found) in enumerate(zip(examples, chosen, strict=True)):
-        text_BS[b, : len(example.tokens)] = torch.tensor(example.tokens)
-        valid_BS[b, : len(example.tokens)] = True
-        for start, end in [(1, len(example.tokens))] if whole_text else example.spans:
-            target_BS[b, max(start, 1) : end] = True  # the first token has nothing before it to be predicted from
-        for k, (start, tokens) in enumerate(found):
-            clean_BKC[b, k], start_BK[b, k], present_BK[b, k] = torch.tensor(tokens), start, True
-    return Batch(text_BS, valid_BS, target_BS, clean_BKC, start_BK, present_BK)
+        texts.append(example.tokens[: found[-1][0]] if learn_text == "none" else example.tokens)
+    rows, most = len(examples), max(map(len, chosen))
+    width = -(-max(map(len, texts)) // multiple) * multiple
+    text_BS = np.full((rows, width), pad)
+    valid_BS, target_BS = (np.zeros((rows, width), dtype=bool) for _ in range(2))
+    clean_BKC = np.full((rows, most, canvas_length), pad)
+    start_BK = np.zeros((rows, most), dtype=np.int64)
+    present_BK = np.zeros((rows, most), dtype=bool)
+    for b, (example, read, found) in enumerate(zip(examples, texts, chosen, strict=True)):
+        text_BS[b, : len(read)] = read
+        valid_BS[b, : len(read)] = True
+        learnt = {"all": [(1, len(read))], "response": example.spans, "none": []}[learn_text]
+        for first_one, end in learnt:
+            target_BS[b, max(first_one, 1) : end] = True  # the first token has nothing before it to be predicted from
+        for k, (at, tokens) in enumerate(found):
+            clean_BKC[b, k], start_BK[b, k], present_BK[b, k] = tokens, at, True
+    text, valid, target, clean, start, present = map(
+        torch.from_numpy, (text_BS, valid_BS, target_BS, clean_BKC, start_BK, present_BK)
+    )
+    common_start = int(start_BK[0, 0]) if most == 1 and (start_BK == start_BK[0, 0]).all() else None
+    return Batch(text, valid, target, clean, start, present, common_start)
 
 
-def corrupt(clean_BKC: Tensor, vocab_size: int, *, conditioning: float, seed: int, first: int) -> Corruption:
-    """Each token is replaced by a uniform one with probability t, one t an example. A function of seed and example."""
-    rows, shape, device = len(clean_BKC), clean_BKC.shape[1:], clean_BKC.device
-    size = shape.numel()
-    t_B, conditioned_B = torch.empty(rows), torch.empty(rows, dtype=torch.bool)
-    noise, replaced = [], []
-    for b in range(rows):
-        u_time, u_condition = _uniform(seed, first + b, 1, 2).tolist()
-        t_B[b] = T_LEAST + (1 - T_LEAST) * u_time
-        conditioned_B[b] = u_condition < conditioning
-        replaced.append((_uniform(seed, first + b, 2, size) < t_B[b]).view(shape))
-        noise.append(_draws(seed, first + b, 3).tokens(size, vocab_size).view(shape))
-    noisy_BKC = torch.where(torch.stack(replaced).to(device), torch.stack(noise).to(device), clean_BKC)
-    return Corruption(t_B.to(device), noisy_BKC, conditioned_B.to(device))
+def corrupt(
+    clean_BKC: Tensor, vocab_size: int, *, conditioning: float, seed: int, first: int, pinned: float = 0.0
+) -> Corruption:
+    """Each token is replaced by a uniform one with probability t, one t an example. A function of seed and example.
 
+    A share `pinned` of the examples has noise in one random stretch of each canvas only; the rest of it stands, as
+    when a part of a text is written anew.
+    """
+    rows, shape, device = len(clean_BKC), clean_BKC.shape, clean_BKC.device
+    numbers = range(first, first + rows)
+    number_B = torch.arange(first, first + rows, device=device)
 
-def _draws(seed: int, example: int, use: int) -> HashDraws:
-    return HashSource().at(seed, example, use, torch.device("cpu"))
+    def draws(use: int) -> HashDraws:
+        return HashSource().at(seed, number_B, use, device)
+
+    t_B = T_LEAST + (1 - T_LEAST) * draws(1).uniform(1)[:, 0]
+    replaced_BKC = draws(2).uniform(shape[1:].numel()).view(shape) < t_B[:, None, None]
+    if pinned:
+        whole_B1, end_B2 = draws(4).uniform(1) >= pinned, (draws(5).uniform(2).sort(-1).values * shape[-1]).floor()
+        position_C = torch.arange(shape[-1], device=device)
+        open_BC = (position_C >= end_B2[:, :1]) & (position_C <= end_B2[:, 1:])
+        replaced_BKC &= (open_BC | whole_B1)[:, None]
+    noisy_BKC = torch.where(replaced_BKC, draws(3).tokens(shape[1:].numel(), vocab_size).view(shape), clean_BKC)
+    # Spread evenly, not drawn: a batch then has the same number of them every time, and one shape.
+    conditioned = [b for b, n in enumerate(numbers) if int((n + 1) * conditioning) > int(n * conditioning)]
+    return Corruption(t_B, noisy_BKC, torch.tensor(conditioned, dtype=torch.long, device=device))
 
 
 def _uniform(seed: int, example: int, use: int, count: int) -> Tensor:
-    return _draws(seed, example, use).uniform(count)
+    return HashSource().at(seed, example, use, torch.device("cpu")).uniform(count)

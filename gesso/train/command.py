@@ -1,7 +1,7 @@
 """What `gesso train RECIPE` does: read the recipe, load what it names, look at the data or train on it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gesso import checkpoint, untrained
 from gesso.config import Config
 from gesso.errors import InputError
-from gesso.model.init import randomise
+from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import GenerationDefaults
 from gesso.tokenizer import Tokenizer
 from gesso.train import check as checks
-from gesso.train.data import Dataset
+from gesso.train.data import Dataset, Source
 from gesso.train.recipe import Recipe
 from gesso.train.trainer import Report, Score, Trainer, join_processes
 
@@ -37,14 +37,27 @@ def eos_of(directory: Path) -> int:
 
 def check(recipe: Recipe) -> checks.CheckReport:
     """Read all the data and report on it; every bad row is listed, so none stops the look."""
+    if recipe.data.task:
+        raise InputError(f"the task {recipe.data.task} makes its examples as it goes: there are no rows to check")
     directory = directory_of(recipe)
     tokenizer = Tokenizer.from_directory(directory)
     dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory))
     return checks.inspect(dataset, tokenizer)
 
 
-def train(recipe: Recipe, report: Report | None = None, score: Score | None = None) -> None:
-    """`report` gets the metrics of every step, in place of a progress bar; `score` is what `[eval]` asks for."""
+def train(
+    recipe: Recipe,
+    report: Report | None = None,
+    score: Score | None = None,
+    source: Callable[[Tokenizer, int], Source] | None = None,
+    minutes: float | None = None,
+) -> None:
+    """`report` gets the metrics of every step, in place of a progress bar; `score` is what `[eval]` asks for.
+
+    `source` makes, of tokenizer and eos, what `data.task` asks for. After `minutes` the run stops, to go on later.
+    """
+    if recipe.data.task and source is None:
+        raise InputError(f"nothing is here to make the examples of the task {recipe.data.task}; use gesso train")
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     device = join_processes()
@@ -52,16 +65,16 @@ def train(recipe: Recipe, report: Report | None = None, score: Score | None = No
         directory = directory_of(recipe)
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
-        dataset = Dataset(recipe.data, tokenizer, eos)
+        data = source(tokenizer, eos) if source else Dataset(recipe.data, tokenizer, eos)
         model = _model(recipe, directory, config, device)
-        trainer = Trainer(recipe, model, dataset, directory, eos, score)
+        trainer = Trainer(recipe, model, data, directory, eos, score)
         if report is not None:
-            trainer.run(report)
+            trainer.run(report, minutes)
         elif trainer.rank == 0:
             with progress(recipe.run.steps) as show:
-                trainer.run(show)
+                trainer.run(show, minutes)
         else:
-            trainer.run()
+            trainer.run(minutes=minutes)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -72,7 +85,7 @@ def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device
         return checkpoint.load(directory, config, device, DTYPES[recipe.model.dtype])
     with device:
         model = DiffusionGemma(config).to(DTYPES[recipe.model.dtype])
-    randomise(model, recipe.run.seed)
+    begin(model, recipe.run.seed)
     return model
 
 

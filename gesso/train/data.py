@@ -7,24 +7,30 @@ A row is one JSON object a line, in one of three formats; `null` counts as absen
     {"text": "..."}                        bos, then the text and an eos, which are learnt
 
 Other keys (id, source, …) are left alone, unless they look like a misspelt one of these. A row that cannot be used is
-`Rejected` with its line and the reason. Rows are read once and their tokens kept in a temporary file, four bytes each
-(about the size of the text); memory holds four numbers a row.
+`Rejected` with its line and the reason. Rows are read once, by several processes where there is much of it, and their
+tokens kept in a temporary file, four bytes each (about the size of the text); memory holds a few numbers a row.
 
 The end of text is what generation stops at, so a response holds its end token once, as its last token. The fill of the
 last canvas is the objective's business and not counted in `max_length`.
 """
 
 import gzip
+import lzma
+import multiprocessing
+import os
+import random
 import tempfile
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +38,13 @@ import numpy.typing as npt
 from gesso.errors import InputError
 from gesso.tokenizer import Tokenizer
 from gesso.train.rows import Span, parse, tokenise
+from gesso.train.views import Viewer
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
 WINDOW = 64  # batches that are sorted by length together, at most
 LISTED = 20  # rejected rows named by the error that stops a run
+MUCH = 4 * 2**20  # bytes of data from which on several processes read it
+CHUNK = 256  # rows a process is given at a time
 
 Ids = npt.NDArray[np.int64]
 
@@ -65,8 +74,13 @@ class Rejected:
 class DataSettings:
     files: tuple[str, ...]
     max_length: int
+    task: str | None = None  # one that makes its examples as it goes; the files are then its own
     on_bad_row: Literal["skip", "stop"] = "stop"
     seed: int = 0
+    cut: bool = False  # texts longer than max_length are shown a stretch at a time, not rejected
+    infill: float = 0.0  # share of the texts shown with a hole that is to be filled
+    repeat: tuple[int, ...] = ()  # how often an epoch passes over each file; none: once
+    pad_to: int = 1  # texts of a batch are padded to a multiple of this: few shapes, for compilation
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, wanted: str) -> None:
@@ -75,15 +89,28 @@ class DataSettings:
 
         files = self.files
         check(isinstance(files, tuple) and len(files) > 0, "files", "a list of at least one file")
-        named = all(isinstance(file, str) and file.endswith(SUFFIXES) for file in files)
+        named = all(isinstance(file, str) and (self.task or file.endswith(SUFFIXES)) for file in files)
         check(named, "files", f"names that end in {', '.join(SUFFIXES)}")
         check(_is_int(self.max_length) and self.max_length >= 2, "max_length", "an integer of at least 2")
         check(self.on_bad_row in ("skip", "stop"), "on_bad_row", "'skip' or 'stop'")
         check(_is_int(self.seed) and self.seed >= 0, "seed", "an integer of at least 0")
+        check(isinstance(self.cut, bool), "cut", "true or false")
+        check(0 <= self.infill <= 1, "infill", "a share between 0 and 1")
+        counts = all(_is_int(times) and times >= 1 for times in self.repeat)
+        check(not self.repeat or (len(self.repeat) == len(files) and counts), "repeat", "a positive integer a file")
+        check(_is_int(self.pad_to) and self.pad_to >= 1, "pad_to", "an integer of at least 1")
 
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Source(Protocol):
+    """What a training run draws its batches from: see `Dataset.batches`."""
+
+    def batches(
+        self, batch_size: int, start: int, rank: int, world: int, *, stride: int, canvas_lengths: Sequence[int]
+    ) -> Iterator[tuple[Example, ...]]: ...
 
 
 # --- the dataset ----------------------------------------------------------------------------------------------------
@@ -106,25 +133,34 @@ class Dataset:
         self.rows = 0
         self._rejected: dict[int, Rejected] = {}  # by number of the row
         # Of the good rows: the file by its place in the settings, line, place in the store, length in tokens.
-        columns = self._file, self._line, self._at, lengths = tuple(array("q") for _ in range(4))
+        columns = self._file, self._line, self._at, self._length = tuple(array("q") for _ in range(4))
+        viewing = settings.cut or settings.infill > 0
+        self._viewer = Viewer.of(tokenizer, eos, settings.max_length, settings.infill) if viewing else None
+        # What an epoch passes over: good rows by number, and where in a text to look (-1: the row is taken whole).
+        numbers, places, lengths = array("q"), array("q"), array("q")
         total = sum(_size(name) for name in settings.files)
         with _store() as store:
-            for file, line, raw, done in _lines(settings.files):
-                try:
-                    tokens, spans, context_only = tokenise(parse(raw), tokenizer, eos)
-                    if len(tokens) > settings.max_length:
-                        raise InputError(f"too long: {len(tokens):,} tokens, max_length is {settings.max_length:,}")
-                except InputError as error:
-                    self._rejected[self.rows] = Rejected(settings.files[file], line, str(error))
+            for file, line, done, read in _tokenised(settings, total, tokenizer, eos):
+                if isinstance(read, str):
+                    self._rejected[self.rows] = Rejected(settings.files[file], line, read)
                 else:
-                    for column, value in zip(columns, (file, line, store.tell() // 4, len(tokens)), strict=True):
+                    is_text, record = read
+                    length = len(record) - 2 - 2 * record[1]
+                    for column, value in zip(columns, (file, line, store.tell() // 4, length), strict=True):
                         column.append(value)
-                    store.write(array("i", (context_only, len(spans), *chain(*spans), *tokens)))
+                    store.write(record)
+                    looks = self._viewer.pieces(length) if self._viewer and is_text else (-1,)
+                    for place in [*looks] * (settings.repeat[file] if settings.repeat else 1):
+                        numbers.append(len(self._file) - 1)
+                        places.append(place)
+                        lengths.append(-(-min(length, settings.max_length) // settings.pad_to) * settings.pad_to)
                 self.rows += 1
                 if progress and self.rows % 1000 == 0:
                     progress(done, total)
             store.flush()
-            self._lengths = np.array(lengths, dtype=np.int64)
+            self._numbers, self._places, self._lengths = (
+                np.array(column, dtype=np.int64) for column in (numbers, places, lengths)
+            )
             # A map outlives its file, and can be read from threads and forks at once.
             self._store = np.memmap(store, dtype=np.int32, mode="r") if lengths else np.empty(0, np.int32)
         if progress:
@@ -138,7 +174,7 @@ class Dataset:
 
     @property
     def good(self) -> int:
-        return len(self._lengths)
+        return len(self._file)
 
     def read(self) -> Iterator[Example | Rejected]:
         """Every row, good or bad, in the order of the files."""
@@ -146,10 +182,21 @@ class Dataset:
         for row in range(self.rows):
             yield self._rejected[row] if row in self._rejected else self._load(next(good))
 
-    def batches(self, batch_size: int, start: int = 0, rank: int = 0, world: int = 1) -> Iterator[tuple[Example, ...]]:
+    def batches(
+        self,
+        batch_size: int,
+        start: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        stride: int = 1,
+        canvas_lengths: Sequence[int] = (256,),
+    ) -> Iterator[tuple[Example, ...]]:
         """Batches without end, from number `start` on: exactly those an uninterrupted iteration gives from there.
 
         Of each batch of `batch_size`, rank r of `world` gets the r-th of equal slices; see `order` for what is in it.
+        Only every `stride`-th is given. Where a view of a text is taken, a canvas of it is learnt; the batches have the
+        `canvas_lengths` in turn.
         """
         if not self.good:
             first = f"; the first: {self.rejected[0]}" if self._rejected else ""
@@ -160,15 +207,32 @@ class Dataset:
                 f"rank {rank} one of 0 to {world - 1}, start {start} not negative"
             )
         share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
-        batches = order(self._lengths, batch_size, self.settings.seed, start)
-        return (tuple(self._load(row) for row in batch[share]) for batch in batches)
+        batches = islice(order(self._lengths, batch_size, self.settings.seed, start), 0, None, stride)
+        numbered = zip(count(start, stride), batches, strict=False)
+        return (
+            tuple(
+                self._example(entry, number * batch_size + place, canvas_lengths[number % len(canvas_lengths)])
+                for place, entry in enumerate(batch[share], start=share.start)
+            )
+            for number, batch in numbered
+        )
+
+    def _example(self, entry: int, number: int, canvas_length: int) -> Example:
+        """What an entry shows as example `number` of the run."""
+        row, place = int(self._numbers[entry]), int(self._places[entry])
+        if place < 0 or self._viewer is None:
+            return self._load(row)
+        text = self._at[row] + 4  # after its two counts and its one span
+        rng = random.Random((self.settings.seed << 48) + number)
+        tokens, span = self._viewer.look(self._store[text + 1 : text + self._length[row]], place, canvas_length, rng)
+        return Example(tuple(tokens), (span,), self.settings.files[self._file[row]], self._line[row])
 
     def _load(self, row: int) -> Example:
         at = self._at[row]
         context_only, spans = self._store[at : at + 2].tolist()
         bounds, tokens = at + 2, at + 2 + 2 * spans
         return Example(
-            tokens=tuple(self._store[tokens : tokens + self._lengths[row]].tolist()),
+            tokens=tuple(self._store[tokens : tokens + self._length[row]].tolist()),
             spans=tuple((start, end) for start, end in self._store[bounds:tokens].reshape(-1, 2).tolist()),
             source=self.settings.files[self._file[row]],
             line=self._line[row],
@@ -222,6 +286,55 @@ def order(lengths: Ids, batch_size: int, seed: int, start: int = 0) -> Iterator[
             batch = past
 
 
+# --- reading --------------------------------------------------------------------------------------------------------
+
+# Whether it is a text, and its numbers as stored: responses not learnt, count of spans, spans, tokens; or what is wrong
+Read = tuple[bool, "array[int]"] | str
+Chunk = list[tuple[int, int, bytes, int]]
+
+_reader: tuple[DataSettings, Tokenizer, int] | None = None  # of a process that reads for another
+
+
+def _tokenised(
+    settings: DataSettings, total: int, tokenizer: Tokenizer, eos: int
+) -> Iterator[tuple[int, int, int, Read]]:
+    """File, line, bytes read so far, and what became of the row, in order."""
+    global _reader
+    lines = _lines(settings.files)
+    processes = os.cpu_count() or 1
+    if total < MUCH or processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        for file, line, raw, done in lines:
+            yield file, line, done, _read(raw, settings, tokenizer, eos)
+        return
+    _reader = settings, tokenizer, eos
+    waiting: deque[tuple[Chunk, Future[list[Read]]]] = deque()
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
+        while True:
+            while len(waiting) < 4 * processes and (chunk := list(islice(lines, CHUNK))):
+                waiting.append((chunk, pool.submit(_read_chunk, [raw for _, _, raw, _ in chunk])))
+            if not waiting:
+                return
+            chunk, future = waiting.popleft()
+            for (file, line, _, done), read in zip(chunk, future.result(), strict=True):
+                yield file, line, done, read
+
+
+def _read_chunk(raws: list[bytes]) -> list[Read]:
+    assert _reader is not None
+    return [_read(raw, *_reader) for raw in raws]
+
+
+def _read(raw: bytes, settings: DataSettings, tokenizer: Tokenizer, eos: int) -> Read:
+    try:
+        row = parse(raw)
+        tokens, spans, context_only = tokenise(row, tokenizer, eos)
+        if len(tokens) > settings.max_length and not (settings.cut and "text" in row):
+            raise InputError(f"too long: {len(tokens):,} tokens, max_length is {settings.max_length:,}")
+    except InputError as error:
+        return str(error)
+    return "text" in row, array("i", (context_only, len(spans), *chain(*spans), *tokens))
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -251,18 +364,18 @@ def _lines(names: Sequence[str]) -> Iterator[tuple[int, int, bytes, int]]:
                 for line, raw in enumerate(_unpacked(name, source), start=1):
                     yield file, line, raw, done + source.tell()
                 done += source.tell()
-        except (OSError, EOFError, zlib.error) as error:
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise InputError(f"{name} cannot be read ({error}): if it is an archive, fetch it again") from error
 
 
 def _unpacked(name: str, source: BinaryIO) -> Iterable[bytes]:
-    if name.endswith(".gz"):
-        return _gzip_lines(source)
+    if name.endswith((".gz", ".xz")):
+        return _archive_lines(gzip.open(source) if name.endswith(".gz") else lzma.open(source))
     return _zstd_lines(source) if name.endswith(".zst") else source
 
 
-def _gzip_lines(source: BinaryIO) -> Iterator[bytes]:
-    with gzip.open(source) as lines:
+def _archive_lines(archive: gzip.GzipFile | lzma.LZMAFile) -> Iterator[bytes]:
+    with archive as lines:
         yield from lines
 
 

@@ -10,8 +10,7 @@ key/value heads, D head dim, E experts, R rows of a chunk.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,14 +18,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from gesso import ops
 from gesso.errors import InputError
-from gesso.model.experts import Router
+from gesso.model.attention import Attend
 from gesso.model.transformer import DiffusionGemma
-from gesso.ops import vocab
 from gesso.train.batch import Batch, Corruption
+
+CHUNK_BYTES = 512 * 2**20  # of float32 logits held at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class ObjectiveSettings:
     encoder_weight: float = 1.0
     encoder_on: str = "response"  # or "all": the prompts too
     self_conditioning: float = 0.5  # share of examples that get a first pass
+    canvas_lengths: tuple[int, ...] = ()  # of the batches, in turn; none: the model's own
+    pinned: float = 0.0  # share of examples with noise in one stretch of the canvas only
     reweighted: bool = False  # 1 / (1 - t): the cleaner the canvas, the less it counts
     leave_one_out: bool = False  # arXiv 2605.22765
     balance_weight: float = 0.0  # of the router; a model trained from scratch needs some
@@ -45,8 +48,11 @@ class ObjectiveSettings:
             raise InputError(f'objective.canvases_per_example must be a positive integer or "all", got {k!r}')
         if self.encoder_on not in ("response", "all"):
             raise InputError(f'objective.encoder_on must be "response" or "all", got {self.encoder_on!r}')
-        if not 0 <= self.self_conditioning <= 1:
-            raise InputError(f"objective.self_conditioning is a share between 0 and 1, got {self.self_conditioning}")
+        for name in ("self_conditioning", "pinned"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"objective.{name} is a share between 0 and 1, got {getattr(self, name)}")
+        if any(not isinstance(length, int) or length < 1 for length in self.canvas_lengths):
+            raise InputError(f"objective.canvas_lengths are positive integers, got {list(self.canvas_lengths)}")
         for name in ("encoder_weight", "balance_weight"):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) < 0:
                 raise InputError(f"objective.{name} must be a number of at least 0, got {getattr(self, name)!r}")
@@ -54,6 +60,11 @@ class ObjectiveSettings:
     @property
     def per_example(self) -> int | None:
         return None if self.canvases_per_example == "all" else int(self.canvases_per_example)
+
+    @property
+    def learn_text(self) -> str:
+        """What the encoder learns: "all", "response", or "none"."""
+        return self.encoder_on if self.encoder_weight else "none"
 
 
 @dataclass(frozen=True)
@@ -76,24 +87,39 @@ class Objective(nn.Module):
         if model.encoder.layers is not model.decoder.layers:
             raise InputError("training needs a model whose encoder and decoder share their weights")
         self.model, self.settings, self.checkpoint_activations = model, settings, checkpoint_activations
+        self.flex = False  # attention as one kernel
+        self.scale = model.embed_scale
+        self.chunk_loss, self.block_mask = chunk_loss, create_block_mask
 
     def forward(self, batch: Batch, corruption: Corruption) -> Losses:
         soft_BKCH = self._condition(batch, corruption)
-        with routing(self.model) as scores:
-            text_BSH, canvas_BKCH = self.hidden(batch, self.embed(corruption.noisy_BKC), soft_BKCH)
+        text_BSH, canvas_BKCH, scores = self.hidden(batch, self.embed(corruption.noisy_BKC), soft_BKCH)
         decoder_B = self._decoder_loss(batch, corruption, canvas_BKCH)
         encoder_B = self._encoder_loss(batch, text_BSH)
         balance = self._balance(scores, batch) if self.settings.balance_weight else decoder_B.new_zeros(())
         total_B = decoder_B + self.settings.encoder_weight * encoder_B + self.settings.balance_weight * balance
         return Losses(total_B, decoder_B, encoder_B, balance)
 
+    def compile_parts(self) -> None:
+        """Compile a layer, not the whole: layers are alike, so it takes seconds, and once for each shape of a batch."""
+        self.flex = self.model.device.type == "cuda"
+        # Sliding and global layers, with and without gradient, for each shape.
+        torch._dynamo.config.recompile_limit = 64
+        for layer in self.model.decoder.layers:
+            layer.compile(dynamic=False)
+        self.chunk_loss, self.block_mask = torch.compile(chunk_loss), torch.compile(create_block_mask)
+        self._expected = torch.compile(self._expected)  # type: ignore[method-assign]
+
     # --- one pass over text and canvases ------------------------------------------------------------------------
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.model.decoder.embed_tokens(ids) * self.model.embed_scale
+        embedded = self.model.decoder.embed_tokens(ids) * self.scale
+        kind = ids.device.type
+        # The stream between the layers is half of what moves through memory.
+        return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
 
-    def hidden(self, batch: Batch, embedded_BKCH: Tensor, soft_BKCH: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states of text [B, S, H] and canvases [B, K, C, H], given the canvases' embeddings."""
+    def hidden(self, batch: Batch, embedded_BKCH: Tensor, soft_BKCH: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Hidden states of text [B, S, H] and canvases [B, K, C, H], given the canvases' embeddings; router scores."""
         model = self.model
         rows, width = batch.text_BS.shape
         text_BSH = self.embed(batch.text_BS)
@@ -106,39 +132,55 @@ class Objective(nn.Module):
             [torch.arange(width, device=x_BLH.device).expand(rows, -1), position_BKC.flatten(1)], dim=1
         )
         causal_BL = torch.arange(x_BLH.shape[1], device=x_BLH.device).expand(rows, -1) < width
-        masks = {window: block_mask(batch, length, window) for window in (None, model.config.sliding_window)}
-        attends = [
-            partial(masked_attention, mask_BLL=masks[model.config.sliding_window if shape.sliding else None])
-            for shape in model.config.layers
-        ]
-        call: Callable[..., Tensor] = nn.Module.__call__
+        attends = self._attends(batch, length)
+        call: Callable[..., tuple[Tensor, Tensor]] = nn.Module.__call__
         if self.checkpoint_activations and torch.is_grad_enabled():
             call = partial(checkpoint, use_reentrant=False)
         x_TH = x_BLH.flatten(0, 1)
-        out_TH = model.through(
+        out_TH, scores = model.through(
             model.decoder, x_TH, [len(x_TH)], position_BL.flatten(), causal_BL.flatten(), attends, call
         )
         out_BLH = out_TH.view(x_BLH.shape)
-        return out_BLH[:, :width], out_BLH[:, width:].unflatten(1, embedded_BKCH.shape[1:3])
+        return out_BLH[:, :width], out_BLH[:, width:].unflatten(1, embedded_BKCH.shape[1:3]), scores
+
+    def _attends(self, batch: Batch, canvas_length: int) -> list[Attend]:
+        """Who sees whom, for every layer."""
+        config = self.model.config
+        found: dict[int | None, Attend] = {}
+        rows, width = batch.text_BS.shape
+        length, device = width + batch.start_BK.shape[1] * canvas_length, batch.text_BS.device
+        # A window that no text outgrows is none.
+        windows = [
+            config.sliding_window if shape.sliding and config.sliding_window <= width else None
+            for shape in config.layers
+        ]
+        if set(windows) == {None} and batch.common_start is not None:
+            return [partial(split_attention, rows=rows, width=width, start=batch.common_start)] * len(windows)
+        for window in set(windows):
+            sees = visibility(batch, canvas_length, window)
+            if self.flex:
+                blocks = self.block_mask(sees, rows, None, length, length, device=device)
+                found[window] = partial(block_attention, blocks=blocks, rows=rows)
+            else:
+                found[window] = partial(masked_attention, mask_BLL=dense_mask(sees, rows, length, device))
+        return [found[window] for window in windows]
 
     def _condition(self, batch: Batch, corruption: Corruption) -> Tensor:
         """Soft embeddings of a first pass, without gradient; exact zeros for the other examples.
 
         Zero logits would not do: their soft embedding is the mean of all embeddings.
         """
-        shape = (*corruption.noisy_BKC.shape, self.model.config.hidden_size)
-        soft_BKCH = torch.zeros(shape, device=corruption.noisy_BKC.device, dtype=self.model.dtype)
-        chosen_B = corruption.conditioned_B
-        if anywhere(bool(chosen_B.any()), chosen_B.device):
+        soft_BKCH = torch.zeros_like(self.embed(corruption.noisy_BKC))
+        chosen_R = corruption.conditioned_R
+        if anywhere(len(chosen_R) > 0, chosen_R.device):
             # Sharded weights are put together layer by layer, so a process with nobody to condition runs along, too.
-            rows_B = chosen_B if chosen_B.any() else torch.arange(len(chosen_B), device=chosen_B.device) == 0
+            rows_R = chosen_R if len(chosen_R) else chosen_R.new_zeros(1)
             with torch.no_grad():
-                part = Batch(*(getattr(batch, name)[rows_B] for name in Batch.__annotations__))
-                _, canvas_BKCH = self.hidden(part, self.embed(corruption.noisy_BKC[rows_B]), soft_BKCH[rows_B])
+                part = batch.rows(rows_R)
+                _, canvas_RKCH, _ = self.hidden(part, self.embed(corruption.noisy_BKC[rows_R]), soft_BKCH[rows_R])
             # The prediction is taken as it is; the embeddings it weighs do learn from it, as in the reference.
-            expected_BKCH = self.expected_embedding(canvas_BKCH, fixed=True).to(soft_BKCH.dtype)
-            soft_BKCH = soft_BKCH.index_put((rows_B.nonzero().squeeze(-1),), expected_BKCH)
-            soft_BKCH = soft_BKCH * chosen_B[:, None, None, None]
+            expected_RKCH = self.expected_embedding(canvas_RKCH, fixed=True).to(soft_BKCH.dtype)
+            soft_BKCH = soft_BKCH.index_put((rows_R,), expected_RKCH if len(chosen_R) else expected_RKCH * 0)
         return soft_BKCH
 
     def expected_embedding(self, hidden: Tensor, temperature: float = 1.0, fixed: bool = False) -> Tensor:
@@ -154,7 +196,8 @@ class Objective(nn.Module):
 
     def _expected(self, hidden_RH: Tensor, temperature: float, fixed: bool) -> Tensor:
         logits_RV = self.model.logits(hidden_RH) / temperature
-        return self.model.soft_embedding(logits_RV.detach() if fixed else logits_RV)
+        logits_RV = logits_RV.detach() if fixed else logits_RV
+        return ops.soft_embedding(logits_RV, self.model.decoder.embed_tokens.weight, self.scale)
 
     # --- losses -------------------------------------------------------------------------------------------------
 
@@ -165,10 +208,7 @@ class Objective(nn.Module):
             t_B = corruption.t_B
             bonus_B = torch.log1p(self.model.config.vocab_size * (1 - t_B) / t_B)
             bonus_BKC = bonus_B[:, None, None].expand(corruption.noisy_BKC.shape)
-        loss_BKC = token_losses(
-            canvas_BKCH, self.model.head, batch.clean_BKC, self.model.config.final_logit_softcapping,
-            corruption.noisy_BKC, bonus_BKC,
-        )  # fmt: skip
+        loss_BKC = self._token_losses(canvas_BKCH, batch.clean_BKC, corruption.noisy_BKC, bonus_BKC)
         present_BK = batch.present_BK
         loss_B = (loss_BKC.mean(-1) * present_BK).sum(-1) / present_BK.sum(-1)
         if self.settings.reweighted:
@@ -176,82 +216,116 @@ class Objective(nn.Module):
         return loss_B
 
     def _encoder_loss(self, batch: Batch, text_BSH: Tensor) -> Tensor:
-        target_BS = batch.target_BS[:, 1:]
-        loss_BS = text_BSH.new_zeros(target_BS.shape, dtype=torch.float32)
-        softcap = self.model.config.final_logit_softcapping
-        found = token_losses(text_BSH[:, :-1][target_BS], self.model.head, batch.text_BS[:, 1:][target_BS], softcap)
-        loss_BS = loss_BS.masked_scatter(target_BS, found)
+        target_BS, hidden_BSH, token_BS = batch.target_BS[:, 1:], text_BSH[:, :-1], batch.text_BS[:, 1:]
+        if self.settings.learn_text == "none":
+            return text_BSH.new_zeros(len(text_BSH), dtype=torch.float32)
+        if self.settings.learn_text == "all":  # nearly every position: cheaper than picking them out
+            loss_BS = self._token_losses(hidden_BSH, token_BS) * target_BS
+        else:
+            found = self._token_losses(hidden_BSH[target_BS], token_BS[target_BS])
+            loss_BS = text_BSH.new_zeros(target_BS.shape, dtype=torch.float32).masked_scatter(target_BS, found)
         return loss_BS.sum(-1) / target_BS.sum(-1).clamp(min=1)  # a prompt without any target counts as zero, not NaN
+
+    def _token_losses(
+        self, hidden: Tensor, target: Tensor, observed: Tensor | None = None, bonus: Tensor | None = None
+    ) -> Tensor:
+        softcap = self.model.config.final_logit_softcapping
+        return token_losses(hidden, self.model.head, target, softcap, observed, bonus, self.chunk_loss)
 
     def _balance(self, scores: list[Tensor], batch: Batch) -> Tensor:
         """Switch's load balance (arXiv 2101.03961): 1 when tokens spread evenly over the experts."""
         rows = len(batch.text_BS)
         present_BL = batch.present_BK.repeat_interleave(batch.clean_BKC.shape[-1], dim=1)
         counted_T = torch.cat([batch.valid_BS, present_BL], dim=1).view(rows, -1).flatten()
+        share_T1 = (counted_T / counted_T.sum())[:, None]
         losses = []
         for scores_TE in scores:
-            probability_TE = scores_TE[counted_T].softmax(-1, dtype=torch.float32)
+            probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
             k = self.model.config.top_k_experts
             chosen_TE = torch.zeros_like(probability_TE).scatter(-1, probability_TE.topk(k).indices, 1.0 / k)
-            losses.append(scores_TE.shape[-1] * (chosen_TE.mean(0) * probability_TE.mean(0)).sum())
+            both = (chosen_TE * share_T1).sum(0) * (probability_TE * share_T1).sum(0)
+            losses.append(scores_TE.shape[-1] * both.sum())
         return torch.stack(losses).mean()
 
 
-def block_mask(batch: Batch, canvas_length: int, window: int | None) -> Tensor:
-    """Who sees whom [B, 1, L, L]: text causally, a canvas all of itself and the text before its start.
+Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # example, head, query, key (indices of any shape) to bool
+
+
+def visibility(batch: Batch, canvas_length: int, window: int | None) -> Sees:
+    """Who sees whom: text causally, a canvas all of itself and the text before its start.
 
     In a sliding layer that is the last window tokens for text, its own included, and the last window - 1 before a
     canvas, the same for every position of it. Padding sees itself alone, so that no row is empty.
     """
-    rows, width = batch.text_BS.shape
-    device = batch.text_BS.device
-    canvases = batch.start_BK.shape[1]
-    number_L = torch.cat(  # -1 for text, else which canvas
-        [
-            torch.full((width,), -1, device=device),
-            torch.arange(canvases, device=device).repeat_interleave(canvas_length),
-        ]
+    width = batch.text_BS.shape[1]
+    reach = width + 1 if window is None else window
+    length_B, start_BK, present_BK = batch.valid_BS.sum(-1), batch.start_BK, batch.present_BK
+
+    def sees(b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        text_q, text_k = q < width, k < width
+        canvas_q, canvas_k = (torch.clamp(i - width, min=0) // canvas_length for i in (q, k))
+        start = start_BK[b, canvas_q]
+        of_text = (k <= q) & (k > q - reach)
+        of_canvas = (k < start) & (k > start - reach)
+        text = text_k & (k < length_B[b]) & torch.where(text_q, of_text, of_canvas)
+        canvas = ~text_q & ~text_k & (canvas_q == canvas_k) & present_BK[b, canvas_k]
+        return text | canvas | (q == k)
+
+    return sees
+
+
+def dense_mask(sees: Sees, rows: int, width: int, device: torch.device) -> Tensor:
+    """All pairs [B, 1, L, L]."""
+    b, head, q, k = torch.meshgrid(
+        *(torch.arange(size, device=device) for size in (rows, 1, width, width)), indexing="ij"
     )
-    key_S = torch.arange(width, device=device)
-    start_BL1 = batch.start_BK.repeat_interleave(canvas_length, dim=1)[..., None]
-    text_to_text = key_S[None, :] <= key_S[:, None]
-    canvas_to_text = key_S < start_BL1
-    if window is not None:
-        text_to_text = text_to_text & (key_S[None, :] > key_S[:, None] - window)
-        canvas_to_text = canvas_to_text & (key_S >= start_BL1 - (window - 1))
-    sees_text_BLS = torch.cat([text_to_text.expand(rows, -1, -1), canvas_to_text], dim=1) & batch.valid_BS[:, None, :]
-    same_LL = (number_L[:, None] == number_L[None, width:]) & (number_L[:, None] >= 0)
-    present_B1L = batch.present_BK.repeat_interleave(canvas_length, dim=1)[:, None, :]
-    mask_BLL = torch.cat([sees_text_BLS, same_LL & present_B1L], dim=2)
-    return (mask_BLL | torch.eye(len(number_L), dtype=torch.bool, device=device))[:, None]
+    return sees(b, head, q, k)
 
 
 def masked_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, mask_BLL: Tensor) -> Tensor:
-    rows = len(mask_BLL)
-    q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
+    q, k, v = (x.unflatten(0, (len(mask_BLL), -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BLL, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def split_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, rows: int, width: int, start: int) -> Tensor:
+    """The same where every example has one canvas, all of them after as much text, and no window: no mask is needed."""
+    q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
+    attend = partial(F.scaled_dot_product_attention, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    text = attend(q[:, :, :width], k[:, :, :width], v[:, :, :width], is_causal=True)
+    seen_k, seen_v = (torch.cat([x[:, :, :start], x[:, :, width:]], dim=2) for x in (k, v))
+    return torch.cat([text, attend(q[:, :, width:], seen_k, seen_v)], dim=2).transpose(1, 2).flatten(0, 1)
+
+
+def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, blocks: BlockMask, rows: int) -> Tensor:
+    """The same as a kernel that skips the blocks nobody sees; it exists compiled, on a GPU."""
+    # Autocast does not know this operation: the rotation has left queries and keys in the dtype of the weights.
+    q, k, v = (x.to(v_TMD.dtype).unflatten(0, (rows, -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
+    out = flex_attention(q, k, v, block_mask=blocks, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
     return out.transpose(1, 2).flatten(0, 1)
 
 
 def token_losses(
     hidden: Tensor, head_VH: Tensor, target: Tensor, softcap: float, observed: Tensor | None = None,
-    bonus: Tensor | None = None,
+    bonus: Tensor | None = None, of_chunk: Callable[..., Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Cross-entropy of every token, shaped as `target`. Logits exist a chunk at a time, in the backward pass too."""
     pieces = []
-    rows = chunk_rows(head_VH)
+    rows, of_chunk = chunk_rows(head_VH), of_chunk or chunk_loss
     extras = [None if x is None else x.flatten().split(rows) for x in (observed, bonus)]
     for i, (hidden_RH, target_R) in enumerate(
         zip(hidden.flatten(0, -2).split(rows), target.flatten().split(rows), strict=True)
     ):
         observed_R, bonus_R = (None if parts is None else parts[i] for parts in extras)
         pieces.append(
-            checkpoint(_chunk_loss, hidden_RH, head_VH, target_R, softcap, observed_R, bonus_R, use_reentrant=False)
+            checkpoint(
+                of_chunk or chunk_loss, hidden_RH, head_VH, target_R, softcap, observed_R, bonus_R, use_reentrant=False
+            )
         )
     return torch.cat(pieces).view(target.shape) if pieces else hidden.new_zeros(target.shape, dtype=torch.float32)
 
 
-def _chunk_loss(
+def chunk_loss(
     hidden_RH: Tensor, head_VH: Tensor, target_R: Tensor, softcap: float, observed_R: Tensor | None,
     bonus_R: Tensor | None,
 ) -> Tensor:  # fmt: skip
@@ -262,7 +336,7 @@ def _chunk_loss(
 
 
 def chunk_rows(head_VH: Tensor) -> int:
-    return max(1, vocab.CHUNK_BYTES // (4 * head_VH.shape[0]))
+    return max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
 
 
 def anywhere(here: bool, device: torch.device) -> bool:
@@ -272,19 +346,3 @@ def anywhere(here: bool, device: torch.device) -> bool:
     flag = torch.tensor(int(here), device=device)
     dist.all_reduce(flag, dist.ReduceOp.MAX)
     return bool(flag)
-
-
-@contextmanager
-def routing(model: DiffusionGemma) -> Iterator[list[Tensor]]:
-    """Collects the scores [T, E] of every router that runs inside the block."""
-    scores: list[Tensor] = []
-    hooks = [
-        module.proj.register_forward_hook(lambda _, __, output: scores.append(output))
-        for module in model.modules()
-        if isinstance(module, Router)
-    ]
-    try:
-        yield scores
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -51,15 +51,20 @@ class RunSettings:
     log_every: int = 10
     autocast: str = "none"  # or "bfloat16": matrix products in it, weights and sums in float32
     checkpoint_activations: bool = False  # compute them twice instead of keeping them
-    compile: bool = False  # pays where all rows have one length; every new shape of a batch is compiled anew
+    compile: bool = False  # on a GPU; every new shape of a batch is compiled anew: see data.pad_to
+    workers: int = 0  # processes that prepare batches ahead; 0: none
     ema: float = 0.0  # decay of the average of the weights that is exported; 0: none
     tensorboard: bool = False
+    export_dtype: str = "float32"  # of the checkpoint that comes out
+    export_shard: int = 5 * 10**9  # bytes of its files, at most
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "save_every", "keep", "log_every"):
+        for name in ("steps", "batch_size", "accumulate", "save_every", "keep", "log_every", "export_shard"):
             value = getattr(self, name)
             _check(self, name, isinstance(value, int) and value >= 1, "a positive integer")
+        _check(self, "workers", isinstance(self.workers, int) and self.workers >= 0, "at least 0")
         _check(self, "autocast", self.autocast in ("none", "bfloat16"), '"none" or "bfloat16"')
+        _check(self, "export_dtype", self.export_dtype in ("float32", "bfloat16"), '"float32" or "bfloat16"')
         _check(self, "ema", 0 <= self.ema < 1, "at least 0 and below 1")
         _check(self, "out", bool(self.out), "a directory")
 

@@ -32,7 +32,7 @@ def rollout(objective: Objective, batch: Batch, noisy_BKC: Tensor, steps: int, t
 
 
 def _refine(objective: Objective, batch: Batch, temperature: float, canvas_BKCH: Tensor, soft_BKCH: Tensor) -> Tensor:
-    _, hidden_BKCH = objective.hidden(batch, canvas_BKCH, soft_BKCH)
+    _, hidden_BKCH, _ = objective.hidden(batch, canvas_BKCH, soft_BKCH)
     return objective.expected_embedding(hidden_BKCH, temperature)
 
 

@@ -64,11 +64,12 @@ def load(directory: Path, parameters: Tensors, optimizer: torch.optim.Optimizer,
     )
     if set(weights) != set(parameters) or set(averages) != set(average):
         raise CheckpointError(f"{directory} holds other weights than this recipe trains; choose another run.out")
+    fused = bool(optimizer.param_groups[0]["fused"])
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(like(weights[name], parameter))
             optimizer.state[parameter] = {
-                "step": torch.tensor(float(note["step"])),
+                "step": torch.tensor(float(note["step"]), device=parameter.device if fused else "cpu"),
                 **{key: like(moments[f"{name}:{key}"], parameter) for key in ("exp_avg", "exp_avg_sq")},
             }
         for name, tensor in average.items():
@@ -76,9 +77,13 @@ def load(directory: Path, parameters: Tensors, optimizer: torch.optim.Optimizer,
     return note
 
 
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def whole(tensor: Tensor) -> Tensor:
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().cpu().contiguous()
+    """Put together, and on the CPU."""
+    return full(tensor).detach().cpu().contiguous()
 
 
 def like(full: Tensor, example: Tensor) -> Tensor:

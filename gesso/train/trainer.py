@@ -4,12 +4,13 @@ Nothing random has a state. The order of the data, the canvases chosen and the n
 the number of the example, so that a run resumes exactly from its weights, its optimizer and its step.
 """
 
+import itertools
 import json
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from gesso import checkpoint
 from gesso.errors import GessoError, InputError
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import adapters, state
-from gesso.train.batch import collate, corrupt
-from gesso.train.data import Dataset, Example
+from gesso.train.batch import Batch, collate, corrupt
+from gesso.train.data import Example, Source
 from gesso.train.objective import Losses, Objective, anywhere
 from gesso.train.recipe import Recipe
 
 # Settings that may change between the legs of a run.
-FREE = {"steps", "save_every", "keep", "log_every", "tensorboard", "out"}
+FREE = {"steps", "save_every", "keep", "log_every", "tensorboard", "out", "workers", "export_dtype", "export_shard"}
 
 Report = Callable[[Mapping[str, float]], None]
 Score = Callable[[DiffusionGemma], Mapping[str, float]]  # of the model as it stands
+
+
+Prepared = tuple[int, Batch]  # number of the batch in the run
 
 
 class Trainer:
@@ -39,15 +44,15 @@ class Trainer:
         self,
         recipe: Recipe,
         model: DiffusionGemma,
-        dataset: Dataset,
+        data: Source,
         source: Path,
         eos: int,
         score: Score | None = None,
     ) -> None:
-        self.recipe, self.model, self.source, self.eos, self.score = recipe, model, source, eos, score
+        self.recipe, self.model, self.data, self.source, self.eos = recipe, model, data, source, eos
+        self.score = score
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.out = Path(recipe.run.out).expanduser()
-        self.dataset = dataset
         if score is not None and self.world > 1:
             raise InputError("eval while training runs in one process; leave [eval] out, or torchrun")
         if recipe.lora is None:
@@ -62,14 +67,19 @@ class Trainer:
         self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
         self.optimizer = self._optimizer()
         self.step, self.stepped = 0, False
-        self.forward: Callable[..., Losses] = torch.compile(self.objective) if recipe.run.compile else self.objective
+        if recipe.run.compile:
+            self.objective.compile_parts()
 
-    def run(self, report: Report = lambda _: None) -> None:
-        """Train to the last step, going on from the newest checkpoint in `run.out`."""
+    def run(self, report: Report = lambda _: None, minutes: float | None = None) -> None:
+        """Train to the last step, going on from the newest checkpoint in `run.out`; at most so many minutes at a time.
+
+        What is exported is then the model as it stands, and the same call goes on with it.
+        """
+        until = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.out.mkdir(parents=True, exist_ok=True)
         self._resume()
         run = self.recipe.run
-        batches = self.dataset.batches(run.batch_size, self.step * run.accumulate, self.rank, self.world)
+        batches = self._batches()
         writer = _tensorboard(self.out) if run.tensorboard and self.rank == 0 else None
         while self.step < run.steps:
             began = time.perf_counter()
@@ -81,64 +91,94 @@ class Trainer:
             if self.rank == 0:
                 self._log({"step": self.step, **metrics}, writer)
                 report({"step": self.step, **metrics})
-            if self.step % run.save_every == 0 or self.step == run.steps:
+            late = anywhere(time.monotonic() > until, self.model.device)
+            if self.step % run.save_every == 0 or self.step == run.steps or late:
                 self._save()
+            if late:
+                break
         self._export()
 
     # --- one step -----------------------------------------------------------------------------------------------
 
-    def _step(self, batches: list[tuple[Example, ...]]) -> dict[str, float]:
+    def _batches(self) -> Iterator[Prepared]:
+        """From the next step on; with workers, prepared ahead of it by other processes, in the same order."""
+        run, config, objective, lengths = self.recipe.run, self.model.config, self.recipe.objective, self._lengths
+
+        def make(first: int, stride: int) -> Iterator[Prepared]:
+            for number, examples in self._examples(first, stride):
+                yield number, collate(
+                    examples, canvas_length=lengths[number % len(lengths)], per_example=objective.per_example,
+                    eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=run.seed,
+                    first=self._first(number), multiple=self.recipe.data.pad_to,
+                )  # fmt: skip
+
+        prepared = _Feed(make, self.step * run.accumulate)
+        return iter(DataLoader(prepared, batch_size=None, num_workers=run.workers) if run.workers else prepared)
+
+    def _examples(self, first: int, stride: int = 1) -> Iterator[tuple[int, tuple[Example, ...]]]:
+        """Every `stride`-th batch from number `first` on."""
+        size = self.recipe.run.batch_size
+        found = self.data.batches(size, first, self.rank, self.world, stride=stride, canvas_lengths=self._lengths)
+        return zip(itertools.count(first, stride), found, strict=False)
+
+    def _first(self, number: int) -> int:
+        """The number in the run of this process's first example of a batch."""
+        return number * self.recipe.run.batch_size + self.rank * self.recipe.run.batch_size // self.world
+
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        return self.recipe.objective.canvas_lengths or (self.model.config.canvas_length,)
+
+    def _step(self, batches: list[Prepared]) -> dict[str, float]:
         run, settings = self.recipe.run, self.recipe.optimizer
         rate = learning_rate(settings.lr, settings.min_lr, settings.warmup, self.step, run.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        sums = torch.zeros(4)
-        for i, examples in enumerate(batches):
-            losses, tokens = self._losses(examples, self.step * run.accumulate + i)
+        sums = torch.zeros(4, device=self.model.device)
+        for number, batch in batches:
+            losses, tokens = self._losses(batch, number)
             # The mean over all examples of the step; shards of it are averaged over the processes.
-            total = losses.total_B.sum() * self.world / (run.batch_size * run.accumulate)
-            self._check_finite(total, "loss", batches)
-            total.backward()
-            parts = [losses.total_B.sum(), losses.decoder_B.sum(), losses.encoder_B.sum(), torch.tensor(float(tokens))]
-            sums += torch.stack([part.detach().float().cpu() for part in parts])
+            (losses.total_B.sum() * self.world / (run.batch_size * run.accumulate)).backward()
+            parts = [losses.total_B, losses.decoder_B, losses.encoder_B]
+            sums += torch.stack([*(part.detach().float().sum() for part in parts), sums.new_tensor(float(tokens))])
         norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), settings.clip)
-        norm = state.whole(norm)
-        self._check_finite(norm, "gradient", batches)
+        norm = state.full(norm)
+        self._check_finite({"loss": sums[0], "gradient": norm}, batches)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        for name, tensor in self.average.items():
-            tensor.lerp_(self.parameters[name].detach(), 1 - run.ema)
+        if self.average:
+            names = list(self.average)
+            torch._foreach_lerp_(
+                [self.average[name] for name in names], [self.parameters[name].detach() for name in names], 1 - run.ema
+            )
         if self.world > 1:
             dist.all_reduce(sums)
         examples_seen = run.batch_size * run.accumulate
-        loss, decoder, encoder = (value / examples_seen for value in sums[:3].tolist())
+        total, decoder, encoder, tokens_seen = sums.tolist()
         return {
-            "loss": loss, "decoder": decoder, "encoder": encoder, "lr": rate, "gradient": norm.item(),
-            "tokens": sums[3].item(),
+            "loss": total / examples_seen, "decoder": decoder / examples_seen, "encoder": encoder / examples_seen,
+            "lr": rate, "gradient": norm.item(), "tokens": tokens_seen,
         }  # fmt: skip
 
-    def _losses(self, examples: tuple[Example, ...], number: int) -> tuple[Losses, int]:
-        run, objective, config = self.recipe.run, self.recipe.objective, self.model.config
-        first = number * run.batch_size + self.rank * len(examples)
-        batch = collate(
-            examples, canvas_length=config.canvas_length, per_example=objective.per_example, eos=self.eos,
-            pad=config.pad_token_id, whole_text=objective.encoder_on == "all", seed=run.seed, first=first,
-        )  # fmt: skip
+    def _losses(self, batch: Batch, number: int) -> tuple[Losses, int]:
+        run, objective, device = self.recipe.run, self.recipe.objective, self.model.device
+        tokens = int(batch.valid_BS.sum()) + int(batch.present_BK.sum()) * batch.clean_BKC.shape[-1]
+        batch = batch.to(device)
         noise = corrupt(
-            batch.clean_BKC, config.vocab_size, conditioning=objective.self_conditioning, seed=run.seed, first=first
-        )
-        device = self.model.device
-        batch, noise = batch.to(device), noise.to(device)
+            batch.clean_BKC, self.model.config.vocab_size, conditioning=objective.self_conditioning, seed=run.seed,
+            first=self._first(number), pinned=objective.pinned,
+        )  # fmt: skip
         enabled = run.autocast == "bfloat16"
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
-            losses = self.forward(batch, noise)
-        return losses, int(batch.valid_BS.sum()) + int(batch.present_BK.sum()) * config.canvas_length
+            return self.objective(batch, noise), tokens
 
-    def _check_finite(self, value: Tensor, what: str, batches: list[tuple[Example, ...]]) -> None:
-        if not anywhere(not bool(value.isfinite().all()), self.model.device):
+    def _check_finite(self, values: Mapping[str, Tensor], batches: list[Prepared]) -> None:
+        wrong = [name for name, value in values.items() if not math.isfinite(value.item())]
+        if not anywhere(bool(wrong), self.model.device):
             return  # every process must come to the same end, or the others would wait for this one for ever
         path = self.out / f"not-finite-{self.step:08}-{self.rank}.json"
-        rows = [asdict(example) for examples in batches for example in examples]
+        what = wrong[0] if wrong else "loss of another process"
+        rows = [asdict(example) for number, _ in batches for example in next(self._examples(number))[1]]
         path.write_text(json.dumps({"step": self.step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
         raise GessoError(
             f"the {what} of step {self.step + 1} is not finite; nothing was updated. Its examples are in {path}. "
@@ -154,8 +194,9 @@ class Trainer:
             {"params": others, "weight_decay": 0.0},
         ]
         return torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps
-        )
+            [group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps,
+            fused=self.model.device.type == "cuda" and self.world == 1 or None,
+        )  # fmt: skip
 
     # --- what lasts ---------------------------------------------------------------------------------------------
 
@@ -222,10 +263,21 @@ class Trainer:
         else:
             plain = checkpoint.empty_model(self.model.config)
             for name, tensor in finished.items():
-                checkpoint.assign(plain, name, tensor)
-            checkpoint.save(plain, fresh, source=self.source)
+                checkpoint.assign(plain, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
+            checkpoint.save(plain, fresh, source=self.source, shard_bytes=self.recipe.run.export_shard)
         shutil.rmtree(target, ignore_errors=True)  # of an earlier leg, with fewer steps
         fresh.rename(target)
+
+
+class _Feed(IterableDataset[Prepared]):
+    """Batches from a number on; each worker of a loader makes its share of them."""
+
+    def __init__(self, make: Callable[[int, int], Iterator[Prepared]], first: int) -> None:
+        self.make, self.first = make, first
+
+    def __iter__(self) -> Iterator[Prepared]:
+        worker = get_worker_info()
+        return self.make(self.first, 1) if worker is None else self.make(self.first + worker.id, worker.num_workers)
 
 
 def learning_rate(peak: float, least: float, warmup: int, step: int, steps: int) -> float:

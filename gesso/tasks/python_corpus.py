@@ -1,0 +1,439 @@
+"""Python source to train on: the standard library's train split, and packages under licences that let anyone learn.
+
+`recipes/packages.toml` pins the wheels by hash. They are downloaded and unzipped, never installed or run. What the
+tasks ask about stays out: the held-out files of the standard library, their copies in packages, and HumanEval and MBPP.
+"""
+
+import ast
+import email
+import gc
+import hashlib
+import io
+import itertools
+import json
+import re
+import string
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tokenize
+import tomllib
+import warnings
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from email.message import Message
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from gesso.errors import InputError
+from gesso.tasks.python_infill import MIDDLE, PREFIX, SUFFIX, read_source, source_files
+from gesso.tasks.task import split_of
+from gesso.untrained import SPECIALS
+
+HELD_OUT_FILES = 500
+PACKAGE_BYTES = 1_600_000  # of one package at most, a fifth of them held out: none should speak for all
+SHORTEST, LONGEST = 200, 60_000  # characters of a document; a longer file is cut
+READ = 400_000  # bytes: what is longer than this is no source that a person wrote
+SEEN = 0.7  # a file with more of its lines in files before it is a copy
+SHARED = 0.3  # a file with more of its lines in a held-out file, or the other way round, gives that one away
+
+# The same wheels on every machine, whatever it is: their hashes are in the list.
+PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
+WHEELS = ("--python-version=3.11", *(f"--platform={platform}" for platform in PLATFORMS))
+STDLIB_LICENSE = "PSF-2.0"
+# SPDX names, and how metadata from before SPDX says them.
+PERMISSIVE = {
+    "MIT": r"\bMIT\b|Permission is hereby granted, free of charge",
+    "MIT-0": r"\bMIT-0\b|MIT No Attribution",
+    "MIT-CMU": r"\bMIT-CMU\b",
+    "Apache-2.0": r"\bApache\b|\bASL\b",
+    "BSD-2-Clause": r"\bBSD\b|Redistribution and use in source and binary forms",
+    "BSD-3-Clause": r"\bBSD\b|Redistribution and use in source and binary forms",
+    "0BSD": r"\b0BSD\b|Zero-Clause BSD",
+    "PSF-2.0": r"\bPSF|Python Software Foundation",
+    "Python-2.0": r"\bPSF|Python Software Foundation",
+    "ISC": r"\bISCL?\b",
+    "Zlib": r"\bzlib\b",
+    "Unlicense": r"\bUnlicense\b",
+    "HPND": r"\bHPND\b|Historical Permission",
+    "CC0-1.0": r"\bCC0\b",
+    "ZPL-2.1": r"\bZPL\b|Zope Public",
+}
+COPYLEFT = re.compile(
+    r"GPL|\bGNU\b|General Public|\bMPL|Mozilla|\bEPL|Eclipse Public|EUPL|CDDL|CeCILL|Attribution-|Proprietary|BUSL",
+    re.I,
+)
+
+OTHER_PEOPLES = {"_vendor", "vendor", "vendored", "_vendored", "extern", "externals", "third_party", "thirdparty"}
+NO_SOURCE = {"test", "tests", "_tests", "testing", "testdata", "test_data", "migrations", "locale", "node_modules"}
+TEST_FILE = re.compile(r"(test_.*|.*_tests?|tests?|conftest)\.py$")
+GENERATED_FILE = re.compile(r".*(_pb2|_pb2_grpc|parsetab|lextab|yacctab)\.py$")
+GENERATED = re.compile(
+    r"do not edit|@generated|auto(matically |-)?generated|^#.*\bgenerated (by|from|with)\b", re.I | re.M
+)
+HEADER = re.compile(r"copyright|licen[sc]e|spdx|\(c\)|©", re.I)
+DATA_LINE = re.compile(r"\s*([-+]?\.?\d|[bru]?['\"]|[\[({])", re.I)
+
+BENCHMARK = re.compile(r"human[_-]?eval|\bmbpp\b", re.I)
+# Functions that HumanEval asks for: one may be a coincidence, three are a copy.
+ASKED = re.compile(
+    r"def (has_close_elements|separate_paren_groups|truncate_number|below_zero|mean_absolute_deviation|intersperse"
+    r"|parse_nested_parens|filter_by_substring|sum_product|rolling_max|is_palindrome|make_palindrome|string_xor"
+    r"|greatest_common_divisor|all_prefixes|string_sequence|count_distinct_characters|parse_music|how_many_times"
+    r"|sort_numbers|find_closest_elements|rescale_to_unit|filter_integers|largest_divisor|flip_case|filter_by_prefix"
+    r"|find_zero|sort_third|fizz_buzz|sort_even|encode_cyclic|decode_cyclic|prime_fib|triples_sum_to_zero"
+    r"|car_race_collision|incr_list|pairs_sum_to_zero|change_base|triangle_area|fib4|modp|encode_shift|remove_vowels"
+    r"|below_threshold|same_chars|correct_bracketing|largest_prime_factor|sum_to_n|fibfib|vowels_count|circular_shift"
+    r"|fruit_distribution|strange_sort_list|will_it_fly|smallest_change|is_multiply_prime|is_simple_power|hex_key"
+    r"|decimal_to_binary|numerical_letter_grade|anti_shuffle|next_smallest|count_up_to|make_a_pile|move_one_ball"
+    r"|get_odd_collatz|special_factorial|file_name_check|words_in_sentence|cycpattern_check|int_to_mini_roman)\("
+)
+SENTENCES = (
+    "any two numbers are closer to each other than given threshold",
+    "strings for separate those group into separate strings and return the list",
+    "Write a python function to find the minimum number of rotations",
+    "Write a function to find the similar elements from the given two tuple lists",
+)
+MARKERS = (PREFIX, SUFFIX, MIDDLE, *SPECIALS.values())  # would be read as special tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    name: str
+    version: str
+    license: str  # an SPDX expression of names in PERMISSIVE
+    sha256: str  # of the wheel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    text: str
+    source: str
+    license: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was kept, and what was not and why. Bytes are those of the text."""
+
+    files: Counter[str] = field(default_factory=Counter)  # by licence
+    bytes: Counter[str] = field(default_factory=Counter)  # by "name==version"
+    dropped: Counter[str] = field(default_factory=Counter)  # by reason
+    held_out: Counter[str] = field(default_factory=Counter)  # files by "name==version"
+
+    def count(self, document: Document) -> None:
+        self.files[document.license] += 1
+        self.bytes[_package(document)] += len(document.text.encode())
+
+
+def build(out: Path, packages: Path, cache: Path, progress: Callable[[str], None] = print) -> Summary:
+    """Writes `python.jsonl.zst` and `python-heldout.jsonl.zst` into `out`; wheels are kept in `cache`."""
+    listed = read_packages(packages)
+    wheels = fetch(listed, cache, progress)
+    wrong = [f"  {p.name}: {says}" for p, wheel in zip(listed, wheels, strict=True) if (says := complaint(p, wheel))]
+    if wrong:
+        raise InputError("licences that the wheels do not bear out; take these packages off:\n" + "\n".join(wrong))
+    summary = Summary()
+    library, asked = standard_library(summary.dropped)
+    guard = Guard(asked)
+    held: list[Document] = []
+    out.mkdir(parents=True, exist_ok=True)
+    # Parsing makes millions of objects and no cycles: without the collector it takes half the time.
+    with _writer(out / "python.jsonl.zst") as write, ProcessPoolExecutor(initializer=gc.disable) as pool:
+        sources = itertools.chain([(library, [], Counter[str]())], pool.map(members, listed, wheels))
+        for name, (train, other, dropped) in zip(("python", *(p.name for p in listed)), sources, strict=True):
+            for document in guard.new(train, summary.dropped):
+                write(document)
+                summary.count(document)
+            held += other
+            summary.dropped.update(dropped)
+            progress(f"{name}: {summary.bytes.total() / 1e6:.1f} MB in all")
+    # Last, when all that is learnt is known: a question must not be a copy of it. In an order that mixes the packages.
+    held.sort(key=lambda document: hashlib.sha256(document.source.encode()).digest())
+    with _writer(out / "python-heldout.jsonl.zst") as write:
+        for document in itertools.islice(guard.new(held, Counter()), HELD_OUT_FILES):
+            write(document)
+            summary.held_out[_package(document)] += 1
+    return summary
+
+
+def read_packages(path: Path) -> list[Package]:
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
+        found = [Package(**row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} must be a list of package = {{name, version, license, sha256}}: {error!r}") from error
+    return sorted(found, key=lambda package: package.name)
+
+
+# --- wheels ---------------------------------------------------------------------------------------------------------
+
+
+def fetch(packages: Sequence[Package], cache: Path, progress: Callable[[str], None]) -> list[Path]:
+    """The wheel of each package, downloaded if it is not in the cache. The hash decides, not the name of a file."""
+    cache.mkdir(parents=True, exist_ok=True)
+    have = _by_hash(cache)
+    if missing := [package for package in packages if package.sha256 not in have]:
+        progress(f"downloading {len(missing)} wheels to {cache}")
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
+            wanted.writelines(f"{p.name}=={p.version} --hash=sha256:{p.sha256}\n" for p in missing)
+            wanted.flush()
+            pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *WHEELS)
+            command = (*pip, "--require-hashes", "--dest", str(cache), "--requirement", wanted.name)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        have = _by_hash(cache)
+        if lost := [package.name for package in packages if package.sha256 not in have]:
+            raise InputError(f"pip could not download {', '.join(lost)}: {done.stderr.strip()[-1000:]}")
+    return [have[package.sha256] for package in packages]
+
+
+def _by_hash(cache: Path) -> dict[str, Path]:
+    return {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(cache.rglob("*.whl"))}
+
+
+def complaint(package: Package, wheel: Path) -> str | None:
+    """What is wrong with the licence in the list, going by the wheel's own metadata."""
+    if unknown := [name for name in _names(package.license) if name not in PERMISSIVE]:
+        return f"{unknown[0]} is not among {', '.join(PERMISSIVE)}"
+    metadata = read_metadata(wheel)
+    if expression := metadata["License-Expression"]:
+        same = set(_names(expression)) == set(_names(package.license))
+        return None if same else f"listed as {package.license}, its metadata says {expression}"
+    says = statements(metadata)
+    if any(COPYLEFT.search(line) for line in says):
+        return f"listed as {package.license}, its metadata says {'; '.join(says)}"
+    silent = [n for n in _names(package.license) if not any(re.search(PERMISSIVE[n], line, re.I) for line in says)]
+    return f"its metadata does not speak of {silent[0]}: {'; '.join(says) or 'no licence'}" if silent else None
+
+
+def read_metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as members:
+        # The top one: packages vendored with their own metadata lie deeper.
+        name = min((n for n in members.namelist() if n.endswith(".dist-info/METADATA")), key=lambda n: n.count("/"))
+        return email.message_from_string(members.read(name).decode("utf-8", "replace"))
+
+
+def statements(metadata: Message) -> list[str]:
+    """The licence classifiers and the beginning of the free text, which may be the whole licence."""
+    classifiers = [line for line in metadata.get_all("Classifier", []) if line.startswith("License ::")]
+    return [*classifiers, *([metadata["License"][:200]] if metadata["License"] else [])]
+
+
+def _names(expression: str) -> list[str]:
+    return re.sub(r"[()]|\b(AND|OR)\b", " ", expression).split()
+
+
+def members(package: Package, wheel: Path) -> tuple[list[Document], list[Document], Counter[str]]:
+    """The files of a wheel that are good to learn from, those held out, and how many were dropped and why."""
+    train: list[Document] = []
+    held: list[Document] = []
+    dropped: Counter[str] = Counter()
+    room = PACKAGE_BYTES
+    label = f"{package.name}=={package.version}"
+    with zipfile.ZipFile(wheel) as archive:
+        names = [info for info in archive.infolist() if info.filename.endswith(".py")]
+        names.sort(key=lambda info: hashlib.sha256(info.filename.encode()).digest())  # what is cut off is a fair sample
+        for info in names:
+            path = info.filename
+            reason = "size" if info.file_size > READ else "package too large" if room < 0 else unwanted_path(path)
+            if reason:
+                dropped[reason] += 1
+                continue
+            split = split_of(f"{package.name}/{path}")
+            found = list(documents(decode(archive.read(info)), f"{label}/{path}", package.license, dropped))
+            (train if split == "train" else held).extend(found)
+            room -= sum(len(document.text) for document in found)
+    train.sort(key=lambda document: document.source)
+    return train, held, dropped
+
+
+def decode(data: bytes) -> str:
+    """The text with plain line breaks and one at its end; empty if it is in no encoding that Python would read."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return re.sub(r"\r\n?", "\n", data.decode(encoding)).strip("\n").rstrip() + "\n"
+    except (SyntaxError, UnicodeDecodeError):
+        return ""
+
+
+# --- what is good to learn from -------------------------------------------------------------------------------------
+
+
+def unwanted_path(path: str) -> str | None:
+    parts = path.lower().split("/")
+    if OTHER_PEOPLES & set(parts):
+        return "vendored"
+    if NO_SOURCE & set(parts) or TEST_FILE.match(parts[-1]):
+        return "test"
+    return "generated" if GENERATED_FILE.match(parts[-1]) else None
+
+
+def documents(text: str, source: str, license: str, dropped: Counter[str]) -> Iterator[Document]:
+    """The file, or the parts of a long one, if they are good to learn from."""
+    for part in parts(text):
+        body = strip_header(part)
+        if reason := unwanted(part) or ("size" if len(body) < SHORTEST else None):
+            dropped[reason] += 1
+        else:
+            yield Document(text=body, source=source, license=license)
+
+
+def parts(text: str) -> list[str]:
+    """A text that is too long, cut between statements of the top level: each part is a file of its own."""
+    if len(text) <= LONGEST or (body := _parsed(text)) is None:
+        return [text]
+    lines = text.splitlines(keepends=True)
+    found, begin, last = [], 0, 0
+    for node in body:
+        end = node.end_lineno or node.lineno
+        if last > begin and sum(map(len, lines[begin:end])) > LONGEST:
+            found.append("".join(lines[begin:last]))
+            begin = last
+        last = end
+    return [part.strip("\n").rstrip() + "\n" for part in (*found, "".join(lines[begin:]))]
+
+
+def unwanted(text: str) -> str | None:
+    """Why a file is not good to learn from; cheap reasons first."""
+    lines = text.splitlines() or [""]
+    filled = [line for line in lines if line.strip()]
+    head = text[:2000]
+    if not SHORTEST <= len(text) <= LONGEST:
+        return "size"
+    if GENERATED.search(head):
+        return "generated"
+    if COPYLEFT.search(header(text)):
+        return "copyleft header"
+    if BENCHMARK.search(text) or len(set(ASKED.findall(text))) >= 3 or any(line in text for line in SENTENCES):
+        return "benchmark"
+    if any(marker in text for marker in MARKERS):
+        return "special tokens"
+    if len(text.encode("ascii", "ignore")) < 0.9 * len(text):
+        return "not ASCII"
+    if sum(len(line) > 200 for line in lines) > 0.01 * len(lines) or max(map(len, lines)) > 1000:
+        return "long lines"
+    literal = sum(DATA_LINE.match(line) is not None for line in filled)
+    if literal > 0.5 * len(filled) or sum(map(text.count, string.digits)) > 0.2 * len(text):
+        return "data"
+    if (body := _parsed(text)) is None:
+        return "does not parse"
+    bare = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
+    imports = sum(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
+    return "only imports" if all(isinstance(node, bare) for node in body) and 2 * imports >= len(body) else None
+
+
+def _parsed(text: str) -> list[ast.stmt] | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def header(text: str) -> str:
+    """The comment at the top."""
+    lines = text.split("\n")
+    return "\n".join(itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), lines))
+
+
+def strip_header(text: str) -> str:
+    """Without the comment at the top if that is about the licence: nobody needs ten thousand copies of it."""
+    top = header(text)
+    return text[len(top) :].lstrip("\n") if HEADER.search(top) else text
+
+
+# --- what was asked, and what was seen ------------------------------------------------------------------------------
+
+
+def standard_library(dropped: Counter[str]) -> tuple[list[Document], dict[str, str]]:
+    """Documents of the train split, and the text of every file that the evaluation may ask about."""
+    label = f"python=={sys.version_info.major}.{sys.version_info.minor}"
+    train: list[Document] = []
+    asked: dict[str, str] = {}
+    for name, path in source_files((Path(sysconfig.get_path("stdlib")),)).items():
+        if (text := read_source(path)) is None:
+            continue
+        if split_of(name) != "train":
+            asked[name] = text
+        elif reason := unwanted_path(name):
+            dropped[reason] += 1
+        else:
+            train += documents(text.strip("\n").rstrip() + "\n", f"{label}/{name}", STDLIB_LICENSE, dropped)
+    return train, asked
+
+
+def telling_lines(text: str) -> set[str]:
+    """Distinct lines that say where they come from: of some length, no imports."""
+    lines = {line.strip() for line in text.split("\n")}
+    return {line for line in lines if len(line) >= 16 and not line.startswith(("import ", "from ", "# ---", "####"))}
+
+
+class Guard:
+    """Lets a document through once, and never one that gives away a held-out file."""
+
+    def __init__(self, asked: Mapping[str, str]) -> None:
+        self._texts: set[bytes] = set()
+        self._lines: set[int] = set()  # hashes of the telling lines of all that went through
+        self._sizes: Counter[str] = Counter()
+        self._askers: dict[str, list[str]] = defaultdict(list)
+        for name, text in asked.items():
+            for line in telling_lines(text):
+                self._askers[line].append(name)
+        for line, names in list(self._askers.items()):
+            if len(names) > 3:  # everybody writes it
+                del self._askers[line]
+            else:
+                self._sizes.update(names)
+
+    def new(self, documents: Iterable[Document], dropped: Counter[str]) -> Iterator[Document]:
+        for document in documents:
+            if reason := self._seen(document.text):
+                dropped[reason] += 1
+            else:
+                yield document
+
+    def _seen(self, text: str) -> str | None:
+        exact = hashlib.sha256("".join(text.split()).encode()).digest()
+        if exact in self._texts:
+            return "duplicate"
+        telling = telling_lines(text)
+        shared = Counter(name for line in telling for name in self._askers.get(line, ()))
+        if any(n >= 5 and n > SHARED * min(len(telling), self._sizes[name]) for name, n in shared.items()):
+            return "gives away a held-out file"
+        hashes = set(map(hash, telling))
+        if len(hashes & self._lines) > SEEN * len(hashes):
+            return "near duplicate"
+        self._texts.add(exact)
+        self._lines |= hashes
+        return None
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _package(document: Document) -> str:
+    return document.source.partition("/")[0]
+
+
+@contextmanager
+def _writer(path: Path) -> Iterator[Callable[[Document], None]]:
+    """JSON lines, packed as small as zstd can with a window that its readers take without being asked."""
+    try:
+        zstandard: Any = import_module("zstandard")
+    except ImportError as error:
+        raise InputError("writing .zst needs the package zstandard: pip install 'gesso[train]'") from error
+    settings = zstandard.ZstdCompressionParameters.from_level(19, window_log=27, enable_ldm=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file, zstandard.ZstdCompressor(compression_params=settings).stream_writer(file) as rows:
+            yield lambda document: rows.write(json.dumps(asdict(document), ensure_ascii=False).encode() + b"\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,71 @@
+"""A small vocabulary of one's own: BPE over pieces of lines, with bytes for everything it has no piece for.
+
+The low ids are those of the real vocabulary, so that templates, stopping and parsing work unchanged. No rule looks at a
+neighbour across a line break: text cut there and tokenised gives the tokens cut there, which infilling counts on.
+"""
+
+import json
+import string
+from collections.abc import Iterable
+from typing import Any
+
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from gesso.errors import InputError
+from gesso.untrained import SPECIALS
+
+# The markers of tasks/python_infill.py, at ids that the real vocabulary has for other things than text.
+NAMED = SPECIALS | {107: "<|fim_prefix|>", 108: "<|fim_suffix|>", 109: "<|fim_middle|>"}
+BYTES = 128  # the id of byte 0
+RESERVED = [NAMED.get(i, f"<unused{i}>") for i in range(BYTES)] + [f"<0x{byte:02X}>" for byte in range(256)]
+ALPHABET = [*string.printable[:95], "\n", "\t"]  # all others are spelt in bytes
+CELLS = [(" ", digit) for digit in string.digits]  # a cell of a grid is one token wherever it stands
+
+# A line is cut into these; what none of them takes (a control character, say) is a piece of its own.
+PIECES = "|".join(
+    (
+        r"\n",
+        r" {2,}",  # indentation, which leads no word
+        r"\t+",
+        r" ?[0-9]",
+        r"[ (]?[A-Za-z_]+\.?",  # "(self", "self.", " return": a bracket before and a dot after make common pairs
+        r" ?[!-/:-@\[-^`{-~]+",
+        r" ?[^\x00-\x7F]+",
+    )
+)
+
+
+def learn(texts: Iterable[str], size: int = 4096) -> str:
+    """A `tokenizer.json` of exactly `size` pieces, all specials and bytes included."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(PIECES), behavior="isolated")
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        show_progress=False,
+        special_tokens=RESERVED,
+        initial_alphabet=ALPHABET,
+        limit_alphabet=len(ALPHABET),
+        max_token_length=32,
+    )
+    core.train_from_iterator(texts, trainer)
+    state: dict[str, Any] = json.loads(core.to_str())
+    characters = [piece for piece in state["model"]["vocab"] if len(piece) == 1]
+    vocabulary = {piece: i for i, piece in enumerate((*RESERVED, *characters))}
+    merges: list[tuple[str, str]] = []
+    for left, right in dict.fromkeys((*CELLS, *map(tuple, state["model"]["merges"]))):
+        if len(vocabulary) < size:
+            merges.append((left, right))
+            vocabulary.setdefault(left + right, len(vocabulary))
+    if len(vocabulary) != size:
+        raise InputError(f"a vocabulary of {size} cannot be made: these texts give {len(vocabulary)}")
+    state["added_tokens"] = [_special(i, piece) for i, piece in NAMED.items()]
+    state["model"] |= {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    state["model"] |= {"vocab": vocabulary, "merges": merges}
+    state["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+    return json.dumps(state, ensure_ascii=False)
+
+
+def _special(i: int, piece: str) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": i, "content": piece} | flags
