@@ -45,10 +45,10 @@ def examples(config, count=5, seed=0):
     return found
 
 
-def make(config, settings, rows, seed=3):
+def make(config, settings, rows, seed=3, draws=1):
     batch = collate(
         rows, canvas_length=config.canvas_length, per_example=settings.per_example, eos=1, pad=0,
-        learn_text=settings.learn_text, seed=seed, first=100,
+        learn_text=settings.learn_text, seed=seed, first=100, draws=draws,
     )  # fmt: skip
     noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=settings.self_conditioning, seed=seed, first=100)
     return batch, noise
@@ -61,9 +61,10 @@ def reference_losses(reference, config, settings, rows, batch, seed=3):
     for b, example in enumerate(rows):
         draws = [HashSource().at(seed, 100 + b, use, CPU) for use in range(4)]
         (u_time,) = draws[1].uniform(1).tolist()
-        t = torch.tensor(1e-3 + (1 - 1e-3) * u_time)
         size = batch.clean_BKC[b].numel()
-        replaced = draws[2].uniform(size) < t
+        levels = batch.clean_BKC.shape[1]
+        t_K = 1e-3 + (1 - 1e-3) * ((u_time + 0.6180339887 * torch.arange(levels)) % 1)
+        replaced = draws[2].uniform(size) < t_K.repeat_interleave(size // levels)
         noise = draws[3].tokens(size, config.vocab_size)
         present = int(batch.present_BK[b].sum())
         losses = []
@@ -82,11 +83,11 @@ def reference_losses(reference, config, settings, rows, batch, seed=3):
                     before = reference(**arguments).logits
             logits = reference(**arguments, self_conditioning_logits=before).logits[0]
             if settings.leave_one_out:
-                bonus = torch.log(1 + softmax_size * (1 - t) / t)
+                bonus = torch.log(1 + softmax_size * (1 - t_K[k]) / t_K[k])
                 logits = logits + bonus * F.one_hot(noisy, config.vocab_size)
-            losses.append(F.cross_entropy(logits, clean))
-        loss = torch.stack(losses).mean()
-        decoder.append(loss / (1 - t) if settings.reweighted else loss)
+            loss = F.cross_entropy(logits, clean)
+            losses.append(loss / (1 - t_K[k]) if settings.reweighted else loss)
+        decoder.append(torch.stack(losses).mean())
         hidden = reference.model.encoder(input_ids=torch.tensor([example.tokens])).last_hidden_state[0]
         raw = reference.lm_head(hidden).float()
         logits = 30 * torch.tanh(raw / 30)
@@ -174,7 +175,7 @@ def test_without_self_conditioning_the_soft_embedding_is_exactly_zero(pair):
     model.self_conditioning.condition = lambda e, soft, n: (seen.append(soft.clone()), condition(e, soft, n))[1]
     rows = examples(model.config)
     batch, noise = make(model.config, ObjectiveSettings(), rows)
-    mixed = Corruption(noise.t_B, noise.noisy_BKC, torch.arange(0, len(rows), 2))
+    mixed = Corruption(noise.t_BK, noise.noisy_BKC, torch.arange(0, len(rows), 2))
     Objective(model, ObjectiveSettings())(batch, mixed)
     soft_BKCH = seen[-1].view(len(rows), -1)
     assert [bool((row == 0).all()) for row in soft_BKCH] == [i % 2 == 1 for i in range(len(rows))]
@@ -232,9 +233,9 @@ def test_tokens_are_replaced_with_probability_t_by_uniform_ones():
     clean = torch.full((400, 1, 64), 3)
     noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
     changed_B = (noise.noisy_BKC != 3).float().mean((1, 2))
-    assert (changed_B - noise.t_B).abs().mean() < 0.05
-    assert abs(noise.t_B.mean().item() - 0.5) < 0.05
-    assert noise.t_B.min() >= 1e-3
+    assert (changed_B - noise.t_BK[:, 0]).abs().mean() < 0.05
+    assert abs(noise.t_BK.mean().item() - 0.5) < 0.05
+    assert noise.t_BK.min() >= 1e-3
     assert noise.conditioned_R.tolist() == list(range(1, 400, 2)), "half of the examples, evenly"
     again = corrupt(clean[10:12], 1000, conditioning=0.5, seed=1, first=10)
     assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "an example is corrupted alike in any batch"
@@ -251,6 +252,18 @@ def test_noise_falls_into_one_stretch_of_a_canvas_that_is_partly_pinned():
         if places:
             inside = slice(places[0], places[-1] + 1)
             assert torch.equal(noisy_KC[:, inside], free_KC[:, inside]), "inside the stretch nothing is spared"
+
+
+def test_a_canvas_is_shown_at_as_many_levels_of_noise_as_asked():
+    rows = [Example(tuple(range(10, 30)), ((12, 20),), "test", i) for i in range(500)]
+    shape = {"canvas_length": 8, "per_example": 1, "eos": 1, "pad": 0, "learn_text": "all", "seed": 0, "first": 0}
+    batch = collate(rows, **shape, draws=4)
+    assert batch.clean_BKC.shape == (500, 4, 8) and batch.common_start == 12
+    t_BK = corrupt(batch.clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
+    alone = corrupt(collate(rows, **shape).clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
+    assert torch.equal(t_BK[:, :1], alone), "the first is what it would be by itself"
+    assert (t_BK.sort(-1).values.diff(dim=-1) > 0.1).all(), "far apart"
+    assert ((t_BK * 4).long().flatten().bincount(minlength=4) - 500).abs().max() < 75, "and evenly spread"
 
 
 def test_text_that_nobody_learns_or_sees_is_left_out():
@@ -298,7 +311,7 @@ def test_every_way_to_attend_sees_the_same(pair, attention, monkeypatch):
         rows = [Example(tuple(range(3 + i, 3 + i + length)), ((length // 2, length),), "test", i) for i in range(3)]
     else:
         rows = examples(model.config)
-    batch, noise = make(model.config, settings, rows)
+    batch, noise = make(model.config, settings, rows, draws=3 if attention == "split" else 1)
     assert (batch.common_start is not None) == (attention == "split")
     objective = Objective(model, settings)
     masked, soft = replace(batch, common_start=None), torch.zeros_like(objective.embed(noise.noisy_BKC))
@@ -329,6 +342,7 @@ def test_no_row_of_the_mask_is_empty():
         {"balance_weight": float("nan")},
         {"pinned": -0.1},
         {"canvas_lengths": (64, 0)},
+        {"draws": ()},
     ],
 )
 def test_bad_options_are_named(options):

@@ -574,6 +574,24 @@ def test_views_are_drawn_anew_every_time_and_alike_in_every_run(tmp_path, filler
     assert 60 < holes < 140
 
 
+def test_prompts_are_filled_up_to_one_length_with_other_rows(tmp_path, filler):
+    talk = [{"prompt": f"{n}?", "completion": f"{n}! " * n} for n in range(1, 40)]
+    name = write(tmp_path / "both.jsonl", {"text": CODE}, *talk)
+    rows = dataset(filler, name, cut=True, infill=0.3, max_length=200, repeat=(2,), prompt_lengths=(100, 40))
+    whole = {example.line: example for example in rows.read()}
+    for number, batch in enumerate(islice(rows.batches(8, canvas_lengths=(16, 64)), 20)):
+        prompt, canvas = ((100, 16), (40, 64))[number % 2]
+        for example in batch:
+            ((start, end),) = example.spans
+            assert start == prompt and start < end <= start + canvas and end == len(example.tokens)
+            if example.line > 1:  # one canvas of the answer, after what comes before it
+                row = whole[example.line]
+                ((first, _),) = row.spans
+                places = range(first, len(row.tokens), canvas)
+                ends = [row.tokens[max(0, at - prompt) : at + canvas] for at in places]
+                assert any(example.tokens[-len(tail) :] == tail for tail in ends)
+
+
 def test_holes_need_a_tokenizer_that_has_the_marks(tmp_path, tokenizer):
     with pytest.raises(InputError, match="fim_prefix"):
         views(tmp_path, tokenizer, 10, 32, infill=0.5)

@@ -14,7 +14,8 @@ from torch import Tensor
 from gesso.diffusion.noise import HashDraws, HashSource
 from gesso.train.data import Example
 
-T_LEAST = 1e-3  # the least noise an example gets
+T_LEAST = 1e-3  # the least noise a canvas gets
+GOLDEN = 0.6180339887  # multiples of it, less whole numbers, spread evenly however many there are
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,14 @@ class Batch:
     clean_BKC: Tensor  # canvases as they should be, filled up with eos
     start_BK: Tensor  # position of a canvas in the text
     present_BK: Tensor  # not padding
-    common_start: int | None  # where the one canvas of every example starts, if that is the same place
+    common_start: int | None  # where all canvases start, if that is one place
 
     def to(self, device: torch.device) -> Self:
-        return self._each(lambda tensor: tensor.to(device))
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """In memory from which a GPU can copy while others work; a loader calls this."""
+        return self._each(Tensor.pin_memory)
 
     def rows(self, rows_R: Tensor) -> Self:
         return self._each(lambda tensor: tensor[rows_R])
@@ -40,7 +45,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Corruption:
-    t_B: Tensor  # share of tokens replaced
+    t_BK: Tensor  # share of tokens replaced
     noisy_BKC: Tensor
     conditioned_R: Tensor  # the rows that get a first pass whose prediction conditions the second
 
@@ -57,12 +62,13 @@ def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[in
 
 def collate(
     examples: Sequence[Example], *, canvas_length: int, per_example: int | None, eos: int, pad: int, learn_text: str,
-    seed: int, first: int, multiple: int = 1,
+    seed: int, first: int, multiple: int = 1, draws: int = 1,
 ) -> Batch:  # fmt: skip
     """`per_example` canvases of each, uniformly chosen without repetition, or all (None).
 
     `learn_text` says what the encoder learns: "all", "response" or "none"; text that neither it learns nor a canvas
-    sees is left out. `first` is the number of the first example in the run. The text is padded to a `multiple`.
+    sees is left out. `first` is the number of the first example in the run. The text is padded to a `multiple`. Every
+    canvas is there `draws` times, to be shown at as many levels of noise.
     """
     chosen, texts = [], []
     for offset, example in enumerate(examples):
@@ -70,7 +76,7 @@ def collate(
         if per_example is not None and per_example < len(found):
             order = _uniform(seed, first + offset, 0, len(found)).argsort().tolist()
             found = [found[i] for i in sorted(order[:per_example])]
-        chosen.append(found)
+        chosen.append(found * draws)
         texts.append(example.tokens[: found[-1][0]] if learn_text == "none" else example.tokens)
     rows, most = len(examples), max(map(len, chosen))
     width = -(-max(map(len, texts)) // multiple) * multiple
@@ -90,14 +96,16 @@ def collate(
     text, valid, target, clean, start, present = map(
         torch.from_numpy, (text_BS, valid_BS, target_BS, clean_BKC, start_BK, present_BK)
     )
-    common_start = int(start_BK[0, 0]) if most == 1 and (start_BK == start_BK[0, 0]).all() else None
+    common_start = int(start_BK[0, 0]) if present_BK.all() and (start_BK == start_BK[0, 0]).all() else None
     return Batch(text, valid, target, clean, start, present, common_start)
 
 
 def corrupt(
     clean_BKC: Tensor, vocab_size: int, *, conditioning: float, seed: int, first: int, pinned: float = 0.0
 ) -> Corruption:
-    """Each token is replaced by a uniform one with probability t, one t an example. A function of seed and example.
+    """Each token is replaced by a uniform one with probability t, one t a canvas. A function of seed and example.
+
+    The levels of an example's canvases are spread over all there are, each of them uniform.
 
     A share `pinned` of the examples has noise in one random stretch of each canvas only; the rest of it stands, as
     when a part of a text is written anew.
@@ -109,8 +117,9 @@ def corrupt(
     def draws(use: int) -> HashDraws:
         return HashSource().at(seed, number_B, use, device)
 
-    t_B = T_LEAST + (1 - T_LEAST) * draws(1).uniform(1)[:, 0]
-    replaced_BKC = draws(2).uniform(shape[1:].numel()).view(shape) < t_B[:, None, None]
+    level_BK = (draws(1).uniform(1) + GOLDEN * torch.arange(shape[1], device=device)) % 1
+    t_BK = T_LEAST + (1 - T_LEAST) * level_BK
+    replaced_BKC = draws(2).uniform(shape[1:].numel()).view(shape) < t_BK[..., None]
     if pinned:
         whole_B1, end_B2 = draws(4).uniform(1) >= pinned, (draws(5).uniform(2).sort(-1).values * shape[-1]).floor()
         position_C = torch.arange(shape[-1], device=device)
@@ -119,7 +128,8 @@ def corrupt(
     noisy_BKC = torch.where(replaced_BKC, draws(3).tokens(shape[1:].numel(), vocab_size).view(shape), clean_BKC)
     # Spread evenly, not drawn: a batch then has the same number of them every time, and one shape.
     conditioned = [b for b, n in enumerate(numbers) if int((n + 1) * conditioning) > int(n * conditioning)]
-    return Corruption(t_B, noisy_BKC, torch.tensor(conditioned, dtype=torch.long, device=device))
+    conditioned_R = torch.tensor(conditioned, dtype=torch.long, pin_memory=device.type == "cuda")
+    return Corruption(t_BK, noisy_BKC, conditioned_R.to(device, non_blocking=True))
 
 
 def _uniform(seed: int, example: int, use: int, count: int) -> Tensor:

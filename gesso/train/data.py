@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain, count, islice
 from pathlib import Path
@@ -81,6 +81,7 @@ class DataSettings:
     infill: float = 0.0  # share of the texts shown with a hole that is to be filled
     repeat: tuple[int, ...] = ()  # how often an epoch passes over each file; none: once
     pad_to: int = 1  # texts of a batch are padded to a multiple of this: few shapes, for compilation
+    prompt_lengths: tuple[int, ...] = ()  # of the batches, in turn: what comes before a response is cut or filled to it
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, wanted: str) -> None:
@@ -99,6 +100,8 @@ class DataSettings:
         counts = all(_is_int(times) and times >= 1 for times in self.repeat)
         check(not self.repeat or (len(self.repeat) == len(files) and counts), "repeat", "a positive integer a file")
         check(_is_int(self.pad_to) and self.pad_to >= 1, "pad_to", "an integer of at least 1")
+        lengths = all(_is_int(length) and 8 <= length < self.max_length for length in self.prompt_lengths)
+        check(lengths, "prompt_lengths", "integers of at least 8, below max_length")
 
 
 def _is_int(value: Any) -> bool:
@@ -211,21 +214,49 @@ class Dataset:
         numbered = zip(count(start, stride), batches, strict=False)
         return (
             tuple(
-                self._example(entry, number * batch_size + place, canvas_lengths[number % len(canvas_lengths)])
+                self._example(entry, number * batch_size + place, number, canvas_lengths[number % len(canvas_lengths)])
                 for place, entry in enumerate(batch[share], start=share.start)
             )
             for number, batch in numbered
         )
 
-    def _example(self, entry: int, number: int, canvas_length: int) -> Example:
+    def _example(self, entry: int, number: int, batch: int, canvas_length: int) -> Example:
         """What an entry shows as example `number` of the run."""
         row, place = int(self._numbers[entry]), int(self._places[entry])
-        if place < 0 or self._viewer is None:
-            return self._load(row)
-        text = self._at[row] + 4  # after its two counts and its one span
+        lengths = self.settings.prompt_lengths
         rng = random.Random((self.settings.seed << 48) + number)
-        tokens, span = self._viewer.look(self._store[text + 1 : text + self._length[row]], place, canvas_length, rng)
-        return Example(tuple(tokens), (span,), self.settings.files[self._file[row]], self._line[row])
+        prompt = lengths[batch % len(lengths)] if lengths else self.settings.max_length - canvas_length
+        if place < 0 or self._viewer is None:
+            example = self._load(row)
+        else:
+            text = self._at[row] + 4  # after its two counts and its one span
+            stored = self._store[text + 1 : text + self._length[row]]
+            tokens, span = self._viewer.look(stored, place, prompt, canvas_length, rng)
+            example = Example(tuple(tokens), (span,), self.settings.files[self._file[row]], self._line[row])
+        return self._filled(example, prompt, canvas_length, rng) if lengths else example
+
+    def _filled(self, example: Example, prompt: int, canvas_length: int, rng: random.Random) -> Example:
+        """One canvas of it after exactly `prompt` tokens: too many lose the first, and others fill up too few.
+
+        A batch of them needs no padding and no mask, and the encoder learns from the others, too.
+        """
+        canvases = [at for start, end in example.spans for at in range(start, end, canvas_length)]
+        at = canvases[int(rng.random() * len(canvases))]
+        end = next(end for start, end in example.spans if start <= at < end)
+        front: list[int] = []
+        while (room := prompt - at - len(front)) > 0:
+            front = [*self._ending(int(rng.random() * len(self._numbers)), room), *front]
+        before = [*front, *example.tokens[max(0, at - prompt) : at]]
+        response = example.tokens[at : min(at + canvas_length, end)]
+        return replace(example, tokens=(*before, *response), spans=((prompt, prompt + len(response)),))
+
+    def _ending(self, entry: int, most: int) -> list[int]:
+        """The last tokens of a row, or of the stretch of a text that an entry stands for."""
+        row, place = int(self._numbers[entry]), int(self._places[entry])
+        first = self._at[row] + 2 + 2 * int(self._store[self._at[row] + 1])
+        length = self._length[row] if place < 0 else min(self._length[row], place + self.settings.max_length)
+        found: list[int] = self._store[first + max(0, length - most) : first + length].tolist()
+        return found
 
     def _load(self, row: int) -> Example:
         at = self._at[row]

@@ -37,6 +37,7 @@ class ObjectiveSettings:
     encoder_on: str = "response"  # or "all": the prompts too
     self_conditioning: float = 0.5  # share of examples that get a first pass
     canvas_lengths: tuple[int, ...] = ()  # of the batches, in turn; none: the model's own
+    draws: tuple[int, ...] = (1,)  # of the batches, in turn: levels of noise each canvas is shown at
     pinned: float = 0.0  # share of examples with noise in one stretch of the canvas only
     reweighted: bool = False  # 1 / (1 - t): the cleaner the canvas, the less it counts
     leave_one_out: bool = False  # arXiv 2605.22765
@@ -51,8 +52,11 @@ class ObjectiveSettings:
         for name in ("self_conditioning", "pinned"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"objective.{name} is a share between 0 and 1, got {getattr(self, name)}")
-        if any(not isinstance(length, int) or length < 1 for length in self.canvas_lengths):
-            raise InputError(f"objective.canvas_lengths are positive integers, got {list(self.canvas_lengths)}")
+        for name in ("canvas_lengths", "draws"):
+            if any(not isinstance(length, int) or length < 1 for length in getattr(self, name)):
+                raise InputError(f"objective.{name} are positive integers, got {list(getattr(self, name))}")
+        if not self.draws:
+            raise InputError("objective.draws needs at least one number")
         for name in ("encoder_weight", "balance_weight"):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) < 0:
                 raise InputError(f"objective.{name} must be a number of at least 0, got {getattr(self, name)!r}")
@@ -155,7 +159,8 @@ class Objective(nn.Module):
             for shape in config.layers
         ]
         if set(windows) == {None} and batch.common_start is not None:
-            return [partial(split_attention, rows=rows, width=width, start=batch.common_start)] * len(windows)
+            split = partial(split_attention, rows=rows, width=width, canvases=batch.start_BK.shape[1])
+            return [partial(split, start=batch.common_start)] * len(windows)
         for window in set(windows):
             sees = visibility(batch, canvas_length, window)
             if self.flex:
@@ -205,15 +210,14 @@ class Objective(nn.Module):
         bonus_BKC = None
         if self.settings.leave_one_out:
             # What the observed token says by itself: with K = V, alpha = 1 - t it adds log(1 + K alpha / (1 - alpha)).
-            t_B = corruption.t_B
-            bonus_B = torch.log1p(self.model.config.vocab_size * (1 - t_B) / t_B)
-            bonus_BKC = bonus_B[:, None, None].expand(corruption.noisy_BKC.shape)
+            t_BK = corruption.t_BK
+            bonus_BK = torch.log1p(self.model.config.vocab_size * (1 - t_BK) / t_BK)
+            bonus_BKC = bonus_BK[..., None].expand(corruption.noisy_BKC.shape)
         loss_BKC = self._token_losses(canvas_BKCH, batch.clean_BKC, corruption.noisy_BKC, bonus_BKC)
-        present_BK = batch.present_BK
-        loss_B = (loss_BKC.mean(-1) * present_BK).sum(-1) / present_BK.sum(-1)
+        present_BK, loss_BK = batch.present_BK, loss_BKC.mean(-1)
         if self.settings.reweighted:
-            loss_B = loss_B / (1 - corruption.t_B).clamp(min=1e-3)
-        return loss_B
+            loss_BK = loss_BK / (1 - corruption.t_BK).clamp(min=1e-3)
+        return (loss_BK * present_BK).sum(-1) / present_BK.sum(-1)
 
     def _encoder_loss(self, batch: Batch, text_BSH: Tensor) -> Tensor:
         target_BS, hidden_BSH, token_BS = batch.target_BS[:, 1:], text_BSH[:, :-1], batch.text_BS[:, 1:]
@@ -288,13 +292,24 @@ def masked_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, mask_BLL: Tens
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def split_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, rows: int, width: int, start: int) -> Tensor:
-    """The same where every example has one canvas, all of them after as much text, and no window: no mask is needed."""
+def split_attention(
+    q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, rows: int, width: int, canvases: int, start: int
+) -> Tensor:
+    """The same where all canvases come after as much text, and no window ends before it: no mask is needed."""
     q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
     attend = partial(F.scaled_dot_product_attention, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
-    text = attend(q[:, :, :width], k[:, :, :width], v[:, :, :width], is_causal=True)
-    seen_k, seen_v = (torch.cat([x[:, :, :start], x[:, :, width:]], dim=2) for x in (k, v))
-    return torch.cat([text, attend(q[:, :, width:], seen_k, seen_v)], dim=2).transpose(1, 2).flatten(0, 1)
+    text_BNSD = attend(q[:, :, :width], k[:, :, :width], v[:, :, :width], is_causal=True)
+
+    def of_canvases(x: Tensor) -> Tensor:  # [B, K, N, C, D]
+        return x[:, :, width:].unflatten(2, (canvases, -1)).transpose(1, 2)
+
+    def seen(x: Tensor) -> Tensor:
+        text = x[:, None, :, :start].expand(-1, canvases, -1, -1, -1)
+        return torch.cat([text, of_canvases(x)], dim=3).flatten(0, 1)
+
+    canvas = attend(of_canvases(q).flatten(0, 1), seen(k), seen(v)).unflatten(0, (rows, canvases))
+    canvas_BNLD = canvas.transpose(1, 2).flatten(2, 3)
+    return torch.cat([text_BNSD, canvas_BNLD], dim=2).transpose(1, 2).flatten(0, 1)
 
 
 def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, blocks: BlockMask, rows: int) -> Tensor:

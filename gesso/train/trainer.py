@@ -10,8 +10,9 @@ import math
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,23 @@ Score = Callable[[DiffusionGemma], Mapping[str, float]]  # of the model as it st
 
 
 Prepared = tuple[int, Batch]  # number of the batch in the run
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that may still be under way."""
+
+    step: int  # done before it
+    batches: list[int]  # by number
+    rate: float
+    tokens: int
+    sums: Tensor  # over the examples: whole loss, decoder's, encoder's
+    norm: Tensor  # of the gradient
+    scores: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def values(self) -> Tensor:
+        return torch.stack([self.sums[0], self.norm])
 
 
 class Trainer:
@@ -65,6 +83,7 @@ class Trainer:
             shard(self.objective)
         self.parameters = state.trainable(model)
         self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
+        self.fused = model.device.type == "cuda" and self.world == 1
         self.optimizer = self._optimizer()
         self.step, self.stepped = 0, False
         if recipe.run.compile:
@@ -79,20 +98,26 @@ class Trainer:
         self.out.mkdir(parents=True, exist_ok=True)
         self._resume()
         run = self.recipe.run
-        batches = self._batches()
-        writer = _tensorboard(self.out) if run.tensorboard and self.rank == 0 else None
+        batches, writer = self._batches(), _tensorboard(self.out) if run.tensorboard and self.rank == 0 else None
+        waiting: deque[Launched] = deque()
+
+        def settle(most: int) -> None:
+            while len(waiting) > most:
+                metrics = self._finish(waiting.popleft())
+                if self.rank == 0:
+                    self._log(metrics, writer)
+                    report(metrics)
+
+        self.clock = time.perf_counter()
         while self.step < run.steps:
-            began = time.perf_counter()
-            metrics = self._step([next(batches) for _ in range(run.accumulate)])
-            metrics["tokens_per_second"] = metrics.pop("tokens") / (time.perf_counter() - began)
+            waiting.append(self._step([next(batches) for _ in range(run.accumulate)]))
             self.step, self.stepped = self.step + 1, True
             if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
-                metrics |= self.score(self.model)
-            if self.rank == 0:
-                self._log({"step": self.step, **metrics}, writer)
-                report({"step": self.step, **metrics})
+                waiting[-1].scores.update(self.score(self.model))
             late = anywhere(time.monotonic() > until, self.model.device)
-            if self.step % run.save_every == 0 or self.step == run.steps or late:
+            saves = self.step % run.save_every == 0 or self.step == run.steps or late
+            settle(1 if self.fused and not saves else 0)  # a GPU is given the next step before this one is looked at
+            if saves:
                 self._save()
             if late:
                 break
@@ -110,10 +135,13 @@ class Trainer:
                     examples, canvas_length=lengths[number % len(lengths)], per_example=objective.per_example,
                     eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=run.seed,
                     first=self._first(number), multiple=self.recipe.data.pad_to,
+                    draws=objective.draws[number % len(objective.draws)],
                 )  # fmt: skip
 
         prepared = _Feed(make, self.step * run.accumulate)
-        return iter(DataLoader(prepared, batch_size=None, num_workers=run.workers) if run.workers else prepared)
+        pinned = self.model.device.type == "cuda"
+        loader = DataLoader(prepared, batch_size=None, num_workers=run.workers, pin_memory=pinned)
+        return iter(loader if run.workers else prepared)
 
     def _examples(self, first: int, stride: int = 1) -> Iterator[tuple[int, tuple[Example, ...]]]:
         """Every `stride`-th batch from number `first` on."""
@@ -129,21 +157,25 @@ class Trainer:
     def _lengths(self) -> tuple[int, ...]:
         return self.recipe.objective.canvas_lengths or (self.model.config.canvas_length,)
 
-    def _step(self, batches: list[Prepared]) -> dict[str, float]:
+    def _step(self, batches: list[Prepared]) -> "Launched":
         run, settings = self.recipe.run, self.recipe.optimizer
         rate = learning_rate(settings.lr, settings.min_lr, settings.warmup, self.step, run.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        sums = torch.zeros(4, device=self.model.device)
+        sums, tokens = torch.zeros(3, device=self.model.device), 0
         for number, batch in batches:
-            losses, tokens = self._losses(batch, number)
+            losses, counted = self._losses(batch, number)
             # The mean over all examples of the step; shards of it are averaged over the processes.
             (losses.total_B.sum() * self.world / (run.batch_size * run.accumulate)).backward()
             parts = [losses.total_B, losses.decoder_B, losses.encoder_B]
-            sums += torch.stack([*(part.detach().float().sum() for part in parts), sums.new_tensor(float(tokens))])
+            sums += torch.stack([part.detach().float().sum() for part in parts])
+            tokens += counted
         norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), settings.clip)
-        norm = state.full(norm)
-        self._check_finite({"loss": sums[0], "gradient": norm}, batches)
+        launched = Launched(self.step, [number for number, _ in batches], rate, tokens, sums, state.full(norm))
+        if self.fused:  # the GPU itself leaves the weights alone, and nobody waits for it here
+            self.optimizer.found_inf = (~launched.values.isfinite().all()).float()  # type: ignore[attr-defined]
+        else:
+            self._check_finite(launched)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
@@ -151,13 +183,23 @@ class Trainer:
             torch._foreach_lerp_(
                 [self.average[name] for name in names], [self.parameters[name].detach() for name in names], 1 - run.ema
             )
+        return launched
+
+    def _finish(self, launched: "Launched") -> dict[str, float]:
+        """The metrics of a step, once it is done."""
+        if self.fused:
+            self._check_finite(launched)
+        sums = torch.cat([launched.sums, launched.sums.new_tensor([float(launched.tokens)])])
         if self.world > 1:
             dist.all_reduce(sums)
-        examples_seen = run.batch_size * run.accumulate
-        total, decoder, encoder, tokens_seen = sums.tolist()
+        examples_seen = self.recipe.run.batch_size * self.recipe.run.accumulate
+        total, decoder, encoder, tokens = sums.tolist()
+        now = time.perf_counter()
+        seconds, self.clock = now - self.clock, now
         return {
-            "loss": total / examples_seen, "decoder": decoder / examples_seen, "encoder": encoder / examples_seen,
-            "lr": rate, "gradient": norm.item(), "tokens": tokens_seen,
+            "step": launched.step + 1, "loss": total / examples_seen, "decoder": decoder / examples_seen,
+            "encoder": encoder / examples_seen, "lr": launched.rate, "gradient": launched.norm.item(),
+            "tokens_per_second": tokens / seconds, **launched.scores,
         }  # fmt: skip
 
     def _losses(self, batch: Batch, number: int) -> tuple[Losses, int]:
@@ -172,16 +214,17 @@ class Trainer:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
             return self.objective(batch, noise), tokens
 
-    def _check_finite(self, values: Mapping[str, Tensor], batches: list[Prepared]) -> None:
-        wrong = [name for name, value in values.items() if not math.isfinite(value.item())]
+    def _check_finite(self, launched: "Launched") -> None:
+        total, norm = launched.values.tolist()
+        wrong = [name for name, value in (("loss", total), ("gradient", norm)) if not math.isfinite(value)]
         if not anywhere(bool(wrong), self.model.device):
             return  # every process must come to the same end, or the others would wait for this one for ever
-        path = self.out / f"not-finite-{self.step:08}-{self.rank}.json"
+        path = self.out / f"not-finite-{launched.step:08}-{self.rank}.json"
         what = wrong[0] if wrong else "loss of another process"
-        rows = [asdict(example) for number, _ in batches for example in next(self._examples(number))[1]]
-        path.write_text(json.dumps({"step": self.step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
+        rows = [asdict(example) for number in launched.batches for example in next(self._examples(number))[1]]
+        path.write_text(json.dumps({"step": launched.step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
         raise GessoError(
-            f"the {what} of step {self.step + 1} is not finite; nothing was updated. Its examples are in {path}. "
+            f"the {what} of step {launched.step + 1} is not finite; it changed nothing. Its examples are in {path}. "
             "Look at them, lower optimizer.lr, or raise optimizer.warmup."
         )
 
@@ -195,7 +238,7 @@ class Trainer:
         ]
         return torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps,
-            fused=self.model.device.type == "cuda" and self.world == 1 or None,
+            fused=self.fused or None,
         )  # fmt: skip
 
     # --- what lasts ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from gesso.tokenizer import FILL, Tokenizer
 
 Tokens = npt.NDArray[np.int32]
 
+FULL_CONTEXT = 0.5  # how often a text is continued from as much of it as there may be, not from anywhere
 # What a hole is: a whole line as often as this, several lines, or any stretch of tokens.
 ONE_LINE, SOME_LINES = 0.6, 0.85
 
@@ -46,25 +47,33 @@ class Viewer:
         """Where the stretches begin that a text of so many tokens is looked at by turns."""
         return range(0, max(1, length - 1), self.max_length)
 
-    def look(self, text: Tokens, at: int, canvas: int, rng: random.Random) -> tuple[list[int], tuple[int, int]]:
-        """Tokens of an example, and the span that is learnt: a canvas at most. `text` is without bos, and with eos."""
-        if rng.random() < self.infill and (found := self._hole(text, at, canvas, rng)):
+    def look(
+        self, text: Tokens, at: int, prompt: int, canvas: int, rng: random.Random
+    ) -> tuple[list[int], tuple[int, int]]:
+        """Tokens of an example, at most `prompt` before the span that is learnt, which is a canvas at most.
+
+        `text` is without bos, and with eos.
+        """
+        if rng.random() < self.infill and (found := self._hole(text, at, prompt, canvas, rng)):
             return found
-        start, end = self._stretch(len(text), at, self.max_length - 1, rng)
+        start, end = self._stretch(len(text), at, prompt - 1 + canvas, rng)
         tokens = [self.bos, *text[start:end].tolist()]
         # What follows an unfinished text is not its end, so the canvas must be full of it.
-        last = len(tokens) - 1 if end == len(text) else len(tokens) - canvas
-        first = 1 + int(rng.random() * max(1, last))
-        return tokens, (first, min(first + canvas, len(tokens)))
+        last = min(prompt, len(tokens) - 1 if end == len(text) else len(tokens) - canvas)
+        first = last if rng.random() < FULL_CONTEXT else 1 + int(rng.random() * last)
+        tokens = tokens[: first + canvas]
+        return tokens, (first, len(tokens))
 
     def _stretch(self, length: int, at: int, room: int, rng: random.Random) -> tuple[int, int]:
         start = max(0, min(at + int((rng.random() - 0.5) * room), length - room))
         return start, min(length, start + room)
 
-    def _hole(self, text: Tokens, at: int, canvas: int, rng: random.Random) -> tuple[list[int], tuple[int, int]] | None:
+    def _hole(
+        self, text: Tokens, at: int, prompt: int, canvas: int, rng: random.Random
+    ) -> tuple[list[int], tuple[int, int]] | None:
         assert self.fill is not None
         body = text[:-1]
-        begin, end = self._stretch(len(body), at, self.max_length - 5, rng)
+        begin, end = self._stretch(len(body), at, prompt - 4, rng)
         breaks = np.flatnonzero(self.ends_line[body[begin:end]]) + begin
         if begin and len(breaks):
             begin = int(breaks[0]) + 1  # not in the middle of a line
