@@ -1,10 +1,11 @@
 # Two commands, each with all its set-up: `make demo` and `make test`. Python 3.11 or newer is all they need.
+# `make mini-data` and `make sudoku-data` make what recipes/mini.toml and recipes/sudoku.toml train on, in data/mini.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 2
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@echo "1/2  gesso info: what is in the box"
 	$(BIN)/gesso info
@@ -19,6 +20,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+mini-data: $(VENV)/.installed
+	$(BIN)/python recipes/mini/make_data.py --out data/mini --cache data/wheels
+
+sudoku-data: $(VENV)/.installed
+	$(BIN)/python -m gesso.tasks.sudoku_bank data/mini/sudoku-bank.npz --processes $(PROCESSES)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gesso needs Python 3.11 or newer; set PYTHON=...")'
