@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,22 @@ class Launched:
     batches: list[int]  # by number
     rate: float
     tokens: int
-    sums: Tensor  # over the examples: whole loss, decoder's, encoder's
-    norm: Tensor  # of the gradient
+    values: Tensor  # sums over the examples: whole loss, decoder's, encoder's; norm of the gradient
+    done: torch.cuda.Event | None = None
     scores: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def values(self) -> Tensor:
-        return torch.stack([self.sums[0], self.norm])
+    def to_host(self) -> "Launched":
+        """On its way to the CPU, behind what the GPU has been given so far and before what it will be given."""
+        host = torch.empty_like(self.values, device="cpu", pin_memory=True).copy_(self.values, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return replace(self, values=host, done=done)
+
+    def read(self) -> list[float]:
+        if self.done is not None:
+            self.done.synchronize()
+        values: list[float] = self.values.tolist()
+        return values
 
 
 class Trainer:
@@ -173,12 +182,13 @@ class Trainer:
             sums += torch.stack([part.detach().float().sum() for part in parts])
             tokens += counted
         norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), settings.clip)
-        launched = Launched(self.step, [number for number, _ in batches], rate, tokens, sums, state.full(norm))
+        values = torch.stack([*sums, state.full(norm)])
+        launched = Launched(self.step, [number for number, _ in batches], rate, tokens, values)
         if not self.fused:
             self._check_finite(launched)
         for optimizer in self.optimizers:
             if self.fused:  # the GPU itself leaves the weights alone, and nobody waits for it here
-                optimizer.found_inf = (~launched.values.isfinite().all()).float()  # type: ignore[attr-defined]
+                optimizer.found_inf = (~values.isfinite().all()).float()  # type: ignore[attr-defined]
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if self.average:
@@ -186,22 +196,24 @@ class Trainer:
             torch._foreach_lerp_(
                 [self.average[name] for name in names], [self.parameters[name].detach() for name in names], 1 - run.ema
             )
-        return launched
+        return launched.to_host() if self.fused else launched
 
     def _finish(self, launched: "Launched") -> dict[str, float]:
         """The metrics of a step, once it is done."""
         if self.fused:
             self._check_finite(launched)
-        sums = torch.cat([launched.sums, launched.sums.new_tensor([float(launched.tokens)])])
+        values, tokens = launched.values, float(launched.tokens)
         if self.world > 1:
-            dist.all_reduce(sums)
+            values = torch.cat([values[:3], values.new_tensor([tokens])])
+            dist.all_reduce(values)
+            tokens = values[3].item()
         examples_seen = self.recipe.run.batch_size * self.recipe.run.accumulate
-        total, decoder, encoder, tokens = sums.tolist()
+        total, decoder, encoder = values[:3].tolist()
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
         return {
             "step": launched.step + 1, "loss": total / examples_seen, "decoder": decoder / examples_seen,
-            "encoder": encoder / examples_seen, "lr": launched.rate, "gradient": launched.norm.item(),
+            "encoder": encoder / examples_seen, "lr": launched.rate, "gradient": launched.values[3].item(),
             "tokens_per_second": tokens / seconds, **launched.scores,
         }  # fmt: skip
 
@@ -218,7 +230,7 @@ class Trainer:
             return self.objective(batch, noise), tokens
 
     def _check_finite(self, launched: "Launched") -> None:
-        total, norm = launched.values.tolist()
+        total, _, _, norm = launched.read()
         wrong = [name for name, value in (("loss", total), ("gradient", norm)) if not math.isfinite(value)]
         if not anywhere(bool(wrong), self.model.device):
             return  # every process must come to the same end, or the others would wait for this one for ever
