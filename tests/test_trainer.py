@@ -84,9 +84,9 @@ def losses(out):
 
 
 def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, rows, small):
-    path = write_recipe(tmp_path, rows, small, steps=600)
+    path = write_recipe(tmp_path, rows, small, steps=350)
     recipe = load(path)
-    recipe = replace(recipe, run=replace(recipe.run, batch_size=8, save_every=600))
+    recipe = replace(recipe, run=replace(recipe.run, batch_size=8, save_every=350))
     train(recipe, report=lambda _: None)
     tail = metrics(tmp_path / "out")[-20:]
     assert sum(line["loss"] for line in tail) / len(tail) < 0.05
