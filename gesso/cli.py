@@ -233,7 +233,7 @@ def sudoku(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", envvar="GESSO_MODEL", help="Directory or hub name of a checkpoint; without it, our solver."
+            "--model", "-m", envvar="GESSO_MODEL", help="Directory or hub name of a checkpoint trained on Sudoku."
         ),
     ] = None,
     adapter: Adapter = None,
@@ -246,10 +246,12 @@ def sudoku(
     steps: Steps = None,
 ) -> None:
     """Solve Sudokus out of noise, all cells at once."""
-    from gesso.sudoku import SOLVER, read, solve
+    from gesso.sudoku import read, solve
 
     puzzles = read(puzzle)
-    solver = gesso.load(model or SOLVER, device=device, dtype=dtype, adapter=adapter)
+    if model is None:
+        raise InputError("the model in the box knows no Sudoku; give a checkpoint that was trained on it with -m")
+    solver = gesso.load(model, device=device, dtype=dtype, adapter=adapter)
     limit = {} if steps is None else {"steps": steps}
     solved = 0
     for asked in puzzles:

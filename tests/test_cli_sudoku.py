@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 from rich.console import Console
 
 import gesso
-from gesso import cli
 from gesso import sudoku as view
 from gesso.engine.events import Done, Result, Usage
 from gesso.tasks import command
@@ -35,20 +33,9 @@ HIDE = "\x1b[?25l"
 Main = Callable[..., SimpleNamespace]
 
 
-@pytest.fixture
-def main(capsys, monkeypatch) -> Iterator[Main]:
+@pytest.fixture(autouse=True)
+def no_model_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GESSO_MODEL", raising=False)
-
-    def run(*arguments: str, stdin: str = "") -> SimpleNamespace:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = cli.main(list(arguments))
-        output = capsys.readouterr()
-        return SimpleNamespace(code=code, out=output.out, err=output.err)
-
-    logger = logging.getLogger("gesso")
-    before = logger.handlers, logger.propagate
-    yield run
-    logger.handlers, logger.propagate = before
 
 
 @dataclass
@@ -82,6 +69,7 @@ def fake(monkeypatch) -> Fake:
     model = Fake()
     monkeypatch.setattr(gesso, "load", model.load)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
+    monkeypatch.setenv("GESSO_MODEL", "solver")
     return model
 
 
@@ -104,13 +92,12 @@ def test_a_puzzle_may_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_pa
     assert fake.asked == [(spaced(PUZZLE), {**Sudoku.options, "seed": 5, "preset": None, "steps": 9})]
 
 
-def test_the_solver_in_the_box_is_loaded_unless_another_is_named(main: Main, fake: Fake):
-    main("sudoku", PUZZLE)
+def test_a_solver_must_be_named(main: Main, fake: Fake, monkeypatch: pytest.MonkeyPatch):
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
-    assert fake.loaded == [
-        (view.SOLVER, {"device": None, "dtype": None, "adapter": None}),
-        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a"}),
-    ]
+    assert fake.loaded == [("mine", {"device": "cpu", "dtype": "float32", "adapter": "a"})]
+    monkeypatch.delenv("GESSO_MODEL")
+    done = main("sudoku", PUZZLE)
+    assert done.code == 2 and "-m" in done.err and len(fake.loaded) == 1
 
 
 def test_all_puzzles_of_a_file_are_solved_in_their_order(main: Main, fake: Fake, tmp_path: Path):
@@ -240,7 +227,7 @@ def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, box, mo
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(gesso, "load", lambda *_, **__: box)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
-    done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1")
+    done = main("sudoku", PUZZLE, "-m", "any", "--steps", "2", "--seed", "1")
     assert done.code == 1 and "not solved: the answer is not a grid" in done.err
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
     assert "step 2 · cells settled" in shown
