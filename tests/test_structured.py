@@ -260,7 +260,7 @@ def test_an_evaluation_shows_the_tools_and_scores_the_call(box, drawn, monkeypat
         return box.tokenizer.chat(item.prompt, tools=item.meta.get("tools"))
 
     monkeypatch.setattr(box, "request", with_pins)
-    found = evaluate(box, TASK, items, steps=1)
+    found = evaluate(box, TASK, items, steps=1, max_new_tokens=256)
     assert asked == [ids(item) for item in items]
     assert "declaration:" in box.decode(asked[0])
     assert [outcome.output for outcome in found.outcomes] == [item.expected for item in items]
