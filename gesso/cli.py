@@ -188,7 +188,7 @@ def info(
         str | None, typer.Option(metavar="CARD", help=f"And how it would run on a card: {', '.join(CARDS)}.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="With --gpu: denoising steps a canvas takes; without it, 16.")
+        int | None, typer.Option(min=1, help="With --gpu: denoising steps a canvas takes; 16 if not given.")
     ] = None,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, what would keep it from loading."""
