@@ -13,6 +13,7 @@ import gesso
 from gesso import checkpoint, untrained
 from gesso.config import QUANTIZATIONS, Config
 from gesso.errors import CheckpointError, InputError
+from gesso.info import describe
 from gesso.model.init import randomise
 from gesso.model.transformer import DiffusionGemma
 from gesso.ops import Packed
@@ -170,6 +171,11 @@ def test_the_packed_form_is_what_stays_in_memory(source, quantized):
     assert kept < (0.6 if name == "fp8" else 0.45) * sum(p.nbytes for p in dense.parameters())
     text = sum(t.nbytes for key, t in stored(target).items() if not is_vision(key))
     assert kept == text
+    promised = {cell.precision: cell.weight_bytes for cell in describe(source, "source").memory}
+    if name == "fp8":
+        assert kept == promised["fp8"]
+    else:  # besides, a global scale or a shape for each matrix: nothing at a real size
+        assert 0 <= kept - promised["4-bit"] <= 16 * 9 * 8 * 5
 
 
 def test_quantizing_while_loading_gives_the_same_numbers_as_the_directory(source, quantized):
@@ -448,14 +454,21 @@ def test_an_adapter_is_saved_and_loaded_on_quantized_weights_and_not_merged(quan
         adapters.merge(again)
 
 
-def test_the_weights_themselves_cannot_be_trained(quantized, tmp_path):
+def test_a_recipe_trains_an_adapter_and_refuses_the_weights_themselves(quantized, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    (tmp_path / "recipe.toml").write_text(
-        f'[model]\npath = "{quantized[1]}"\n[data]\nfiles = ["{tmp_path}/rows.jsonl"]\nmax_length = 64\n'
+    recipe = tmp_path / "recipe.toml"
+    whole = (
+        f'[model]\npath = "{quantized[1]}"\n[data]\nfiles = ["{tmp_path}/rows.jsonl"]\nmax_length = 300\n'
         f'[run]\nout = "{tmp_path}/out"\nsteps = 1\nbatch_size = 1\n'
     )
+    recipe.write_text(whole)
     with pytest.raises(InputError, match=f"quantized to {quantized[0]} cannot be trained.*lora"):
-        train(load_recipe(tmp_path / "recipe.toml"))
+        train(load_recipe(recipe))
+    recipe.write_text(whole + "[lora]\nrank = 2\n")
+    seen = []
+    train(load_recipe(recipe), report=seen.append)
+    assert len(seen) == 1
+    adapters.load(load(quantized[1]), tmp_path / "out" / "adapter", "learnt")
 
 
 def test_encoder_and_decoder_changed_apart_still_share_their_packed_weights(quantized):
