@@ -13,8 +13,9 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gesso.errors import InputError
 
@@ -68,6 +69,18 @@ class Answer:
     """False while a thought, a channel, a call or half a tag is open."""
     malformed: tuple[str, ...] = ()
     """Source of calls that are closed but cannot be read: not text for a user, yet the caller must know of them."""
+
+
+class Decode(Protocol):
+    def __call__(self, tokens: Sequence[int], *, special: bool = False) -> str: ...
+
+
+def read(tokens: Sequence[int], text: str, decode: Decode) -> Answer:
+    """The answer that these tokens are; `text` is theirs as far as it counts, for a stop string may end it inside the
+    last of them.
+    """
+    beyond = decode(tokens)[len(text) :]
+    return parse(decode(tokens, special=True).removesuffix(beyond))
 
 
 def parse(raw: str) -> Answer:

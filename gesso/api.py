@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gesso import checkpoint, untrained
-from gesso.answer import Answer, ToolCall, parse
+from gesso.answer import Answer, ToolCall, read
 from gesso.config import Config
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
@@ -64,7 +64,8 @@ class Gesso:
 
         Options: `max_new_tokens`, `seed` (None draws one; the result tells which), `preset`, `stop` (a string or
         several), `pins` ({position in the new text: token id}), `resume` (a draft event of an earlier run with the
-        same arguments), and every field of `gesso.Diffusion`.
+        same arguments), `top_logprobs` (have commit events say how likely their tokens were, and so many others), and
+        every field of `gesso.Diffusion`.
         """
         return _last(self.stream(prompt, **options))
 
@@ -104,9 +105,7 @@ class Gesso:
 
     def read_answer(self, result: Result) -> Answer:
         """Thoughts, tool calls and text of an answer, complete or not."""
-        raw = self.decode(result.tokens, special=True)
-        beyond = self.decode(result.tokens)[len(result.text) :]  # a stop string may end the text inside its last token
-        return parse(raw.removesuffix(beyond))
+        return read(result.tokens, result.text, self.decode)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of what the model wrote. Embeddings are often padded beyond the tokenizer: such ids mean nothing."""
@@ -133,6 +132,7 @@ class Gesso:
         stop: str | Sequence[str] = (),
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
+        top_logprobs: int | None = None,
         **diffusion: Any,
     ) -> Request:
         """What `generate` with these arguments asks of the engine; for those who step `Gesso.engine` themselves."""
@@ -150,6 +150,8 @@ class Gesso:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
             never_first=self._never_first,
+            unsure=self.tokenizer.byte_ids,
+            top_logprobs=top_logprobs,
             resume=resume,
         )
 

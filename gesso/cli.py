@@ -96,6 +96,7 @@ class Options:
     stopping: Annotated[str | None, _diffusion("When a canvas is done.", names=STOPPINGS)] = None
     canvas_length: Annotated[int | None, _diffusion("Tokens of a canvas.", min=1)] = None
     eos_settles: Annotated[bool | None, _diffusion("Judge a canvas only up to its first end of text.")] = None
+    settle: Annotated[int | None, _diffusion("Steps after which a prefix is final; 0: with the canvas.", min=0)] = None
 
     def diffusion(self) -> dict[str, Any]:
         return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}

@@ -32,6 +32,9 @@ class Diffusion:
     canvas_length: int | None = None  # None: the checkpoint's
     # Judge convergence only up to the first end of text: what follows it is padding nobody reads.
     eos_settles: bool = False
+    # A prefix becomes final once each of its positions took the same token so many steps in a row; 0: nothing is final
+    # before the canvas is. What is final can be shown at once and is never taken back.
+    settle: int = 0
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, wanted: str) -> None:
@@ -43,6 +46,7 @@ class Diffusion:
         check(_is_number(self.t_min) and self.t_min > 0, "t_min", "a number above 0")
         check(_is_number(self.t_max) and self.t_max >= self.t_min, "t_max", f"a number not below t_min ({self.t_min})")
         check(_is_int(self.stability) and self.stability >= 0, "stability", "an integer of at least 0")
+        check(_is_int(self.settle) and self.settle >= 0, "settle", "an integer of at least 0")
         check(_is_number(self.confidence) and self.confidence > 0, "confidence", "a number above 0")
         length = self.canvas_length
         check(length is None or (_is_int(length) and length >= 1), "canvas_length", "an integer of at least 1")

@@ -34,6 +34,8 @@ class Tokenizer:
         self.files = files
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in core.get_added_tokens_decoder().items() if token.special)
+        # Spelled-out bytes, where the vocabulary has them: a run of them is decoded as a whole, or not at all.
+        self.byte_ids = frozenset(i for byte in range(256) if (i := self.id_of(f"<0x{byte:02X}>")) is not None)
         self.bos_id, self.eos_id, self.pad_id = (
             self.id_of(names[role]) if role in names else None for role in ("bos_token", "eos_token", "pad_token")
         )

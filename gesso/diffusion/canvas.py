@@ -28,12 +28,19 @@ class Canvas:
     soft_CH: Tensor | None = None  # self-conditioning for the next step
     history: tuple[Prediction, ...] = ()
     accepted_C: Tensor | None = None  # positions that took a predicted token in the last step
+    steady_C: Tensor | None = None  # steps in a row in which a position took the same token, its likeliest
+    settled_C: Tensor | None = None  # positions whose token the process itself has pinned
     reason: str | None = None  # why it is done: "converged" or "steps"
 
     @property
     def result_C(self) -> Tensor:
         """The text of a canvas is the likeliest token of the last prediction, not the last sample."""
         return self.history[-1].argmax_C
+
+    @property
+    def final(self) -> int:
+        """How many tokens from the first on no later step can change: those that settled, and the caller's pins."""
+        return int((self.pin_C != FREE).cumprod(-1).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +89,14 @@ class Process:
             history=(*canvas.history, replace(prediction, logits_CV=None)),
             accepted_C=accepted_C,
         )
-        return replace(advanced, reason=self._done(advanced, pinned_C))
+        if self.settings.settle:
+            advanced = _settle(canvas, advanced, self.settings.settle)
+        return replace(advanced, reason=self._done(advanced))
 
-    def _done(self, canvas: Canvas, pinned_C: Tensor) -> str | None:
-        judged_C = ~pinned_C
+    def _done(self, canvas: Canvas) -> str | None:
+        judged_C = canvas.pin_C == FREE
+        if canvas.settled_C is not None:  # they were not given: they count, as they would if they could still change
+            judged_C = judged_C | canvas.settled_C
         if self.settings.eos_settles:
             judged_C = judged_C & ~_after_first(canvas.result_C, self.eos)
         if not judged_C.any() or stopping_of(self.settings)(canvas.history, judged_C):
@@ -94,6 +105,27 @@ class Process:
 
     def _draws(self, index: int, attempt: int, step: int) -> Draws:
         return self.source.at(self.seed, index + (attempt << 24), step, self.device)
+
+
+def _settle(before: Canvas, after: Canvas, steps: int) -> Canvas:
+    """Pin the prefix in which every position has taken the same token for `steps` steps.
+
+    From then on the network sees these tokens as certain, and the stream may show them. The rule knows nothing of
+    whether somebody watches, so the text is the same either way.
+    """
+    assert after.accepted_C is not None
+    token_C = after.result_C
+    took_C = after.accepted_C & (after.tokens_C == token_C)
+    if before.steady_C is None:
+        steady_C = took_C.long()
+    else:
+        same_C = (before.steady_C > 0) & (before.tokens_C == token_C)
+        steady_C = torch.where(took_C, torch.where(same_C, before.steady_C, 0) + 1, 0)
+    free_C = after.pin_C == FREE
+    prefix_C = (~free_C | (steady_C >= steps)).cumprod(-1).bool()
+    now_C = prefix_C & free_C
+    settled_C = now_C if before.settled_C is None else before.settled_C | now_C
+    return replace(after, pin_C=torch.where(now_C, token_C, after.pin_C), steady_C=steady_C, settled_C=settled_C)
 
 
 def _pinned(tokens_C: Tensor, pin_C: Tensor) -> Tensor:

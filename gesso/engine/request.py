@@ -24,6 +24,10 @@ class Request:
     pins: Mapping[int, int] = field(default_factory=dict)
     # A text that begins with one of these would be empty: its first canvas is drawn once more with another hash.
     never_first: frozenset[int] = frozenset()
+    # The text of these tokens may change with the token after them: bytes that only together are a character.
+    unsure: frozenset[int] = frozenset()
+    # Have commits say how likely their tokens were, and so many others beside each. None: not wanted.
+    top_logprobs: int | None = None
     resume: Draft | None = None  # go on from a draft of an earlier run of the same request
 
     def check(self, config: Config, max_length: int) -> None:
@@ -50,6 +54,8 @@ class Request:
                 )
             if not 0 <= token < config.vocab_size:
                 raise InputError(f"pin {token} at position {position} is outside the vocabulary of {config.vocab_size}")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= config.vocab_size:
+            raise InputError(f"top_logprobs must be between 0 and {config.vocab_size}, got {self.top_logprobs}")
         if any(not text for text in self.stop):
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
@@ -57,6 +63,7 @@ class Request:
 
     def _check_types(self) -> None:
         integers = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
+        integers |= {} if self.top_logprobs is None else {"top_logprobs": self.top_logprobs}
         integers |= {f"token {i} of the prompt": token for i, token in enumerate(self.prompt)}
         for position, token in self.pins.items():
             integers |= {"the position of a pin": position, f"the pin at {position}": token}

@@ -9,6 +9,7 @@ from torch import Tensor
 from gesso import ops
 from gesso.diffusion.canvas import FREE
 from gesso.diffusion.samplers import Prediction, sampler_of
+from gesso.engine.events import Likely
 from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
 from gesso.model.cache import KVCache
@@ -21,6 +22,7 @@ class Outcome:
     running: Running
     prediction: Prediction
     soft_CH: Tensor
+    hidden_CH: Tensor  # good until the next pass
 
 
 class Runner:
@@ -44,6 +46,7 @@ class Runner:
 
     def _read(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
+        hidden_of = {running.id: hidden_CH for running, hidden_CH in zip(requests, hidden, strict=True)}
         streamed = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
             keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
@@ -64,7 +67,7 @@ class Runner:
                 lengths,
             )
             for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
-                outcomes[running.id] = self._outcome(running, part, None)
+                outcomes[running.id] = self._outcome(running, part, None, hidden_of[running.id])
         return [outcomes[running.id] for running in requests]
 
     def _read_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
@@ -72,16 +75,30 @@ class Runner:
         logits_CV = self.model.logits(hidden_CH) / running.process.temperature(running.canvas)
         candidate_C = running.process.draws(running.canvas).candidates(logits_CV)
         reading = ops.read(logits_CV, candidate_C, self.model.decoder.embed_tokens.weight, self.model.embed_scale)
-        return self._outcome(running, reading, logits_CV if _needs_logits(running) else None)
+        return self._outcome(running, reading, logits_CV if _needs_logits(running) else None, hidden_CH)
 
-    def _outcome(self, running: Running, reading: Reading, logits_CV: Tensor | None) -> Outcome:
+    @torch.no_grad()
+    def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
+        """How likely each token was, and which others were; from hidden states, to leave the pass itself as it is."""
+        found = []
+        for hidden_RH, token_R in zip(hidden_CH.split(32), tokens_C.split(32), strict=True):  # 32 V floats at once
+            log_probability_RV = (self.model.logits(hidden_RH) / temperature).log_softmax(-1)
+            own_R = log_probability_RV.gather(-1, token_R[:, None])[:, 0].tolist()
+            top = log_probability_RV.topk(count, -1)
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            rows = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
+            found += [Likely(own, row) for own, row in zip(own_R, rows, strict=True)]
+        return found
+
+    def _outcome(self, running: Running, reading: Reading, logits_CV: Tensor | None, hidden_CH: Tensor) -> Outcome:
         prediction = Prediction(
             reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, logits_CV
         )
         # A pinned token is certain, so its soft embedding is the embedding of that token.
         pin_C = running.canvas.pin_C
         pinned_CH = self.model.decoder.embed_tokens(pin_C.clamp(min=0)) * self.model.embed_scale
-        return Outcome(running, prediction, torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH))
+        soft_CH = torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH)
+        return Outcome(running, prediction, soft_CH, hidden_CH)
 
 
 def _needs_logits(running: Running) -> bool:
