@@ -11,8 +11,9 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -271,8 +272,30 @@ def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
         module.register_parameter(leaf, nn.Parameter(weight, requires_grad=False))
 
 
+_watcher: ContextVar[Callable[[int, int], None] | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(report: Callable[[int, int], None]) -> Iterator[None]:
+    """While a checkpoint is read, have `report` called with the bytes read so far and all there are."""
+    before = _watcher.set(report)
+    try:
+        yield
+    finally:
+        _watcher.reset(before)
+
+
 @contextmanager
 def _progress(total: int, label: str) -> Iterator[Any]:
+    if report := _watcher.get():
+        amounts = [0]
+
+        def advance(amount: int) -> None:
+            amounts.append(amounts.pop() + amount)
+            report(amounts[0], total)
+
+        yield advance
+        return
     if total < LONG_LOAD or not sys.stderr.isatty():
         yield lambda _: None
         return

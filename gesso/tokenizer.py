@@ -88,6 +88,11 @@ class Tokenizer:
             for i, text in zip(checked, texts, strict=True)
         ]
 
+    @cached_property
+    def longest_piece(self) -> int:
+        """No token stands for more characters than this, so a text has at least length / longest_piece tokens."""
+        return max(map(len, self._core.get_vocab(with_added_tokens=True)))
+
     def id_of(self, piece: str) -> int | None:
         found: int | None = self._core.token_to_id(piece)
         return found
