@@ -4,6 +4,7 @@ They are those of the step in which a canvas converged, at that step's temperatu
 and thoughts included. What settled earlier was given to that step as certain, and is judged by it all the same.
 """
 
+from itertools import accumulate
 from typing import Any
 
 from gesso.serve.protocol import Ended
@@ -20,7 +21,9 @@ def chat_logprobs(tokenizer: Tokenizer, ended: Ended) -> dict[str, Any]:
 
 def completion_logprobs(tokenizer: Tokenizer, ended: Ended) -> dict[str, Any]:
     pieces = [_piece(tokenizer, token) for token in ended.tokens]
-    offsets = [sum(map(len, pieces[:i])) for i in range(len(pieces))]
+    # Special tokens are no part of the text, and take no room in it.
+    lengths = [0 if token in tokenizer.special_ids else len(p) for token, p in zip(ended.tokens, pieces, strict=True)]
+    offsets = list(accumulate(lengths, initial=0))[:-1]
     tops = [{_piece(tokenizer, other): value for other, value in top} for _, top in ended.likely]
     values = [own for own, _ in ended.likely]
     return {"tokens": pieces, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

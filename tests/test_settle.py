@@ -1,0 +1,150 @@
+"""A prefix that settles is final: it is never taken back, whoever watches."""
+
+from dataclasses import replace
+
+import pytest
+
+from gesso.engine.engine import Engine
+from gesso.engine.events import Commit, Done, Draft
+from gesso.engine.request import Request
+from gesso.settings import Diffusion
+
+# Cold enough for the untrained model to be sure of something, warm enough for it to change its mind.
+SETTLING = Diffusion(canvas_length=16, steps=10, t_max=0.3, t_min=0.1, entropy_bound=1.0, settle=1)
+PROMPT = (2, 200, 210, 220)
+
+
+def letters(tokens):
+    """Every token a character of its own: text tells all there is to tell."""
+    return "".join(chr(0x400 + token) for token in tokens)
+
+
+def request(**changes):
+    return Request(**{"prompt": PROMPT, "max_new_tokens": 40, "diffusion": SETTLING, "seed": 5} | changes)
+
+
+def run(engine, *wanted):
+    """All events of each request."""
+    ids = [engine.submit(one) for one in wanted]
+    events = {i: [] for i in ids}
+    while not all(events[i] and isinstance(events[i][-1], Done) for i in ids):
+        for event in engine.step():
+            events[event.request_id].append(event)
+    return [events[i] for i in ids]
+
+
+def drafts(events):
+    return [event for event in events if isinstance(event, Draft)]
+
+
+@pytest.mark.parametrize("settle", [1, 2, 3])
+def test_what_stands_only_grows_and_is_the_beginning_of_the_result(box, settle):
+    early = 0
+    for seed in range(2):
+        events = run(Engine(box.model, letters), request(seed=seed, diffusion=replace(SETTLING, settle=settle)))[0]
+        result = events[-1].result
+        before = ()
+        for draft in drafts(events):
+            assert draft.standing[: len(before)] == before
+            assert result.tokens[: len(draft.standing)] == draft.standing
+            before = draft.standing
+            early += draft.canvas.reason is None and len(draft.standing) > len(draft.before)
+    assert early > 0  # else nothing was tested
+
+
+def test_a_settled_position_keeps_its_token_to_the_end_of_the_canvas(box):
+    events = drafts(run(Engine(box.model, letters), request(max_new_tokens=16))[0])
+    for at, draft in enumerate(events):
+        final = draft.canvas.final
+        for later in events[at:]:
+            assert later.tokens[:final] == draft.tokens[:final]
+            assert later.canvas.tokens_C[:final].tolist() == draft.tokens[:final]
+
+
+def test_without_settle_nothing_stands_before_its_canvas(box):
+    events = run(Engine(box.model, letters), request(diffusion=replace(SETTLING, settle=0)))[0]
+    assert all(draft.standing == draft.before for draft in drafts(events))
+
+
+def test_a_position_settles_after_as_many_steps_as_asked(box):
+    for settle in (1, 2, 3):
+        wanted = [request(seed=seed, diffusion=replace(SETTLING, settle=settle)) for seed in range(3)]
+        found = [draft for events in run(Engine(box.model, letters), *wanted) for draft in drafts(events)]
+        settled = [draft for draft in found if draft.canvas.final]
+        assert settled
+        for draft in settled:
+            assert draft.canvas.step >= settle
+            assert len({int(prediction.argmax_C[0]) for prediction in draft.canvas.history[-settle:]}) == 1
+
+
+def test_the_text_does_not_depend_on_who_shares_the_batch(box):
+    wanted = request(max_new_tokens=20)
+    alone = run(Engine(box.model, letters), wanted)[0][-1].result
+    others = [replace(wanted, seed=seed, prompt=PROMPT * seed) for seed in range(1, 4)]
+    assert run(Engine(box.model, letters), *others, wanted)[-1][-1].result == alone
+
+
+def test_a_resumed_draft_goes_on_with_what_had_settled(box):
+    events = run(Engine(box.model, letters), request())[0]
+    draft = next(draft for draft in drafts(events) if draft.canvas.final and draft.canvas.reason is None)
+    again = run(Engine(box.model, letters), request(resume=draft))[0]
+    assert again[-1].result.tokens == events[-1].result.tokens
+
+
+def test_pins_count_as_final_but_settle_nothing_by_themselves(box):
+    events = drafts(run(Engine(box.model, letters), request(pins={0: 140, 5: 141}, max_new_tokens=16))[0])
+    assert all(draft.standing[:1] == (140,) for draft in events)
+    assert all(draft.tokens[5] == 141 for draft in events)
+
+
+def test_what_may_become_a_stop_string_does_not_stand(box):
+    plain = run(Engine(box.model, letters), request())[0][-1].result
+    stop = plain.text[4:7]
+    events = run(Engine(box.model, letters), request(stop=(stop,)))[0]
+    assert events[-1].result.text == plain.text[: plain.text.find(stop)]
+    for draft in drafts(events):
+        assert events[-1].result.text.startswith(letters(draft.standing))
+
+
+def test_an_answer_that_will_be_drawn_again_shows_nothing(box):
+    first = run(Engine(box.model, letters), request())[0][-1].result.tokens[0]
+    events = run(Engine(box.model, letters), request(never_first=frozenset({first})))[0]
+    again = [draft for draft in drafts(events) if draft.canvas.index == 0 and draft.canvas.attempt == 0]
+    assert again
+    assert events[-1].result.usage.redrawn == 1
+    assert all(draft.standing == () for draft in again if draft.tokens[0] == first)
+
+
+def test_bytes_stand_only_when_something_else_follows(box):
+    """A run of bytes is decoded as a whole: the next byte may spoil all of it."""
+    accents = tuple(128 + byte for byte in "é".encode())
+    spoilt = (*accents, 128 + 0xFF)
+    assert box.decode(accents) == "é" and not box.decode(spoilt).startswith("é")
+    wanted = request(
+        pins=dict(enumerate(spoilt)), max_new_tokens=24, unsure=box.tokenizer.byte_ids,
+        diffusion=replace(SETTLING, canvas_length=2),
+    )  # fmt: skip
+    events = run(Engine(box.model, box.decode), wanted)[0]
+    result = events[-1].result
+    assert result.text == box.decode(result.tokens)
+    assert "".join(event.text for event in events if isinstance(event, Commit)) == result.text
+    for draft in drafts(events):
+        assert result.text.startswith(box.decode(draft.standing))
+
+
+def test_commits_say_how_likely_their_tokens_were(box):
+    import torch
+
+    plain = run(Engine(box.model, letters), request())[0]
+    events = run(Engine(box.model, letters), request(top_logprobs=3))[0]
+    assert events[-1].result == plain[-1].result  # asking changes nothing
+    commits = [event for event in events if isinstance(event, Commit)]
+    for commit, draft in zip(commits, (d for d in drafts(events) if d.canvas.reason), strict=True):
+        assert len(commit.likely) == len(commit.tokens)
+        last = draft.canvas.history[-1]
+        for at, (token, likely) in enumerate(zip(commit.tokens, commit.likely, strict=True)):
+            values = [value for _, value in likely.top]
+            assert values == sorted(values, reverse=True) and len(values) == 3
+            if draft.canvas.final <= at:  # not pinned: the likeliest is the token itself
+                assert likely.top[0][0] == token
+                assert torch.isclose(torch.tensor(likely.token).exp(), last.confidence_C[at], atol=1e-4)
