@@ -32,8 +32,8 @@ class Diffusion:
     canvas_length: int | None = None  # None: the checkpoint's
     # Judge convergence only up to the first end of text: what follows it is padding nobody reads.
     eos_settles: bool = False
-    # A prefix becomes final once each of its positions took the same token so many steps in a row; 0: nothing is final
-    # before the canvas is. What is final can be shown at once and is never taken back.
+    # A prefix becomes final once each of its positions took the same token so many steps in a row, each time with an
+    # entropy below `confidence`; 0: nothing is final before the canvas is. What is final is never taken back.
     settle: int = 0
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.serving import make_model, serving
 
 # Cold and few steps: the untrained model settles on something, soon.
-QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "canvas_length": 16}
+QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 EXTRA = {"diffusion": QUICK}
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {

@@ -10,7 +10,7 @@ from gesso.engine.request import Request
 from gesso.settings import Diffusion
 
 # Cold enough for the untrained model to be sure of something, warm enough for it to change its mind.
-SETTLING = Diffusion(canvas_length=16, steps=10, t_max=0.3, t_min=0.1, entropy_bound=1.0, settle=1)
+SETTLING = Diffusion(canvas_length=16, steps=10, t_max=0.3, t_min=0.1, entropy_bound=1.0, confidence=0.5, settle=1)
 PROMPT = (2, 200, 210, 220)
 
 
