@@ -68,7 +68,8 @@ def test_without_settle_nothing_stands_before_its_canvas(box):
 
 def test_a_position_settles_after_as_many_steps_as_asked(box):
     for settle in (1, 2, 3):
-        wanted = [request(seed=seed, diffusion=replace(SETTLING, settle=settle)) for seed in range(3)]
+        settings = replace(SETTLING, settle=settle)
+        wanted = [request(seed=seed, diffusion=settings, max_new_tokens=16) for seed in range(3)]
         found = [draft for events in run(Engine(box.model, letters), *wanted) for draft in drafts(events)]
         settled = [draft for draft in found if draft.canvas.final]
         assert settled

@@ -1,5 +1,6 @@
 """What `gesso serve` does: check what was asked for, listen, and drain when told to stop."""
 
+import signal
 import socket
 
 import uvicorn
@@ -14,7 +15,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Server(uvicorn.Server):
-    """Says where it listens once it does."""
+    """Says where it listens once it does; told to stop with SIGTERM, it ends well, not by that signal."""
 
     def __init__(self, config: uvicorn.Config, url: str) -> None:
         super().__init__(config)
@@ -24,6 +25,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             print(f"gesso serves at {self.url} (docs at {self.url}/docs)", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
 
 
 def serve(settings: ServerSettings, host: str, port: int) -> None:
