@@ -351,15 +351,23 @@ def training_data(
 
 @app.command(epilog=EXIT_CODES)
 def bench(
-    what: Annotated[str, typer.Argument(help="train: steps on random weights.")],
+    what: Annotated[str, typer.Argument(help="train: steps on random weights; serve: many clients on one server.")],
     shape: Annotated[str, typer.Option(help="mini (from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
     compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
+    url: Annotated[str | None, typer.Option(help="serve: a running server; without it, one of its own.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="serve: how many at once.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, help="serve: how long.")] = 60.0,
 ) -> None:
     """Measure what this machine does; one JSON object."""
-    if what != "train":
-        raise InputError(f"nothing to measure by the name of {what!r}; known is train")
+    if what not in ("train", "serve"):
+        raise InputError(f"nothing to measure by the name of {what!r}; known are train and serve")
+    if what == "serve":
+        from gesso.bench import serve as load_test
+
+        print_json(load_test.measure(url, clients, seconds))
+        return
     from gesso.api import find_device
     from gesso.bench.train import measure
 

@@ -17,6 +17,7 @@ BELOW = {
     "train": PLAIN
     | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
+    "serve": PLAIN | {"engine", "api", "answer", "checkpoint", "tokenizer", "untrained"},
     "bench": PLAIN | {"model", "train", "untrained"},
 }
 
