@@ -92,6 +92,7 @@ class Options:
     t_min: Annotated[float | None, _diffusion("Temperature of the last step.")] = None
     stability: Annotated[int | None, _diffusion("Steps without a change before a canvas is done.", min=0)] = None
     confidence: Annotated[float | None, _diffusion("Mean entropy below which a canvas is done.")] = None
+    greed: Annotated[float | None, _diffusion("Chance of the likeliest token instead of a draw.")] = None
     sampler: Annotated[str | None, _diffusion("Which positions take their token.", names=SAMPLERS)] = None
     stopping: Annotated[str | None, _diffusion("When a canvas is done.", names=STOPPINGS)] = None
     canvas_length: Annotated[int | None, _diffusion("Tokens of a canvas.", min=1)] = None

@@ -27,6 +27,9 @@ class Diffusion:
     t_min: float = 0.4
     stability: int = 1
     confidence: float = 0.005
+    # The chance that a position takes its likeliest token where it would take a draw. Unlike a lower temperature, it
+    # leaves the entropies alone, by which the process judges how sure it is.
+    greed: float = 0.0
     sampler: Any = "entropy-bound"
     stopping: Any = "stable"
     canvas_length: int | None = None  # None: the checkpoint's
@@ -48,6 +51,7 @@ class Diffusion:
         check(_is_int(self.stability) and self.stability >= 0, "stability", "an integer of at least 0")
         check(_is_int(self.settle) and self.settle >= 0, "settle", "an integer of at least 0")
         check(_is_number(self.confidence) and self.confidence > 0, "confidence", "a number above 0")
+        check(_is_number(self.greed) and 0 <= self.greed <= 1, "greed", "a number from 0 to 1")
         length = self.canvas_length
         check(length is None or (_is_int(length) and length >= 1), "canvas_length", "an integer of at least 1")
         for name, known in (("sampler", SAMPLERS), ("stopping", STOPPINGS)):

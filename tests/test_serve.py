@@ -195,11 +195,14 @@ def test_responses_are_the_chat_in_another_form(client):
     assert events[-1].response.output_text == plain.output_text
 
 
-def test_temperature_scales_the_noise_and_zero_is_allowed(client):
-    settings = {"extra_body": {"diffusion": {**QUICK, "t_max": 0.6, "t_min": 0.2}}}
-    halved = chat(client, temperature=0.5, **settings)
-    assert halved.choices[0].message.content == chat(client).choices[0].message.content
-    assert chat(client, temperature=0).choices[0].message.content
+def test_a_temperature_below_one_makes_draws_greedier_above_one_it_scales_the_noise(client):
+    def said(temperature=1, **settings):
+        extra = {"extra_body": {"diffusion": QUICK | settings}}
+        return chat(client, temperature=temperature, **extra).choices[0].message.content
+
+    assert said(0) == said(greed=1.0) != said()
+    assert said(0.25) == said(greed=0.75)
+    assert said(2, t_max=0.15, t_min=0.05) == said()
 
 
 # --- what only this server has ----------------------------------------------------------------------------------------

@@ -149,3 +149,18 @@ def test_commits_say_how_likely_their_tokens_were(box):
             if draft.canvas.final <= at:  # not pinned: the likeliest is the token itself
                 assert likely.top[0][0] == token
                 assert torch.isclose(torch.tensor(likely.token).exp(), last.confidence_C[at], atol=1e-4)
+
+
+def test_greed_takes_the_likeliest_token_that_often_and_judges_as_before(box):
+    """Of the positions accepted in a first step, which sees the same noise whatever the greed."""
+    shares = {}
+    for greed in (0.0, 0.5, 1.0):
+        settings = Diffusion(canvas_length=256, steps=1, entropy_bound=1e4, greed=greed)
+        wanted = [request(diffusion=settings, max_new_tokens=256, seed=seed) for seed in range(4)]
+        drafted = [drafts(events)[0] for events in run(Engine(box.model, letters), *wanted)]
+        shares[greed] = sum((d.canvas.tokens_C == d.canvas.result_C).float().mean().item() for d in drafted) / 4
+        if greed == 0:
+            entropies = [d.entropy for d in drafted]
+        assert [d.entropy for d in drafted] == entropies
+    assert shares[1.0] == 1
+    assert abs(shares[0.5] - (1 + shares[0.0]) / 2) < 0.06

@@ -46,7 +46,7 @@ class Tally:
 
 
 def measure(url: str | None, clients: int, seconds: float) -> dict[str, Any]:
-    """`seconds` under load, after about a third of that with one client; a server of the box's model, if none is given."""
+    """`seconds` under load, after about a third of that with one client; without a `url`, on a server of its own."""
     if url is None:
         with _server() as own:
             return measure(own, clients, seconds)

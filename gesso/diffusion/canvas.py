@@ -80,6 +80,11 @@ class Process:
             entropy_C=prediction.entropy_C.masked_fill(pinned_C, 0.0),
         )
         moment = Moment(self.settings, self.settings.steps - canvas.step, self.vocab_size, self.draws(canvas))
+        if self.settings.greed:
+            # The noise of a position is its coin: a position takes its candidate or its noise, never both.
+            greedy_C = moment.noise(prediction.argmax_C) < self.settings.greed * self.vocab_size
+            candidate_C = torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C)
+            prediction = replace(prediction, candidate_C=candidate_C)
         next_C, accepted_C = sampler_of(self.settings)(canvas.tokens_C, prediction, moment)
         advanced = replace(
             canvas,

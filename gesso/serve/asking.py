@@ -18,9 +18,6 @@ from gesso.settings import GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
 
 SEEDS = 2**64
-# At temperature 0 the entropies vanish with it, every position is accepted at once and the text falls apart. This is
-# the least that leaves the process something to weigh.
-LEAST_TEMPERATURE = 0.25
 
 
 class Desk:
@@ -110,8 +107,12 @@ class Desk:
         given = asked.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
         given.setdefault("settle", self.settings.settle)
         chosen = choose(self.defaults.diffusion, **given)
-        scale = max(asked.temperature, LEAST_TEMPERATURE)
-        given |= {"t_max": chosen.t_max * scale, "t_min": chosen.t_min * scale}
+        if asked.temperature < 1:
+            # The process judges how sure it is at the temperature it draws with: at half of it, it accepts so much so
+            # soon that half of our small model's right answers go wrong. Greedier draws are what a client means.
+            given["greed"] = 1 - asked.temperature * (1 - chosen.greed)
+        else:
+            given |= {"t_max": chosen.t_max * asked.temperature, "t_min": chosen.t_min * asked.temperature}
         if max_tokens is None:
             max_tokens = max(1, min(self.defaults.max_new_tokens, self.max_length - prompt))
         pins = asked.diffusion.pins

@@ -63,6 +63,7 @@ class DiffusionFields(Fields):
     t_min: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     stability: Annotated[int, Field(ge=0, le=1000)] | None = None
     confidence: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    greed: Annotated[float, Field(ge=0, le=1)] | None = None
     sampler: str | None = None
     stopping: str | None = None
     canvas_length: Annotated[int, Field(ge=1)] | None = None
@@ -96,7 +97,7 @@ class Common(Fields):
 
     model: str | None = Field(default=None, description="The served model or one of its adapters; see /v1/models.")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(
-        default=1.0, description="Scales t_max and t_min; 1 leaves them as they are."
+        default=1.0, description="Below 1 the draws are greedier, above 1 it scales t_max and t_min."
     )
     seed: Seed | None = None
     stream: bool = False

@@ -74,6 +74,9 @@ class Guard:
         if self.settings.hosts is not None and host not in self.settings.hosts:
             # A web page can send its visitors' browsers here under a name of its own (DNS rebinding).
             raise ApiError(403, f"this server does not answer to the host name {host[:100]!r}", code="unknown_host")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self.settings.limits.body_bytes:
+            raise too_large(self.settings.limits.body_bytes)
         preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
         if not self.keys or scope["path"] in OPEN or preflight:
             return address
@@ -103,8 +106,12 @@ class Body:
             self._size += len(message.get("body", b""))
             self._complete = not message.get("more_body", False)
             if self._size > self._limits.body_bytes:
-                raise ApiError(413, f"the body is larger than {self._limits.body_bytes} bytes", code="body_too_large")
+                raise too_large(self._limits.body_bytes)
         return message
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
 
 
 def note(scope_state: Any, **fields: Any) -> None:

@@ -45,6 +45,7 @@ class Job:
     adapter: str | None = None
     stream: bool = False
     drafts: bool = False
+    handed_over: int = 0  # times the engine got it
     started: bool = False
     asked_at: float = field(default_factory=time.monotonic)
     first_text_at: float | None = None

@@ -109,6 +109,7 @@ class Supervisor:
             self.waiting.take()
             self.adapter = job.adapter
             self.running[job.id] = job
+            job.handed_over += 1
             self._send(Submit(job.id, job.prompt, job.options, job.adapter, job.stream, job.drafts))
         self.metrics.waiting.set(len(self.waiting))
         self.metrics.running.set(len(self.running))
@@ -190,8 +191,9 @@ class Supervisor:
             return
         self._change("restarting")
         self.metrics.restarts.inc()
-        begun = [job for job in self.running.values() if job.started]
-        for job in reversed([job for job in self.running.values() if not job.started]):
+        # One that two engines have died on before they could say they had begun it gets no third.
+        begun = [job for job in self.running.values() if job.started or job.handed_over > 1]
+        for job in reversed([job for job in self.running.values() if job not in begun]):
             self.waiting.put_back(job)
         self.running.clear()
         logger.error("engine died", extra={"fields": {"exit": code, "lost": len(begun), "kept": len(self.waiting)}})
