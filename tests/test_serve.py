@@ -6,6 +6,7 @@ import httpx
 import openai
 import pytest
 
+from gesso.bench.serve import measure
 from tests.serving import make_model, serving
 
 # Cold and few steps: the untrained model settles on something, soon.
@@ -320,6 +321,12 @@ def test_every_answer_has_a_request_id_and_the_log_has_no_prompt(server):
     line = next(json.loads(x) for x in text.splitlines() if response.headers["x-request-id"] in x)
     assert (line["path"], line["status"], line["user"]) == ("/v1/completions", 200, "alice")
     assert secret not in text and response.json()["choices"][0]["text"] not in text
+
+
+def test_a_crowd_gets_the_texts_that_one_client_gets(server):
+    found = measure(server.url, clients=6, seconds=1)
+    assert found["error_count"] == 0 and found["requests"] >= 6
+    assert found["same_text_as_alone"]
 
 
 def test_one_who_speaks_plain_http_gets_the_same(server):

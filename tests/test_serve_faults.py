@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -17,6 +18,8 @@ import gesso
 from gesso.model.adapters import adapter_sites
 from gesso.serve.fair import FairQueue
 from gesso.serve.keys import Keys, is_loopback
+from gesso.serve.protocol import Ended, Failed, Submit, decode, encode
+from gesso.serve.worker import Worker
 from gesso.train import adapters
 from tests.serving import make_model, serving
 
@@ -256,6 +259,52 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(guarded):
     while os.path.exists(f"/proc/{engine}"):
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+# --- the engine's own loop ------------------------------------------------------------------------------------------
+
+
+def test_a_pass_that_fails_costs_whoever_came_last_and_nobody_else(box, monkeypatch):
+    """As out of memory would: the pass with the second request in it fails, again and again."""
+
+    class Empty(Exception):
+        pass
+
+    class Inbox(deque):
+        def empty(self):
+            return not self
+
+        def get(self):
+            if not self:
+                raise Empty
+            return self.popleft()
+
+    run = box.engine.runner.run
+
+    def fail(work, cache):
+        if any(item.running.request.seed == 2 for item in work):
+            raise MemoryError("no room")
+        return run(work, cache)
+
+    monkeypatch.setattr(box.engine.runner, "run", fail)
+    options = {**QUICK, "max_new_tokens": 16, "settle": 1}
+    asked = [Submit(id, [2, 200, 210], options | {"seed": seed}) for id, seed in ((10, 1), (11, 2), (12, 3))]
+    sent = []
+    with pytest.raises(Empty):
+        Worker(box, sent.append).run(Inbox(asked[:2]))
+    with pytest.raises(Empty):
+        Worker(box, sent.append).run(Inbox(asked[2:]))
+    assert {message.id for message in sent if isinstance(message, Ended)} == {10, 12}
+    assert [(m.id, m.by_input, m.message) for m in sent if isinstance(m, Failed)] == [
+        (11, False, "MemoryError: no room")
+    ]
+    assert not box.engine.busy
+
+
+def test_messages_come_out_as_they_went_in():
+    for message in (Submit(1, [2, 3], {"seed": 1, "stop": ["é"]}, "odd", stream=True), Failed(4, "why", by_input=True)):
+        line = encode(message)
+        assert line.count(b"\n") == 1 and decode(line) == message
 
 
 # --- without a server -------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The jobs of one HTTP request, from the queue to their end, whichever way it comes."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
@@ -15,7 +14,6 @@ from gesso.serve.protocol import Ended, Failed
 from gesso.serve.settings import Limits
 from gesso.serve.supervisor import Supervisor
 
-logger = logging.getLogger("gesso.serve")
 T = TypeVar("T")
 
 

@@ -1,7 +1,6 @@
 """Server-sent events, and what of an answer is new since the last one."""
 
 import json
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,6 @@ from gesso.serve.generation import Gone, unless_gone
 from gesso.serve.protocol import Ended
 from gesso.tokenizer import Tokenizer
 
-logger = logging.getLogger("gesso.serve")
 DONE = b"data: [DONE]\n\n"
 
 

@@ -62,7 +62,6 @@ class Supervisor:
         self.waiting: FairQueue[Job] = FairQueue()
         self.running: dict[int, Job] = {}  # those with the engine
         self.adapter: str | None = None  # the one these use
-        self.changed = asyncio.Event()  # state, for those who wait to see it
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._seconds = 1.0  # of an answer, a running mean
@@ -215,5 +214,3 @@ class Supervisor:
     def _change(self, state: State) -> None:
         self.state = state
         self.metrics.up.set(state == "ready")
-        self.changed.set()
-        self.changed = asyncio.Event()
