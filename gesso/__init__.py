@@ -33,7 +33,7 @@ def load(
     max_batch: int = 8,
     max_length: int | None = None,
 ) -> "Gesso":
-    """Load a checkpoint: a directory, a hub name, or (None) the model in the box.
+    """Load a checkpoint: a directory, a hub name, or a model in the box: gesso-mini (also None) or gesso-sudoku.
 
     `device` defaults to the first GPU, or the CPU; `dtype` to bfloat16 on a GPU and float32 on the CPU. `adapter` is
     the directory of one in peft's format, or several by name, of which the first acts until `Gesso.use_adapter` says

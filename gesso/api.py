@@ -1,6 +1,5 @@
 """The Python interface: a loaded model with its tokenizer and its engine."""
 
-import logging
 import secrets
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gesso import checkpoint, untrained
+from gesso import checkpoint
 from gesso.answer import Answer, ToolCall, parse
 from gesso.config import Config
 from gesso.engine.engine import Engine
@@ -21,8 +20,6 @@ from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
 from gesso.train import adapters
-
-logger = logging.getLogger("gesso")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # An answer may open with these; with any other special token it would be empty.
@@ -193,11 +190,7 @@ def load(
     max_length: int | None,
 ) -> Gesso:
     where = find_device(device)
-    if name is None:
-        logger.warning("gesso: this model is untrained (random weights); give a checkpoint for real text")
-        directory = untrained.directory()
-    else:
-        directory = checkpoint.find(name)
+    directory = checkpoint.find(name)
     config = Config.from_directory(directory)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 import gesso
+from gesso.box import BASE, SOLVER
 from gesso.errors import GessoError, InputError
 from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion
 from gesso.terminal import complain, follow, lines, note, prepare, print_json, print_styled, print_text, show_cursor
@@ -35,7 +36,7 @@ CHAT_HELP = """\
 /seed N  draw the answers from this seed
 /exit    leave, as Ctrl-D does
 A message that begins with a slash: put a space before it. Ctrl-C stops an answer."""
-MODEL_HELP = "Directory or hub name of a checkpoint; without it, the model in the box."
+MODEL_HELP = f"Directory or hub name of a checkpoint, or {SOLVER}; without it, the model in the box, {BASE}."
 SEEDS = 2**64
 
 app = typer.Typer(
@@ -190,11 +191,10 @@ def info(
     json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, what would keep it from loading."""
-    from gesso import checkpoint, untrained
+    from gesso import checkpoint
     from gesso.info import describe, render
 
-    directory = untrained.directory() if model is None else checkpoint.find(model)
-    report = describe(directory, model or "the model in the box (untrained)")
+    report = describe(checkpoint.find(model), model or f"the model in the box ({BASE})")
     if json:
         print_json(report.to_dict())
         return
@@ -251,7 +251,7 @@ def sudoku(
     steps: Steps = None,
 ) -> None:
     """Solve Sudokus out of noise, all cells at once."""
-    from gesso.sudoku import SOLVER, read, solve
+    from gesso.sudoku import read, solve
 
     puzzles = read(puzzle)
     solver = gesso.load(model or SOLVER, device=device, dtype=dtype, adapter=adapter)
@@ -330,7 +330,7 @@ def training_data(
 @app.command(epilog=EXIT_CODES)
 def bench(
     what: Annotated[str, typer.Argument(help="train: steps on random weights.")],
-    shape: Annotated[str, typer.Option(help="mini (from scratch) or 26b-a4b (LoRA).")] = "mini",
+    shape: Annotated[str, typer.Option(help="mini (the model in the box, from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
     compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gesso.api import Gesso
     from gesso.engine.events import Draft, Event, Result
 
-SOLVER = "gesso-sudoku"  # the name of the checkpoint that was trained on the task
 FRAME_SECONDS = 0.15  # a small model is done before the eye has seen a thing
 CLUE, STANDS, OPEN, WRONG = "bold", "cyan", "dim", "red"
 TOP, BETWEEN, BOTTOM = "┌───────┬───────┬───────┐", "├───────┼───────┼───────┤", "└───────┴───────┴───────┘"

@@ -30,8 +30,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def box(own_cache):
-    """The model in the box, shared: an engine outlives its requests."""
+def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a moment's work, to be read only."""
+    from tests.tiny import make
+
+    return make(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_directory: Path):
+    """The same, loaded and shared: an engine outlives its requests."""
     import gesso
 
-    return gesso.load()
+    return gesso.load(tiny_directory)

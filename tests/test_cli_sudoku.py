@@ -19,6 +19,7 @@ from rich.console import Console
 import gesso
 from gesso import cli
 from gesso import sudoku as view
+from gesso.box import SOLVER
 from gesso.engine.events import Done, Result, Usage
 from gesso.tasks.sudoku import Sudoku, spaced
 from gesso.tasks.sudoku_grid import is_valid, parse_puzzle
@@ -106,7 +107,7 @@ def test_the_solver_in_the_box_is_loaded_unless_another_is_named(main: Main, fak
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
     assert fake.loaded == [
-        (view.SOLVER, {"device": None, "dtype": None, "adapter": None}),
+        (SOLVER, {"device": None, "dtype": None, "adapter": None}),
         ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a"}),
     ]
 
@@ -232,11 +233,11 @@ def test_frames_stand_long_enough_to_be_seen_and_that_time_is_not_the_models(mai
     assert slept == [10.0, 10.0, 10.0]
 
 
-def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, box, monkeypatch):
+def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, tiny, monkeypatch):
     """The drafts of a real engine, whose tokens are anything, even wider than a cell."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: box)
+    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
     done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1")
     assert done.code == 1 and "not solved: the answer is not a grid" in done.err
@@ -278,9 +279,9 @@ def test_a_low_terminal_gets_the_grid_without_its_lines(height: int, lines: int)
 
 
 @pytest.mark.parametrize(("given", "clues"), [("40-45", (40, 45)), ("70", (70, 70))])
-def test_eval_asks_puzzles_with_so_many_clues(main: Main, box, monkeypatch, given: str, clues: tuple[int, int]):
+def test_eval_asks_puzzles_with_so_many_clues(main: Main, tiny, monkeypatch, given: str, clues: tuple[int, int]):
     loaded: dict[str, Any] = {}
-    monkeypatch.setattr(gesso, "load", lambda *_, **options: loaded.update(options) or box)
+    monkeypatch.setattr(gesso, "load", lambda *_, **options: loaded.update(options) or tiny)
     seen = []
     monkeypatch.setattr(Sudoku, "score", lambda self, item, _: seen.append(item) or dict.fromkeys(self.scores, 0.0))
     assert main("eval", "sudoku", "--count", "2", "--steps", "1", "--clues", given, "--batch", "3").code == 0
@@ -312,16 +313,16 @@ def test_clues_that_cannot_be_are_told(main: Main, fake: Fake, command: list[str
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst"])
-def test_training_reads_the_rows_that_data_writes(main: Main, box, tmp_path: Path, name: str):
+def test_training_reads_the_rows_that_data_writes(main: Main, tiny, tmp_path: Path, name: str):
     out = tmp_path / name
     done = main("data", "sudoku", "--count", "20", "--seed", "3", "--clues", "50-52", "--out", str(out))
     assert (done.code, done.out) == (0, "") and "20 rows" in done.err
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    dataset = Dataset(DataSettings(files=(str(out),), max_length=512), box.tokenizer, eos=1)
+    dataset = Dataset(DataSettings(files=(str(out),), max_length=512), tiny.tokenizer, eos=1)
     assert (dataset.good, dataset.rejected) == (20, [])
     rows = list(Sudoku(clues=(50, 52)).training_rows(20, 3))
     for example, row in zip(dataset.read(), rows, strict=True):
-        assert box.tokenizer.decode(example.tokens) == row["prompt"] + row["completion"]
+        assert tiny.tokenizer.decode(example.tokens) == row["prompt"] + row["completion"]
         assert is_valid(row["completion"].replace(" ", ""))
     if name.endswith(".gz"):
         assert out.read_bytes()[4:8] == bytes(4), "no time of writing: the same rows give the same bytes"

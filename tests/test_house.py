@@ -14,9 +14,8 @@ BELOW = {
     "model": PLAIN | {"ops"},
     "diffusion": PLAIN | {"ops"},
     "engine": PLAIN | {"ops", "model", "diffusion"},
-    "train": PLAIN
-    | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
-    "bench": PLAIN | {"model", "train", "untrained"},
+    "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
+    "bench": PLAIN | {"model", "train", "box"},
 }
 
 
