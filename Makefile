@@ -1,4 +1,5 @@
 # Two commands, each with all its set-up: `make demo` and `make test`. Python 3.11 or newer is all they need.
+# `make mini-data` and `make sudoku-data` make what recipes/mini.toml and recipes/sudoku.toml train on, in data/mini.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -25,7 +26,7 @@ endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE LINE_BREAK PUZZLE
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
@@ -44,6 +45,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+mini-data: $(VENV)/.installed
+	$(BIN)/python recipes/mini/make_data.py --out data/mini --cache data/wheels
+
+sudoku-data: $(VENV)/.installed
+	$(BIN)/python -m gesso.tasks.sudoku_bank data/mini/sudoku-bank.npz --processes $(PROCESSES)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gesso needs Python 3.11 or newer; set PYTHON=...")'

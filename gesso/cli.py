@@ -1,17 +1,12 @@
 """The command line. Answers go to stdout, all else to stderr; torch is not imported before a model is needed."""
 
-import gzip
 import inspect
-import json
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -309,22 +304,16 @@ def training_data(
     count: Annotated[int, typer.Option(min=1, help="How many rows.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same rows.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="A file: .jsonl, .jsonl.gz or .jsonl.zst; without it, stdout.")
+        Path | None, typer.Option(help="A file: .jsonl, .jsonl.gz, .jsonl.xz or .jsonl.zst; without it, stdout.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     data: Data = None,
     clues: Clues = None,
 ) -> None:
     """Write a task's training rows, as gesso train reads them."""
-    rows = _task(name, data, clues).training_rows(count, seed)
-    if out is None:
-        for row in _shown(rows, count, hidden=sys.stdout.isatty()):
-            print_json(row)
-        return
-    with _whole_file(out, force) as file:
-        for row in _shown(rows, count):
-            file.write(json.dumps(row).encode() + b"\n")
-    note(f"{count:,} rows in {out}")
+    from gesso.tasks.command import write_rows
+
+    write_rows(_task(name, data, clues).training_rows(count, seed), count, out, force=force)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -450,48 +439,6 @@ def _range(text: str) -> tuple[int, int]:
     if low > high:
         raise InputError(f"--clues is a number or a range from low to high, such as 24 or 30-36; got {text!r}")
     return low, high
-
-
-def _shown(rows: Iterator[Mapping[str, str]], count: int, hidden: bool = False) -> Iterator[Mapping[str, str]]:
-    """The rows, with a bar on stderr if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    disable = hidden or not sys.stderr.isatty()
-    # The bar would otherwise take what goes to stdout for something to print above itself, on stderr.
-    with Progress(console=Console(stderr=True), transient=True, disable=disable, redirect_stdout=False) as bar:
-        yield from bar.track(rows, total=count, description="rows")
-
-
-@contextmanager
-def _whole_file(out: Path, force: bool) -> Iterator[IO[bytes]]:
-    """A new file of training rows, packed as its name says, that is there when all of it is written."""
-    from gesso.train.data import SUFFIXES
-
-    if not out.name.endswith(SUFFIXES):
-        raise InputError(f"--out {out}: the name must end in {', '.join(SUFFIXES)}")
-    if not out.parent.is_dir():
-        raise InputError(f"--out {out}: there is no directory {out.parent}")
-    if out.is_dir() or (out.exists() and not force):
-        raise InputError(f"--out {out}: it is there already" + ("" if out.is_dir() else "; --force replaces it"))
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file, _packed(file, out.suffix) as packed:
-            yield packed
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _packed(file: IO[bytes], suffix: str) -> Any:
-    if suffix == ".gz":
-        return gzip.GzipFile("", "wb", fileobj=file, mtime=0)  # the same rows give the same bytes
-    if suffix != ".zst":
-        return file
-    try:
-        return import_module("zstandard").ZstdCompressor().stream_writer(file)
-    except ImportError:
-        raise InputError("writing .zst needs the package zstandard: pip install 'gesso[train]'") from None
 
 
 def _deliver(result: "Result", *, as_json: bool, thinking: str | None = None) -> None:

@@ -6,10 +6,9 @@ The solver of `gesso.tasks` says whether a puzzle can be asked and whether it wa
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from gesso.errors import InputError
 from gesso.tasks.sudoku import Sudoku, spaced
-from gesso.tasks.sudoku_grid import CELLS, DIGITS, UNITS, is_valid, parse_puzzle, read_puzzles
+from gesso.tasks.sudoku_grid import CELLS, DIGITS, UNITS, is_valid, parse_puzzle, puzzles_in, read_text
 from gesso.terminal import SPECIAL, console, lines
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ class Puzzle:
 def read(given: str) -> list[Puzzle]:
     """The puzzles that an argument means: 81 cells, a file of puzzles, or - for stdin. All of them can be solved."""
     if given == "-":
-        return _from_stdin()
+        return _from_text("\n".join(lines(interactive=False)), "stdin")
     if not _is_grid(given) and os.path.exists(given):
-        return _from_file(Path(given))
+        return _from_text(read_text(Path(given)), given)
     if not re.fullmatch(r"[0-9.\s]*", given) and len("".join(given.split())) != 81:
         raise InputError(
             f"no such file: {given}; a puzzle is 81 digits (0 or . for an empty cell), a file of such lines, "
@@ -60,23 +59,12 @@ def read(given: str) -> list[Puzzle]:
     return [_puzzle("", given)]
 
 
-def _from_stdin() -> list[Puzzle]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "stdin")
-        path.write_text("\n".join(lines(interactive=False)), encoding="utf-8")
-        try:
-            return _from_file(path)
-        except InputError as error:
-            raise InputError(str(error).replace(str(path), path.name)) from None
-
-
-def _from_file(path: Path) -> list[Puzzle]:
-    with suppress(OSError, UnicodeDecodeError):  # read_puzzles has the words for these
-        if _is_grid(text := path.read_text(encoding="utf-8")):  # one puzzle, on as many lines as it likes
-            return [_puzzle(str(path), text)]
-    found = [_puzzle(f"{path}:{number}", puzzle, given) for number, puzzle, given in read_puzzles(path)]
+def _from_text(text: str, name: str) -> list[Puzzle]:
+    if _is_grid(text):  # one puzzle, on as many lines as it likes
+        return [_puzzle(name, text)]
+    found = [_puzzle(f"{name}:{number}", puzzle, given) for number, puzzle, given in puzzles_in(text, name)]
     if not found:
-        raise InputError(f"{path}: there is no puzzle in it; expected 81 digits or dots a line")
+        raise InputError(f"{name}: there is no puzzle in it; expected 81 digits or dots a line")
     return found
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from gesso import cli
 from gesso import sudoku as view
 from gesso.box import SOLVER
 from gesso.engine.events import Done, Result, Usage
+from gesso.tasks import command
 from gesso.tasks.sudoku import Sudoku, spaced
 from gesso.tasks.sudoku_grid import is_valid, parse_puzzle
 from gesso.tasks.task import split_of
@@ -312,7 +314,7 @@ def test_clues_that_cannot_be_are_told(main: Main, fake: Fake, command: list[str
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.xz", "rows.jsonl.zst"])
 def test_training_reads_the_rows_that_data_writes(main: Main, tiny, tmp_path: Path, name: str):
     out = tmp_path / name
     done = main("data", "sudoku", "--count", "20", "--seed", "3", "--clues", "50-52", "--out", str(out))
@@ -336,6 +338,14 @@ def test_without_a_file_the_rows_go_to_stdout_even_with_a_bar_on_the_terminal(ma
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     watched = main("data", "sudoku", "--count", "3")
     assert watched.out == plain.out and "rows" in watched.err
+
+
+def test_rows_are_written_without_torch():
+    script = "import sys\nfrom gesso import cli\nassert not cli.main() and 'torch' not in sys.modules"
+    arguments = ["data", "structured", "--count", "1"]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, timeout=60, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["messages"]
 
 
 def test_a_file_that_is_there_is_replaced_only_by_force(main: Main, tmp_path: Path):
@@ -377,7 +387,7 @@ def test_without_zstandard_the_error_says_what_to_install(main: Main, tmp_path: 
             raise ImportError(name)
         return import_module(name)
 
-    monkeypatch.setattr(cli, "import_module", absent)
+    monkeypatch.setattr(command, "import_module", absent)
     done = main("data", "sudoku", "--count", "1", "--out", str(tmp_path / "rows.jsonl.zst"))
     assert done.code == 2 and "pip install 'gesso[train]'" in done.err
     assert list(tmp_path.iterdir()) == []

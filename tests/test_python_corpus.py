@@ -2,12 +2,12 @@
 
 import hashlib
 import json
+import lzma
 import zipfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from gesso import InputError
 from gesso.tasks import python_corpus
@@ -58,7 +58,7 @@ def built(tmp_path: Path, *packages: python_corpus.Package) -> tuple[dict[str, s
     summary = build(tmp_path / "out", tmp_path / "list.toml", tmp_path / "cache", progress=lambda _: None)
     read = []
     for name in ("python", "python-heldout"):
-        with zstandard.open(tmp_path / "out" / f"{name}.jsonl.zst", "rt", encoding="utf-8") as lines:
+        with lzma.open(tmp_path / "out" / f"{name}.jsonl.xz", "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         assert all(row.keys() == {"text", "source", "license"} for row in rows)
         read.append({row["source"].partition("/")[2]: row["text"] for row in rows})

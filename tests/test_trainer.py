@@ -18,6 +18,7 @@ from gesso.errors import GessoError, InputError
 from gesso.tasks.command import scorer
 from gesso.train import state
 from gesso.train.command import train
+from gesso.train.muon import Muon, orthogonal
 from gesso.train.recipe import load
 from gesso.train.trainer import learning_rate
 from tests.tiny import make
@@ -202,6 +203,36 @@ def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small, monk
         found.append(metrics(out)[0])
     for name in ("loss", "decoder", "encoder", "gradient"):
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-4), name
+
+
+def test_muon_straightens_matrices_and_a_run_with_it_goes_on_to_the_last_digit(tmp_path, rows, small):
+    straight = orthogonal(torch.randn(3, 40, 24, generator=torch.Generator().manual_seed(0)))
+    sizes = torch.linalg.svdvals(straight)
+    assert sizes.min() > 0.5 and sizes.max() < 1.5
+    recipe = load(write_recipe(tmp_path, rows, small, steps=6))
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, kind="muon"))
+    for out, legs in (("whole", (6,)), ("legs", (2, 6))):
+        for steps in legs:
+            run = replace(recipe.run, out=str(tmp_path / out), steps=6, save_every=2)
+            if steps == 2:  # cut off after it: one leg of no time for each step
+                for _ in range(2):
+                    train(replace(recipe, run=run), lambda _: None, minutes=0)
+            else:
+                train(replace(recipe, run=run), lambda _: None)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "legs")
+    encoder = [line["encoder"] for line in metrics(tmp_path / "whole")]
+    assert encoder[-1] < encoder[0] - 0.3
+
+
+def test_muon_leaves_weights_alone_when_told_that_a_gradient_is_not_finite():
+    weight = torch.nn.Parameter(torch.randn(4, 6))
+    before, optimizer = weight.detach().clone(), Muon([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
+    weight.grad, optimizer.found_inf = torch.full((4, 6), float("nan")), torch.tensor(1.0)
+    optimizer.step()
+    assert torch.equal(weight, before)
+    weight.grad, optimizer.found_inf = torch.ones(4, 6), torch.tensor(0.0)
+    optimizer.step()
+    assert weight.isfinite().all() and not torch.equal(weight, before)
 
 
 def test_batches_made_ahead_by_other_processes_are_the_same(tmp_path, rows, small):

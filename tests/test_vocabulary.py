@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,10 @@ def test_random_characters_come_back(tokenizer):
 def test_cutting_at_a_line_break_is_cutting_tokens(tokenizer):
     for text in [*SOURCES, "\n".join(NASTY)]:
         whole = encode(tokenizer, text)
-        for at in [i for i, character in enumerate(text) if character == "\n"][:: len(text) // 2000 + 1]:
+        lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+        assert [i for line in lines for i in encode(tokenizer, line)] == whole, "cut at every one"
+        breaks = [i for i, character in enumerate(text) if character == "\n"]
+        for at in breaks[:: len(breaks) // 10 + 1]:
             before, after = encode(tokenizer, text[:at]), encode(tokenizer, text[at + 1 :])
             assert [*before, tokenizer.id_of("\n"), *after] == whole
             assert encode(tokenizer, text[: at + 1]) + after == before + encode(tokenizer, text[at:]) == whole

@@ -1,11 +1,17 @@
-"""What `gesso eval TASK` does: draw the items, run them, and draw the plot."""
+"""What `gesso eval TASK` and `gesso data TASK` do: run the items and draw the plot; write the rows to train on."""
 
+import gzip
+import json
+import lzma
+import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -13,24 +19,29 @@ from rich.progress import Progress, TaskID
 from gesso.errors import InputError
 from gesso.tasks import plot as plots
 from gesso.tasks import task
-from gesso.tasks.evaluate import Evaluation, evaluate
-from gesso.tasks.sudoku_source import SudokuSource
 from gesso.tasks.task import Task
+from gesso.terminal import note, print_json
+from gesso.train.data import SUFFIXES
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
     from gesso.model.transformer import DiffusionGemma
+    from gesso.tasks.evaluate import Evaluation
     from gesso.tokenizer import Tokenizer
     from gesso.train.data import DataSettings, Source
     from gesso.train.recipe import EvalSettings
     from gesso.train.trainer import Score
 
+# --- eval -----------------------------------------------------------------------------------------------------------
+
 
 def run(
     g: "Gesso", asked: Task, *, split: str, count: int, seed: int, preset: str | None, steps: Sequence[int],
     plot: Path | None,
-) -> list[Evaluation]:  # fmt: skip
+) -> "list[Evaluation]":  # fmt: skip
     """One evaluation, or one for each limit on the steps."""
+    from gesso.tasks.evaluate import evaluate  # which needs torch, and `gesso data` does not
+
     items = list(asked.items(split, count, seed))
     data = {"split": split, "count": count, "seed": seed, "command": shlex.join(["gesso", *sys.argv[1:]])}
     shared: dict[str, Any] = {"seed": seed, "data": data, **({"preset": preset} if preset else {})}
@@ -54,12 +65,72 @@ def _show(bar: Progress, bar_task: TaskID, done: int, total: int) -> None:
     bar.update(bar_task, completed=done)
 
 
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+def write_rows(rows: Iterable[Mapping[str, Any]], count: int, out: Path | None, *, force: bool = False) -> None:
+    """`count` rows as JSON lines: into a file that is packed as its name says, or to stdout."""
+    if out is None:
+        for row in _shown(rows, count, hidden=sys.stdout.isatty()):
+            print_json(row)
+        return
+    with _whole_file(out, force) as file:
+        for row in _shown(rows, count):
+            file.write(json.dumps(row).encode() + b"\n")
+    note(f"{count:,} rows in {out}")
+
+
+def _shown(rows: Iterable[Mapping[str, Any]], count: int, hidden: bool = False) -> Iterator[Mapping[str, Any]]:
+    """The rows, with a bar on stderr if that is a terminal."""
+    disable = hidden or not sys.stderr.isatty()
+    # The bar would otherwise take what goes to stdout for something to print above itself, on stderr.
+    with Progress(console=Console(stderr=True), transient=True, disable=disable, redirect_stdout=False) as bar:
+        yield from bar.track(rows, total=count, description="rows")
+
+
+@contextmanager
+def _whole_file(out: Path, force: bool) -> Iterator[IO[bytes]]:
+    """A new file of training rows that is there when all of it is written."""
+    if not out.name.endswith(SUFFIXES):
+        raise InputError(f"--out {out}: the name must end in {', '.join(SUFFIXES)}")
+    if not out.parent.is_dir():
+        raise InputError(f"--out {out}: there is no directory {out.parent}")
+    if out.is_dir() or (out.exists() and not force):
+        raise InputError(f"--out {out}: it is there already" + ("" if out.is_dir() else "; --force replaces it"))
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        with open(unfinished, "wb") as file, _packed(file, out.suffix) as packed:
+            yield packed
+        unfinished.replace(out)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _packed(file: IO[bytes], suffix: str) -> Any:
+    """The same rows give the same bytes, whatever the packing."""
+    if suffix == ".gz":
+        return gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+    if suffix == ".xz":
+        return lzma.open(file, "wb", preset=9)
+    if suffix != ".zst":
+        return file
+    try:
+        return import_module("zstandard").ZstdCompressor().stream_writer(file)
+    except ImportError:
+        raise InputError("writing .zst needs the package zstandard: pip install 'gesso[train]'") from None
+
+
+# --- train ----------------------------------------------------------------------------------------------------------
+
+
 def source(settings: "DataSettings") -> "Callable[[Tokenizer, int], Source] | None":
     """What `data.task` in a recipe asks for: examples made as they are needed."""
     if settings.task is None:
         return None
     if settings.task != "sudoku":
         raise InputError(f"the task {settings.task!r} makes no examples as it goes; write its rows: gesso data")
+    from gesso.tasks.sudoku_source import SudokuSource
+
     return partial(SudokuSource, settings)
 
 
@@ -68,6 +139,7 @@ def scorer(directory: Path, settings: "EvalSettings") -> "Score":
     from gesso.api import Gesso
     from gesso.config import Config
     from gesso.settings import GenerationDefaults
+    from gesso.tasks.evaluate import evaluate
     from gesso.tokenizer import Tokenizer
 
     chosen = task(settings.task)

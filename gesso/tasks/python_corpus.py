@@ -11,6 +11,7 @@ import hashlib
 import io
 import itertools
 import json
+import lzma
 import re
 import string
 import subprocess
@@ -27,9 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from email.message import Message
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from gesso.errors import InputError
 from gesso.tasks.python_infill import MIDDLE, PREFIX, SUFFIX, read_source, source_files
@@ -133,7 +132,7 @@ class Summary:
 
 
 def build(out: Path, packages: Path, cache: Path, progress: Callable[[str], None] = print) -> Summary:
-    """Writes `python.jsonl.zst` and `python-heldout.jsonl.zst` into `out`; wheels are kept in `cache`."""
+    """Writes `python.jsonl.xz` and `python-heldout.jsonl.xz` into `out`; wheels are kept in `cache`."""
     listed = read_packages(packages)
     wheels = fetch(listed, cache, progress)
     wrong = [f"  {p.name}: {says}" for p, wheel in zip(listed, wheels, strict=True) if (says := complaint(p, wheel))]
@@ -145,7 +144,7 @@ def build(out: Path, packages: Path, cache: Path, progress: Callable[[str], None
     held: list[Document] = []
     out.mkdir(parents=True, exist_ok=True)
     # Parsing makes millions of objects and no cycles: without the collector it takes half the time.
-    with _writer(out / "python.jsonl.zst") as write, ProcessPoolExecutor(initializer=gc.disable) as pool:
+    with _writer(out / "python.jsonl.xz") as write, ProcessPoolExecutor(initializer=gc.disable) as pool:
         sources = itertools.chain([(library, [], Counter[str]())], pool.map(members, listed, wheels))
         for name, (train, other, dropped) in zip(("python", *(p.name for p in listed)), sources, strict=True):
             for document in guard.new(train, summary.dropped):
@@ -156,7 +155,7 @@ def build(out: Path, packages: Path, cache: Path, progress: Callable[[str], None
             progress(f"{name}: {summary.bytes.total() / 1e6:.1f} MB in all")
     # Last, when all that is learnt is known: a question must not be a copy of it. In an order that mixes the packages.
     held.sort(key=lambda document: hashlib.sha256(document.source.encode()).digest())
-    with _writer(out / "python-heldout.jsonl.zst") as write:
+    with _writer(out / "python-heldout.jsonl.xz") as write:
         for document in itertools.islice(guard.new(held, Counter()), HELD_OUT_FILES):
             write(document)
             summary.held_out[_package(document)] += 1
@@ -424,16 +423,15 @@ def _package(document: Document) -> str:
 
 @contextmanager
 def _writer(path: Path) -> Iterator[Callable[[Document], None]]:
-    """JSON lines, packed as small as zstd can with a window that its readers take without being asked."""
-    try:
-        zstandard: Any = import_module("zstandard")
-    except ImportError as error:
-        raise InputError("writing .zst needs the package zstandard: pip install 'gesso[train]'") from error
-    settings = zstandard.ZstdCompressionParameters.from_level(19, window_log=27, enable_ldm=True)
+    """JSON lines, packed; a file is there when all of it is written."""
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as file, zstandard.ZstdCompressor(compression_params=settings).stream_writer(file) as rows:
-            yield lambda document: rows.write(json.dumps(asdict(document), ensure_ascii=False).encode() + b"\n")
+        with lzma.open(part, "wb", preset=9) as rows:
+
+            def write(document: Document) -> None:
+                rows.write(json.dumps(asdict(document), ensure_ascii=False).encode() + b"\n")
+
+            yield write
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ indentation and without its line break. A tokenizer that has the markers as spec
 
 import ast
 import itertools
+import os
 import random
 import sysconfig
 import tokenize
@@ -52,13 +53,20 @@ def source_files(data: tuple[Path, ...]) -> dict[str, Path]:
             continue
         if not root.is_dir():
             raise InputError(f"no such file or directory: {root}")
-        for path in sorted(root.rglob("*.py")):
-            parts = path.relative_to(root).parts
-            if not any(part in SKIPPED or part.startswith(MACHINE) for part in parts):
-                found.setdefault("/".join(parts), path)
+        for path in sorted(_kept(root)):
+            found.setdefault(path.relative_to(root).as_posix(), path)
     if not found:
         raise InputError(f"no Python files in {', '.join(map(str, data))}")
     return found
+
+
+def _kept(root: Path) -> Iterator[Path]:
+    for folder, inner, names in os.walk(root):
+        # In place: what is skipped is not walked through, and site-packages may hold far more than all the rest.
+        inner[:] = [name for name in inner if name not in SKIPPED and not name.startswith(MACHINE)]
+        for name in names:
+            if name.endswith(".py") and not name.startswith(MACHINE):
+                yield Path(folder, name)
 
 
 def read_source(path: Path) -> str | None:
@@ -108,12 +116,12 @@ class PythonInfill:
     """Lines of the running Python's standard library, or of the files and directories in `data`."""
 
     data: tuple[Path, ...] = ()
-    context: int = 1000  # characters of code on each side, whole lines only
+    context: int = 700  # characters of code on each side, whole lines only: with the box tokenizer some 220 tokens
 
     name: ClassVar[str] = "python_infill"
     scores: ClassVar[tuple[str, ...]] = ("exact", "parses", "edit_similarity")
-    # A whole canvas, as in training; the line ends where the next would begin.
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 256, "stop": "\n"})
+    # A short canvas does for a line, which ends where the next would begin.
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 64, "stop": "\n"})
 
     def __post_init__(self) -> None:
         if self.context < 1:

@@ -258,15 +258,24 @@ def kinship(solution: str) -> str:
 
 
 def read_puzzles(path: Path) -> Iterator[tuple[int, str, str | None]]:
-    """(line number, puzzle, solution if the line has one). Other columns, such as a name or a rating, are passed over.
+    """The puzzles of a file, as `puzzles_in` finds them."""
+    return puzzles_in(read_text(path), str(path))
 
-    Columns are parted by commas or white space; empty lines, lines that begin with # and a heading are skipped.
-    """
+
+def read_text(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read puzzles from {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
+
+
+def puzzles_in(text: str, name: str) -> Iterator[tuple[int, str, str | None]]:
+    """(line number, puzzle, solution if the line has one). Other columns, such as a name or a rating, are passed over.
+
+    Columns are parted by commas or white space; empty lines, lines that begin with # and a heading are skipped. `name`
+    is where the text is from, for what is said of a bad line.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
         columns = re.split(r"[,;\s]+", line.strip())
         if len(columns) == 81 and all(len(column) == 1 for column in columns):
             columns = ["".join(columns)]
@@ -274,4 +283,4 @@ def read_puzzles(path: Path) -> Iterator[tuple[int, str, str | None]]:
         if grids:
             yield number, grids[0], grids[1] if len(grids) > 1 else None
         elif line.strip() and not line.startswith("#") and not (number == 1 and not re.search(r"\d", line)):
-            raise InputError(f"{path}:{number}: no puzzle of 81 digits or dots in this line")
+            raise InputError(f"{name}:{number}: no puzzle of 81 digits or dots in this line")

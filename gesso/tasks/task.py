@@ -41,8 +41,10 @@ class Task(Protocol):
     def score(self, item: Item, output: str) -> dict[str, float]:
         """Every score of an answer, 0 to 1. A wrong answer, of whatever form, is a low score and never an error."""
 
-    def training_rows(self, count: int, seed: int) -> Iterator[dict[str, str]]:
-        """Rows of `prompt` and `completion` from the train split, as `gesso train` reads them from JSONL."""
+    def training_rows(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
+        """Rows from the train split, as `gesso train` reads them from JSONL: `prompt` and `completion`, or `messages`
+        and the `tools` that go with them.
+        """
 
 
 def split_of(key: str) -> str:

@@ -23,15 +23,19 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
+    kind: str = "adamw"  # or "muon": for matrices, with AdamW for the rest; to train from scratch with
     lr: float = 1.5e-4
     min_lr: float = 0.0
     warmup: int = 0  # steps
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
+    momentum: float = 0.95  # of muon
     weight_decay: float = 0.0  # of matrices
     clip: float = 1.0  # norm of the gradient
 
     def __post_init__(self) -> None:
+        _check(self, "kind", self.kind in ("adamw", "muon"), '"adamw" or "muon"')
+        _check(self, "momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
         _check(self, "lr", self.lr > 0, "above 0")
         _check(self, "min_lr", 0 <= self.min_lr <= self.lr, "between 0 and lr")
         _check(self, "warmup", self.warmup >= 0, "at least 0")

@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gesso.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
+Optimizers = Sequence[torch.optim.Optimizer]
 
 
 def latest(out: Path) -> Path | None:
@@ -27,14 +28,15 @@ def trainable(model: nn.Module) -> Tensors:
 
 
 def save(
-    out: Path, step: int, parameters: Tensors, optimizer: torch.optim.Optimizer, average: Tensors,
+    out: Path, step: int, parameters: Tensors, optimizers: Optimizers, average: Tensors,
     note: Mapping[str, Any], *, write: bool, keep: int,
 ) -> None:  # fmt: skip
     """Every process takes part, to put shards together; the one told to writes."""
     moments = {}
     for name, parameter in parameters.items():
-        for key in ("exp_avg", "exp_avg_sq"):
-            moments[f"{name}:{key}"] = whole(optimizer.state[parameter][key])
+        for key, value in _owner(optimizers, parameter).state[parameter].items():
+            if key != "step":  # the run's own
+                moments[f"{name}:{key}"] = whole(value)
     groups = {
         "weights": {name: whole(tensor) for name, tensor in parameters.items()},
         "optimizer": moments,
@@ -56,7 +58,7 @@ def save(
         shutil.rmtree(old)
 
 
-def load(directory: Path, parameters: Tensors, optimizer: torch.optim.Optimizer, average: Tensors) -> dict[str, Any]:
+def load(directory: Path, parameters: Tensors, optimizers: Optimizers, average: Tensors) -> dict[str, Any]:
     """Put a checkpoint back in place; what `save` noted comes back."""
     note: dict[str, Any] = json.loads((directory / "state.json").read_text(encoding="utf-8"))
     weights, moments, averages = (
@@ -64,17 +66,23 @@ def load(directory: Path, parameters: Tensors, optimizer: torch.optim.Optimizer,
     )
     if set(weights) != set(parameters) or set(averages) != set(average):
         raise CheckpointError(f"{directory} holds other weights than this recipe trains; choose another run.out")
-    fused = bool(optimizer.param_groups[0]["fused"])
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(like(weights[name], parameter))
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(note["step"]), device=parameter.device if fused else "cpu"),
-                **{key: like(moments[f"{name}:{key}"], parameter) for key in ("exp_avg", "exp_avg_sq")},
-            }
+            optimizer = _owner(optimizers, parameter)
+            stored = {key.rpartition(":")[2]: key for key in moments if key.rpartition(":")[0] == name}
+            state = {key: like(moments[path], parameter) for key, path in stored.items()}
+            if isinstance(optimizer, torch.optim.AdamW):
+                where = parameter.device if optimizer.param_groups[0]["fused"] else "cpu"
+                state["step"] = torch.tensor(float(note["step"]), device=where)
+            optimizer.state[parameter] = state
         for name, tensor in average.items():
             tensor.copy_(like(averages[name], tensor))
     return note
+
+
+def _owner(optimizers: Optimizers, parameter: Tensor) -> torch.optim.Optimizer:
+    return next(o for o in optimizers for group in o.param_groups if any(p is parameter for p in group["params"]))
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from gesso.model.transformer import DiffusionGemma
 from gesso.train import adapters, state
 from gesso.train.batch import Batch, collate, corrupt
 from gesso.train.data import Example, Source
+from gesso.train.muon import Muon
 from gesso.train.objective import Losses, Objective, anywhere
 from gesso.train.recipe import Recipe
 
@@ -48,13 +49,22 @@ class Launched:
     batches: list[int]  # by number
     rate: float
     tokens: int
-    sums: Tensor  # over the examples: whole loss, decoder's, encoder's
-    norm: Tensor  # of the gradient
+    values: Tensor  # sums over the examples: whole loss, decoder's, encoder's; norm of the gradient
+    done: torch.cuda.Event | None = None
     scores: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def values(self) -> Tensor:
-        return torch.stack([self.sums[0], self.norm])
+    def to_host(self) -> "Launched":
+        """On its way to the CPU, behind what the GPU has been given so far and before what it will be given."""
+        host = torch.empty_like(self.values, device="cpu", pin_memory=True).copy_(self.values, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return replace(self, values=host, done=done)
+
+    def read(self) -> list[float]:
+        if self.done is not None:
+            self.done.synchronize()
+        values: list[float] = self.values.tolist()
+        return values
 
 
 class Trainer:
@@ -84,7 +94,7 @@ class Trainer:
         self.parameters = state.trainable(model)
         self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
         self.fused = model.device.type == "cuda" and self.world == 1
-        self.optimizer = self._optimizer()
+        self.optimizers = self._optimizers()
         self.step, self.stepped = 0, False
         if recipe.run.compile:
             self.objective.compile_parts()
@@ -160,8 +170,9 @@ class Trainer:
     def _step(self, batches: list[Prepared]) -> "Launched":
         run, settings = self.recipe.run, self.recipe.optimizer
         rate = learning_rate(settings.lr, settings.min_lr, settings.warmup, self.step, run.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         sums, tokens = torch.zeros(3, device=self.model.device), 0
         for number, batch in batches:
             losses, counted = self._losses(batch, number)
@@ -171,34 +182,38 @@ class Trainer:
             sums += torch.stack([part.detach().float().sum() for part in parts])
             tokens += counted
         norm = torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), settings.clip)
-        launched = Launched(self.step, [number for number, _ in batches], rate, tokens, sums, state.full(norm))
-        if self.fused:  # the GPU itself leaves the weights alone, and nobody waits for it here
-            self.optimizer.found_inf = (~launched.values.isfinite().all()).float()  # type: ignore[attr-defined]
-        else:
+        values = torch.stack([*sums, state.full(norm)])
+        launched = Launched(self.step, [number for number, _ in batches], rate, tokens, values)
+        if not self.fused:
             self._check_finite(launched)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            if self.fused:  # the GPU itself leaves the weights alone, and nobody waits for it here
+                optimizer.found_inf = (~values.isfinite().all()).float()  # type: ignore[attr-defined]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if self.average:
             names = list(self.average)
             torch._foreach_lerp_(
                 [self.average[name] for name in names], [self.parameters[name].detach() for name in names], 1 - run.ema
             )
-        return launched
+        return launched.to_host() if self.fused else launched
 
     def _finish(self, launched: "Launched") -> dict[str, float]:
         """The metrics of a step, once it is done."""
         if self.fused:
             self._check_finite(launched)
-        sums = torch.cat([launched.sums, launched.sums.new_tensor([float(launched.tokens)])])
+        values, tokens = launched.values, float(launched.tokens)
         if self.world > 1:
-            dist.all_reduce(sums)
+            values = torch.cat([values[:3], values.new_tensor([tokens])])
+            dist.all_reduce(values)
+            tokens = values[3].item()
         examples_seen = self.recipe.run.batch_size * self.recipe.run.accumulate
-        total, decoder, encoder, tokens = sums.tolist()
+        total, decoder, encoder = values[:3].tolist()
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
         return {
             "step": launched.step + 1, "loss": total / examples_seen, "decoder": decoder / examples_seen,
-            "encoder": encoder / examples_seen, "lr": launched.rate, "gradient": launched.norm.item(),
+            "encoder": encoder / examples_seen, "lr": launched.rate, "gradient": launched.values[3].item(),
             "tokens_per_second": tokens / seconds, **launched.scores,
         }  # fmt: skip
 
@@ -215,7 +230,7 @@ class Trainer:
             return self.objective(batch, noise), tokens
 
     def _check_finite(self, launched: "Launched") -> None:
-        total, norm = launched.values.tolist()
+        total, _, _, norm = launched.read()
         wrong = [name for name, value in (("loss", total), ("gradient", norm)) if not math.isfinite(value)]
         if not anywhere(bool(wrong), self.model.device):
             return  # every process must come to the same end, or the others would wait for this one for ever
@@ -228,18 +243,28 @@ class Trainer:
             "Look at them, lower optimizer.lr, or raise optimizer.warmup."
         )
 
-    def _optimizer(self) -> torch.optim.AdamW:
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
         settings = self.recipe.optimizer
-        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
-        others = [p for p in self.parameters.values() if p.ndim < 2]
+        muon = settings.kind == "muon"
+        if muon and (self.recipe.lora or self.world > 1):
+            raise InputError('optimizer.kind = "muon" trains whole matrices in one process: no [lora], no torchrun')
+        # An embedding is a table, not a map: muon has nothing to straighten there.
+        straight: list[Tensor] = []
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        for name, parameter in self.parameters.items():
+            table = "embed_tokens" in name or name == "lm_head"
+            kind = others if parameter.ndim < 2 else straight if muon and not table else matrices
+            kind.append(parameter)
         groups = [
             {"params": matrices, "weight_decay": settings.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(
+        adam = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=settings.lr, betas=settings.betas, eps=settings.eps,
             fused=self.fused or None,
         )  # fmt: skip
+        return [adam, Muon(straight, settings.lr, settings.momentum, settings.weight_decay)] if muon else [adam]
 
     # --- what lasts ---------------------------------------------------------------------------------------------
 
@@ -248,7 +273,7 @@ class Trainer:
         if found is None:
             self._forget_after(0)
             return
-        note = state.load(found, self.parameters, self.optimizer, self.average)
+        note = state.load(found, self.parameters, self.optimizers, self.average)
         if changed := _differences(note["recipe"], json.loads(json.dumps(self.recipe.to_dict()))):
             raise InputError(
                 f"{self.out} holds a run with other settings ({', '.join(changed)}); choose another run.out, "
@@ -284,7 +309,7 @@ class Trainer:
     def _save(self) -> None:
         note = {"recipe": self.recipe.to_dict()}
         state.save(
-            self.out, self.step, self.parameters, self.optimizer, self.average, note,
+            self.out, self.step, self.parameters, self.optimizers, self.average, note,
             write=self.rank == 0, keep=self.recipe.run.keep,
         )  # fmt: skip
         if self.world > 1:

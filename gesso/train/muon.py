@@ -1,0 +1,66 @@
+"""Muon: momentum for matrices, made orthogonal before it is applied: every direction of a matrix learns as fast.
+
+Keller Jordan, 2024 (https://kellerjordan.github.io/posts/muon/); the size of an update is AdamW's, so that both share a
+learning rate (arXiv 2502.16982). Embeddings, norms and scales are left to AdamW. N matrices of one shape [O, I].
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Five steps of this polynomial bring singular values near 1, fast rather than exactly (Jordan's coefficients).
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+RMS = 0.2  # of an update before the learning rate, as AdamW's usually have
+
+
+class Muon(torch.optim.Optimizer):
+    """Parameters of two dimensions, or of three: experts, each a matrix of its own.
+
+    Where `found_inf` is set to a tensor that is not zero, a step changes nothing.
+    """
+
+    found_inf: Tensor | None = None
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "fused": False})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        keep = 1.0 if self.found_inf is None else 1 - self.found_inf
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    if not state:
+                        state["momentum"] = torch.zeros_like(parameter)
+                    alike[parameter.shape].append(parameter)
+            for shape, parameters in alike.items():
+                momenta = [self.state[parameter]["momentum"] for parameter in parameters]
+                # A gradient that is not finite must not stay in the momentum.
+                grads = [torch.nan_to_num(p.grad, 0.0, 0.0, 0.0) for p in parameters if p.grad is not None]
+                torch._foreach_mul_(momenta, group["momentum"])
+                torch._foreach_add_(momenta, grads)
+                ahead = torch._foreach_add(grads, torch._foreach_mul(momenta, group["momentum"]))
+                update_NOI = orthogonal(torch.stack(list(ahead)).flatten(0, -3))
+                update_NOI *= RMS * max(shape[-2:]) ** 0.5 * group["lr"] * keep
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"] * keep)
+                updates = update_NOI.to(parameters[0].dtype).view(len(parameters), *shape).unbind()
+                torch._foreach_sub_(parameters, list(updates))
+
+
+def orthogonal(matrix_NOI: Tensor) -> Tensor:
+    """The nearest matrices with singular values of 1, nearly: Newton and Schulz' iteration."""
+    a, b, c = COEFFICIENTS
+    x = matrix_NOI.to(torch.bfloat16 if matrix_NOI.is_cuda else torch.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
