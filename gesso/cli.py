@@ -233,7 +233,7 @@ def sudoku(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", envvar="GESSO_MODEL", help="Directory or hub name of a checkpoint; without it, our solver."
+            "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; without it, {SOLVER}."
         ),
     ] = None,
     adapter: Adapter = None,

@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 import os
 import pty
 import re
@@ -45,22 +44,6 @@ def environment(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "PYTHONIOENCODING", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Main]:
-    """The program in this process: faster than another, where the process itself is not what is tested."""
-
-    def run(*arguments: str, stdin: str | io.StringIO = "") -> SimpleNamespace:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
-        code = cli.main(list(arguments))
-        output = capsys.readouterr()
-        return SimpleNamespace(code=code, out=output.out, err=output.err)
-
-    logger = logging.getLogger("gesso")
-    before = logger.handlers, logger.propagate
-    yield run
-    logger.handlers, logger.propagate = before
 
 
 def run_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 from rich.console import Console
 
 import gesso
-from gesso import cli
 from gesso import sudoku as view
 from gesso.box import SOLVER
 from gesso.engine.events import Done, Result, Usage
@@ -36,20 +34,9 @@ HIDE = "\x1b[?25l"
 Main = Callable[..., SimpleNamespace]
 
 
-@pytest.fixture
-def main(capsys, monkeypatch) -> Iterator[Main]:
+@pytest.fixture(autouse=True)
+def no_model_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GESSO_MODEL", raising=False)
-
-    def run(*arguments: str, stdin: str = "") -> SimpleNamespace:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = cli.main(list(arguments))
-        output = capsys.readouterr()
-        return SimpleNamespace(code=code, out=output.out, err=output.err)
-
-    logger = logging.getLogger("gesso")
-    before = logger.handlers, logger.propagate
-    yield run
-    logger.handlers, logger.propagate = before
 
 
 @dataclass

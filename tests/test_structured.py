@@ -260,7 +260,7 @@ def test_an_evaluation_shows_the_tools_and_scores_the_call(tiny, drawn, monkeypa
         return tiny.tokenizer.chat(item.prompt, tools=item.meta.get("tools"))
 
     monkeypatch.setattr(tiny, "request", with_pins)
-    found = evaluate(tiny, TASK, items, steps=1)
+    found = evaluate(tiny, TASK, items, steps=1, max_new_tokens=256)
     assert asked == [ids(item) for item in items]
     assert "declaration:" in tiny.decode(asked[0])
     assert [outcome.output for outcome in found.outcomes] == [item.expected for item in items]

@@ -597,6 +597,12 @@ def test_holes_need_a_tokenizer_that_has_the_marks(tmp_path, tokenizer):
         views(tmp_path, tokenizer, 10, 32, infill=0.5)
 
 
+@pytest.mark.parametrize("canvas, settings", [(200, {}), (64, {"prompt_lengths": (100, 150)}), (1, {"infill": 0.5})])
+def test_a_canvas_that_does_not_go_into_an_example_is_refused(tmp_path, filler, canvas, settings):
+    with pytest.raises(InputError, match=f"canvas of {canvas} .* max_length = 200"):
+        views(tmp_path, filler, 10, canvas, **settings)
+
+
 def test_an_epoch_passes_over_a_file_as_often_as_asked(tmp_path, tokenizer):
     files = [write(tmp_path / f"{name}.jsonl", {"text": name * 9}) for name in "ab"]
     rows = dataset(tokenizer, *files, repeat=(3, 1))

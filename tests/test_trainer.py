@@ -14,7 +14,10 @@ import pytest
 import torch
 
 import gesso
+from gesso.config import Config
 from gesso.errors import GessoError, InputError
+from gesso.model.init import begin
+from gesso.model.transformer import DiffusionGemma
 from gesso.tasks.command import scorer
 from gesso.train import state
 from gesso.train.command import train
@@ -83,9 +86,9 @@ def losses(out):
 
 
 def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, rows, small):
-    path = write_recipe(tmp_path, rows, small, steps=600)
+    path = write_recipe(tmp_path, rows, small, steps=350)
     recipe = load(path)
-    recipe = replace(recipe, run=replace(recipe.run, batch_size=8, save_every=600))
+    recipe = replace(recipe, run=replace(recipe.run, batch_size=8, save_every=350))
     train(recipe, report=lambda _: None)
     tail = metrics(tmp_path / "out")[-20:]
     assert sum(line["loss"] for line in tail) / len(tail) < 0.05
@@ -254,6 +257,21 @@ def test_canvases_take_the_lengths_asked_for_in_turn(tmp_path, rows, small, monk
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
     train(replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8, 32))), lambda _: None)
     assert seen == [8, 32, 8, 32]
+    one = replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8,)))
+    train(replace(one, run=replace(one.run, out=str(tmp_path / "one"), steps=1)), lambda _: None)
+    assert gesso.load(tmp_path / "one" / "model").config.canvas_length == 8, "what it learnt with, it is given"
+    assert gesso.load(tmp_path / "out" / "model").config.canvas_length == 16, "several: the model's own"
+
+
+def test_training_from_scratch_begins_with_everything_of_one_size(small):
+    config = Config.from_directory(small)
+    model = DiffusionGemma(config)
+    begin(model, seed=0)
+    sizes = []
+    for layer in model.decoder.layers:
+        layer.register_forward_hook(lambda _, given, out: sizes.append(out[0].square().mean().sqrt().item()))
+    model.encode(torch.randint(0, config.vocab_size, (1, 64)), model.new_cache(1, 128))
+    assert len(sizes) == 4 and all(0.7 < size < 2.0 for size in sizes), "the stream neither dies nor explodes"
 
 
 def test_a_run_stopped_by_the_clock_goes_on_where_it_was(tmp_path, rows, small):

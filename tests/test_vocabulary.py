@@ -79,8 +79,16 @@ def test_a_digit_is_a_token_and_so_is_a_cell(tokenizer):
 
 
 def test_indentation_stands_apart_from_the_word(tokenizer):
-    assert tokenizer.pieces(encode(tokenizer, "        return None")) == ["        ", "return", " None"]
-    assert tokenizer.pieces(encode(tokenizer, "    return None")) == ["    ", "return", " None"]
+    assert tokenizer.pieces(encode(tokenizer, "        return None")) == ["        ", "return ", "None"]
+    assert tokenizer.pieces(encode(tokenizer, "    self.assertTrue(x)"))[:2] == ["    ", "self."]
+
+
+@pytest.mark.parametrize("word", ["assertEqual", "Hannah", "troodrind", "_private", "x"])
+def test_a_word_is_the_same_tokens_wherever_it_stands(tokenizer, word):
+    alone = encode(tokenizer, word)
+    for before, after in (("(", ")"), ('"', '": '), (" ", " "), ("the ", ", "), ("\n    ", "\n"), ("a.", "2")):
+        around = encode(tokenizer, before), encode(tokenizer, after)
+        assert encode(tokenizer, before + word + after) == [*around[0], *alone, *around[1]]
 
 
 def test_special_tokens_have_the_ids_of_the_real_vocabulary(tokenizer):

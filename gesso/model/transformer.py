@@ -187,7 +187,7 @@ class DiffusionGemma(nn.Module):
         for layer, attend, shape, (encoder_scalar, decoder_scalar) in zip(
             stack.layers, attends, self.config.layers, scalars, strict=True
         ):
-            scalar_T1 = torch.where(causal_T[:, None], encoder_scalar, decoder_scalar)
+            scalar_T1 = torch.where(causal_T[:, None], encoder_scalar, decoder_scalar).to(x_TH.dtype)
             x_TH, scores_TE = call(layer, x_TH, lengths, attend, rotations[shape], scalar_T1)
             routed.append(scores_TE)
         return stack.norm(x_TH), routed

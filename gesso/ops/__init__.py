@@ -1,7 +1,7 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
 from gesso.ops.attention import LayerCache, Segment, attention
-from gesso.ops.experts import Rows, experts, few_experts, matrices, route
+from gesso.ops.experts import Rows, chosen, experts, few_experts, matrices, route
 from gesso.ops.linear import gelu, linear
 from gesso.ops.norm import rms_norm
 from gesso.ops.rope import inverse_frequencies, rotate, rotation
@@ -13,6 +13,7 @@ __all__ = [
     "Rows",
     "Segment",
     "attention",
+    "chosen",
     "draw",
     "experts",
     "few_experts",

@@ -22,14 +22,23 @@ def route(scores_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Te
     experts = scores_TE.shape[-1]
     if few(experts, k):
         index_TK = torch.arange(experts, device=scores_TE.device).expand_as(scores_TE)
-        # How many come before each: comparing all pairs is cheaper than sorting.
-        mine, other = probability_TE[:, :, None], probability_TE[:, None, :]
-        earlier = torch.ones(experts, experts, dtype=torch.bool, device=scores_TE.device).tril(-1)
-        rank_TE = ((other > mine) | ((other == mine) & earlier)).sum(-1)
-        probability_TK = probability_TE * (rank_TE < k)
+        probability_TK, scale = probability_TE * chosen(probability_TE, k), expert_scale_E
     else:
         probability_TK, index_TK = probability_TE.topk(k, dim=-1)
-    return index_TK, probability_TK / probability_TK.sum(-1, keepdim=True) * expert_scale_E[index_TK]
+        scale = expert_scale_E[index_TK]
+    return index_TK, probability_TK / probability_TK.sum(-1, keepdim=True) * scale
+
+
+def chosen(probability_TE: Tensor, k: int) -> Tensor:
+    """Which are among the K likeliest [T, E]; of equals, the first."""
+    experts = probability_TE.shape[-1]
+    if not few(experts, k):
+        empty_TE = torch.zeros_like(probability_TE, dtype=torch.bool)
+        return empty_TE.scatter(-1, probability_TE.topk(k).indices, True)
+    # How many come before each: comparing all pairs is cheaper than sorting.
+    mine, other = probability_TE[:, :, None], probability_TE[:, None, :]
+    earlier = torch.ones(experts, experts, dtype=torch.bool, device=probability_TE.device).tril(-1)
+    return ((other > mine) | ((other == mine) & earlier)).sum(-1) < k
 
 
 def few(experts: int, k: int) -> bool:

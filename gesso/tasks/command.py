@@ -21,7 +21,7 @@ from gesso.tasks import plot as plots
 from gesso.tasks import task
 from gesso.tasks.task import Task
 from gesso.terminal import note, print_json
-from gesso.train.data import SUFFIXES
+from gesso.train.files import SUFFIXES
 
 if TYPE_CHECKING:
     from gesso.api import Gesso

@@ -14,22 +14,18 @@ The end of text is what generation stops at, so a response holds its end token o
 last canvas is the objective's business and not counted in `max_length`.
 """
 
-import gzip
-import lzma
+import math
 import multiprocessing
 import os
 import random
 import tempfile
-import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import chain, count, islice
-from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
@@ -37,10 +33,10 @@ import numpy.typing as npt
 
 from gesso.errors import InputError
 from gesso.tokenizer import Tokenizer
+from gesso.train import files
 from gesso.train.rows import Span, parse, tokenise
 from gesso.train.views import Viewer
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
 WINDOW = 64  # batches that are sorted by length together, at most
 LISTED = 20  # rejected rows named by the error that stops a run
 MUCH = 4 * 2**20  # bytes of data from which on several processes read it
@@ -88,20 +84,22 @@ class DataSettings:
             if not ok:
                 raise InputError(f"data setting {name} must be {wanted}, got {getattr(self, name)!r}")
 
-        files = self.files
-        check(isinstance(files, tuple) and len(files) > 0, "files", "a list of at least one file")
-        named = all(isinstance(file, str) and (self.task or file.endswith(SUFFIXES)) for file in files)
-        check(named, "files", f"names that end in {', '.join(SUFFIXES)}")
+        check(isinstance(self.files, tuple) and len(self.files) > 0, "files", "a list of at least one file")
+        named = all(isinstance(file, str) and (self.task or file.endswith(files.SUFFIXES)) for file in self.files)
+        check(named, "files", f"names that end in {', '.join(files.SUFFIXES)}")
         check(_is_int(self.max_length) and self.max_length >= 2, "max_length", "an integer of at least 2")
         check(self.on_bad_row in ("skip", "stop"), "on_bad_row", "'skip' or 'stop'")
         check(_is_int(self.seed) and self.seed >= 0, "seed", "an integer of at least 0")
         check(isinstance(self.cut, bool), "cut", "true or false")
         check(0 <= self.infill <= 1, "infill", "a share between 0 and 1")
         counts = all(_is_int(times) and times >= 1 for times in self.repeat)
-        check(not self.repeat or (len(self.repeat) == len(files) and counts), "repeat", "a positive integer a file")
+        each = not self.repeat or len(self.repeat) == len(self.files)
+        check(counts and each, "repeat", "a positive integer a file")
         check(_is_int(self.pad_to) and self.pad_to >= 1, "pad_to", "an integer of at least 1")
         lengths = all(_is_int(length) and 8 <= length < self.max_length for length in self.prompt_lengths)
         check(lengths, "prompt_lengths", "integers of at least 8, below max_length")
+        for name in ("cut", "infill", "repeat", "prompt_lengths") if self.task else ():
+            check(not getattr(self, name), name, f"left out: the task {self.task} makes its examples itself")
 
 
 def _is_int(value: Any) -> bool:
@@ -141,7 +139,7 @@ class Dataset:
         self._viewer = Viewer.of(tokenizer, eos, settings.max_length, settings.infill) if viewing else None
         # What an epoch passes over: good rows by number, and where in a text to look (-1: the row is taken whole).
         numbers, places, lengths = array("q"), array("q"), array("q")
-        total = sum(_size(name) for name in settings.files)
+        total = sum(files.size(name) for name in settings.files)
         with _store() as store:
             for file, line, done, read in _tokenised(settings, total, tokenizer, eos):
                 if isinstance(read, str):
@@ -209,23 +207,36 @@ class Dataset:
                 f"cannot cut batches: batch_size {batch_size} must be a multiple of world {world}, "
                 f"rank {rank} one of 0 to {world - 1}, start {start} not negative"
             )
+        prompts = self._prompts(canvas_lengths)
         share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         batches = islice(order(self._lengths, batch_size, self.settings.seed, start), 0, None, stride)
         numbered = zip(count(start, stride), batches, strict=False)
         return (
             tuple(
-                self._example(entry, number * batch_size + place, number, canvas_lengths[number % len(canvas_lengths)])
+                self._example(entry, number * batch_size + place, *prompts[number % len(prompts)])
                 for place, entry in enumerate(batch[share], start=share.start)
             )
             for number, batch in numbered
         )
 
-    def _example(self, entry: int, number: int, batch: int, canvas_length: int) -> Example:
+    def _prompts(self, canvas_lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """The most tokens before a canvas, and its length, for the batches in turn."""
+        longest, given = self.settings.max_length, self.settings.prompt_lengths
+        turns = math.lcm(len(canvas_lengths), len(given) or 1)
+        canvases = [canvas_lengths[turn % len(canvas_lengths)] for turn in range(turns)]
+        found = [(given[t % len(given)] if given else longest - c, c) for t, c in enumerate(canvases)]
+        for prompt, canvas in found if given or self._viewer else ():
+            if prompt < 8 or canvas < 2 or prompt + canvas > longest:
+                raise InputError(
+                    f"a canvas of {canvas} after a prompt of {prompt} tokens does not go into max_length = {longest}: "
+                    "raise data.max_length, or lower data.prompt_lengths or objective.canvas_lengths"
+                )
+        return found
+
+    def _example(self, entry: int, number: int, prompt: int, canvas_length: int) -> Example:
         """What an entry shows as example `number` of the run."""
         row, place = int(self._numbers[entry]), int(self._places[entry])
-        lengths = self.settings.prompt_lengths
         rng = random.Random((self.settings.seed << 48) + number)
-        prompt = lengths[batch % len(lengths)] if lengths else self.settings.max_length - canvas_length
         if place < 0 or self._viewer is None:
             example = self._load(row)
         else:
@@ -233,7 +244,7 @@ class Dataset:
             stored = self._store[text + 1 : text + self._length[row]]
             tokens, span = self._viewer.look(stored, place, prompt, canvas_length, rng)
             example = Example(tuple(tokens), (span,), self.settings.files[self._file[row]], self._line[row])
-        return self._filled(example, prompt, canvas_length, rng) if lengths else example
+        return self._filled(example, prompt, canvas_length, rng) if self.settings.prompt_lengths else example
 
     def _filled(self, example: Example, prompt: int, canvas_length: int, rng: random.Random) -> Example:
         """One canvas of it after exactly `prompt` tokens: too many lose the first, and others fill up too few.
@@ -331,7 +342,7 @@ def _tokenised(
 ) -> Iterator[tuple[int, int, int, Read]]:
     """File, line, bytes read so far, and what became of the row, in order."""
     global _reader
-    lines = _lines(settings.files)
+    lines = files.lines(settings.files)
     processes = os.cpu_count() or 1
     if total < MUCH or processes == 1 or "fork" not in multiprocessing.get_all_start_methods():
         for file, line, raw, done in lines:
@@ -366,9 +377,6 @@ def _read(raw: bytes, settings: DataSettings, tokenizer: Tokenizer, eos: int) ->
     return "text" in row, array("i", (context_only, len(spans), *chain(*spans), *tokens))
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _store() -> Iterator[BinaryIO]:
     try:
@@ -378,62 +386,3 @@ def _store() -> Iterator[BinaryIO]:
         raise InputError(
             f"the tokens cannot be kept in {tempfile.gettempdir()} ({error}): set TMPDIR to a place with room"
         ) from error
-
-
-def _size(name: str) -> int:
-    if not Path(name).is_file():
-        raise InputError(f"{name}: no such file; paths are taken from {Path.cwd()}")
-    return Path(name).stat().st_size
-
-
-def _lines(names: Sequence[str]) -> Iterator[tuple[int, int, bytes, int]]:
-    """File, line, its bytes, and how many bytes have been read of all files (packed ones, where they are)."""
-    done = 0
-    for file, name in enumerate(names):
-        try:
-            with open(name, "rb") as source:
-                for line, raw in enumerate(_unpacked(name, source), start=1):
-                    yield file, line, raw, done + source.tell()
-                done += source.tell()
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise InputError(f"{name} cannot be read ({error}): if it is an archive, fetch it again") from error
-
-
-def _unpacked(name: str, source: BinaryIO) -> Iterable[bytes]:
-    if name.endswith((".gz", ".xz")):
-        return _archive_lines(gzip.open(source) if name.endswith(".gz") else lzma.open(source))
-    return _zstd_lines(source) if name.endswith(".zst") else source
-
-
-def _archive_lines(archive: gzip.GzipFile | lzma.LZMAFile) -> Iterator[bytes]:
-    with archive as lines:
-        yield from lines
-
-
-def _zstd_lines(source: BinaryIO) -> Iterator[bytes]:
-    rest = b""
-    for data in _unzstd(source):
-        *lines, rest = (rest + data).split(b"\n")
-        yield from (line + b"\n" for line in lines)
-    if rest:
-        yield rest
-
-
-def _unzstd(source: BinaryIO) -> Iterator[bytes]:
-    try:
-        zstandard = import_module("zstandard")
-    except ImportError as error:
-        raise InputError("reading .zst needs the package zstandard: pip install 'gesso[train]'") from error
-    # Frame by frame: the library's own reader stops without a word after the first, and where a file was cut off.
-    frame = None
-    while data := source.read(1 << 16):
-        while data:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            try:
-                yield frame.decompress(data)
-            except zstandard.ZstdError as error:
-                raise OSError(str(error)) from error
-            data = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
-    if frame:
-        raise EOFError("it ends in the middle")

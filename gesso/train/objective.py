@@ -93,7 +93,7 @@ class Objective(nn.Module):
         self.model, self.settings, self.checkpoint_activations = model, settings, checkpoint_activations
         self.flex = False  # attention as one kernel
         self.scale = model.embed_scale
-        self.chunk_loss, self.block_mask = chunk_loss, create_block_mask
+        self.chunk_loss, self.block_mask, self.balance_of = chunk_loss, create_block_mask, balance_loss
 
     def forward(self, batch: Batch, corruption: Corruption) -> Losses:
         soft_BKCH = self._condition(batch, corruption)
@@ -109,9 +109,10 @@ class Objective(nn.Module):
         self.flex = self.model.device.type == "cuda"
         # Sliding and global layers, with and without gradient, for each shape.
         torch._dynamo.config.recompile_limit = 64
-        for layer in self.model.decoder.layers:
-            layer.compile(dynamic=False)
+        for part in (*self.model.decoder.layers, self.model.decoder.norm):
+            part.compile(dynamic=False)
         self.chunk_loss, self.block_mask = torch.compile(chunk_loss), torch.compile(create_block_mask)
+        self.balance_of = torch.compile(balance_loss)
         self._expected = torch.compile(self._expected)  # type: ignore[method-assign]
 
     # --- one pass over text and canvases ------------------------------------------------------------------------
@@ -242,14 +243,15 @@ class Objective(nn.Module):
         present_BL = batch.present_BK.repeat_interleave(batch.clean_BKC.shape[-1], dim=1)
         counted_T = torch.cat([batch.valid_BS, present_BL], dim=1).view(rows, -1).flatten()
         share_T1 = (counted_T / counted_T.sum())[:, None]
-        losses = []
-        for scores_TE in scores:
-            probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
-            k = self.model.config.top_k_experts
-            chosen_TE = torch.zeros_like(probability_TE).scatter(-1, probability_TE.topk(k).indices, 1.0 / k)
-            both = (chosen_TE * share_T1).sum(0) * (probability_TE * share_T1).sum(0)
-            losses.append(scores_TE.shape[-1] * both.sum())
-        return torch.stack(losses).mean()
+        k = self.model.config.top_k_experts
+        return torch.stack([self.balance_of(scores_TE, share_T1, k) for scores_TE in scores]).mean()
+
+
+def balance_loss(scores_TE: Tensor, share_T1: Tensor, k: int) -> Tensor:
+    """Of one layer: how often experts are chosen and how likely they are, multiplied; tokens count by their share."""
+    probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
+    often_E = (ops.chosen(probability_TE, k) * share_T1).sum(0) / k
+    return scores_TE.shape[-1] * (often_E * (probability_TE * share_T1).sum(0)).sum()
 
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # example, head, query, key (indices of any shape) to bool

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from gesso import checkpoint
+from gesso.config import Config
 from gesso.errors import GessoError, InputError
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import adapters, state
@@ -36,8 +37,6 @@ FREE = {"steps", "save_every", "keep", "log_every", "tensorboard", "out", "worke
 
 Report = Callable[[Mapping[str, float]], None]
 Score = Callable[[DiffusionGemma], Mapping[str, float]]  # of the model as it stands
-
-
 Prepared = tuple[int, Batch]  # number of the batch in the run
 
 
@@ -95,7 +94,7 @@ class Trainer:
         self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
         self.fused = model.device.type == "cuda" and self.world == 1
         self.optimizers = self._optimizers()
-        self.step, self.stepped = 0, False
+        self.step, self.stepped, self.clock = 0, False, 0.0
         if recipe.run.compile:
             self.objective.compile_parts()
 
@@ -315,6 +314,14 @@ class Trainer:
         if self.world > 1:
             dist.barrier()
 
+    def _trained_config(self) -> Config:
+        """The model's; where canvases of one length were learnt, those are what it should be given."""
+        config, lengths = self.model.config, set(self._lengths)
+        if len(lengths) > 1:
+            return config
+        (length,) = lengths
+        return replace(config, canvas_length=length, raw={**config.raw, "canvas_length": length})
+
     def _export(self) -> None:
         """What others load: an adapter in peft's format, or a checkpoint; the average where there is one."""
         target = self.out / ("adapter" if self.recipe.lora else "model")
@@ -329,7 +336,7 @@ class Trainer:
                 checkpoint.assign(self.model, name, tensor)
             adapters.save(self.model, fresh, self.recipe.lora)
         else:
-            plain = checkpoint.empty_model(self.model.config)
+            plain = checkpoint.empty_model(self._trained_config())
             for name, tensor in finished.items():
                 checkpoint.assign(plain, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
             checkpoint.save(plain, fresh, source=self.source, shard_bytes=self.recipe.run.export_shard)
