@@ -13,6 +13,7 @@ import typer
 import gesso
 from gesso.box import BASE, SOLVER
 from gesso.errors import GessoError, InputError
+from gesso.hardware import CARDS
 from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion
 from gesso.terminal import complain, follow, lines, note, prepare, print_json, print_styled, print_text, show_cursor
 
@@ -184,16 +185,29 @@ def info(
         typer.Argument(envvar="GESSO_MODEL", help=MODEL_HELP),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="CARD", help=f"And how it would run on a card: {', '.join(CARDS)}.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="With --gpu: denoising steps a canvas takes; 16 if not given.")
+    ] = None,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, what would keep it from loading."""
-    from gesso import checkpoint
+    from gesso import checkpoint, fit, hardware
     from gesso.info import describe, render
 
-    report = describe(checkpoint.find(model), model or f"the model in the box ({BASE})")
+    card = None if gpu is None else hardware.find(gpu)
+    if card is None and steps is not None:
+        raise InputError("--steps belongs to --gpu: it is how many denoising steps to reckon with on that card")
+    directory = checkpoint.find(model)
+    report = describe(directory, model or f"the model in the box ({BASE})")
+    plan = None if card is None else fit.plan(directory, card, steps or fit.STEPS)
     if json:
-        print_json(report.to_dict())
+        print_json(report.to_dict() | ({} if plan is None else {"gpu": plan.to_dict()}))
         return
     print_styled(lambda console: render(report, console))
+    if plan is not None:
+        print_styled(lambda console: fit.render(plan, console))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -220,6 +234,23 @@ def train(
         print_json(report.to_dict())
     else:
         print_styled(lambda console: checks.render(report, console))
+
+
+@app.command(epilog=EXIT_CODES)
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Directory or hub name of a checkpoint.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write; new, or empty.")],
+    to: Annotated[str, typer.Option(help="fp8 (half the size), int4 or nvfp4 (a quarter).")],
+    json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Write a checkpoint with its matrices in few bits, and report how far they are from the original."""
+    from gesso.quantize import command
+
+    report = command.quantize(source, target, to)
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_styled(lambda console: command.render(report, console))
 
 
 @app.command(epilog=f"{EXIT_CODES} A puzzle that was not solved is 1, too.")

@@ -6,14 +6,18 @@ from gesso.ops.linear import gelu, linear
 from gesso.ops.norm import rms_norm
 from gesso.ops.rope import inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
+from gesso.ops.weight import Packed, Weight, dense, multiply
 
 __all__ = [
     "LayerCache",
+    "Packed",
     "Reading",
     "Rows",
     "Segment",
+    "Weight",
     "attention",
     "chosen",
+    "dense",
     "draw",
     "experts",
     "few_experts",
@@ -21,6 +25,7 @@ __all__ = [
     "inverse_frequencies",
     "linear",
     "matrices",
+    "multiply",
     "read",
     "rms_norm",
     "rotate",
