@@ -17,6 +17,7 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
+from gesso.guide.constraint import Guides
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class Gesso:
         self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length)
         openings = {tokenizer.id_of(piece) for piece in OPENINGS}
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
+        self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self._inboxes: dict[int, deque[Event]] = {}
 
     @property
@@ -64,7 +66,8 @@ class Gesso:
 
         Options: `max_new_tokens`, `seed` (None draws one; the result tells which), `preset`, `stop` (a string or
         several), `pins` ({position in the new text: token id}), `resume` (a draft event of an earlier run with the
-        same arguments), and every field of `gesso.Diffusion`.
+        same arguments), and every field of `gesso.Diffusion`. What the text must be, one of: `choice` (texts, one of
+        which is written), `regex` (Rust's syntax), `json_schema`, `grammar` (EBNF).
         """
         return _last(self.stream(prompt, **options))
 
@@ -133,6 +136,10 @@ class Gesso:
         stop: str | Sequence[str] = (),
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
+        choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        json_schema: Mapping[str, Any] | bool | None = None,
+        grammar: str | None = None,
         **diffusion: Any,
     ) -> Request:
         """What `generate` with these arguments asks of the engine; for those who step `Gesso.engine` themselves."""
@@ -149,6 +156,7 @@ class Gesso:
             eos=frozenset(self.defaults.eos_token_ids),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
+            guide=self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar),
             never_first=self._never_first,
             resume=resume,
         )

@@ -1,6 +1,7 @@
 """The command line. Answers go to stdout, all else to stderr; torch is not imported before a model is needed."""
 
 import inspect
+import json as json_module  # the name itself is an option's
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -56,6 +57,10 @@ def _diffusion(help: str, *, min: int | None = None, names: Sequence[str] = ()) 
     )
 
 
+def _constraint(help: str) -> Any:
+    return typer.Option(help=help, rich_help_panel="What the text must be")
+
+
 Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
 Adapter = Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")]
@@ -85,6 +90,11 @@ class Options:
     live: Live = True
     json: Json = False
 
+    choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat it for each.")] = None
+    regex: Annotated[str | None, _constraint("Answer with a text that matches; the syntax of Rust's regex crate.")] = None
+    json_schema: Annotated[Path | None, _constraint("Answer with JSON that is valid under the schema in a file.")] = None
+    grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in a file.")] = None
+
     preset: Preset = None
     steps: Steps = None
     entropy_bound: Annotated[float | None, _diffusion("How much uncertainty a step may accept, in nats.")] = None
@@ -103,7 +113,15 @@ class Options:
     def request(self) -> dict[str, Any]:
         """The keyword arguments of `Gesso.stream`."""
         common = {name: getattr(self, name) for name in ("max_new_tokens", "seed", "preset")}
-        return {**common, "stop": self.stop or (), **self.diffusion()}
+        return {**common, "stop": self.stop or (), **self.constraint(), **self.diffusion()}
+
+    def constraint(self) -> dict[str, Any]:
+        given = {"choice": self.choice, "regex": self.regex}
+        if self.json_schema is not None:
+            given["json_schema"] = _json(self.json_schema)
+        if self.grammar is not None:
+            given["grammar"] = _text(self.grammar)
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def watch(self) -> bool:
@@ -143,9 +161,9 @@ def generate(
     options: Options,
 ) -> None:
     """Continue a text."""
-    text = _prompt(prompt)
+    text, asked = _prompt(prompt), options.request()
     model = options.load()
-    result = follow(model, model.stream(text, **options.request()), options.watch)
+    result = follow(model, model.stream(text, **asked), options.watch)
     _deliver(result, as_json=options.json)
 
 
@@ -350,19 +368,25 @@ def training_data(
 
 @app.command(epilog=EXIT_CODES)
 def bench(
-    what: Annotated[str, typer.Argument(help="train: steps on random weights.")],
+    what: Annotated[str, typer.Argument(help="train: steps on random weights. guide: what a constraint costs a step.")],
     shape: Annotated[str, typer.Option(help="mini (from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
     compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
+    fields: Annotated[int, typer.Option(min=1, help="guide: properties of the JSON schema.")] = 50,
 ) -> None:
     """Measure what this machine does; one JSON object."""
-    if what != "train":
-        raise InputError(f"nothing to measure by the name of {what!r}; known is train")
-    from gesso.api import find_device
-    from gesso.bench.train import measure
+    if what == "train":
+        from gesso.api import find_device
+        from gesso.bench import train
 
-    print_json(measure(shape, steps, find_device(device), compile))
+        print_json(train.measure(shape, steps, find_device(device), compile))
+    elif what == "guide":
+        from gesso.bench import guide
+
+        print_json(guide.measure(fields, steps))
+    else:
+        raise InputError(f"nothing to measure by the name of {what!r}; known are train and guide")
 
 
 def _version(wanted: bool) -> None:
@@ -447,6 +471,21 @@ def _prompt(given: str | None) -> str:
     if not text:
         raise InputError("the prompt is empty")
     return text
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+
+
+def _json(path: Path) -> Any:
+    text = _text(path)
+    try:
+        return json_module.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
 
 
 def _task(name: str, data: Sequence[Path] | None, clues: str | None) -> "Task":

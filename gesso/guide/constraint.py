@@ -1,0 +1,78 @@
+"""What a caller may ask of a text, each as a regular expression; and the guides made of them, kept for the next time."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from gesso.errors import InputError
+from gesso.guide.automaton import compile_regex
+from gesso.guide.grammar import grammar_regex
+from gesso.guide.guide import Guide
+from gesso.guide.limits import Limits
+from gesso.guide.schema import schema_regex
+from gesso.guide.words import Words
+from gesso.tokenizer import Tokenizer
+
+NAMES = ("choice", "regex", "json_schema", "grammar")
+KEPT = 32  # compiled constraints
+
+
+class Guides:
+    """Of one model. Compiling takes a second at most for what people write; the same constraint is compiled once."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos: frozenset[int], limits: Limits | None = None
+    ) -> None:
+        self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
+        self.limits = limits or Limits()
+        self._kept: OrderedDict[str, Guide] = OrderedDict()
+
+    def guide(self, **given: Any) -> Guide | None:
+        """The guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None for none of them."""
+        named = [name for name in NAMES if given.get(name) is not None]
+        if not named:
+            return None
+        if len(named) > 1:
+            raise InputError(f"{' and '.join(named)} were given; a text has one constraint")
+        return self.of_regex(expression(named[0], given[named[0]], self.limits))
+
+    def of_regex(self, regex: str) -> Guide:
+        if regex not in self._kept:
+            self._kept[regex] = Guide(compile_regex(regex, self.limits), self._words, self.eos)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(regex)
+        return self._kept[regex]
+
+    @cached_property
+    def _words(self) -> Words:
+        return Words.of(self.tokenizer, self.vocab_size)
+
+
+def expression(name: str, value: Any, limits: Limits) -> str:
+    match name:
+        case "choice":
+            return _choice(value)
+        case "json_schema":
+            if not isinstance(value, (Mapping, bool)):
+                raise InputError(f"json_schema must be a schema (a mapping, or true or false), got {value!r:.80}")
+            return schema_regex(value, limits=limits)
+        case "regex" | "grammar" if not isinstance(value, str):
+            raise InputError(f"{name} must be text, got {type(value).__name__}")
+        case "grammar":
+            return grammar_regex(value, limits=limits)
+    return str(value)
+
+
+def _choice(texts: Sequence[str]) -> str:
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"choice must be a list of texts, got {texts!r:.80}")
+    if not texts or "" in texts:
+        raise InputError("choice must have at least one text, and none may be empty")
+    return "|".join(map(literal, texts))
+
+
+def literal(text: str) -> str:
+    """The expression of exactly this text."""
+    return "".join(f"\\{c}" if c in r"\.+*?()|[]{}^$#&-~" else c for c in text)

@@ -1,0 +1,91 @@
+"""The vocabulary as byte strings: what each token adds to a text. V tokens, L bytes of the longest word considered."""
+
+import bisect
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gesso.guide.automaton import STAY, Automaton
+from gesso.tokenizer import Tokenizer
+
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # what most words are made of
+LONGEST = 20  # bytes; longer tokens are written by shorter ones
+
+
+class Words:
+    def __init__(self, bytes_of: Mapping[int, bytes], vocab_size: int) -> None:
+        """`bytes_of` those tokens of the `vocab_size` that write text; of several that write the same the first is used."""
+        self.bytes_of, self.vocab_size = bytes_of, vocab_size
+        self.token_of: dict[bytes, int] = {}
+        for token, word in bytes_of.items():
+            self.token_of.setdefault(word, token)
+        self._sorted = sorted(self.token_of)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, str] = MappingProxyType({})) -> "Words":
+        """Special tokens are no words, but for those in `named`, each of which is written by the character it maps to."""
+        bytes_of: dict[int, bytes] = {}
+        for token, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
+            if token in tokenizer.special_ids:
+                if token in named:
+                    bytes_of[token] = named[token].encode()
+            elif found := BYTE.fullmatch(piece):
+                bytes_of[token] = bytes.fromhex(found[1])
+            elif 0 < len(word := piece.encode()) <= LONGEST:
+                bytes_of[token] = word
+        return cls(bytes_of, vocab_size)
+
+    @cached_property
+    def bytes_VL(self) -> NDArray[np.int64]:
+        """The bytes of every token, then STAY."""
+        found_VL = np.full((self.vocab_size, LONGEST), STAY, np.int64)
+        for token, word in self.bytes_of.items():
+            found_VL[token, : len(word)] = np.frombuffer(word, np.uint8)
+        return found_VL
+
+    @cached_property
+    def length_V(self) -> NDArray[np.int16]:
+        """In bytes; 0 for what is no word."""
+        length_V = np.zeros(self.vocab_size, np.int16)
+        for token, word in self.bytes_of.items():
+            length_V[token] = len(word)
+        return length_V
+
+    @cached_property
+    def plain_V(self) -> NDArray[np.bool_]:
+        """The words of plain bytes only."""
+        plain_V = np.zeros(self.vocab_size, np.bool_)
+        plain_V[[token for token, word in self.bytes_of.items() if not word.strip(PLAIN)]] = True
+        return plain_V
+
+    def after(self, automaton: Automaton, state: int, limit: int) -> list[tuple[int, int]] | None:
+        """(token, next state) of every word that can follow; None when there are more than `limit`."""
+        if sum(bytes([byte]) in self.token_of for byte in automaton.next_SB[state, :STAY].nonzero()[0].tolist()) > limit:
+            return None
+        found: list[tuple[int, int]] = []
+        for word, target in self._walk(automaton, state):
+            found.append((self.token_of[word], target))
+            if len(found) > limit:
+                return None
+        return found
+
+    def _walk(self, automaton: Automaton, state: int) -> Iterator[tuple[bytes, int]]:
+        """Depth first through the sorted words, byte by byte, and no further than the automaton goes."""
+        pending = [(b"", state, 0, len(self._sorted))]
+        while pending:
+            prefix, at, low, high = pending.pop()
+            if low < high and self._sorted[low] == prefix:
+                if prefix:
+                    yield prefix, at
+                low += 1
+            for byte in automaton.next_SB[at, :STAY].nonzero()[0].tolist():
+                longer = prefix + bytes([byte])
+                first = bisect.bisect_left(self._sorted, longer, low, high)
+                last = bisect.bisect_left(self._sorted, prefix + bytes([byte + 1]), first, high) if byte < 255 else high
+                if first < last:
+                    pending.append((longer, int(automaton.next_SB[at, byte]), first, last))

@@ -1,0 +1,249 @@
+"""A constraint is kept whatever the model says, and the likeliest text that keeps it is found."""
+
+import itertools
+import re
+import time
+
+import numpy as np
+import pytest
+
+import gesso
+from gesso.guide.automaton import DEAD, START, compile_regex
+from gesso.guide.guide import BEAM, TOP, Guide, Scores
+from gesso.guide.limits import Limits
+from gesso.guide.words import Words
+
+SMALL = {"canvas_length": 24, "steps": 3}
+
+
+@pytest.fixture(scope="module")
+def words(box):
+    return Words.of(box.tokenizer, box.config.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def guide_of(words, box):
+    return lambda regex: Guide(compile_regex(regex), words, frozenset(box.defaults.eos_token_ids))
+
+
+def scores_of(guide: Guide, logits_CV: np.ndarray, top: int) -> Scores:
+    order_CK = np.argsort(-logits_CV, axis=1)[:, :top]
+    top_CK = np.take_along_axis(logits_CV, order_CK, axis=1)
+    return Scores(order_CK, top_CK, np.concatenate([logits_CV[:, guide.moves.tokens_U], top_CK[:, :1]], axis=1))
+
+
+def random_logits(vocab_size: int, length: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(length, vocab_size)).astype(np.float32)
+
+
+# --- the automaton and the words ---
+
+
+@pytest.mark.parametrize(
+    ("regex", "right", "wrong"),
+    [
+        ("abc", ["abc"], ["", "ab", "abcd", "abd"]),
+        ("é{2}|日本", ["éé", "日本"], ["é", "日", "本日"]),
+        (r"\d{3}-[a-f]+", ["123-abc", "000-f"], ["123-", "12-a", "123-g"]),
+        (r"(?s).*", ["", "a\nb", "\U0001f600"], []),
+        (r".*", ["", "ab"], ["a\nb"]),
+        (r"\p{Greek}+", ["αβγ"], ["abc", ""]),
+        ("(ab)*", ["", "ab", "abab"], ["a", "aba"]),
+        ("a(bc)?", ["a", "abc"], ["ab"]),
+        ("(?x) a b # two letters", ["ab"], ["a b"]),
+    ],
+)
+def test_an_automaton_accepts_what_the_expression_matches_as_a_whole(regex, right, wrong):
+    automaton = compile_regex(regex)
+    assert all(automaton.matches(text.encode()) for text in right)
+    assert not any(automaton.matches(text.encode()) for text in wrong)
+
+
+def test_a_text_is_the_bytes_of_its_words_put_together(box, words):
+    generator = np.random.default_rng(0)
+    known = sorted(words.bytes_of)
+    for _ in range(200):
+        tokens = generator.choice(known, size=12).tolist()
+        raw = b"".join(words.bytes_of[token] for token in tokens)
+        assert box.decode(tokens) == raw.decode("utf-8", "replace") or b"\xef\xbf\xbd" in raw or not _is_text(raw)
+    assert not words.bytes_of.keys() & box.tokenizer.special_ids
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("regex", ["abc|abd|x", r"[a-z]{2}", r'"[^"]{0,9}"'])
+def test_the_words_that_can_follow_are_those_the_automaton_can_walk(words, regex):
+    automaton = compile_regex(regex)
+    found = dict(words.after(automaton, START, 10**6))
+    for token in words.token_of.values():
+        state = START
+        for byte in words.bytes_of[token]:
+            state = int(automaton.next_SB[state, byte])
+        assert found.get(token, DEAD) == state
+
+
+@pytest.mark.parametrize("regex", ["abc", r'\{"name": "[a-z]{3,}"\}', r"(yes|no){4}", "(?s).*", "日本語"])
+def test_the_way_to_the_end_has_as_many_tokens_as_it_says(guide_of, regex):
+    guide, state, left, tokens = guide_of(regex), START, [], []
+    while not guide.may_end(state):
+        left.append(int(guide.tokens_left_S[state]))
+        tokens.append(int(guide._ways[1][state]))
+        state = guide.walk(state, tokens[-1:])
+    assert left == list(range(len(left), 0, -1)) and guide.shortest == len(tokens)
+    assert guide.automaton.matches(b"".join(guide.words.bytes_of[token] for token in tokens))
+
+
+# --- the search ---
+
+
+@pytest.mark.parametrize("regex", ["ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"])
+def test_the_text_found_is_the_likeliest_of_all_that_fit(guide_of, box, regex):
+    """Against all sequences there are, of the tokens that can occur at all; few states, so nothing is left out."""
+    guide = guide_of(regex)
+    assert len(guide.automaton) <= BEAM
+    usable = sorted({t for s in range(1, len(guide.automaton)) for t, _ in guide.words.after(guide.automaton, s, 999)})
+    ends = sorted(guide.eos)
+    for seed in range(5):
+        logits_CV = random_logits(box.config.vocab_size, 3, seed)
+        best = guide.best(START, scores_of(guide, logits_CV, box.config.vocab_size), after=0)
+        free = float(logits_CV.max(axis=1).sum())
+        highest = -np.inf
+        for length in range(4):
+            for tokens in itertools.product(usable, repeat=length):
+                if guide.may_end(guide.walk(START, tokens)):
+                    score = sum(logits_CV[i, t] for i, t in enumerate(tokens))
+                    if length < 3:
+                        score += max(logits_CV[length, e] for e in ends) + logits_CV[length + 1 :].max(axis=1).sum()
+                    highest = max(highest, float(score))
+        found = guide.walk(START, best.tolist())
+        assert guide.may_end(found) and highest <= free
+        assert sum(float(logits_CV[i, t]) for i, t in enumerate(best)) == pytest.approx(highest, abs=1e-4)
+
+
+@pytest.mark.parametrize("regex", [r'\{"a":"[^"\\]*","b":[0-9]+\}', r"(é|日|a){9}", r"[^\n]{9,30}\n", "(?s).{3,}"])
+def test_what_is_found_fits_however_little_room_there_is(guide_of, box, regex):
+    guide = guide_of(regex)
+    for length, seed in itertools.product((guide.shortest, guide.shortest + 1, 40), range(3)):
+        logits_CV = random_logits(box.config.vocab_size, length, seed)
+        for after in (0, 5):
+            best = guide.best(START, scores_of(guide, logits_CV, TOP), after).tolist()
+            assert guide.fits(START, best, after)
+
+
+# --- in the engine, over random weights ---
+
+REGEXES = [
+    "yes|no",
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
+    r"[a-z]+@[a-z]+\.(com|org)",
+    r"\p{Greek}{3,5}",
+    "🙂{2}ü",
+    r"#[0-9a-f]{6}",
+    r'"([^"\\\x00-\x1f]|\\["\\nt])*"',
+    r"(?s).{1,30}",
+    r"a{30}",
+    r"",
+]
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_text_of_random_weights_matches_the_expression(box, regex):
+    for seed in range(2):
+        result = box.generate("Hello", regex=regex, seed=seed, max_new_tokens=40, **SMALL)
+        assert compile_regex(regex).matches(result.text.encode())
+        assert result.finish_reason == "stop"
+
+
+def test_a_constraint_goes_on_from_canvas_to_canvas(box):
+    result = box.generate("Hello", regex="(abc ){40}end", seed=1, max_new_tokens=200, **SMALL)
+    assert result.text == "abc " * 40 + "end"
+    assert result.usage.canvases > 2
+
+
+@pytest.mark.parametrize("sampler", gesso.settings.SAMPLERS)
+def test_every_sampler_keeps_to_the_constraint(box, sampler):
+    result = box.generate("Hello", regex="[a-c]{5,20}", seed=1, max_new_tokens=24, sampler=sampler, **SMALL)
+    assert re.fullmatch("[a-c]{5,20}", result.text)
+
+
+def test_a_choice_is_one_of_the_texts_to_the_letter(box):
+    texts = ["a+b", "(x)|[y]", "naïve – ünïcödé", "{}\\n", "a-b~c&d#"]
+    for seed in range(4):
+        assert box.generate("Hello", choice=texts, seed=seed, **SMALL).text in texts
+    for text in texts:
+        assert box.generate("Hello", choice=[text], seed=0, **SMALL).text == text
+
+
+def test_text_that_is_right_by_itself_is_left_as_it_is(box, monkeypatch):
+    """Random weights write no text at all, so what they write is called right here."""
+    monkeypatch.setattr(Guide, "fits", lambda *_: True)
+    monkeypatch.setattr(Guide, "best", lambda *_: pytest.fail("nothing to put right"))
+    options = {"seed": 3, "max_new_tokens": 48, **SMALL}
+    assert box.generate("Hello", regex="(?s).*", **options).tokens == box.generate("Hello", **options).tokens
+
+
+def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(box):
+    asked = [{"regex": "[a-z]{4,9}"}, {"choice": ["left", "right"]}, {}, {"regex": "[0-9]+"}]
+    alone = [box.generate("Hello", seed=7, max_new_tokens=20, **one, **SMALL).tokens for one in asked]
+    streams = [box.stream("Hello", seed=7, max_new_tokens=20, **one, **SMALL) for one in asked]
+    together: list = [None] * len(asked)
+    for events in itertools.zip_longest(*streams):
+        for i, event in enumerate(events):
+            if event is not None and event.kind == "done":
+                together[i] = event.result.tokens
+    assert together == alone
+
+
+def test_a_draft_goes_on_under_its_constraint(box):
+    options = {"regex": "[a-z]{4,9}", "seed": 3, "max_new_tokens": 20, "canvas_length": 20, "steps": 4}
+    drafts = [event for event in box.stream("Hello", **options) if event.kind == "draft"]
+    resumed = box.generate("Hello", resume=drafts[1], **options)
+    assert resumed.text == box.generate("Hello", **options).text
+    with pytest.raises(gesso.InputError, match="another constraint"):
+        box.generate("Hello", resume=drafts[1], **options | {"regex": "[a-z]{4,8}"})
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": "(a"}, "cannot be compiled"),
+        ({"regex": "a)(b"}, "cannot be compiled"),
+        ({"regex": "a(?=b)"}, "no look-around"),
+        ({"regex": "[a&&b]"}, "no text can satisfy"),
+        ({"regex": 5}, "must be text"),
+        ({"regex": "\ud800"}, "not text"),
+        ({"regex": "a{100}", "max_new_tokens": 4}, "shortest answer needs 100 tokens"),
+        ({"regex": "a" * 600_000}, "too large"),
+        ({"choice": []}, "at least one"),
+        ({"choice": ["a", ""]}, "none may be empty"),
+        ({"choice": "abc"}, "list of texts"),
+        ({"regex": "a", "choice": ["a"]}, "one constraint"),
+        ({"regex": "a", "pins": {0: 5}}, "cannot be combined"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_the_reason(box, options, message):
+    with pytest.raises(gesso.InputError, match=message):
+        box.generate("Hello", **options)
+
+
+@pytest.mark.parametrize("regex", [r"(a|b)*a(a|b){16}", r"((a{1,99}){1,99}){1,99}"])
+def test_an_expression_that_would_never_be_done_is_ended(regex):
+    start = time.perf_counter()
+    with pytest.raises(gesso.InputError, match="too large|more than 2 s|within 500 MiB"):
+        compile_regex(regex, Limits(seconds=2, memory=500 << 20))
+    assert time.perf_counter() - start < 10
+
+
+def test_a_constraint_is_compiled_once(box, monkeypatch):
+    first = box.guides.guide(regex="[a-f]{3}x")
+    monkeypatch.setattr("gesso.guide.constraint.compile_regex", lambda *_: pytest.fail("compiled again"))
+    assert box.guides.guide(regex="[a-f]{3}x") is first
