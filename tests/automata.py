@@ -2,11 +2,19 @@
 
 import random
 from collections import deque
+from functools import partial
 
 from outlines_core import Index, Vocabulary
 
 END = 256
+_WORD = "@start of the text@"
 _BYTES = Vocabulary(END, {bytes([byte]): [byte] for byte in range(256)})
+
+
+def _walk(edges: dict[int, dict[int, int]], text: bytes, state: int | None) -> int | None:
+    for byte in text:
+        state = edges[state].get(byte) if state is not None else None
+    return state
 
 
 class Texts:
@@ -14,15 +22,14 @@ class Texts:
 
     The library looks for a match anywhere, and for the first alternative that matches: `a|ab` never gets to `ab`, and
     what may start anywhere makes an automaton of exponential size. An empty second alternative rules the latter out, a
-    mark at the end the former. The two marks at the start are how to find the state that the text itself starts in.
+    mark at the end the former. By the word at the start we find the state that the text itself starts in.
     """
 
     def __init__(self, regex: str) -> None:
-        index = Index(f"(?:\\x00\\x00(?:{regex})\\x00|)", _BYTES)
+        index = Index(f"(?:.{_WORD}(?:{regex})\\x00|)", _BYTES)
         edges = {s: {b: t for b, t in row.items() if b != END} for s, row in index.get_transitions().items()}
         entered = {t for row in edges.values() for t in row.values()} | {index.get_initial_state()}
-        (before,) = edges.keys() - entered
-        self.start = edges[before][0]
+        (self.start,) = {s for s in map(partial(_walk, edges, _WORD.encode()), edges.keys() - entered) if s is not None}
         self.accepting = {s for s, row in edges.items() if 0 in row}
         self.edges = {s: {b: t for b, t in row.items() if b} for s, row in edges.items()}
         self.left = self._distances()
@@ -50,13 +57,7 @@ class Texts:
         return left
 
     def has(self, text: str) -> bool:
-        state = self.start
-        for byte in text.encode():
-            following = self.edges[state].get(byte)
-            if following is None:
-                return False
-            state = following
-        return state in self.accepting
+        return _walk(self.edges, text.encode(), self.start) in self.accepting
 
     def sample(self, rng: random.Random, length: int = 60) -> str:
         """A random walk that turns to the nearest end after about `length` bytes."""

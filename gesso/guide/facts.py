@@ -92,7 +92,7 @@ def identity(value: Any) -> Any:
     """Equal for equal JSON values: 1 is 1.0, but not true."""
     kind = type_of(value)
     if kind in ("integer", "number"):
-        return "number", Fraction(value)
+        return "number", value
     if kind == "array":
         return kind, tuple(identity(v) for v in value)
     return (kind, frozenset((k, identity(v)) for k, v in value.items())) if kind == "object" else (kind, value)

@@ -135,16 +135,18 @@ def _same_length(low: str, high: str) -> Piece | None:
     prefix, a, b = low[:shared], low[shared:], high[shared:]
     if not a:
         return quote(low)
-    if set(a) == {"0"} and set(b) == {"9"}:
-        return seq(quote(prefix), repeat(DIGIT, len(a), len(a))) if prefix else repeat(DIGIT, len(a), len(a))
+    # A number above `a` shares some digits with it and is greater at the next; likewise below `b`. Where only zeros
+    # follow in `a`, or nines in `b`, all that begins like them is in.
     rest = len(a) - 1
-    parts: list[Piece | None] = [quote(a)]
-    # A number above `a` shares some digits with it and is greater at the next; likewise below `b`.
-    for i in range(len(a) - 1, -1, -1):
-        top = chr(ord(b[0]) - 1) if i == 0 else "9"
-        parts.append(_then(a[:i], chr(ord(a[i]) + 1), top, rest - i))
-    parts += [_then(b[:i], "0", chr(ord(b[i]) - 1), rest - i) for i in range(1, len(b))]
-    parts.append(quote(b))
+    zeros, nines = not a[1:].strip("0"), not b[1:].strip("9")
+    parts: list[Piece | None] = []
+    if not zeros:
+        parts.append(quote(a))
+        parts += [_then(a[:i], chr(ord(a[i]) + 1), "9", rest - i) for i in range(rest, 0, -1)]
+    parts.append(_then("", chr(ord(a[0]) + (not zeros)), chr(ord(b[0]) - (not nines)), rest))
+    if not nines:
+        parts += [_then(b[:i], "0", chr(ord(b[i]) - 1), rest - i) for i in range(1, rest + 1)]
+        parts.append(quote(b))
     body = alt(parts)
     return body if not prefix or body is None else seq(quote(prefix), body)
 
@@ -161,8 +163,9 @@ def _fractions(low: Bound, high: Bound | None) -> Piece | None:
     if high is not None and high.value < low.value:
         return None
     first, floor = int(low.value), _places(low.value)
+    below: str | None
     if high is None:
-        last, below, strict = LARGE - 1, None, False
+        last, below, strict = LARGE, "", True
     else:
         last, below, strict = int(high.value), _places(high.value), high.strict
         if high.strict and high.value == last:  # 5 is out: the last whole part is 4, with any fraction

@@ -6,6 +6,7 @@ is in it for everyone and what is in it for anyone; texts are made from the firs
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gesso.errors import InputError
 from gesso.guide.charset import ANY, LAST, Ranges, chars, complement, minus, union
@@ -141,6 +142,11 @@ def _write(node: Node) -> Piece | None:
             raise AssertionError("anchors are gone before anything is written")
 
 
+@lru_cache(maxsize=1024)
+def _one(char: str) -> Chars:
+    return Chars(chars(char), chars(char))
+
+
 class _Parser:
     def __init__(self, pattern: str) -> None:
         self.pattern, self.at, self.level = pattern, 0, 0
@@ -219,7 +225,7 @@ class _Parser:
             return self._escape()
         if char in "*+?{}]":
             raise self._error(f"{char} stands for itself only as \\{char}")
-        return Chars(chars(char), chars(char))
+        return _one(char)
 
     def _group(self) -> Node:
         self.level += 1
@@ -252,7 +258,7 @@ class _Parser:
             char = _CONTROLS[char]
         elif char.isalnum():
             raise self._error(f"\\{char} (back-references, word boundaries and properties are not known here)")
-        return Chars(chars(char), chars(char))
+        return _one(char)
 
     def _class(self) -> Chars:
         negated = self._take("^")
@@ -274,15 +280,15 @@ class _Parser:
 
     def _class_item(self) -> Chars:
         if self._take("\\b"):
-            return Chars(chars("\b"), chars("\b"))
+            return _one("\b")
         if self._take("\\-"):
-            return Chars(chars("-"), chars("-"))
+            return _one("-")
         char = self._next()
         if char == "\\":
             return self._escape()
         if char == "[":
             raise self._error("[ stands for itself in a class only as \\[")
-        return Chars(chars(char), chars(char))
+        return _one(char)
 
 
 _COUNTS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}

@@ -33,15 +33,17 @@ class Piece:
 
 EMPTY = Piece("", 0, 0, SEQUENCE)
 
-_META = frozenset("\\.+*?()|[]{}^$#&-~")
+_META = str.maketrans({sign: "\\" + sign for sign in "\\.+*?()|[]{}^$#&-~"})
+_MANY = 10**12
 
 
 def quote(text: str) -> Piece:
     """The expression that matches exactly this text."""
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise InputError(f"{text!r} holds half of a surrogate pair, which no text in UTF-8 can hold")
-    escaped = "".join("\\" + c if c in _META else c for c in text)
-    return Piece(escaped, len(text.encode()), 1, ATOM if len(text) == 1 else SEQUENCE)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InputError(f"{text!r} holds half of a surrogate pair, which no text in UTF-8 can hold") from None
+    return Piece(text.translate(_META), size, 1, ATOM if len(text) == 1 else SEQUENCE)
 
 
 def raw(text: str, states: int | None = None) -> Piece:
@@ -80,7 +82,7 @@ def repeat(piece: Piece, low: int, high: int | None) -> Piece:
     grouped = piece.kind != ATOM
     text = f"(?:{piece.text})" if grouped else piece.text
     copies = max(low, 1) if high is None else high
-    return Piece(text + mark, piece.states * copies + 1, piece.nest + 1 + grouped, REPETITION)
+    return Piece(text + mark, min(piece.states * copies + 1, _MANY), piece.nest + 1 + grouped, REPETITION)
 
 
 def optional(piece: Piece | None) -> Piece:

@@ -5,7 +5,6 @@ A keyword that is not known here is refused by name. Ignored are only those that
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -59,6 +58,8 @@ def _size(value: Any) -> int:
     if value is None or isinstance(value, bool):
         return 4
     if isinstance(value, int):
+        if value.bit_length() > 13_000:  # Python itself does not write numbers of more than 4,300 digits
+            raise InputError("the schema holds a number of about 4,000 digits or more")
         return value.bit_length() // 3 + 1
     if isinstance(value, float) and math.isfinite(value):
         return len(repr(value))
@@ -73,14 +74,22 @@ class Reader:
         self.cut = False
         self.visits = 0
         self.facts: dict[Any, tuple[list[Facts], bool]] = {}
+        self.joined: dict[Any, tuple[list[Facts], bool]] = {}
         self.told_apart: set[str] = set()
 
     def read(self, places: tuple[Place, ...]) -> list[Facts]:
         """The alternatives of what all these places say at once."""
-        found = [Facts()]
-        for place in places:
-            found = self._both(found, self._place(place), place)
-        return [facts for facts in map(kept, found) if facts.possible]
+        name = tuple(place.key for place in places)
+        if name not in self.joined:
+            before, self.cut = self.cut, False
+            found = [Facts()]
+            for place in places:
+                found = self._both(found, self._place(place), place)
+            self.joined[name] = [facts for facts in map(kept, found) if facts.possible], self.cut
+            self.cut = before
+        found, cut = self.joined[name]
+        self.cut = self.cut or cut
+        return found
 
     def _both(self, some: list[Facts], others: list[Facts], place: Place) -> list[Facts]:
         if len(some) * len(others) > BRANCHES:
@@ -99,7 +108,7 @@ class Reader:
 
     def _read(self, place: Place) -> list[Facts]:
         self.visits += 1
-        if self.visits > self.limits.regex_chars // 25:
+        if self.visits > self.limits.regex_chars // 80:
             raise InputError(f"{place.pointer}: the schema grows too large once its references are followed")
         if place.level > LEVELS:
             raise InputError(f"{place.pointer}: schemas nest deeper than {LEVELS} levels, references included")
@@ -195,20 +204,23 @@ class Reader:
 
     def _own(self, place: Place, schema: Mapping[str, Any]) -> Facts:
         """What the keywords of this very schema say."""
-        facts = Facts(place.pointer)
+        fields: dict[str, Any] = {}
+        about: set[str] = set()
         for keyword, value in schema.items():
             if keyword in KEYWORDS:
                 kind, reader = KEYWORDS[keyword]
-                about = {"integer", "number"} if kind == "number" else {kind} if kind else set()
-                changes = reader(place, keyword, value)
-                facts = join(facts, Facts(place.pointer, about=frozenset(about), **changes))
+                about |= {"integer", "number"} if kind == "number" else {kind} if kind else set()
+                for name, fact in reader(place, keyword, value).items():
+                    if name in fields:  # enum and const, minimum and exclusiveMinimum
+                        fact = getattr(join(Facts(**{name: fields[name]}), Facts(**{name: fact})), name)
+                    fields[name] = fact
             elif keyword not in ANNOTATIONS and keyword not in APPLIED:
                 raise InputError(f"{place.pointer}/{keyword}: the keyword {keyword!r} is not supported")
             elif keyword == "$id" and place.pointer != "#":
                 raise InputError(f"{place.pointer}/$id: a name for a part of the schema moves its references; drop it")
         if "properties" in schema or "additionalProperties" in schema:
-            facts = replace(facts, shapes=(_shape(place, schema),), about=facts.about | {"object"})
-        return facts
+            fields["shapes"] = (_shape(place, schema),)
+        return Facts(place.pointer, about=frozenset(about), **fields)
 
 
 Fields = dict[str, Any]

@@ -44,6 +44,7 @@ class _Writer:
     def __init__(self, reader: Reader, limits: Limits) -> None:
         self.reader, self.limits = reader, limits
         self.known: dict[Any, Piece | None] = {}
+        self.pattern_chars = 0
 
     def places(self, places: tuple[Place, ...]) -> Piece | None:
         """A value that fits what all these places say; `None` where there is none."""
@@ -78,7 +79,7 @@ class _Writer:
             case "number":
                 return None if facts.whole else numbers(facts.low, facts.high)
             case "string":
-                return _string(facts)
+                return self._string(facts)
             case "array":
                 return self._array(facts, anything)
         return self._object(facts, anything)
@@ -90,6 +91,20 @@ class _Writer:
         if listed is None:
             raise InputError(f"{facts.pointer}/multipleOf: needs bounds with at most a thousand multiples between them")
         return alt(literal(number) for number in listed)
+
+    def _string(self, facts: Facts) -> Piece | None:
+        low, high = facts.min_length, facts.max_length
+        if facts.format is not None:
+            return _formatted(facts, facts.format)
+        if facts.pattern is None:
+            return free_string(low, high)
+        self.pattern_chars += len(facts.pattern)
+        if self.pattern_chars > self.limits.regex_chars // 5:
+            raise InputError(f"{facts.pointer}/pattern: the patterns of the schema are too long, taken together")
+        try:
+            return quoted(pattern_content(facts.pattern, low, high))
+        except InputError as error:
+            raise InputError(f"{facts.pointer}/pattern: {error}") from None
 
     def _array(self, facts: Facts, anything: Place) -> Piece | None:
         low, high = facts.min_items, facts.max_items
@@ -227,19 +242,12 @@ def _joined(pieces: tuple[Piece, ...]) -> Iterator[Piece]:
         yield from (COMMA, piece) if i else (piece,)
 
 
-def _string(facts: Facts) -> Piece | None:
-    low, high = facts.min_length, facts.max_length
-    if facts.format is None:
-        try:
-            inside = facts.pattern is not None and pattern_content(facts.pattern, low, high)
-        except InputError as error:
-            raise InputError(f"{facts.pointer}/pattern: {error}") from None
-        return free_string(low, high) if inside is False else quoted(inside)
+def _formatted(facts: Facts, name: str) -> Piece | None:
     if facts.pattern is not None:
         raise InputError(f"{facts.pointer}: pattern and format stand beside each other; only one can be followed")
-    known = FORMATS[facts.format]
+    known, low, high = FORMATS[name], facts.min_length, facts.max_length
     if low > known.low or (high is not None and (known.high is None or high < known.high)):
         raise InputError(
-            f"{facts.pointer}: the format {facts.format!r} allows other lengths than minLength and maxLength do; drop them"
+            f"{facts.pointer}: the format {name!r} allows other lengths than minLength and maxLength; drop them"
         )
     return quoted(known.content)

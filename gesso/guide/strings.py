@@ -1,6 +1,7 @@
 """JSON strings as regular expressions: free ones of some length, given ones, characters from a set."""
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from gesso.guide.charset import Ranges, char_class, chars, minus, union
@@ -33,6 +34,7 @@ def free_string(low: int = 0, high: int | None = None) -> Piece | None:
     return quoted(repeat(_ANY if low == 0 and high is None else _SHORT, low, high))
 
 
+@lru_cache(maxsize=1024)
 def json_char(ranges: Ranges) -> Piece | None:
     """One character of the set, the way it stands inside a JSON string."""
     parts: list[Piece | None] = [char_class(minus(ranges, _ESCAPED))]
