@@ -12,7 +12,6 @@ from fractions import Fraction
 from gesso.guide.pieces import EMPTY, Piece, alt, quote, raw, repeat, seq
 
 DIGIT = Piece("[0-9]", 1, 1)
-ZERO_DIGIT = Piece("0", 1, 1)
 DIGITS = 15
 """As many significant digits as floating point can tell apart."""
 LARGE = 10**DIGITS
@@ -172,15 +171,14 @@ def _fractions(low: Bound, high: Bound | None) -> Piece | None:
             last, below = last - 1, None
     if first > last:
         return None
-    limit = _room(last) if strict else None
     if first == last:
-        return _pointed(first, _fraction(floor, low.strict, below, strict, _room(first), limit))
+        return _pointed(first, _fraction(floor, low.strict, below, strict, _room(first)))
     inner = _natural(first + 1, last - 1)
     return alt(
         [
-            _pointed(first, _fraction(floor, low.strict, None, False, _room(first), None)),
+            _pointed(first, _fraction(floor, low.strict, None, False, _room(first))),
             seq(inner, raw("\\.", 1), repeat(DIGIT, 1, None)) if inner is not None else None,
-            _pointed(last, _fraction("", False, below, strict, _room(last), limit)),
+            _pointed(last, _fraction("", False, below, strict, _room(last))),
         ]
     )
 
@@ -203,41 +201,46 @@ def _pointed(whole: int, fraction: Piece | None) -> Piece | None:
     return None if fraction is None else seq(quote(str(whole)), raw("\\.", 1), fraction)
 
 
-def _fraction(
-    low: str, above: bool, high: str | None, under: bool, room: int, limit: int | None, first: bool = True
-) -> Piece | None:
-    """Digits after the point, of which there must be one if `first`, worth at least `low` and at most `high`.
+def _fraction(low: str, above: bool, high: str | None, under: bool, room: int, first: bool = True) -> Piece | None:
+    """Digits after the point, of which there must be one if `first`, worth at least `low` and at most `high` (None: 1).
 
-    `above` and `under` leave the bounds themselves out. Above `low`, one of the next `room` digits must be more than 0;
-    below `high`, there may be no more than `limit` digits.
+    `above` and `under` leave the bounds themselves out: within `room` digits the number must differ from them.
     """
-    if limit is not None and limit < first:
-        return None
-    if high is None and not low:
-        if not above:
-            return repeat(DIGIT, int(first), limit)
-        if room < 1 or limit == 0:
-            return None
-        if limit is not None:
-            return seq(repeat(DIGIT, 0, min(room, limit) - 1), raw("[1-9]", 1))
-        return seq(repeat(ZERO_DIGIT, 0, room - 1), raw("[1-9]", 1), repeat(DIGIT, 0, None))
     if high == "":
-        return None if low or above or under else repeat(ZERO_DIGIT, int(first), limit)
-    if limit == 0:
-        return None if low or above else EMPTY
-    less = None if limit is None else limit - 1
-    bottom, top = low[0] if low else "0", high[0] if high else "9"
+        return None if low or above or under else repeat(Piece("0", 1, 1), int(first), None)
+    if not low and high is None and not (above and under):
+        return _differing("0", "[1-9]", room) if above else _below_one(under, room, first)
+    if room < 1:
+        return None if low or above or first else EMPTY
     parts: list[Piece | None] = [EMPTY] if not low and not above and not first else []
+    bottom, top = low[0] if low else "0", high[0] if high else "9"
+    after = high[1:] if high else None
     if bottom == top:
-        after = None if high is None else high[1:]
-        parts.append(_led(bottom, _fraction(low[1:], above, after, under, room - 1, less, False)))
+        parts.append(_led(bottom, _fraction(low[1:], above, after, under, room - 1, False)))
     elif bottom < top:
-        parts.append(_led(bottom, _fraction(low[1:], above, None, False, room - 1, less, False)))
-        between = _then("", chr(ord(bottom) + 1), top if high is None else chr(ord(top) - 1), 0)
-        parts.append(None if between is None else seq(between, repeat(DIGIT, 0, less)))
-        if high is not None:
-            parts.append(_led(top, _fraction("", False, high[1:], under, room - 1, less, False)))
+        # Digits that lead to just below the bound: 4 where 0.5 is out, for 0.4999... reads as 0.5.
+        close = chr(ord(top) - 1) if under and after == "" else ""
+        parts.append(_led(bottom, _fraction(low[1:], above, None, bottom == close, room - 1, False)))
+        between = _then("", chr(ord(bottom) + 1), chr(ord(top) - 1 - bool(close)), 0)
+        parts.append(None if between is None else seq(between, repeat(DIGIT, 0, None)))
+        if bottom < close:
+            parts.append(_led(close, _below_one(True, room - 1, False)))
+        parts.append(_led(top, _fraction("", False, after, under, room - 1, False)))
     return alt(parts)
+
+
+def _below_one(strictly: bool, room: int, first: bool) -> Piece | None:
+    if not strictly:
+        return repeat(DIGIT, int(first), None)
+    nines = repeat(Piece("9", 1, 1), int(first), room) if room >= first else None
+    return alt([_differing("9", "[0-8]", room), nines])
+
+
+def _differing(digit: str, other: str, room: int) -> Piece | None:
+    """Digits of which one of the first `room` is another."""
+    if room < 1:
+        return None
+    return seq(repeat(Piece(digit, 1, 1), 0, room - 1), raw(other, 1), repeat(DIGIT, 0, None))
 
 
 def _led(digit: str, rest: Piece | None) -> Piece | None:

@@ -109,7 +109,7 @@ class Reader:
     def _read(self, place: Place) -> list[Facts]:
         self.visits += 1
         if self.visits > self.limits.regex_chars // 80:
-            raise InputError(f"{place.pointer}: the schema grows too large once its references are followed")
+            raise InputError(f"{place.pointer}: the schema has too many parts, counted with its references followed")
         if place.level > LEVELS:
             raise InputError(f"{place.pointer}: schemas nest deeper than {LEVELS} levels, references included")
         schema = place.schema

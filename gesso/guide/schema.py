@@ -4,7 +4,7 @@ Not every valid document matches. Keys come in the order of `properties`, and an
 others; between tokens stands nothing but one optional space after `,` and `:`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
@@ -16,10 +16,12 @@ from gesso.guide.numbers import integers, multiples, numbers
 from gesso.guide.patterns import pattern_content
 from gesso.guide.pieces import EMPTY, Piece, alt, check, optional, raw, repeat, seq
 from gesso.guide.reader import Reader, measure
-from gesso.guide.strings import COLON, COMMA, free_string, key, literal, quoted
+from gesso.guide.strings import COLON, COMMA, free_string, joined, key, literal, quoted
 
 ANYTHING = "*"
 """Stands for "any value" among the definitions entered: free values nest no deeper than the others."""
+SCALAR = {"type": ["null", "boolean", "number", "string"]}
+"""What is left of "any value" at the deepest level."""
 RUN = 16
 """Optional members in one nested run: each is written twice in it. Longer lists are halved, or the nesting would be
 too deep for Rust's parser."""
@@ -62,9 +64,8 @@ class _Writer:
         if types == TYPES and facts.about:  # {"properties": ...} without a type is meant for objects
             types = facts.about
         level = max(dict(place.entered).get(ANYTHING, 0) for place in places) + facts.free
-        anything = Place(True, ANYTHING, frozenset({(ANYTHING, level + 1)}))
-        if level + 1 >= self.limits.depth:
-            anything = Place(False, ANYTHING, frozenset({(ANYTHING, level + 1)}))
+        deeper = level + 2 < self.limits.depth
+        anything = Place(deeper or SCALAR, ANYTHING, frozenset({(ANYTHING, level + 1)}))
         found = (self._typed(kind, types, facts, anything) for kind in sorted(types))
         return alt(found)
 
@@ -142,7 +143,7 @@ class _Writer:
         pieces = [literal(value) for value in values]
         if len(values) <= 4:
             orders = [order for size in range(low, high + 1) for order in permutations(pieces, size)]
-            listed = [seq(raw("\\["), *_joined(order), raw("\\]")) for order in orders]
+            listed = [seq(raw("\\["), *joined(order), raw("\\]")) for order in orders]
             return alt(listed)
         if low > high:
             return None
@@ -235,11 +236,6 @@ def _between(start: str, item: Piece | None, low: int, high: int | None, end: st
     more = repeat(seq(COMMA, item), max(low - 1, 0), None if high is None else high - 1)
     inside = seq(item, more)
     return seq(raw(f"\\{start}"), inside if low else optional(inside), raw(f"\\{end}"))
-
-
-def _joined(pieces: tuple[Piece, ...]) -> Iterator[Piece]:
-    for i, piece in enumerate(pieces):
-        yield from (COMMA, piece) if i else (piece,)
 
 
 def _formatted(facts: Facts, name: str) -> Piece | None:

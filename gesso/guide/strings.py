@@ -1,6 +1,7 @@
 """JSON strings as regular expressions: free ones of some length, given ones, characters from a set."""
 
 import json
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -47,11 +48,11 @@ def json_char(ranges: Ranges) -> Piece | None:
 
 def literal(value: Any) -> Piece:
     """A JSON value as it is usually written; one space after `,` and `:` is left to the writer."""
-    if isinstance(value, list):
-        return seq(raw("\\["), *_joined([literal(v) for v in value]), raw("\\]"))
-    if isinstance(value, dict):
+    if isinstance(value, list | tuple):
+        return seq(raw("\\["), *joined([literal(v) for v in value]), raw("\\]"))
+    if isinstance(value, Mapping):
         members = [seq(quote(_text(k)), COLON, literal(v)) for k, v in value.items()]
-        return seq(raw("\\{"), *_joined(members), raw("\\}"))
+        return seq(raw("\\{"), *joined(members), raw("\\}"))
     return quote(_text(value))
 
 
@@ -63,7 +64,8 @@ COMMA = raw(", ?", 2)
 COLON = raw(": ?", 2)
 
 
-def _joined(pieces: list[Piece]) -> list[Piece]:
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """With commas between."""
     return [p for piece in pieces for p in (COMMA, piece)][1:]
 
 
