@@ -30,7 +30,8 @@ class Texts:
         edges = {s: {b: t for b, t in row.items() if b != END} for s, row in index.get_transitions().items()}
         entered = {t for row in edges.values() for t in row.values()} | {index.get_initial_state()}
         (self.start,) = {s for s in map(partial(_walk, edges, _WORD.encode()), edges.keys() - entered) if s is not None}
-        self.accepting = {s for s, row in edges.items() if 0 in row}
+        final = index.get_final_states()
+        self.accepting = {s for s, row in edges.items() if row.get(0) in final}
         self.edges = {s: {b: t for b, t in row.items() if b} for s, row in edges.items()}
         self.left = self._distances()
         reached, waiting = {self.start}, [self.start]
