@@ -1,17 +1,22 @@
 """A constraint is kept whatever the model says, and the likeliest text that keeps it is found."""
 
 import itertools
+import json
 import re
 import time
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
 
 import gesso
 from gesso.guide.automaton import DEAD, START, compile_regex
 from gesso.guide.guide import BEAM, TOP, Guide, Scores
 from gesso.guide.limits import Limits
 from gesso.guide.words import Words
+from tests.schemas import schemas
+from tests.test_guide_schema import valid
 
 SMALL = {"canvas_length": 24, "steps": 3}
 
@@ -247,3 +252,25 @@ def test_a_constraint_is_compiled_once(box, monkeypatch):
     first = box.guides.guide(regex="[a-f]{3}x")
     monkeypatch.setattr("gesso.guide.constraint.compile_regex", lambda *_: pytest.fail("compiled again"))
     assert box.guides.guide(regex="[a-f]{3}x") is first
+
+
+# --- JSON schemas by chance, over random weights ---
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_text_of_random_weights_is_valid_under_any_schema(box, part):
+    """Three hundred schemas in six parts; every one leaves room for forty tokens more than it needs."""
+
+    @seed(part)
+    @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(schemas(), st.integers(0, 2**32))
+    def check(schema, number):
+        guide = box.guides.guide(json_schema=schema)
+        room = guide.shortest + 40
+        result = box.generate(
+            "Hello", json_schema=schema, seed=number, max_new_tokens=room, canvas_length=48, steps=1, sampler="argmax"
+        )
+        assert result.finish_reason == "stop"
+        assert valid(json.loads(result.text), schema), result.text
+
+    check()
