@@ -17,7 +17,7 @@ from gesso.errors import InputError
 from gesso.guide.limits import Limits
 from gesso.guide.schema import schema_regex
 from tests.automata import Texts
-from tests.schemas import FORMATS, schemas, value_of
+from tests.schemas import FORMATS, mixtures, schemas, value_of
 
 property_test = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
@@ -56,6 +56,17 @@ def test_valid_values_as_they_are_usually_written_match(schema: Any, rng: random
         value = value_of(schema, rng)
         assert valid(value, schema)
         assert found.has(compact(value)) and found.has(json.dumps(value, ensure_ascii=False))
+
+
+@property_test
+@given(mixtures())
+def test_keywords_thrown_together_are_refused_or_kept(schema: Any) -> None:
+    try:
+        expression = schema_regex(schema)
+    except InputError:
+        return
+    if len(expression) < 10_000:  # the others take long to build, not to keep
+        check_samples(schema, 20)
 
 
 SCHEMAS = {
@@ -99,6 +110,7 @@ SCHEMAS = {
         },
         "$ref": "#/$defs/a",
     },
+    "not as meant": {"minLength": 3, "maxLength": 2},
     "annotated": {"title": "t", "description": "d", "default": 1, "examples": [2], "$comment": "c", "type": "null"},
 }
 
@@ -256,6 +268,7 @@ def test_a_schema_that_nothing_satisfies_is_an_error(schema: Any) -> None:
 
 @pytest.mark.parametrize("schema", [
     {"$ref": "#"},
+    {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
     {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
 ])  # fmt: skip
