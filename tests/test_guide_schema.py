@@ -110,7 +110,6 @@ SCHEMAS = {
         },
         "$ref": "#/$defs/a",
     },
-    "not as meant": {"minLength": 3, "maxLength": 2},
     "annotated": {"title": "t", "description": "d", "default": 1, "examples": [2], "$comment": "c", "type": "null"},
 }
 
@@ -262,7 +261,7 @@ def test_what_cannot_be_kept_is_refused_by_name_and_place(schema: Any, place: st
     {"type": "array", "items": False, "minItems": 1},
 ])  # fmt: skip
 def test_a_schema_that_nothing_satisfies_is_an_error(schema: Any) -> None:
-    with pytest.raises(InputError, match="no value satisfies"):
+    with pytest.raises(InputError, match="contradicts itself"):
         schema_regex(schema)
 
 

@@ -22,7 +22,7 @@ ANYTHING = "*"
 """Stands for "any value" among the definitions entered: free values nest no deeper than the others."""
 SCALAR = {"type": ["null", "boolean", "number", "string"]}
 """What is left of "any value" at the deepest level."""
-LONG, SHORT, DEEP = 50, 16, 160
+LONG, SHORT, DEEP = 50, 16, 170
 """Optional members in one run, each inside the next: there each is written only twice, but Rust's parser allows no more
 than 250 levels. Past DEEP levels runs are short, and more members are written more often."""
 
@@ -65,11 +65,7 @@ class _Writer:
         anything = Place(deeper or SCALAR, ANYTHING, frozenset({(ANYTHING, level + 1)}))
         # {"properties": ...} without a type allows a number, but is meant for objects.
         meant = facts.about if facts.types == TYPES and facts.about else facts.types
-        found = alt(self._typed(kind, meant, facts, anything) for kind in sorted(meant))
-        if found is None and meant != facts.types:
-            others = facts.types - meant
-            found = alt(self._typed(kind, others, facts, anything) for kind in sorted(others))
-        return found
+        return alt(self._typed(kind, meant, facts, anything) for kind in sorted(meant))
 
     def _typed(self, kind: str, types: frozenset[str], facts: Facts, anything: Place) -> Piece | None:
         match kind:
