@@ -183,3 +183,40 @@ def _number_of(schema: dict[str, Any], kind: str, rng: random.Random) -> int | f
     if kind == "integer":
         return rng.choice([n for n in options if n == int(n) and isinstance(n, int)])
     return rng.choice([*options, inside, low + (high - low) * 0.125])
+
+
+_KEYWORDS: dict[str, st.SearchStrategy[Any]] = {
+    "type": st.sampled_from(["integer", "number", "string", "object", "array", ["string", "integer"], "null"]),
+    "enum": st.lists(_values, min_size=1, max_size=4),
+    "const": _values,
+    "minimum": st.integers(-9, 9),
+    "exclusiveMaximum": st.sampled_from([-0.5, 3, 12]),
+    "multipleOf": st.sampled_from([1, 3]),
+    "minLength": st.integers(0, 3),
+    "maxLength": st.integers(0, 5),
+    "pattern": st.sampled_from(sorted(PATTERNS)),
+    "format": st.sampled_from(["date", "ipv4"]),
+    "minItems": st.integers(0, 3),
+    "maxItems": st.integers(0, 3),
+    "uniqueItems": st.booleans(),
+    "required": st.lists(st.sampled_from(["a", "b"]), max_size=2, unique=True),
+    "minProperties": st.integers(0, 2),
+    "maxProperties": st.integers(0, 3),
+}
+
+
+def _mixed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    some = st.lists(inner, min_size=1, max_size=3)
+    applied = {"allOf": some, "anyOf": some, "oneOf": some, "items": inner, "prefixItems": some}
+    applied |= {"properties": st.dictionaries(st.sampled_from(["a", "b", "c"]), inner), "additionalProperties": inner}
+    return st.one_of(st.just({"$ref": "#"}), _chosen({**_KEYWORDS, **applied}, 4))
+
+
+def _chosen(keywords: dict[str, st.SearchStrategy[Any]], most: int) -> st.SearchStrategy[Any]:
+    names = st.lists(st.sampled_from(sorted(keywords)), max_size=most, unique=True)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in chosen}))
+
+
+def mixtures() -> st.SearchStrategy[Any]:
+    """Keywords thrown together: many make no sense, contradict each other or cannot be kept."""
+    return st.recursive(st.one_of(st.booleans(), _chosen(_KEYWORDS, 3)), _mixed, max_leaves=8)

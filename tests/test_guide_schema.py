@@ -17,7 +17,7 @@ from gesso.errors import InputError
 from gesso.guide.limits import Limits
 from gesso.guide.schema import schema_regex
 from tests.automata import Texts
-from tests.schemas import FORMATS, schemas, value_of
+from tests.schemas import FORMATS, mixtures, schemas, value_of
 
 property_test = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
@@ -56,6 +56,17 @@ def test_valid_values_as_they_are_usually_written_match(schema: Any, rng: random
         value = value_of(schema, rng)
         assert valid(value, schema)
         assert found.has(compact(value)) and found.has(json.dumps(value, ensure_ascii=False))
+
+
+@property_test
+@given(mixtures())
+def test_keywords_thrown_together_are_refused_or_kept(schema: Any) -> None:
+    try:
+        expression = schema_regex(schema)
+    except InputError:
+        return
+    if len(expression) < 10_000:  # the others take long to build, not to keep
+        check_samples(schema, 20)
 
 
 SCHEMAS = {
@@ -250,12 +261,13 @@ def test_what_cannot_be_kept_is_refused_by_name_and_place(schema: Any, place: st
     {"type": "array", "items": False, "minItems": 1},
 ])  # fmt: skip
 def test_a_schema_that_nothing_satisfies_is_an_error(schema: Any) -> None:
-    with pytest.raises(InputError, match="no value satisfies"):
+    with pytest.raises(InputError, match="contradicts itself"):
         schema_regex(schema)
 
 
 @pytest.mark.parametrize("schema", [
     {"$ref": "#"},
+    {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
     {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
 ])  # fmt: skip
@@ -345,4 +357,4 @@ def test_optional_properties_do_not_multiply() -> None:
     sizes = [
         len(schema_regex({"properties": {f"k{i:03}": {"type": "string"} for i in range(n)}})) for n in (50, 100, 200)
     ]
-    assert sizes[1] < 2.5 * sizes[0] and sizes[2] < 2.5 * sizes[1]
+    assert sizes[1] < 3 * sizes[0] and sizes[2] < 3 * sizes[1]

@@ -75,6 +75,7 @@ class Reader:
         self.visits = 0
         self.facts: dict[Any, tuple[list[Facts], bool]] = {}
         self.joined: dict[Any, tuple[list[Facts], bool]] = {}
+        self.reading: set[str] = set()
         self.told_apart: set[str] = set()
 
     def read(self, places: tuple[Place, ...]) -> list[Facts]:
@@ -99,9 +100,13 @@ class Reader:
 
     def _place(self, place: Place) -> list[Facts]:
         if place.key not in self.facts:
+            if place.pointer in self.reading:
+                raise InputError(f"{place.pointer} refers to itself for the same value, which has no end")
+            self.reading.add(place.pointer)
             before, self.cut = self.cut, False
             self.facts[place.key] = self._read(place), self.cut
             self.cut = before
+            self.reading.discard(place.pointer)
         found, cut = self.facts[place.key]
         self.cut = self.cut or cut
         return found
@@ -177,8 +182,9 @@ class Reader:
         for name in a.required | b.required:
             first, second = (tuple(p for shape in x.shapes for p in shape.of(name)) for x in (a, b))
             cut, self.cut = self.cut, False
+            reading, self.reading = self.reading, set()
             one, two = self.read(first), self.read(second)
-            whole, self.cut = not self.cut, cut or self.cut
+            whole, self.cut, self.reading = not self.cut, cut or self.cut, reading
             if whole and all(self.apart(x, y, level + 1) for x in one for y in two):
                 return True
         return False

@@ -22,9 +22,9 @@ ANYTHING = "*"
 """Stands for "any value" among the definitions entered: free values nest no deeper than the others."""
 SCALAR = {"type": ["null", "boolean", "number", "string"]}
 """What is left of "any value" at the deepest level."""
-RUN = 16
-"""Optional members in one nested run: each is written twice in it. Longer lists are halved, or the nesting would be
-too deep for Rust's parser."""
+LONG, SHORT, DEEP = 50, 16, 170
+"""Optional members in one run, each inside the next: there each is written only twice, but Rust's parser allows no more
+than 250 levels. Past DEEP levels runs are short, and more members are written more often."""
 
 
 def schema_regex(schema: Mapping[str, Any] | bool, *, limits: Limits = Limits()) -> str:  # noqa: B008 (immutable)
@@ -60,14 +60,12 @@ class _Writer:
     def _value(self, facts: Facts, places: tuple[Place, ...]) -> Piece | None:
         if facts.values is not None:
             return alt(literal(value) for value in facts.values)
-        types = facts.types
-        if types == TYPES and facts.about:  # {"properties": ...} without a type is meant for objects
-            types = facts.about
         level = max(dict(place.entered).get(ANYTHING, 0) for place in places) + facts.free
         deeper = level + 2 < self.limits.depth
         anything = Place(deeper or SCALAR, ANYTHING, frozenset({(ANYTHING, level + 1)}))
-        found = (self._typed(kind, types, facts, anything) for kind in sorted(types))
-        return alt(found)
+        # {"properties": ...} without a type allows a number, but is meant for objects.
+        meant = facts.about if facts.types == TYPES and facts.about else facts.types
+        return alt(self._typed(kind, meant, facts, anything) for kind in sorted(meant))
 
     def _typed(self, kind: str, types: frozenset[str], facts: Facts, anything: Place) -> Piece | None:
         match kind:
@@ -203,18 +201,20 @@ def _some(pieces: list[Piece], none: bool) -> Piece:
     """Some of these, in order, with commas between; `none` of them if that is allowed."""
     if not pieces:
         return EMPTY
-    some = _at_least_one(pieces)
+    some = _at_least_one(pieces, LONG)
+    if some.nest > DEEP:
+        some = _at_least_one(pieces, SHORT)
     return optional(some) if none else some
 
 
-def _at_least_one(pieces: list[Piece]) -> Piece:
+def _at_least_one(pieces: list[Piece], run: int) -> Piece:
     # Choosing the first member would repeat all that may follow it, once for each choice. Choosing whether there was
     # one before the last writes each member twice: E(n) = E(n-1) (, p(n))? | p(n).
-    if len(pieces) > RUN:
+    if len(pieces) > run:
         half = len(pieces) // 2
         left, right = pieces[:half], pieces[half:]
         follow = seq(*(optional(seq(COMMA, piece)) for piece in right))
-        return _either(seq(_at_least_one(left), follow), _at_least_one(right))
+        return _either(seq(_at_least_one(left, run), follow), _at_least_one(right, run))
     found = pieces[0]
     for piece in pieces[1:]:
         found = _either(seq(found, optional(seq(COMMA, piece))), piece)
