@@ -91,8 +91,8 @@ class Options:
     json: Json = False
 
     choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat it for each.")] = None
-    regex: Annotated[str | None, _constraint("Answer with a text that matches; the syntax of Rust's regex crate.")] = None
-    json_schema: Annotated[Path | None, _constraint("Answer with JSON that is valid under the schema in a file.")] = None
+    regex: Annotated[str | None, _constraint("Answer with a text that matches; Rust's regex syntax.")] = None
+    json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in a file.")] = None
     grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in a file.")] = None
 
     preset: Preset = None

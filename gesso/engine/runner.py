@@ -89,7 +89,7 @@ class Runner:
         return Outcome(running, prediction, torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH))
 
     def _guided(self, running: Running, guide: Guide, reading: Reading, hidden_CH: Tensor) -> Reading:
-        """The reading of a canvas whose tokens keep to a constraint: its own where they do, else the likeliest that do."""
+        """A reading whose tokens keep to a constraint: its own where they do, else the likeliest that do."""
         after = running.request.max_new_tokens - len(running.tokens) - len(hidden_CH)
         names = ("candidate_T", "argmax_T")
         wrong = [n for n in names if not guide.fits(running.state, getattr(reading, n).tolist(), after)]

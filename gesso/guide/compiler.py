@@ -1,8 +1,8 @@
 """Regular expression to automaton, as a program of its own: stdin to stdout, so that a limit can end it.
 
 Some expressions have automata of exponential size, and the library that builds them asks nobody before it does. The
-arguments are the most states and the most bytes of memory. What is written: an .npz of `edges` [E, 3] (state, byte, next
-state; numbered from 1 on, 1 is where it starts) and `accepting`. Imports nothing of the package: it must start fast.
+arguments are the most states and the most bytes of memory. What is written: an .npz of `edges` [E, 3] (state, byte,
+next state; numbered from 1 on, 1 is where it starts) and `accepting`. Imports nothing of the package, to start fast.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ import numpy as np
 from outlines_core import Index, Vocabulary
 
 END = 256  # the token that stands for the end of the text
-# `outlines-core` drops ways that lead on from an accepting state through one that is not (0.2.14: "(ab)*" takes no second
-# "ab"). So what we compile is the expression and a NUL after it: where a NUL leads to the end, the expression may end.
+# `outlines-core` drops ways that lead on from an accepting state through one that is not (0.2.14: "(ab)*" takes no
+# second "ab"). So we compile the expression and a NUL after it: where a NUL leads to the end, the expression may end.
 LAST = 0
 VOCABULARY = Vocabulary(END, {bytes([byte]): [byte] for byte in range(256)})
 

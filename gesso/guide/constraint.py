@@ -1,4 +1,4 @@
-"""What a caller may ask of a text, each as a regular expression; and the guides made of them, kept for the next time."""
+"""What a caller may ask of a text, as regular expressions; and the guides made of them, kept for the next time."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from gesso.guide.automaton import compile_regex
 from gesso.guide.grammar import grammar_regex
 from gesso.guide.guide import Guide
 from gesso.guide.limits import Limits
+from gesso.guide.pieces import quote
 from gesso.guide.schema import schema_regex
 from gesso.guide.words import Words
 from gesso.tokenizer import Tokenizer
@@ -70,9 +71,4 @@ def _choice(texts: Sequence[str]) -> str:
         raise InputError(f"choice must be a list of texts, got {texts!r:.80}")
     if not texts or "" in texts:
         raise InputError("choice must have at least one text, and none may be empty")
-    return "|".join(map(literal, texts))
-
-
-def literal(text: str) -> str:
-    """The expression of exactly this text."""
-    return "".join(f"\\{c}" if c in r"\.+*?()|[]{}^$#&-~" else c for c in text)
+    return "|".join(quote(text).text for text in texts)

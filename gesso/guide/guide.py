@@ -1,13 +1,13 @@
 """A constraint on the text of one request, and the likeliest text that keeps to it.
 
-A canvas is written at all positions at once, so what is likeliest at each of them need not fit together. At every step
-we look for the likeliest token sequence that the automaton can walk, by dynamic programming over position and state (the
-idea of DINGO, arXiv 2505.23061). A whole vocabulary has too many moves for that. Where few words can follow, all of them
-are considered; elsewhere the likeliest words of the position are, together with the next word of a shortest way to the
-end, so that there always is a way. Of the states reached at a position the best `BEAM` are kept: up to so many states the
-result is exact.
+A canvas is written at all positions at once, so what is likeliest at each of them need not fit together. At every
+step we look for the likeliest token sequence that the automaton can walk, by dynamic programming over position and
+state (the idea of DINGO, arXiv 2505.23061). A whole vocabulary has too many moves for that. Where few words can follow,
+all of them are considered; elsewhere the likeliest words of the position are, together with the next word of a shortest
+way to the end, so that there always is a way. Of the states reached at a position the best `BEAM` are kept: up to so
+many states, and where few words can follow, the result is exact.
 
-C positions, K likeliest tokens, S states, M moves of a state, N states kept, W of them wide, U tokens that occur in moves.
+C positions, K likeliest tokens, S states, M moves of a state, N states kept, W of them wide, U tokens that moves have.
 """
 
 from collections.abc import Sequence

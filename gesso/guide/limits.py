@@ -1,4 +1,4 @@
-"""How much a constraint may cost before it is refused: nothing a caller writes may hang the engine or fill the memory."""
+"""How much a constraint may cost before it is refused: none may hang the engine or fill the memory."""
 
 from dataclasses import dataclass
 

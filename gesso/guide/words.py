@@ -65,7 +65,10 @@ class Words:
 
     def after(self, automaton: Automaton, state: int, limit: int) -> list[tuple[int, int]] | None:
         """(token, next state) of every word that can follow; None when there are more than `limit`."""
-        if sum(bytes([byte]) in self.token_of for byte in automaton.next_SB[state, :STAY].nonzero()[0].tolist()) > limit:
+        if (
+            sum(bytes([byte]) in self.token_of for byte in automaton.next_SB[state, :STAY].nonzero()[0].tolist())
+            > limit
+        ):
             return None
         found: list[tuple[int, int]] = []
         for word, target in self._walk(automaton, state):
