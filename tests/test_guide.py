@@ -5,9 +5,10 @@ import json
 import re
 import time
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gesso
@@ -261,7 +262,7 @@ def test_a_constraint_is_compiled_once(box, monkeypatch):
 def test_text_of_random_weights_is_valid_under_any_schema(box, part):
     """Three hundred schemas in six parts; every one leaves room for forty tokens more than it needs."""
 
-    @seed(part)
+    @hypothesis.seed(part)
     @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(schemas(), st.integers(0, 2**32))
     def check(schema, number):

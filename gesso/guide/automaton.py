@@ -2,9 +2,9 @@
 
 The expressions are those of Rust's `regex` crate: Unicode, no look-around, no back-references. `outlines-core` turns
 them into automata: of the libraries for constrained text it is the one that hands its automaton out, and a search over
-states needs it (`llguidance` and `xgrammar` answer only which tokens may come next). Given a vocabulary of the 256 bytes
-its token automaton is the byte automaton, and that is all we ask of it: its automata over a whole vocabulary would take
-seconds and gigabytes at 262,144 tokens.
+states needs it (`llguidance` and `xgrammar` answer only which tokens may come next). Given a vocabulary of the 256
+bytes its token automaton is the byte automaton, and that is all we ask of it: its automata over a whole vocabulary
+would take seconds and gigabytes at 262,144 tokens.
 
 S states, B bytes.
 """

@@ -19,7 +19,7 @@ LONGEST = 20  # bytes; longer tokens are written by shorter ones
 
 class Words:
     def __init__(self, bytes_of: Mapping[int, bytes], vocab_size: int) -> None:
-        """`bytes_of` those tokens of the `vocab_size` that write text; of several that write the same the first is used."""
+        """`bytes_of` those tokens that write text; of several that write the same the first is used."""
         self.bytes_of, self.vocab_size = bytes_of, vocab_size
         self.token_of: dict[bytes, int] = {}
         for token, word in bytes_of.items():
@@ -28,7 +28,7 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, str] = MappingProxyType({})) -> "Words":
-        """Special tokens are no words, but for those in `named`, each of which is written by the character it maps to."""
+        """Special tokens are no words, but for those in `named`: each of them writes the character it maps to."""
         bytes_of: dict[int, bytes] = {}
         for token, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
             if token in tokenizer.special_ids:
@@ -65,10 +65,8 @@ class Words:
 
     def after(self, automaton: Automaton, state: int, limit: int) -> list[tuple[int, int]] | None:
         """(token, next state) of every word that can follow; None when there are more than `limit`."""
-        if (
-            sum(bytes([byte]) in self.token_of for byte in automaton.next_SB[state, :STAY].nonzero()[0].tolist())
-            > limit
-        ):
+        allowed = automaton.next_SB[state, :STAY].nonzero()[0].tolist()
+        if sum(bytes([byte]) in self.token_of for byte in allowed) > limit:  # quicker than to walk them all
             return None
         found: list[tuple[int, int]] = []
         for word, target in self._walk(automaton, state):
