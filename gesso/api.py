@@ -17,7 +17,9 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.guide.constraint import Guides
+from gesso.guide.constraint import NAMES, Guides
+from gesso.guide.guide import Guide
+from gesso.messages import check_tools
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
@@ -85,7 +87,11 @@ class Gesso:
         thinking: bool = False,
         **options: Any,
     ) -> ChatResult:
-        """Answer a conversation, OpenAI-style messages; `options` as for `generate`."""
+        """Answer a conversation, OpenAI-style messages; `options` as for `generate`.
+
+        `tool_choice` is "auto", "none", "required", or the tool to call by its name; where one has to be called, the
+        arguments are valid under its parameters. `parallel_tool_calls` allows several.
+        """
         done = _last(self.stream_chat(messages, tools=tools, thinking=thinking, **options))
         answer = self.read_answer(done)
         return ChatResult(
@@ -103,7 +109,26 @@ class Gesso:
         thinking: bool = False,
         **options: Any,
     ) -> Generator[Event]:
-        return self.stream(self.tokenizer.chat(messages, tools=tools, thinking=thinking), **options)
+        request = self.chat_request(messages, tools=tools, thinking=thinking, **options)
+        self.engine.check(request)
+        return self._events(request)
+
+    def chat_request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = False,
+        **options: Any,
+    ) -> Request:
+        """What `chat` with these arguments asks of the engine."""
+        guide = self.guides.calls(check_tools(tools) or (), tool_choice, parallel_tool_calls)
+        if thinking and (guide or options.keys() & set(NAMES)):
+            raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+        shown = None if tool_choice == "none" else tools
+        return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
 
     def read_answer(self, result: Result) -> Answer:
         """Thoughts, tool calls and text of an answer, complete or not."""
@@ -140,10 +165,14 @@ class Gesso:
         regex: str | None = None,
         json_schema: Mapping[str, Any] | bool | None = None,
         grammar: str | None = None,
+        guide: Guide | None = None,
         **diffusion: Any,
     ) -> Request:
         """What `generate` with these arguments asks of the engine; for those who step `Gesso.engine` themselves."""
         ids = self._ids(prompt)
+        asked = self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar)
+        if asked and guide:
+            raise InputError("a text has one constraint; this one must be a tool call already")
         if max_new_tokens is None:  # as many as the checkpoint wants, or as there is room for
             max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
         if seed is None:
@@ -156,7 +185,7 @@ class Gesso:
             eos=frozenset(self.defaults.eos_token_ids),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
-            guide=self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar),
+            guide=asked or guide,
             never_first=self._never_first,
             resume=resume,
         )

@@ -95,16 +95,27 @@ class Runner:
         wrong = [n for n in names if not guide.fits(running.state, getattr(reading, n).tolist(), after)]
         if not wrong:
             return reading
-        best_C = guide.best(running.state, scores_of(self.model.logits(hidden_CH), guide), after)
+        scores = scores_of(self.model.logits(hidden_CH), reading.entropy_T, guide)
+        best_C = guide.best(running.state, scores, after)
         return replace(reading, **dict.fromkeys(wrong, torch.from_numpy(best_C).to(hidden_CH.device)))
 
 
-def scores_of(logits_CV: Tensor, guide: Guide) -> Scores:
-    """What the search for the likeliest text needs to know. A temperature would not change which text that is."""
+def scores_of(logits_CV: Tensor, entropy_C: Tensor, guide: Guide) -> Scores:
+    """What the search for the likeliest text needs to know: how much worse than the likeliest tokens others are.
+
+    What a position says counts by how sure it is. Early in the process most are noise, and many that know nothing would
+    outvote the few that know: the shortest text would win, since after its end nothing can be wrong.
+    """
+    weight_C1 = torch.exp(-entropy_C)[:, None]
     top = logits_CV.topk(min(TOP, logits_CV.shape[-1]), dim=-1)
+    best_C1 = top.values[:, :1]
     moves_CU = logits_CV[:, torch.from_numpy(guide.moves.tokens_U).to(logits_CV.device)]
-    moves_CU = torch.cat([moves_CU, top.values[:, :1]], dim=-1)
-    return Scores(top.indices.cpu().numpy(), top.values.cpu().numpy(), moves_CU.cpu().numpy())
+    moves_CU = torch.cat([moves_CU, best_C1], dim=-1)
+    return Scores(
+        top.indices.cpu().numpy(),
+        ((top.values - best_C1) * weight_C1).cpu().numpy(),
+        ((moves_CU - best_C1) * weight_C1).cpu().numpy(),
+    )
 
 
 def _needs_logits(running: Running) -> bool:

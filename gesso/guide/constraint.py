@@ -12,6 +12,7 @@ from gesso.guide.guide import Guide
 from gesso.guide.limits import Limits
 from gesso.guide.pieces import quote
 from gesso.guide.schema import schema_regex
+from gesso.guide.tools import TAGS, calls_regex, chosen
 from gesso.guide.words import Words
 from gesso.tokenizer import Tokenizer
 
@@ -27,7 +28,7 @@ class Guides:
     ) -> None:
         self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
         self.limits = limits or Limits()
-        self._kept: OrderedDict[str, Guide] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bool], Guide] = OrderedDict()
 
     def guide(self, **given: Any) -> Guide | None:
         """The guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None for none of them."""
@@ -36,19 +37,36 @@ class Guides:
             return None
         if len(named) > 1:
             raise InputError(f"{' and '.join(named)} were given; a text has one constraint")
-        return self.of_regex(expression(named[0], given[named[0]], self.limits))
+        return self._of(expression(named[0], given[named[0]], self.limits), self._words)
 
-    def of_regex(self, regex: str) -> Guide:
-        if regex not in self._kept:
-            self._kept[regex] = Guide(compile_regex(regex, self.limits), self._words, self.eos)
+    def calls(
+        self, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], parallel: bool
+    ) -> Guide | None:
+        """The guide for calling tools; None where nothing has to be called."""
+        functions = chosen(tools, choice)
+        if not functions:
+            return None
+        if missing := [tag for tag in TAGS if self.tokenizer.id_of(tag) is None]:
+            raise InputError(f"this checkpoint has no token {missing[0]}, in which calls are written")
+        return self._of(calls_regex(functions, parallel=parallel, limits=self.limits), self._words_and_tags)
+
+    def _of(self, regex: str, words: Words) -> Guide:
+        key = regex, words is self._words
+        if key not in self._kept:
+            self._kept[key] = Guide(compile_regex(regex, self.limits), words, self.eos)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(regex)
-        return self._kept[regex]
+        self._kept.move_to_end(key)
+        return self._kept[key]
 
     @cached_property
     def _words(self) -> Words:
         return Words.of(self.tokenizer, self.vocab_size)
+
+    @cached_property
+    def _words_and_tags(self) -> Words:
+        named = {self.tokenizer.id_of(tag): mark for tag, mark in TAGS.items()}
+        return Words.of(self.tokenizer, self.vocab_size, {token: m for token, m in named.items() if token is not None})
 
 
 def expression(name: str, value: Any, limits: Limits) -> str:

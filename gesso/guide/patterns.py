@@ -11,7 +11,6 @@ from functools import lru_cache
 from gesso.errors import InputError
 from gesso.guide.charset import ANY, LAST, Ranges, chars, complement, minus, union
 from gesso.guide.pieces import EMPTY, Piece, alt, repeat, seq
-from gesso.guide.strings import json_char
 
 NEST = 50
 
@@ -48,6 +47,7 @@ class Anchor:
 
 
 Node = Chars | Sequence | Choice | Repeat | Anchor
+Char = Callable[[Ranges], Piece | None]
 
 _DIGIT = union(((0x30, 0x39),))
 _WORD = union(_DIGIT, ((0x41, 0x5A), (0x61, 0x7A)), chars("_"))
@@ -64,11 +64,14 @@ _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 _ANYTHING = Repeat(Chars(ANY, ANY), 0, None)
 
 
-def pattern_content(pattern: str, low: int, high: int | None) -> Piece | None:
-    """What stands between the quotes of a string of `low` to `high` characters in which the pattern is found."""
+def pattern_content(pattern: str, low: int, high: int | None, char: Char) -> Piece | None:
+    """What stands between the quotes of a string of `low` to `high` characters in which the pattern is found.
+
+    `char` writes one character of a set.
+    """
     tree = _Parser(pattern).parse()
     options = tree.items if isinstance(tree, Choice) else (tree,)
-    return alt(_write(_fit(_anchored(option, pattern), low, high, pattern)) for option in options)
+    return alt(_write(_fit(_anchored(option, pattern), low, high, pattern), char) for option in options)
 
 
 def _anchored(node: Node, pattern: str) -> Sequence:
@@ -124,19 +127,19 @@ def _length(node: Node) -> tuple[int, int | None]:
             return least, total([0, *mosts]) if len(mosts) == len(ranges) else None
 
 
-def _write(node: Node) -> Piece | None:
+def _write(node: Node, char: Char) -> Piece | None:
     match node:
         case Chars(sure):
-            return json_char(sure)
+            return char(sure)
         case Choice(items):
-            return alt(map(_write, items))
+            return alt(_write(item, char) for item in items)
         case Sequence(items):
-            parts = [_write(item) for item in items]
+            parts = [_write(item, char) for item in items]
             return seq(*(p for p in parts if p is not None)) if None not in parts else None
         case Repeat(item, low, high):
             if high is not None and low > high:
                 return None
-            part = _write(item)
+            part = _write(item, char)
             return repeat(part, low, high) if part is not None else EMPTY if low == 0 else None
         case Anchor():
             raise AssertionError("anchors are gone before anything is written")

@@ -16,7 +16,7 @@ from gesso.guide.numbers import integers, multiples, numbers
 from gesso.guide.patterns import pattern_content
 from gesso.guide.pieces import EMPTY, Piece, alt, check, optional, raw, repeat, seq
 from gesso.guide.reader import Reader, measure
-from gesso.guide.strings import COLON, COMMA, free_string, joined, key, literal, quoted
+from gesso.guide.strings import COLON, COMMA, JSON, Dialect, joined
 
 ANYTHING = "*"
 """Stands for "any value" among the definitions entered: free values nest no deeper than the others."""
@@ -27,10 +27,15 @@ LONG, SHORT, DEEP = 50, 16, 170
 than 250 levels. Past DEEP levels runs are short, and more members are written more often."""
 
 
-def schema_regex(schema: Mapping[str, Any] | bool, *, limits: Limits = Limits()) -> str:  # noqa: B008 (immutable)
+def schema_regex(
+    schema: Mapping[str, Any] | bool,
+    *,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+    dialect: Dialect = JSON,
+) -> str:
     """The expression, in the syntax of Rust's `regex` crate, to be matched against the whole text."""
     measure(schema, limits)
-    writer = _Writer(Reader(schema, limits), limits)
+    writer = _Writer(Reader(schema, limits), limits, dialect)
     piece = writer.places((Place(schema, "#", frozenset({("#", 1)})),))
     if piece is not None:
         return piece.text
@@ -43,8 +48,8 @@ def schema_regex(schema: Mapping[str, Any] | bool, *, limits: Limits = Limits())
 
 
 class _Writer:
-    def __init__(self, reader: Reader, limits: Limits) -> None:
-        self.reader, self.limits = reader, limits
+    def __init__(self, reader: Reader, limits: Limits, dialect: Dialect) -> None:
+        self.reader, self.limits, self.dialect = reader, limits, dialect
         self.known: dict[Any, Piece | None] = {}
         self.pattern_chars = 0
 
@@ -59,7 +64,7 @@ class _Writer:
 
     def _value(self, facts: Facts, places: tuple[Place, ...]) -> Piece | None:
         if facts.values is not None:
-            return alt(literal(value) for value in facts.values)
+            return alt(self.dialect.literal(value) for value in facts.values)
         level = max(dict(place.entered).get(ANYTHING, 0) for place in places) + facts.free
         deeper = level + 2 < self.limits.depth
         anything = Place(deeper or SCALAR, ANYTHING, frozenset({(ANYTHING, level + 1)}))
@@ -89,19 +94,19 @@ class _Writer:
         listed = multiples(facts.low, facts.high, facts.step)
         if listed is None:
             raise InputError(f"{facts.pointer}/multipleOf: needs bounds with at most a thousand multiples between them")
-        return alt(literal(number) for number in listed)
+        return alt(self.dialect.literal(number) for number in listed)
 
     def _string(self, facts: Facts) -> Piece | None:
         low, high = facts.min_length, facts.max_length
         if facts.format is not None:
-            return _formatted(facts, facts.format)
+            return self.dialect.quoted(_formatted(facts, facts.format))
         if facts.pattern is None:
-            return free_string(low, high)
+            return self.dialect.string(low, high)
         self.pattern_chars += len(facts.pattern)
         if self.pattern_chars > self.limits.regex_chars // 5:
             raise InputError(f"{facts.pointer}/pattern: the patterns of the schema are too long, taken together")
         try:
-            return quoted(pattern_content(facts.pattern, low, high))
+            return self.dialect.quoted(pattern_content(facts.pattern, low, high, self.dialect.char))
         except InputError as error:
             raise InputError(f"{facts.pointer}/pattern: {error}") from None
 
@@ -138,7 +143,7 @@ class _Writer:
             )
         values = list({identity(v): v for choice in choices for v in choice.values or ()}.values())
         low, high = facts.min_items, len(values) if facts.max_items is None else min(facts.max_items, len(values))
-        pieces = [literal(value) for value in values]
+        pieces = [self.dialect.literal(value) for value in values]
         if len(values) <= 4:
             orders = [order for size in range(low, high + 1) for order in permutations(pieces, size)]
             listed = [seq(raw("\\["), *joined(order), raw("\\]")) for order in orders]
@@ -159,14 +164,14 @@ class _Writer:
             value = self.places(others or (anything,))
             if low > 1 and value is not None:
                 raise InputError(f"{facts.pointer}/minProperties: free keys might repeat; name them in `properties`")
-            member = None if value is None else seq(free_string() or EMPTY, COLON, value)
+            member = None if value is None else seq(self.dialect.string() or EMPTY, COLON, value)
             return _between("{", member, low, high, "}")
         members: dict[str, Piece] = {}
         for name in names:
             places = tuple(place for shape in facts.shapes for place in shape.of(name)) or (anything,)
             value = self.places(places)
             if value is not None:
-                members[name] = seq(key(name), value)
+                members[name] = seq(self.dialect.key(name), value)
             elif name in facts.required:
                 return None
         check(members.values(), self.limits, facts.pointer)
@@ -238,7 +243,7 @@ def _between(start: str, item: Piece | None, low: int, high: int | None, end: st
     return seq(raw(f"\\{start}"), inside if low else optional(inside), raw(f"\\{end}"))
 
 
-def _formatted(facts: Facts, name: str) -> Piece | None:
+def _formatted(facts: Facts, name: str) -> Piece:
     if facts.pattern is not None:
         raise InputError(f"{facts.pointer}: pattern and format stand beside each other; only one can be followed")
     known, low, high = FORMATS[name], facts.min_length, facts.max_length
@@ -246,4 +251,4 @@ def _formatted(facts: Facts, name: str) -> Piece | None:
         raise InputError(
             f"{facts.pointer}: the format {name!r} allows other lengths than minLength and maxLength; drop them"
         )
-    return quoted(known.content)
+    return known.content
