@@ -275,3 +275,93 @@ def test_text_of_random_weights_is_valid_under_any_schema(box, part):
         assert valid(json.loads(result.text), schema), result.text
 
     check()
+
+
+# --- tool calls ---
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "book_table",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "day": {"type": "string", "format": "date"},
+                    "guests": {"type": "integer", "minimum": 1, "maximum": 20},
+                    "name": {"type": "string"},
+                    "tags": {"type": "array", "items": {"enum": ["a<|b", "quiet", "grün"]}, "maxItems": 2},
+                    "note": {"type": "string", "pattern": "^[a-z<|>]{1,6}$"},
+                },
+                "required": ["day", "guests", "name"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "ping", "description": "Say hello."}},
+]
+ASK = [{"role": "user", "content": "A table for four."}]
+
+
+@pytest.mark.parametrize("choice", ["required", "book_table", {"type": "function", "function": {"name": "ping"}}])
+def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(box, choice):
+    for seed in range(6):
+        result = box.chat(
+            ASK, tools=TOOLS, tool_choice=choice, seed=seed, max_new_tokens=120, canvas_length=60, steps=2
+        )
+        assert not result.malformed_calls and not result.text and result.finish_reason == "stop"
+        (call,) = result.tool_calls
+        if choice != "required":
+            assert call.name == (choice if isinstance(choice, str) else "ping")
+        if call.name == "book_table":
+            assert valid(call.arguments, TOOLS[0]["function"]["parameters"])
+        else:
+            assert call.arguments == {}
+
+
+def test_several_calls_come_only_where_they_are_allowed(box):
+    counts = set()
+    for seed in range(8):
+        options = {"seed": seed, "max_new_tokens": 120, "canvas_length": 60, "steps": 2, "parallel_tool_calls": True}
+        result = box.chat(ASK, tools=TOOLS, tool_choice="ping", **options)
+        assert all(call.name == "ping" for call in result.tool_calls) and not result.malformed_calls
+        counts.add(len(result.tool_calls))
+    assert min(counts) >= 1 and max(counts) <= 8
+
+
+def test_without_a_tool_choice_the_answer_is_the_model_s_own(box):
+    options = {"seed": 1, "max_new_tokens": 24, **SMALL}
+    assert box.chat_request(ASK, tools=TOOLS, **options).guide is None
+    assert box.chat(ASK, tools=TOOLS, tool_choice="none", **options).tokens == box.chat(ASK, **options).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool_choice": "fly"}, "the tools are: 'book_table', 'ping'"),
+        ({"tool_choice": {"name": "ping"}}, "tool_choice must be one of"),
+        ({"tool_choice": "required", "thinking": True}, "thinking and a constraint"),
+        ({"thinking": True, "regex": "a"}, "thinking and a constraint"),
+        ({"tool_choice": "required", "regex": "a"}, "one constraint"),
+    ],
+)
+def test_a_choice_of_tools_that_makes_no_sense_is_refused(box, options, message):
+    with pytest.raises(gesso.InputError, match=message):
+        box.chat(ASK, tools=TOOLS, **options)
+    with pytest.raises(gesso.InputError, match="there are no tools"):
+        box.chat(ASK, tool_choice="required")
+
+
+def test_the_program_writes_what_it_is_told_to(main, tmp_path):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "list.ebnf"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    grammar.write_text('root ::= item ("," item){0,3}\nitem ::= [a-c]{2}\n')
+    quick = ("--seed", "1", "--steps", "2", "--max-new-tokens", "40", "--canvas-length", "40")
+    assert isinstance(json.loads(main("generate", "x", "--json-schema", str(schema), *quick).out)["n"], int)
+    assert re.fullmatch(r"[a-c]{2}(,[a-c]{2}){0,3}\n", main("generate", "x", "--grammar", str(grammar), *quick).out)
+    assert main("generate", "x", "--choice", "yes", "--choice", "no", *quick).out in ("yes\n", "no\n")
+    assert main("generate", "x", "--regex", "[0-9]{3}", *quick).out.strip().isdigit()
+    for wrong in ("--json-schema", "--grammar"):
+        failed = main("generate", "x", wrong, str(tmp_path / "none"))
+        assert failed.code == 2 and "cannot be read" in failed.err
+    schema.write_text("{")
+    assert "is not JSON" in main("generate", "x", "--json-schema", str(schema)).err

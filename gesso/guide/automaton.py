@@ -12,6 +12,7 @@ S states, B bytes.
 import io
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,20 @@ class Automaton:
         moving_S = (self.bytes_left_S > 0) & (self.bytes_left_S < FAR)
         found_S[moving_S] = nearest_S[moving_S]
         return found_S
+
+    def marked(self, marks: Mapping[str, int]) -> "Automaton":
+        """Characters that stand for something else, each of them read as one byte that no text has.
+
+        As long as they were characters, a model that writes single bytes could spell them.
+        """
+        next_SB = self.next_SB.copy()
+        for char, byte in marks.items():
+            at_S = np.arange(len(self))
+            for part in char.encode():
+                before_S, at_S = at_S, self.next_SB[at_S, part]
+            next_SB[:, byte] = at_S
+            next_SB[before_S[before_S != DEAD], char.encode()[-1]] = DEAD
+        return Automaton(next_SB, self.accepting_S)
 
     def matches(self, text: bytes) -> bool:
         state = START

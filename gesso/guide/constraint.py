@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from gesso.errors import InputError
@@ -12,7 +13,7 @@ from gesso.guide.guide import Guide
 from gesso.guide.limits import Limits
 from gesso.guide.pieces import quote
 from gesso.guide.schema import schema_regex
-from gesso.guide.tools import TAGS, calls_regex, chosen
+from gesso.guide.tools import MARKS, TAGS, calls_regex, chosen
 from gesso.guide.words import Words
 from gesso.tokenizer import Tokenizer
 
@@ -48,12 +49,12 @@ class Guides:
             return None
         if missing := [tag for tag in TAGS if self.tokenizer.id_of(tag) is None]:
             raise InputError(f"this checkpoint has no token {missing[0]}, in which calls are written")
-        return self._of(calls_regex(functions, parallel=parallel, limits=self.limits), self._words_and_tags)
+        return self._of(calls_regex(functions, parallel=parallel, limits=self.limits), self._words_and_tags, MARKS)
 
-    def _of(self, regex: str, words: Words) -> Guide:
-        key = regex, words is self._words
+    def _of(self, regex: str, words: Words, marks: Mapping[str, int] = MappingProxyType({})) -> Guide:
+        key = regex, bool(marks)
         if key not in self._kept:
-            self._kept[key] = Guide(compile_regex(regex, self.limits), words, self.eos)
+            self._kept[key] = Guide(compile_regex(regex, self.limits).marked(marks), words, self.eos)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -65,7 +66,7 @@ class Guides:
 
     @cached_property
     def _words_and_tags(self) -> Words:
-        named = {self.tokenizer.id_of(tag): mark for tag, mark in TAGS.items()}
+        named = {self.tokenizer.id_of(tag): MARKS[mark] for tag, mark in TAGS.items()}
         return Words.of(self.tokenizer, self.vocab_size, {token: m for token, m in named.items() if token is not None})
 
 

@@ -11,6 +11,7 @@ from gesso.guide.strings import CALL, CALL_END, CALL_QUOTE, CALLS
 
 # What the marks of an expression stand for.
 TAGS = {"<|tool_call>": CALL, "<tool_call|>": CALL_END, '<|"|>': CALL_QUOTE}
+MARKS = {mark: 0xF8 + n for n, mark in enumerate(TAGS.values())}  # as bytes of the automaton
 CHOICES = ("auto", "none", "required")
 MOST_CALLS = 8  # of one answer
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -14,6 +14,7 @@ from gesso.tokenizer import Tokenizer
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # what most words are made of
+LAST_BYTE = 0xF7  # of any text in UTF-8
 LONGEST = 20  # bytes; longer tokens are written by shorter ones
 
 
@@ -27,15 +28,16 @@ class Words:
         self._sorted = sorted(self.token_of)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, str] = MappingProxyType({})) -> "Words":
-        """Special tokens are no words, but for those in `named`: each of them writes the character it maps to."""
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, int] = MappingProxyType({})) -> "Words":
+        """Special tokens are no words, but for those in `named`: each of them writes the byte it maps to, above 0xF7."""
         bytes_of: dict[int, bytes] = {}
         for token, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
             if token in tokenizer.special_ids:
                 if token in named:
-                    bytes_of[token] = named[token].encode()
+                    bytes_of[token] = bytes([named[token]])
             elif found := BYTE.fullmatch(piece):
-                bytes_of[token] = bytes.fromhex(found[1])
+                if (byte := int(found[1], 16)) <= LAST_BYTE:
+                    bytes_of[token] = bytes([byte])
             elif 0 < len(word := piece.encode()) <= LONGEST:
                 bytes_of[token] = word
         return cls(bytes_of, vocab_size)
