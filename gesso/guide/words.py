@@ -29,7 +29,7 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, int] = MappingProxyType({})) -> "Words":
-        """Special tokens are no words, but for those in `named`: each of them writes the byte it maps to, above 0xF7."""
+        """Special tokens are no words, but for those in `named`: each writes the byte it maps to, above 0xF7."""
         bytes_of: dict[int, bytes] = {}
         for token, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
             if token in tokenizer.special_ids:
