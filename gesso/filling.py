@@ -35,7 +35,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class InfillResult(Result):
-    """`text` is the missing middle. `tokens` are as written: they may begin with the end of the prefix, see `Healer`."""
+    """`text` is the missing middle; `tokens` are as written, and may begin with the end of the prefix: see `Healer`."""
 
     method: str = "prompt"
     candidates: tuple[Candidate, ...] = ()  # where the length was searched, the shortest first

@@ -27,7 +27,7 @@ def check_span(text: str, span: tuple[int, int], level: float) -> tuple[int, int
 
 
 def instruction_turn(tokenizer: Tokenizer, instruction: str, text: str) -> list[int]:
-    """A user's turn: the instruction, an empty line, and the text as it is. The model's turn, now open, is the new text.
+    """A user's turn: the instruction, an empty line, the text as it is. The model's turn, now open, is the new text.
 
     So the model has read what it is to change, at level 1 too, where nothing of the span is left in the canvas.
     """
