@@ -58,7 +58,6 @@ def load(
 _LAZY = {
     "Gesso": "gesso.api",
     "ChatResult": "gesso.api",
-    "Start": "gesso.diffusion.canvas",
     **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.filling"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
 }

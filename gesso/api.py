@@ -16,7 +16,6 @@ import torch
 from gesso import checkpoint, filling, untrained
 from gesso.answer import Answer, ToolCall, parse
 from gesso.config import Config
-from gesso.diffusion.canvas import Start
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
@@ -70,8 +69,7 @@ class Gesso:
 
         Options: `max_new_tokens`, `seed` (None draws one; the result tells which), `preset`, `stop` (a string or
         several), `pins` ({position in the new text: token id}), `resume` (a draft event of an earlier run with the
-        same arguments), `start` (a `gesso.Start`: tokens to begin from, noised to a level), and every field of
-        `gesso.Diffusion`.
+        same arguments), and every field of `gesso.Diffusion`.
         """
         return _last(self.stream(prompt, **options))
 
@@ -147,8 +145,9 @@ class Gesso:
     ) -> EditResult:
         """Write the characters `text[start:end]` of a span anew and leave the others as they are; else as `infill`.
 
-        `level` 1 knows nothing of what is there; a lower one begins from it, with that share of its tokens replaced by
-        noise, and keeps their number. An `instruction` is a user's turn ahead of the text.
+        `level` 1 knows nothing of what is there. A lower one is the share of the span's tokens, drawn by the seed, that
+        become noise and are written anew; the others stand, and so does their number. An `instruction` is a user's
+        turn ahead of the text.
         """
         return filling.edit(
             self, text, span, instruction=instruction, level=level, method=method, context=context, **options
@@ -198,7 +197,6 @@ class Gesso:
         stop: str | Sequence[str] = (),
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
-        start: Start | None = None,
         **diffusion: Any,
     ) -> Request:
         """What `generate` with these arguments asks of the engine; for those who step `Gesso.engine` themselves."""
@@ -217,7 +215,6 @@ class Gesso:
             pins=dict(pins or {}),
             never_first=self._never_first,
             resume=resume,
-            start=start,
         )
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gesso.diffusion.canvas import Start
+import torch
+
+from gesso.diffusion.noise import HashSource
 from gesso.engine.events import Result, Usage
 from gesso.engine.likelihood import Likelihood
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.guide.boundary import before_stop, finished, nearest_start
+from gesso.guide.boundary import before_stop, nearest_start, whole_characters
 from gesso.guide.edit import check_span, instruction_turn
 from gesso.guide.infill import Hole, check_lengths, closer, fill_prompt, hole, lengths, method_for, plain_prompt
 
@@ -199,7 +201,12 @@ def _revise(
     turn: Sequence[int],
     **options: Any,
 ) -> InfillResult:
-    """The span keeps its number of tokens: what it says now is where its canvas begins."""
+    """The span keeps its number of tokens, and all of them but a share of `level`, which become noise.
+
+    Those that stay are pinned. A canvas that only starts from them would be truer to the process, but a model need not
+    hold on to what it is shown nearly clean, and a small one does not: it changed more at level 0.02 than at 0.2.
+    Pinned, a low level is a small change whatever the model.
+    """
     if given := [name for name in ("max_new_tokens", "stop") if options.pop(name, None)]:
         raise InputError(f"{given[0]} goes with level 1; below, the span keeps its number of tokens")
     shown = hole(g.tokenizer, prefix, suffix, context, turn or g.tokenizer.encode(""))
@@ -211,20 +218,30 @@ def _revise(
     def ask(before: str) -> Ask:
         tokens = g.tokenizer.encode(shown.before[len(before) :] + present, bos=False)
         if method == "prompt":  # with its end in sight, as in training
-            pins = [g.defaults.eos_token_ids[0]]
+            after = [g.defaults.eos_token_ids[0]]
         else:
-            pins = g.tokenizer.encode(nearest_start(g.tokenizer, shown.after, -len(tokens) % canvas), bos=False)
+            after = g.tokenizer.encode(nearest_start(g.tokenizer, shown.after, -len(tokens) % canvas), bos=False)
+        pins = {len(tokens) + i: token for i, token in enumerate(after)}
+        noised = _noised(len(tokens), level, base.seed)
         request = replace(
             base,
             prompt=prompt(g.tokenizer, shown, before),
-            max_new_tokens=len(tokens) + len(pins),
-            pins={len(tokens) + i: token for i, token in enumerate(pins)},
-            start=Start(tuple(tokens), level),
+            max_new_tokens=len(tokens) + len(after),
+            pins=pins | {i: token for i, token in enumerate(tokens) if i not in noised},
         )
         return Ask(request, len(tokens))
 
     written = _write(g, [ask], shown, _heal(g, shown, ()), ())
     return InfillResult(written.texts[0], written.tokens[0], "stop", written.usage(0), base.seed, method)
+
+
+def _noised(length: int, level: float, seed: int) -> set[int]:
+    """Which of so many tokens become noise: each with probability `level`, and one in any case.
+
+    By the seed, as every draw; what one level takes, a higher one takes, too.
+    """
+    uniform_C = HashSource().at(seed, 0, 0, torch.device("cpu")).uniform(length)
+    return {int(uniform_C.argmin()), *torch.nonzero(uniform_C < level).flatten().tolist()}
 
 
 # --- asking, and reading what was written ---------------------------------------------------------------------------
@@ -270,8 +287,8 @@ def _write(g: "Gesso", asks: Sequence[Callable[[str], Ask]], shown: Hole, kept: 
 
 def _middle(g: "Gesso", ask: Ask, result: Result, dropped: str) -> str | None:
     """What fills the hole; None if the text does not begin as it must."""
-    written = len(result.tokens) <= ask.hole
-    text = finished(result.text if written else g.decode(result.tokens[: ask.hole]))
+    stopped = result.finish_reason == "stop" and len(result.tokens) <= ask.hole
+    text = result.text if stopped else whole_characters(g.decode, result.tokens[: ask.hole])
     return text[len(dropped) :] if text.startswith(dropped) else None
 
 
@@ -286,7 +303,7 @@ def _heal(g: "Gesso", shown: Hole, stop: Sequence[str], room: int | None = None)
 
 def _request(g: "Gesso", prompt: Sequence[int], **options: Any) -> Request:
     """The request that all others are variations of; refused here if it cannot be run."""
-    if wrong := {"pins", "resume", "start"} & set(options):
+    if wrong := {"pins", "resume"} & set(options):
         raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
     request = g.request(prompt, **options)
     if len(prompt) + request.max_new_tokens > g.engine.max_length:

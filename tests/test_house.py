@@ -13,7 +13,8 @@ BELOW = {
     "ops": PLAIN,
     "model": PLAIN | {"ops"},
     "diffusion": PLAIN | {"ops"},
-    "engine": PLAIN | {"ops", "model", "diffusion"},
+    "guide": PLAIN | {"ops", "tokenizer"},
+    "engine": PLAIN | {"ops", "model", "diffusion", "guide"},
     "train": PLAIN
     | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},

@@ -3,7 +3,6 @@
 C positions, H hidden, V vocabulary.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -37,18 +36,6 @@ class Canvas:
         return self.history[-1].argmax_C
 
 
-@dataclass(frozen=True)
-class Start:
-    """A text to begin from in place of noise: each of its tokens becomes noise with probability `level`."""
-
-    tokens: tuple[int, ...]
-    level: float
-
-    def part(self, begin: int, end: int) -> "Start | None":
-        """What of it falls into a canvas."""
-        return replace(self, tokens=self.tokens[begin:end]) if begin < len(self.tokens) else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Process:
     """All that decides how a canvas of one request goes, except the network's predictions."""
@@ -60,23 +47,13 @@ class Process:
     eos: frozenset[int]
     device: torch.device
 
-    def blank(
-        self, index: int, length: int, pins: Mapping[int, int], attempt: int = 0, start: Start | None = None
-    ) -> Canvas:
-        """A canvas of noise, or of a text noised to a level, with its pins in place."""
+    def blank(self, index: int, length: int, pins: Mapping[int, int], attempt: int = 0) -> Canvas:
+        """A canvas of noise, with its pins in place."""
         pin_C = torch.full((length,), FREE, device=self.device)
         for position, token in pins.items():
             pin_C[position] = token
-        draws = self._draws(index, attempt, step=0)
-        tokens_C = draws.tokens(length, self.vocab_size)
-        step = 0
-        if start is not None:
-            kept = torch.tensor(start.tokens, dtype=tokens_C.dtype, device=self.device)
-            drowned = draws.uniform(length)[: len(kept)] < start.level
-            tokens_C[: len(kept)] = torch.where(drowned, tokens_C[: len(kept)], kept)
-            # A share t of noise is what the process has with t of its steps to go: see `schedule.alpha`.
-            step = self.settings.steps - math.ceil(start.level * self.settings.steps)
-        return Canvas(index, attempt, _pinned(tokens_C, pin_C), pin_C, step)
+        noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
+        return Canvas(index, attempt, _pinned(noise_C, pin_C), pin_C)
 
     def temperature(self, canvas: Canvas) -> float:
         return temperature(self.settings, self.settings.steps - canvas.step)

@@ -224,8 +224,7 @@ class Engine:
         """The canvas that begins after `done` new tokens."""
         length = request.length_after(done, self.model.config)
         pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
-        start = request.start and request.start.part(done, done + length)
-        return process.blank(index, length, pins, attempt, start)
+        return process.blank(index, length, pins, attempt)
 
     def _would_be_empty(self, running: Running, tokens: list[int]) -> bool:
         canvas, request = running.canvas, running.request

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gesso.config import Config
-from gesso.diffusion.canvas import Canvas, Process, Start
+from gesso.diffusion.canvas import Canvas, Process
 from gesso.engine.events import Draft, Usage
 from gesso.errors import InputError
 from gesso.settings import Diffusion
@@ -25,7 +25,6 @@ class Request:
     # A text that begins with one of these would be empty: its first canvas is drawn once more with another hash.
     never_first: frozenset[int] = frozenset()
     resume: Draft | None = None  # go on from a draft of an earlier run of the same request
-    start: Start | None = None  # what the new text is at first, from its first token on; beyond its end: noise
 
     def check(self, config: Config, max_length: int) -> None:
         """Raise InputError for what cannot be run."""
@@ -55,8 +54,6 @@ class Request:
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
             self._check_resume(self.resume, config)
-        if self.start is not None:
-            self._check_start(self.start, config)
 
     def _check_types(self) -> None:
         integers = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
@@ -87,18 +84,6 @@ class Request:
             )
         if self.pins != draft.request.pins:
             raise InputError("resume: the draft was written under other pins")
-
-    def _check_start(self, start: Start, config: Config) -> None:
-        if not 0 < start.level <= 1:  # so that NaN is refused, too
-            raise InputError(f"the level of noise to start from must be above 0 and at most 1, got {start.level}")
-        if not 0 < len(start.tokens) <= self.max_new_tokens:
-            raise InputError(
-                f"the text to start from has {len(start.tokens)} tokens; max_new_tokens={self.max_new_tokens} "
-                "must have room for them, and there must be one"
-            )
-        for token in (min(start.tokens), max(start.tokens)):
-            if not 0 <= token < config.vocab_size:
-                raise InputError(f"token {token} to start from is outside the vocabulary of {config.vocab_size}")
 
     def canvas_length(self, config: Config) -> int:
         return self.diffusion.canvas_length or config.canvas_length

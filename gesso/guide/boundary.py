@@ -7,15 +7,17 @@ then begins with it, or it was no good.
 
 import bisect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gesso.tokenizer import Tokenizer
 
 CUT_CHARACTER = "\ufffd"  # what the bytes of an unfinished character decode to
+LONG = 32  # characters that a token has at most, on average: what is further away need not be cut into tokens
 
 
 def nearest_end(tokenizer: Tokenizer, text: str, tokens: int) -> str:
     """The last `tokens` tokens of a text, or fewer: the cut falls between characters."""
+    text = text[max(0, len(text) - tokens * LONG) :]
     starts = tokenizer.starts(text)
     if len(starts) <= tokens:
         return text
@@ -25,13 +27,18 @@ def nearest_end(tokenizer: Tokenizer, text: str, tokens: int) -> str:
 
 def nearest_start(tokenizer: Tokenizer, text: str, tokens: int) -> str:
     """The first `tokens` tokens of a text, or fewer: the cut falls between characters."""
+    text = text[: tokens * LONG]
     starts = tokenizer.starts(text)
     return text if len(starts) <= tokens else text[: starts[tokens]]
 
 
-def finished(text: str) -> str:
-    """Less the bytes at the end that are no character yet."""
-    return text.rstrip(CUT_CHARACTER)
+def whole_characters(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> str:
+    """The text of some tokens, less those at the end that are no character yet: three bytes at most.
+
+    Not by the marks they decode to: a byte that is amiss turns the bytes before it into such marks, too.
+    """
+    texts = (decode(tokens[: len(tokens) - cut]) for cut in range(min(3, len(tokens)) + 1))
+    return next((text for text in texts if not text.endswith(CUT_CHARACTER)), decode(tokens))
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
