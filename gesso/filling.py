@@ -114,7 +114,9 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
     score the same stretch of `after`, though a short hole would leave room for more.
     """
     most = options.pop("max_new_tokens", None)
-    base = _request(g, plain_prompt(g.tokenizer, shown, shown.before), max_new_tokens=most or 1, **options)
+    base = _request(
+        g, plain_prompt(g.tokenizer, shown, shown.before), max_new_tokens=1 if most is None else most, **options
+    )
     stop, base = base.stop, replace(base, stop=())  # what comes after may well have a stop string in it
     canvas = base.canvas_length(g.config)
     if canvas < LONGEST_HOLE:
@@ -306,20 +308,25 @@ def _request(g: "Gesso", prompt: Sequence[int], **options: Any) -> Request:
     if wrong := {"pins", "resume"} & set(options):
         raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
     request = g.request(prompt, **options)
-    if len(prompt) + request.max_new_tokens > g.engine.max_length:
-        raise InputError(
-            f"context overflow: the text around the hole has {len(prompt)} tokens; with {request.max_new_tokens} new "
-            f"ones they exceed the context of {g.engine.max_length}. Give context=N to show the model only the nearest "
-            "N tokens of each side, or lower max_new_tokens"
-        )
-    g.engine.check(request)
+    _check(g, request)
     return request
 
 
 def _run(g: "Gesso", requests: Sequence[Request]) -> list[Result]:
     for request in requests:
-        g.engine.check(request)
+        _check(g, request)
     return g.run(requests)
+
+
+def _check(g: "Gesso", request: Request) -> None:
+    prompt, room = len(request.prompt), g.engine.max_length
+    if prompt + request.max_new_tokens > room:
+        raise InputError(
+            f"context overflow: the text around the hole has {prompt} tokens; with a canvas of up to "
+            f"{request.max_new_tokens} they exceed the context of {room}. Give context=N to show the model only the "
+            "nearest N tokens of each side, or lower max_new_tokens"
+        )
+    g.engine.check(request)
 
 
 def _count(g: "Gesso", text: str) -> int:
