@@ -70,10 +70,15 @@ def infill(
     method: str,
     lengths: Sequence[int] | None,
     context: int | None,
-    turn: Sequence[int] = (),
     **options: Any,
 ) -> InfillResult:
-    shown = hole(g.tokenizer, prefix, suffix, context, turn)
+    shown = hole(g.tokenizer, prefix, suffix, context)
+    if not (prefix or suffix):
+        raise InputError("prefix and suffix are empty: there is no text around the hole; generate writes from nothing")
+    return _fill(g, shown, method, lengths, **options)
+
+
+def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, **options: Any) -> InfillResult:
     method = method_for(method, g.tokenizer, shown)
     if method == "pinned" and shown.after:
         return _search(g, shown, lengths, **options)
@@ -178,31 +183,22 @@ def edit(
 ) -> EditResult:
     start, end = check_span(text, span, level)
     before, present, after = text[:start], text[start:end], text[end:]
-    turn: Sequence[int] = ()
+    shown = hole(g.tokenizer, before, after, context)
     if instruction is not None:
-        near = hole(g.tokenizer, before, after, context, turn=(0,))
-        turn = instruction_turn(g.tokenizer, instruction, near.before + present + near.after)
-    if level == 1:
-        found = infill(g, before, after, method=method, lengths=None, context=context, turn=turn, **options)
+        turn = instruction_turn(g.tokenizer, instruction, shown.before + present + shown.after)
+        shown = replace(shown, opening=tuple(turn))
+    elif level == 1 and not (before or after):
+        raise InputError("the span is the whole text: at level 1 there is no text around it; give an instruction")
+    if level < 1:
+        found = _revise(g, shown, present, level, method, **options)
     else:
-        found = _revise(g, before, present, after, level, method=method, context=context, turn=turn, **options)
+        found = _fill(g, shown, method, None, **options)
     whole = {**vars(found), "text": before + found.text + after}
     del whole["candidates"]
     return EditResult(**whole, replacement=found.text)
 
 
-def _revise(
-    g: "Gesso",
-    prefix: str,
-    present: str,
-    suffix: str,
-    level: float,
-    *,
-    method: str,
-    context: int | None,
-    turn: Sequence[int],
-    **options: Any,
-) -> InfillResult:
+def _revise(g: "Gesso", shown: Hole, present: str, level: float, method: str, **options: Any) -> InfillResult:
     """The span keeps its number of tokens, and all of them but a share of `level`, which become noise.
 
     Those that stay are pinned. A canvas that only starts from them would be truer to the process, but a model need not
@@ -211,7 +207,6 @@ def _revise(
     """
     if given := [name for name in ("max_new_tokens", "stop") if options.pop(name, None)]:
         raise InputError(f"{given[0]} goes with level 1; below, the span keeps its number of tokens")
-    shown = hole(g.tokenizer, prefix, suffix, context, turn or g.tokenizer.encode(""))
     method = method_for(method, g.tokenizer, shown)
     prompt = fill_prompt if method == "prompt" else plain_prompt
     base = _request(g, prompt(g.tokenizer, shown, shown.before), max_new_tokens=_count(g, present), **options)

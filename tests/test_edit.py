@@ -113,7 +113,7 @@ def test_a_span_longer_than_a_canvas_is_edited_canvas_by_canvas(box):
         ({"span": (-3, 5)}, "outside the text"),
         ({"span": (9, 3)}, "reversed"),
         ({"span": (3, 3), "level": 0.5}, "is empty"),
-        ({"span": (0, 44)}, "no text around"),
+        ({"span": (0, 44)}, "the span is the whole text"),
         ({"span": 7}, r"span must be \(start, end\)"),
         ({"span": (1, 2.5)}, "end of the span"),
         ({"span": (True, 2)}, "start of the span"),

@@ -24,21 +24,19 @@ class Hole:
 
     before: str
     after: str
-    opening: tuple[int, ...] = ()  # tokens ahead of it all: the bos, or the turn of an instruction
+    opening: tuple[int, ...]  # tokens ahead of it all: the bos, or the turn of an instruction
 
 
-def hole(tokenizer: Tokenizer, prefix: str, suffix: str, context: int | None, turn: Sequence[int] = ()) -> Hole:
+def hole(tokenizer: Tokenizer, prefix: str, suffix: str, context: int | None) -> Hole:
     """`context`: show no more than so many tokens of each side, those next to the hole."""
     for name, text in (("prefix", prefix), ("suffix", suffix)):
         if not isinstance(text, str):
             raise InputError(f"the {name} must be text, got {type(text).__name__}")
-    if not (prefix or suffix or turn):
-        raise InputError("prefix and suffix are empty: there is no text around the hole; generate writes from nothing")
     if context is not None:
         if not isinstance(context, int) or isinstance(context, bool) or context < 1:
             raise InputError(f"context must be a number of tokens of at least 1, got {context!r}")
         prefix, suffix = nearest_end(tokenizer, prefix, context), nearest_start(tokenizer, suffix, context)
-    return Hole(before=prefix, after=suffix, opening=tuple(turn or tokenizer.encode("")))
+    return Hole(before=prefix, after=suffix, opening=tuple(tokenizer.encode("")))
 
 
 def method_for(method: str, tokenizer: Tokenizer, hole: Hole) -> str:
