@@ -85,12 +85,12 @@ def test_several_holes_are_filled_from_left_to_right_each_seeing_the_ones_before
     seen = []
 
     def infill(prefix, suffix, **options):
-        seen.append((prefix, suffix, options["seed"]))
+        seen.append((prefix, suffix, options.get("seed")))
         return gesso.InfillResult(f"<{len(seen)}>", (), "stop", gesso.Usage(), 7)
 
     monkeypatch.setattr(box, "infill", infill)
-    filled = box.infill_holes(["a", "b", "c"], seed=7)
-    assert seen == [("a", "b", 7), ("a<1>b", "c", 7)]
+    filled = box.infill_holes(["a", "b", "c"])
+    assert seen == [("a", "b", None), ("a<1>b", "c", 7)]  # with the seed that the first one drew
     assert filled.text == "a<1>b<2>c"
     assert [middle.text for middle in filled.middles] == ["<1>", "<2>"]
 
@@ -262,10 +262,10 @@ def test_a_middle_that_ends_inside_a_character_loses_the_piece(box, monkeypatch)
     assert box.infill("x", "y", lengths=[2], **BRIEF).text == "a"
 
 
-def test_a_stop_string_ends_a_pinned_middle_though_the_suffix_has_it(box, healing):
-    healing("print(1)\n2")
-    out = box.infill("x = pri", "\nend\n", lengths=[7], stop="\n", **BRIEF)
-    assert "\n" not in out.text
+def test_a_stop_string_ends_a_pinned_middle_and_is_not_looked_for_beyond_it(box, healing):
+    healing("print(1)\n2", "print(a")
+    assert box.infill("x = pri", "\nend\n", lengths=[7], stop="\n", **BRIEF).text == "nt(1)"
+    assert box.infill("x = pri", "b)", lengths=[4], stop="ab", **BRIEF).text == "nt(a"
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
