@@ -4,19 +4,24 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gesso import checkpoint, untrained
+from gesso import checkpoint, filling, untrained
 from gesso.answer import Answer, ToolCall, parse
 from gesso.config import Config
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
+from gesso.filling import EditResult, HolesResult, InfillResult
+from gesso.guide.boundary import Healer
 from gesso.guide.constraint import NAMES, Guides
 from gesso.guide.guide import Guide
 from gesso.messages import check_tools
@@ -129,6 +134,65 @@ class Gesso:
             raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
         shown = None if tool_choice == "none" else tools
         return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
+
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        method: str = "auto",
+        lengths: Sequence[int] | None = None,
+        context: int | None = None,
+        **options: Any,
+    ) -> InfillResult:
+        """Write what is missing between two texts; `options` as for `generate`, without `pins` and `resume`.
+
+        `method`: "prompt" shows the suffix by the tokenizer's markers for it, "pinned" pins it in the canvas behind
+        holes of several lengths (`lengths`; None: searched up to `max_new_tokens`) and takes the likeliest, "auto" is
+        the former where there are markers. `context`: the model sees only so many tokens of either side.
+        """
+        return filling.infill(self, prefix, suffix, method=method, lengths=lengths, context=context, **options)
+
+    def infill_holes(self, parts: Sequence[str], **options: Any) -> HolesResult:
+        """Fill the holes between several texts, from left to right; `options` as for `infill`.
+
+        A hole sees all that is filled and given before it, and what is given between it and the next one.
+        """
+        return filling.infill_holes(self, parts, **options)
+
+    def edit(
+        self,
+        text: str,
+        span: tuple[int, int],
+        *,
+        instruction: str | None = None,
+        level: float = 1.0,
+        method: str = "auto",
+        context: int | None = None,
+        **options: Any,
+    ) -> EditResult:
+        """Write the characters `text[start:end]` of a span anew and leave the others as they are; else as `infill`.
+
+        `level` 1 knows nothing of what is there. A lower one is the share of the span's tokens, drawn by the seed, that
+        become noise and are written anew; the others stand, and so does their number. An `instruction` is a user's
+        turn ahead of the text.
+        """
+        return filling.edit(
+            self, text, span, instruction=instruction, level=level, method=method, context=context, **options
+        )
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """The results of several requests that run side by side."""
+        results: dict[int, Result] = {}
+        with ExitStack() as open_streams:
+            streams = [open_streams.enter_context(closing(self._events(request))) for request in requests]
+            for events in zip_longest(*streams):
+                results |= {i: event.result for i, event in enumerate(events) if isinstance(event, Done)}
+        return [results[i] for i in range(len(requests))]
+
+    @cached_property
+    def healer(self) -> Healer:
+        return Healer(self.tokenizer)
 
     def read_answer(self, result: Result) -> Answer:
         """Thoughts, tool calls and text of an answer, complete or not."""

@@ -13,11 +13,12 @@ BELOW = {
     "ops": PLAIN,
     "model": PLAIN | {"ops"},
     "diffusion": PLAIN | {"ops"},
-    "engine": PLAIN | {"ops", "model", "diffusion"},
+    "guide": PLAIN | {"ops", "tokenizer", "answer"},
+    "engine": PLAIN | {"ops", "model", "diffusion", "guide"},
     "train": PLAIN
     | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
-    "bench": PLAIN | {"model", "train", "untrained"},
+    "bench": PLAIN | {"model", "guide", "engine", "train", "untrained"},
 }
 
 
