@@ -67,11 +67,15 @@ class Automaton:
             next_SB[before_S[before_S != DEAD], char.encode()[-1]] = DEAD
         return Automaton(next_SB, self.accepting_S)
 
-    def matches(self, text: bytes) -> bool:
-        state = START
+    def walk(self, state: int, text: bytes) -> int:
         for byte in text:
             state = int(self.next_SB[state, byte])
-        return bool(self.accepting_S[state])
+            if state == DEAD:
+                break
+        return state
+
+    def matches(self, text: bytes) -> bool:
+        return bool(self.accepting_S[self.walk(START, text)])
 
 
 def compile_regex(expression: str, limits: Limits = Limits()) -> Automaton:  # noqa: B008 (immutable)

@@ -95,11 +95,7 @@ class Guide:
         if token in self.eos:
             return self.end if self.automaton.accepting_S[state] else DEAD
         word = self.words.bytes_of.get(token)
-        if word is None:
-            return DEAD
-        for byte in word:
-            state = int(self.automaton.next_SB[state, byte])
-        return state
+        return DEAD if word is None else self.automaton.walk(state, word)
 
     # --- how far it is to the end -------------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from gesso.guide.automaton import STAY, Automaton
+from gesso.guide.automaton import DEAD, STAY, Automaton
 from gesso.tokenizer import Tokenizer
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # what most words are made of
 LAST_BYTE = 0xF7  # of any text in UTF-8
+FEW_LEFT = 32
 LONGEST = 20  # bytes; longer tokens are written by shorter ones
 
 
@@ -78,17 +79,21 @@ class Words:
         return found
 
     def _walk(self, automaton: Automaton, state: int) -> Iterator[tuple[bytes, int]]:
-        """Depth first through the sorted words, byte by byte, and no further than the automaton goes."""
-        pending = [(b"", state, 0, len(self._sorted))]
+        """Through the sorted words byte by byte, as far as the automaton goes; where few are left, each by itself."""
+        pending = [(0, state, 0, len(self._sorted))]  # so many bytes are read; words from here to there begin with them
         while pending:
-            prefix, at, low, high = pending.pop()
-            if low < high and self._sorted[low] == prefix:
-                if prefix:
-                    yield prefix, at
+            read, at, low, high = pending.pop()
+            if high - low <= FEW_LEFT:
+                for word in self._sorted[low:high]:
+                    if (target := automaton.walk(at, word[read:])) != DEAD:
+                        yield word, target
+                continue
+            if len(self._sorted[low]) == read:
+                yield self._sorted[low], at
                 low += 1
+            prefix = self._sorted[low][:read]
             for byte in automaton.next_SB[at, :STAY].nonzero()[0].tolist():
-                longer = prefix + bytes([byte])
-                first = bisect.bisect_left(self._sorted, longer, low, high)
+                first = bisect.bisect_left(self._sorted, prefix + bytes([byte]), low, high)
                 last = bisect.bisect_left(self._sorted, prefix + bytes([byte + 1]), first, high) if byte < 255 else high
                 if first < last:
-                    pending.append((longer, int(automaton.next_SB[at, byte]), first, last))
+                    pending.append((read + 1, int(automaton.next_SB[at, byte]), first, last))
