@@ -130,7 +130,7 @@ class Gesso:
     ) -> Request:
         """What `chat` with these arguments asks of the engine."""
         guide = self.guides.calls(check_tools(tools) or (), tool_choice, parallel_tool_calls)
-        if thinking and (guide or options.keys() & set(NAMES)):
+        if thinking and (guide or any(options.get(name) is not None for name in NAMES)):
             raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
         shown = None if tool_choice == "none" else tools
         return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)

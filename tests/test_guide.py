@@ -8,10 +8,12 @@ import time
 import hypothesis
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gesso
+from gesso.engine import runner
 from gesso.guide.automaton import DEAD, START, compile_regex
 from gesso.guide.guide import BEAM, TOP, Guide, Scores
 from gesso.guide.limits import Limits
@@ -140,6 +142,19 @@ def test_what_is_found_fits_however_little_room_there_is(guide_of, box, regex):
         for after in (0, 5):
             best = guide.best(START, scores_of(guide, logits_CV, TOP), after).tolist()
             assert guide.fits(START, best, after)
+
+
+def test_a_position_that_is_sure_outweighs_many_that_know_nothing(guide_of, box):
+    """The first position says "y"; all others are noise, for which the shorter text is the likelier one."""
+    guide = guide_of("n|y" + "o" * 12)
+    logits_CV = torch.from_numpy(random_logits(box.config.vocab_size, 16, seed=0)) * 2
+    logits_CV[0] = -20
+    logits_CV[0, guide.words.token_of[b"y"]] = 0
+    logits_CV[0, guide.words.token_of[b"n"]] = -6
+    entropy_C = torch.distributions.Categorical(logits=logits_CV).entropy()
+    for weighed, first in ((entropy_C, b"y"), (torch.zeros(16), b"n")):
+        best = guide.best(START, runner.scores_of(logits_CV, weighed, guide), after=0)
+        assert guide.words.bytes_of[int(best[0])] == first
 
 
 # --- in the engine, over random weights ---

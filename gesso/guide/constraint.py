@@ -54,7 +54,9 @@ class Guides:
     def _of(self, regex: str, words: Words, marks: Mapping[str, int] = MappingProxyType({})) -> Guide:
         key = regex, bool(marks)
         if key not in self._kept:
-            self._kept[key] = Guide(compile_regex(regex, self.limits).marked(marks), words, self.eos)
+            guide = Guide(compile_regex(regex, self.limits).marked(marks), words, self.eos)
+            _ = guide.moves  # made here, where one caller waits, and not in a pass of the engine, where all do
+            self._kept[key] = guide
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
