@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import gesso
+from gesso import rewriting
 from gesso.box import BASE, SOLVER
 from gesso.errors import GessoError, InputError
 from gesso.hardware import CARDS
-from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion
+from gesso.options import (
+    EXIT_CODES,
+    MODEL_HELP,
+    Adapter,
+    Device,
+    Dtype,
+    Json,
+    Live,
+    Model,
+    Options,
+    Preset,
+    Seed,
+    Steps,
+    with_options,
+)
 from gesso.terminal import complain, follow, lines, note, prepare, print_json, print_styled, print_text, show_cursor
 
 if TYPE_CHECKING:
@@ -22,17 +37,12 @@ if TYPE_CHECKING:
     from gesso.engine.events import Result
     from gesso.tasks import Task
 
-EXIT_CODES = (
-    "Exit codes: 0 all is well; 1 the model or its checkpoint cannot be used; 2 the command or its input cannot be; "
-    "130 stopped with Ctrl-C."
-)
 CHAT_HELP = """\
 /reset   forget the conversation, keep the system message
 /retry   the last question again, with the next seed
 /seed N  draw the answers from this seed
 /exit    leave, as Ctrl-D does
 A message that begins with a slash: put a space before it. Ctrl-C stops an answer."""
-MODEL_HELP = f"Directory or hub name of a checkpoint, or {SOLVER}; without it, the model in the box, {BASE}."
 SEEDS = 2**64
 
 app = typer.Typer(
@@ -43,92 +53,11 @@ app = typer.Typer(
 )
 
 
-# --- the options that commands share --------------------------------------------------------------------------------
-
-
-def _diffusion(help: str, *, min: int | None = None, names: Sequence[str] = ()) -> Any:
-    def known(value: str | None) -> str | None:
-        if names and value is not None and value not in names:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
-        return value
-
-    return typer.Option(
-        help=help, min=min, metavar="|".join(names) or None, callback=known, rich_help_panel="Diffusion"
-    )
-
-
-Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
-Adapter = Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text; default: chance.")]
-Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
-Preset = Annotated[str | None, _diffusion("Settings to start from.", names=tuple(PRESETS))]
-Steps = Annotated[int | None, _diffusion("The most denoising steps a canvas may take.", min=1)]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="sudoku, python_infill or structured.")]
 Data = Annotated[list[Path] | None, typer.Option(help="A file of items instead of our own; may be repeated.")]
 Clues = Annotated[
     str | None, typer.Option(metavar="LOW-HIGH", help="Clues of a Sudoku of our own, such as 30-36 or 24.")
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Of generate and chat. None is "not given": the preset decides, or the checkpoint."""
-
-    model: Model = None
-    device: Device = None
-    dtype: Dtype = None
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens an answer may have.")] = None
-    seed: Seed = None
-    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
-    live: Live = True
-    json: Json = False
-
-    preset: Preset = None
-    steps: Steps = None
-    entropy_bound: Annotated[float | None, _diffusion("How much uncertainty a step may accept, in nats.")] = None
-    t_max: Annotated[float | None, _diffusion("Temperature of the first step.")] = None
-    t_min: Annotated[float | None, _diffusion("Temperature of the last step.")] = None
-    stability: Annotated[int | None, _diffusion("Steps without a change before a canvas is done.", min=0)] = None
-    confidence: Annotated[float | None, _diffusion("Mean entropy below which a canvas is done.")] = None
-    sampler: Annotated[str | None, _diffusion("Which positions take their token.", names=SAMPLERS)] = None
-    stopping: Annotated[str | None, _diffusion("When a canvas is done.", names=STOPPINGS)] = None
-    canvas_length: Annotated[int | None, _diffusion("Tokens of a canvas.", min=1)] = None
-    eos_settles: Annotated[bool | None, _diffusion("Judge a canvas only up to its first end of text.")] = None
-
-    def diffusion(self) -> dict[str, Any]:
-        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-
-    def request(self) -> dict[str, Any]:
-        """The keyword arguments of `Gesso.stream`."""
-        common = {name: getattr(self, name) for name in ("max_new_tokens", "seed", "preset")}
-        return {**common, "stop": self.stop or (), **self.diffusion()}
-
-    @property
-    def watch(self) -> bool:
-        return self.live and not self.json
-
-    def load(self) -> "Gesso":
-        # A large model takes minutes to load, so what is wrong by itself is found before. Whether t_max goes with t_min
-        # depends on the checkpoint: here their defaults are wide enough for any value.
-        replace(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **self.diffusion())
-        return gesso.load(self.model, device=self.device, dtype=self.dtype)
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Typer reads options off a signature: there, the fields of `Options` take the place of the parameter `options`."""
-    shared = inspect.signature(Options).parameters
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
-
-    def run(**given: Any) -> None:
-        options = Options(**{name: given.pop(name) for name in shared})
-        command(**given, options=options)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
-    return run
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -144,9 +73,9 @@ def generate(
     options: Options,
 ) -> None:
     """Continue a text."""
-    text = _prompt(prompt)
+    text, asked = _prompt(prompt), options.request()
     model = options.load()
-    result = follow(model, model.stream(text, **options.request()), options.watch)
+    result = follow(model, model.stream(text, **asked), options.watch)
     _deliver(result, as_json=options.json)
 
 
@@ -176,6 +105,10 @@ def chat(
             if not interactive:
                 raise
             complain(str(error))
+
+
+app.command(epilog=EXIT_CODES)(rewriting.infill)
+app.command(epilog=EXIT_CODES)(rewriting.edit)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -314,6 +247,7 @@ def evaluate(
         list[int] | None, typer.Option(min=1, help="Step limit; several give accuracy against steps.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write accuracy against steps as SVG.")] = None,
+    constrained: Annotated[bool, typer.Option("--constrained", help="Hold answers to what items say of them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
 ) -> None:
     """Score a model on a task, every figure with its 95 % interval."""
@@ -321,7 +255,10 @@ def evaluate(
 
     task = _task(name, data, clues)
     found = gesso.load(model, device=device, adapter=adapter, max_batch=batch)
-    evaluations = run(found, task, split=split, count=count, seed=seed, preset=preset, steps=steps or [], plot=plot)
+    evaluations = run(
+        found, task, split=split, count=count, seed=seed, preset=preset, steps=steps or [], plot=plot,
+        constrained=constrained,
+    )  # fmt: skip
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])
         return
@@ -349,19 +286,25 @@ def training_data(
 
 @app.command(epilog=EXIT_CODES)
 def bench(
-    what: Annotated[str, typer.Argument(help="train: steps on random weights.")],
+    what: Annotated[str, typer.Argument(help="train: steps on random weights. guide: what a constraint costs a step.")],
     shape: Annotated[str, typer.Option(help="mini (the model in the box, from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
     compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
+    fields: Annotated[int, typer.Option(min=1, help="guide: properties of the JSON schema.")] = 50,
 ) -> None:
     """Measure what this machine does; one JSON object."""
-    if what != "train":
-        raise InputError(f"nothing to measure by the name of {what!r}; known is train")
-    from gesso.api import find_device
-    from gesso.bench.train import measure
+    if what == "train":
+        from gesso.api import find_device
+        from gesso.bench import train
 
-    print_json(measure(shape, steps, find_device(device), compile))
+        print_json(train.measure(shape, steps, find_device(device), compile))
+    elif what == "guide":
+        from gesso.bench import guide
+
+        print_json(guide.measure(fields, steps))
+    else:
+        raise InputError(f"nothing to measure by the name of {what!r}; known are train and guide")
 
 
 def _version(wanted: bool) -> None:

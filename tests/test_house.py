@@ -13,10 +13,11 @@ BELOW = {
     "ops": PLAIN,
     "model": PLAIN | {"ops"},
     "diffusion": PLAIN | {"ops"},
-    "engine": PLAIN | {"ops", "model", "diffusion"},
+    "guide": PLAIN | {"ops", "tokenizer", "answer"},
+    "engine": PLAIN | {"ops", "model", "diffusion", "guide"},
     "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
-    "bench": PLAIN | {"model", "train", "box"},
+    "bench": PLAIN | {"model", "guide", "engine", "train", "box"},
 }
 
 

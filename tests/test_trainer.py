@@ -17,7 +17,7 @@ import gesso
 from gesso.config import Config
 from gesso.errors import GessoError, InputError
 from gesso.model.init import begin
-from gesso.model.transformer import DiffusionGemma
+from gesso.model.transformer import DiffusionGemma, Layer
 from gesso.tasks.command import scorer
 from gesso.train import state
 from gesso.train.command import train
@@ -272,6 +272,20 @@ def test_training_from_scratch_begins_with_everything_of_one_size(small):
         layer.register_forward_hook(lambda _, given, out: sizes.append(out[0].square().mean().sqrt().item()))
     model.encode(torch.randint(0, config.vocab_size, (1, 64)), model.new_cache(1, 128))
     assert len(sizes) == 4 and all(0.7 < size < 2.0 for size in sizes), "the stream neither dies nor explodes"
+
+
+def test_under_autocast_the_stream_between_layers_is_as_narrow_as_the_products(tmp_path, rows, small, monkeypatch):
+    seen = set()
+    call = Layer.forward
+
+    def watched(self, x_TH, *rest):
+        seen.add(x_TH.dtype)
+        return call(self, x_TH, *rest)
+
+    monkeypatch.setattr(Layer, "forward", watched)
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    train(replace(recipe, run=replace(recipe.run, autocast="bfloat16")), lambda _: None)
+    assert seen == {torch.bfloat16}
 
 
 def test_a_run_stopped_by_the_clock_goes_on_where_it_was(tmp_path, rows, small):

@@ -74,6 +74,8 @@ class Engine:
         else:
             running = Running(next(self.ids), request, process, request.resume.canvas, list(request.resume.before))
             running.shown = self._showable(running, self.decode(running.tokens))
+            if request.guide:
+                running.state = request.guide.walk(running.state, running.tokens)
         self.running[running.id] = running
         self.scheduler.waiting.append(running)
         return running.id
@@ -175,6 +177,8 @@ class Engine:
         first = max(request.pins, default=0) - before  # no end before the last pin
         end = next((i for i, token in enumerate(tokens) if i >= first and token in request.eos), None)
         running.tokens += tokens[:end]
+        if request.guide:
+            running.state = request.guide.walk(running.state, tokens[:end])
         text = self.decode(running.tokens)
         finish: Finish | None = None
         if stops := [at for at in map(text.find, request.stop) if at >= 0]:
@@ -184,7 +188,8 @@ class Engine:
         elif end is not None:
             finish = "stop"
         elif len(running.tokens) == request.max_new_tokens:
-            finish = "length"
+            complete = request.guide is not None and request.guide.may_end(running.state)
+            finish = "stop" if complete else "length"
         shown = text if finish else self._showable(running, text)
         added = shown[len(running.shown) :]
         running.shown += added
@@ -228,4 +233,6 @@ class Engine:
 
     def _would_be_empty(self, running: Running, tokens: list[int]) -> bool:
         canvas, request = running.canvas, running.request
-        return canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins and tokens[0] in request.never_first
+        if request.guide or canvas.index or canvas.attempt or 0 in request.pins:
+            return False
+        return tokens[0] in request.never_first

@@ -1,7 +1,7 @@
 """One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from gesso.diffusion.canvas import FREE
 from gesso.diffusion.samplers import Prediction, sampler_of
 from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
+from gesso.guide.guide import TOP, Guide, Scores
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma, Piece
 from gesso.ops import Reading
@@ -63,8 +64,8 @@ class Runner:
                 torch.cat([keys_C2 for _, _, keys_C2 in streamed]),
                 lengths,
             )
-            for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
-                outcomes[running.id] = self._outcome(running, part, None)
+            for (running, hidden_CH, _), part in zip(streamed, reading.split(lengths), strict=True):
+                outcomes[running.id] = self._outcome(running, part, hidden_CH)
         return [outcomes[running.id] for running in requests]
 
     def _read_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
@@ -72,9 +73,13 @@ class Runner:
         logits_CV = self.model.logits(hidden_CH) / running.process.temperature(running.canvas)
         candidate_C = running.process.draws(running.canvas).candidates(logits_CV)
         reading = ops.read(logits_CV, candidate_C, self.model.decoder.embed_tokens.weight, self.model.embed_scale)
-        return self._outcome(running, reading, logits_CV if _needs_logits(running) else None)
+        return self._outcome(running, reading, hidden_CH, logits_CV if _needs_logits(running) else None)
 
-    def _outcome(self, running: Running, reading: Reading, logits_CV: Tensor | None) -> Outcome:
+    def _outcome(
+        self, running: Running, reading: Reading, hidden_CH: Tensor, logits_CV: Tensor | None = None
+    ) -> Outcome:
+        if running.request.guide:
+            reading = self._guided(running, running.request.guide, reading, hidden_CH)
         prediction = Prediction(
             reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, logits_CV
         )
@@ -82,6 +87,35 @@ class Runner:
         pin_C = running.canvas.pin_C
         pinned_CH = self.model.decoder.embed_tokens(pin_C.clamp(min=0)) * self.model.embed_scale
         return Outcome(running, prediction, torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH))
+
+    def _guided(self, running: Running, guide: Guide, reading: Reading, hidden_CH: Tensor) -> Reading:
+        """A reading whose tokens keep to a constraint: its own where they do, else the likeliest that do."""
+        after = running.request.max_new_tokens - len(running.tokens) - len(hidden_CH)
+        names = ("candidate_T", "argmax_T")
+        wrong = [n for n in names if not guide.fits(running.state, getattr(reading, n).tolist(), after)]
+        if not wrong:
+            return reading
+        scores = scores_of(self.model.logits(hidden_CH), reading.entropy_T, guide)
+        best_C = guide.best(running.state, scores, after)
+        return replace(reading, **dict.fromkeys(wrong, torch.from_numpy(best_C).to(hidden_CH.device)))
+
+
+def scores_of(logits_CV: Tensor, entropy_C: Tensor, guide: Guide) -> Scores:
+    """What the search for the likeliest text needs to know: how much worse than the likeliest tokens others are.
+
+    What a position says counts by how sure it is. Early in the process most are noise, and many that know nothing would
+    outvote the few that know: the shortest text would win, since after its end nothing can be wrong.
+    """
+    weight_C1 = torch.exp(-entropy_C)[:, None]
+    top = logits_CV.topk(min(TOP, logits_CV.shape[-1]), dim=-1)
+    best_C1 = top.values[:, :1]
+    moves_CU = logits_CV[:, torch.from_numpy(guide.moves.tokens_U).to(logits_CV.device)]
+    moves_CU = torch.cat([moves_CU, best_C1], dim=-1)
+    return Scores(
+        top.indices.cpu().numpy(),
+        ((top.values - best_C1) * weight_C1).cpu().numpy(),
+        ((moves_CU - best_C1) * weight_C1).cpu().numpy(),
+    )
 
 
 def _needs_logits(running: Running) -> bool:
