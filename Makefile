@@ -5,12 +5,37 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 2
 
+# Texts of several lines reach a command through the environment: a line of a recipe ends at a line break.
+define BEGINNING
+class Point:
+    def __init__(self, x, y):
+
+endef
+define HOLE
+<|fim_prefix|>def mean(numbers):
+    total = 0
+    for number in numbers:
+<|fim_suffix|>
+    return total / len(numbers)
+<|fim_middle|>
+endef
+define LINE_BREAK
+
+
+endef
+PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
+export BEGINNING HOLE LINE_BREAK PUZZLE
+
 .PHONY: demo test lint mini-data sudoku-data clean
 demo: $(VENV)/.installed
-	@echo "1/2  gesso info: what is in the box"
+	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
-	@echo "2/2  gesso generate: text out of noise"
-	$(BIN)/gesso generate "def fib(n):" --max-new-tokens 64 --seed 7 --preset fast
+	@echo "2/4  gesso generate: Python out of noise"
+	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 64 --seed 7
+	@echo "3/4  gesso generate: the line that is missing between two others"
+	$(BIN)/gesso generate "$$HOLE" --stop "$$LINE_BREAK" --max-new-tokens 64 --seed 7
+	@echo "4/4  gesso sudoku: 51 empty cells, all at once"
+	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
 
 test: $(VENV)/.installed-dev
 	$(MAKE) lint

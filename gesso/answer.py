@@ -143,7 +143,7 @@ def format_value(value: Any, depth: int = 0) -> str:
     if isinstance(value, dict | list | tuple) and depth >= MAX_DEPTH:
         raise InputError(f"tool argument is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
-        items = (f"{_format_key(key)}:{format_value(item, depth + 1)}" for key, item in value.items())
+        items = (f"{format_key(key)}:{format_value(item, depth + 1)}" for key, item in value.items())
         return "{" + ",".join(items) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(format_value(item, depth + 1) for item in value) + "]"
@@ -159,7 +159,8 @@ def _format_string(text: str) -> str:
     return f"{QUOTE}{text}{QUOTE}"
 
 
-def _format_key(key: Any) -> str:
+def format_key(key: Any) -> str:
+    """A key of an object in the model's own syntax."""
     if not isinstance(key, str):
         raise InputError(f"tool argument key {key!r} must be a string")
     return key if key.replace("-", "_").isidentifier() else _format_string(key)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import httpx
 
-from gesso import untrained
+from tests import tiny
 
 
 def make_model(directory: Path) -> Path:
-    """The untrained model with a vocabulary of characters and words: what it writes is text, and each token stands."""
-    untrained.make(directory)
-    tokenizer = json.loads(untrained.tokenizer_json())
+    """The tiny model with a vocabulary of characters and words: what it writes is text, and each token stands."""
+    tiny.make(directory)
+    tokenizer = json.loads(tiny.tokenizer_json())
     names = {i: piece for piece, i in tokenizer["model"]["vocab"].items()}
-    for i in range(128, untrained.VOCABULARY):
+    for i in range(128, tiny.VOCABULARY):
         names[i] = chr(i - 128) if 32 <= i - 128 < 127 else f" w{i}"
     tokenizer["model"] |= {"vocab": {piece: i for i, piece in names.items()}, "byte_fallback": False}
     tokenizer["decoder"] = {"type": "Fuse"}

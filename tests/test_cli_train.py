@@ -17,7 +17,7 @@ def recipe(tmp_path, monkeypatch):
     shutil.copytree(RECIPES, tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "recipes" / "box-overfit.toml"
-    text = path.read_text().replace("steps = 60", "steps = 3").replace("save_every = 20", "save_every = 2")
+    text = path.read_text().replace("steps = 40", "steps = 3").replace("save_every = 20", "save_every = 2")
     path.write_text(text)
     return path
 

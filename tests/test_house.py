@@ -13,12 +13,12 @@ BELOW = {
     "ops": PLAIN,
     "model": PLAIN | {"ops"},
     "diffusion": PLAIN | {"ops"},
-    "engine": PLAIN | {"ops", "model", "diffusion"},
-    "train": PLAIN
-    | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
+    "guide": PLAIN | {"ops", "tokenizer", "answer"},
+    "engine": PLAIN | {"ops", "model", "diffusion", "guide"},
+    "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
-    "serve": PLAIN | {"engine", "api", "answer", "checkpoint", "tokenizer", "untrained"},
-    "bench": PLAIN | {"model", "train", "untrained"},
+    "serve": PLAIN | {"engine", "guide", "api", "answer", "checkpoint", "tokenizer", "box"},
+    "bench": PLAIN | {"model", "guide", "engine", "train", "box"},
 }
 
 

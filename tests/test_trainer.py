@@ -1,4 +1,4 @@
-"""Runs of the trainer on the model in the box: they learn, resume, share the work, and stop when they must."""
+"""Runs of the trainer on a tiny model: they learn, resume, share the work, and stop when they must."""
 
 import json
 import os
@@ -24,6 +24,7 @@ from gesso.train.command import train
 from gesso.train.muon import Muon, orthogonal
 from gesso.train.recipe import load
 from gesso.train.trainer import learning_rate
+from tests.tiny import make
 
 RECIPE = """
 [model]
@@ -59,11 +60,9 @@ def rows(tmp_path):
 
 
 @pytest.fixture
-def small(own_cache, tmp_path):
-    """The box with canvases of 16, so that a step is quick."""
-    from gesso import untrained
-
-    untrained.make(tmp_path / "small")
+def small(tmp_path):
+    """Canvases of 16, so that a step is quick."""
+    make(tmp_path / "small")
     raw = json.loads((tmp_path / "small" / "config.json").read_text())
     raw["canvas_length"] = 16
     (tmp_path / "small" / "config.json").write_text(json.dumps(raw))

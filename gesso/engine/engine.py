@@ -75,6 +75,8 @@ class Engine:
         else:
             running = Running(next(self.ids), request, process, request.resume.canvas, list(request.resume.before))
             running.shown = showable(running.tokens, request, self.decode)
+            if request.guide:
+                running.state = request.guide.walk(running.state, running.tokens)
         self.running[running.id] = running
         self.scheduler.waiting.append(running)
         return running.id
@@ -183,6 +185,8 @@ class Engine:
         first = max(request.pins, default=0) - before  # no end before the last pin
         end = next((i for i, token in enumerate(tokens) if i >= first and token in request.eos), None)
         running.tokens += tokens[:end]
+        if request.guide:
+            running.state = request.guide.walk(running.state, tokens[:end])
         text = self.decode(running.tokens)
         finish: Finish | None = None
         if stops := [at for at in map(text.find, request.stop) if at >= 0]:
@@ -192,7 +196,8 @@ class Engine:
         elif end is not None:
             finish = "stop"
         elif len(running.tokens) == request.max_new_tokens:
-            finish = "length"
+            complete = request.guide is not None and request.guide.may_end(running.state)
+            finish = "stop" if complete else "length"
         shown = text if finish else showable(running.tokens, request, self.decode)
         added = shown[len(running.shown) :]
         running.shown += added

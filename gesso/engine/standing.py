@@ -43,5 +43,7 @@ def standing(draft: "Draft") -> tuple[int, ...]:
 
 def would_be_empty(canvas: Canvas, request: "Request") -> bool:
     """Whether a text beginning like this canvas would show nothing; true of its first attempt only."""
+    if request.guide:  # it says itself what a text may begin with
+        return False
     first_of_all = canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins
     return first_of_all and int(canvas.result_C[0]) in request.never_first

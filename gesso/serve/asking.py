@@ -3,10 +3,9 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from gesso import checkpoint, untrained
+from gesso import checkpoint
 from gesso.config import Config
 from gesso.engine.request import Request
 from gesso.serve.errors import ApiError
@@ -25,7 +24,7 @@ class Desk:
 
     def __init__(self, settings: ServerSettings, supervisor: Supervisor) -> None:
         self.settings, self.supervisor = settings, supervisor
-        directory = _directory(settings.engine.model)
+        directory = checkpoint.find(settings.engine.model)
         self.config = Config.from_directory(directory)
         self.defaults = GenerationDefaults.from_directory(directory, self.config)
         self.tokenizer = Tokenizer.from_directory(directory)
@@ -141,7 +140,3 @@ class Desk:
 
 
 NOT_DIFFUSION = ("max_new_tokens", "stop", "pins", "top_logprobs")
-
-
-def _directory(model: str | None) -> Path:
-    return untrained.directory() if model is None else checkpoint.find(model)
