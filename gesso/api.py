@@ -19,7 +19,7 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.filling import EditResult, HolesResult, InfillResult
+from gesso.filling import EditResult, HolesResult, InfillResult, Plan, T
 from gesso.guide.boundary import Healer
 from gesso.guide.constraint import NAMES, Guides
 from gesso.guide.guide import Guide
@@ -149,7 +149,8 @@ class Gesso:
         holes of several lengths (`lengths`; None: searched up to `max_new_tokens`) and takes the likeliest, "auto" is
         the former where there are markers. `context`: the model sees only so many tokens of either side.
         """
-        return filling.infill(self, prefix, suffix, method=method, lengths=lengths, context=context, **options)
+        plan = filling.infill(self, prefix, suffix, method=method, lengths=lengths, context=context, **options)
+        return self._carry_out(plan)
 
     def infill_holes(self, parts: Sequence[str], **options: Any) -> HolesResult:
         """Fill the holes between several texts, from left to right; `options` as for `infill`.
@@ -175,9 +176,10 @@ class Gesso:
         become noise and are written anew; the others stand, and so does their number. An `instruction` is a user's
         turn ahead of the text.
         """
-        return filling.edit(
+        plan = filling.edit(
             self, text, span, instruction=instruction, level=level, method=method, context=context, **options
         )
+        return self._carry_out(plan)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """The results of several requests that run side by side."""
@@ -187,6 +189,16 @@ class Gesso:
             for events in zip_longest(*streams):
                 results |= {i: event.result for i, event in enumerate(events) if isinstance(event, Done)}
         return [results[i] for i in range(len(requests))]
+
+    def _carry_out(self, plan: Plan[T]) -> T:
+        results: list[Result] | None = None
+        while True:
+            try:
+                requests = next(plan) if results is None else plan.send(results)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            results = self.run(requests)
 
     @cached_property
     def healer(self) -> Healer:

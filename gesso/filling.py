@@ -1,12 +1,15 @@
 """Infill and edit: from the text around a hole to requests, and from what the engine wrote to the text that fills it.
 
 What is given is never read back from tokens: a result is the caller's own strings with a new one between them.
+
+How a hole is filled is a `Plan`: it yields requests that may run side by side, is sent their results, and returns what
+fills the hole in the end. Who carries it out (`Gesso`, or a server that has others to serve meanwhile) runs the engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 LONGEST_HOLE = 2  # at most one in so many tokens of a canvas is the hole, the others are what comes after it
 USUAL_HOLE = 4  # the same, when no max_new_tokens is given
+
+T = TypeVar("T")
+Plan = Generator[list[Request], list[Result], T]
 
 
 @dataclass(frozen=True)
@@ -71,17 +77,17 @@ def infill(
     lengths: Sequence[int] | None,
     context: int | None,
     **options: Any,
-) -> InfillResult:
+) -> Plan[InfillResult]:
     shown = hole(g.tokenizer, prefix, suffix, context)
     if not (prefix or suffix):
         raise InputError("prefix and suffix are empty: there is no text around the hole; generate writes from nothing")
-    return _fill(g, shown, method, lengths, **options)
+    return (yield from _fill(g, shown, method, lengths, **options))
 
 
-def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, **options: Any) -> InfillResult:
+def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, **options: Any) -> Plan[InfillResult]:
     method = method_for(method, g.tokenizer, shown)
     if method == "pinned" and shown.after:
-        return _search(g, shown, lengths, **options)
+        return (yield from _search(g, shown, lengths, **options))
     if lengths is not None:
         raise InputError("lengths are for a hole with a pinned suffix; without one the model ends by itself")
     prompt = fill_prompt if method == "prompt" else plain_prompt
@@ -90,7 +96,7 @@ def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, *
     def ask(before: str) -> Ask:
         return Ask(replace(base, prompt=prompt(g.tokenizer, shown, before)), base.max_new_tokens)
 
-    written = _write(g, [ask], shown, _heal(g, shown, base.stop), base.stop)
+    written = yield from _write(g, [ask], shown, _heal(g, shown, base.stop), base.stop)
     return InfillResult(
         written.texts[0], written.tokens[0], written.results[0].finish_reason, written.usage(0), base.seed, method
     )
@@ -109,7 +115,7 @@ def infill_holes(g: "Gesso", parts: Sequence[str], **options: Any) -> HolesResul
     return HolesResult(text, tuple(middles))
 
 
-def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any) -> InfillResult:
+def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any) -> Plan[InfillResult]:
     """Round by round, holes of several lengths side by side in the engine; the likeliest whole wins.
 
     A score is log p(middle + after | before), over the text as it will be read and not over the tokens of the canvas.
@@ -148,7 +154,7 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
     tokens: dict[int, tuple[int, ...]] = {}
     usages: list[Usage] = []
     while trying:
-        written = _write(g, [partial(ask, length) for length in trying], shown, kept, stop)
+        written = yield from _write(g, [partial(ask, length) for length in trying], shown, kept, stop)
         for i, length in enumerate(trying):
             joined = g.tokenizer.encode(dropped + written.texts[i] + after, bos=False)
             found[length] = Candidate(length, written.texts[i], likelihood.of(joined))
@@ -180,7 +186,7 @@ def edit(
     method: str,
     context: int | None,
     **options: Any,
-) -> EditResult:
+) -> Plan[EditResult]:
     start, end = check_span(text, span, level)
     before, present, after = text[:start], text[start:end], text[end:]
     shown = hole(g.tokenizer, before, after, context)
@@ -190,15 +196,15 @@ def edit(
     elif level == 1 and not (before or after):
         raise InputError("the span is the whole text: at level 1 there is no text around it; give an instruction")
     if level < 1:
-        found = _revise(g, shown, present, level, method, **options)
+        found = yield from _revise(g, shown, present, level, method, **options)
     else:
-        found = _fill(g, shown, method, None, **options)
+        found = yield from _fill(g, shown, method, None, **options)
     whole = {**vars(found), "text": before + found.text + after}
     del whole["candidates"]
     return EditResult(**whole, replacement=found.text)
 
 
-def _revise(g: "Gesso", shown: Hole, present: str, level: float, method: str, **options: Any) -> InfillResult:
+def _revise(g: "Gesso", shown: Hole, present: str, level: float, method: str, **options: Any) -> Plan[InfillResult]:
     """The span keeps its number of tokens, and all of them but a share of `level`, which become noise.
 
     Those that stay are pinned. A canvas that only starts from them would be truer to the process, but a model need not
@@ -228,7 +234,7 @@ def _revise(g: "Gesso", shown: Hole, present: str, level: float, method: str, **
         )
         return Ask(request, len(tokens))
 
-    written = _write(g, [ask], shown, _heal(g, shown, ()), ())
+    written = yield from _write(g, [ask], shown, _heal(g, shown, ()), ())
     return InfillResult(written.texts[0], written.tokens[0], "stop", written.usage(0), base.seed, method)
 
 
@@ -263,20 +269,23 @@ class Written:
         return _usage([result.usage for result in (*self.results, *self.refused)], len(self.tokens[which]))
 
 
-def _write(g: "Gesso", asks: Sequence[Callable[[str], Ask]], shown: Hole, kept: str, stop: Sequence[str]) -> Written:
+def _write(
+    g: "Gesso", asks: Sequence[Callable[[str], Ask]], shown: Hole, kept: str, stop: Sequence[str]
+) -> Plan[Written]:
     """Have all asks written side by side; an ask is a function of the text that the prompt ends with.
 
     First with the healed prompt. Where the text then does not begin with what was taken off, once more with the prompt
     as it was given: that is the token itself, which the model would not have extended.
     """
     asked = [ask(kept) for ask in asks]
-    results = _run(g, [ask.request for ask in asked])
+    results = yield from _run(g, [ask.request for ask in asked])
     texts = [_middle(g, ask, result, shown.before[len(kept) :]) for ask, result in zip(asked, results, strict=True)]
     again = [i for i, text in enumerate(texts) if text is None]
     refused = [results[i] for i in again]
     for i in again:
         asked[i] = asks[i](shown.before)
-    for i, result in zip(again, _run(g, [asked[i].request for i in again]), strict=True):
+    redone = yield from _run(g, [asked[i].request for i in again])
+    for i, result in zip(again, redone, strict=True):
         results[i], texts[i] = result, _middle(g, asked[i], result, "")
     tokens = [result.tokens[: ask.hole] for ask, result in zip(asked, results, strict=True)]
     return Written([before_stop(text or "", stop) for text in texts], tokens, results, refused)
@@ -307,10 +316,10 @@ def _request(g: "Gesso", prompt: Sequence[int], **options: Any) -> Request:
     return request
 
 
-def _run(g: "Gesso", requests: Sequence[Request]) -> list[Result]:
+def _run(g: "Gesso", requests: list[Request]) -> Plan[list[Result]]:
     for request in requests:
         _check(g, request)
-    return g.run(requests)
+    return (yield requests) if requests else []
 
 
 def _check(g: "Gesso", request: Request) -> None:

@@ -240,9 +240,11 @@ def test_the_openapi_page_names_every_endpoint(server):
 REFUSED = [
     ({"top_p": 0.9}, "top_p"),
     ({"frequency_penalty": 1}, "frequency_penalty"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
     ({"nonsense": 1}, "nonsense"),
     ({"diffusion": {"nonsense": 1}}, "diffusion.nonsense"),
     ({"diffusion": {"sampler": "magic"}}, "diffusion.sampler"),

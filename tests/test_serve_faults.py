@@ -264,7 +264,7 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(guarded):
 # --- the engine's own loop ------------------------------------------------------------------------------------------
 
 
-def test_a_pass_that_fails_costs_whoever_came_last_and_nobody_else(box, monkeypatch):
+def test_a_pass_that_fails_costs_whoever_came_last_and_nobody_else(tiny, monkeypatch):
     """As out of memory would: the pass with the second request in it fails, again and again."""
 
     class Empty(Exception):
@@ -279,26 +279,26 @@ def test_a_pass_that_fails_costs_whoever_came_last_and_nobody_else(box, monkeypa
                 raise Empty
             return self.popleft()
 
-    run = box.engine.runner.run
+    run = tiny.engine.runner.run
 
     def fail(work, cache):
         if any(item.running.request.seed == 2 for item in work):
             raise MemoryError("no room")
         return run(work, cache)
 
-    monkeypatch.setattr(box.engine.runner, "run", fail)
+    monkeypatch.setattr(tiny.engine.runner, "run", fail)
     options = {**QUICK, "max_new_tokens": 16, "settle": 1}
     asked = [Submit(id, [2, 200, 210], options | {"seed": seed}) for id, seed in ((10, 1), (11, 2), (12, 3))]
     sent = []
     with pytest.raises(Empty):
-        Worker(box, sent.append).run(Inbox(asked[:2]))
+        Worker(tiny, sent.append).run(Inbox(asked[:2]))
     with pytest.raises(Empty):
-        Worker(box, sent.append).run(Inbox(asked[2:]))
+        Worker(tiny, sent.append).run(Inbox(asked[2:]))
     assert {message.id for message in sent if isinstance(message, Ended)} == {10, 12}
     assert [(m.id, m.by_input, m.message) for m in sent if isinstance(m, Failed)] == [
         (11, False, "MemoryError: no room")
     ]
-    assert not box.engine.busy
+    assert not tiny.engine.busy
 
 
 def test_messages_come_out_as_they_went_in():

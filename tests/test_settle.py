@@ -38,10 +38,10 @@ def drafts(events):
 
 
 @pytest.mark.parametrize("settle", [1, 2, 3])
-def test_what_stands_only_grows_and_is_the_beginning_of_the_result(box, settle):
+def test_what_stands_only_grows_and_is_the_beginning_of_the_result(tiny, settle):
     early = 0
     for seed in range(2):
-        events = run(Engine(box.model, letters), request(seed=seed, diffusion=replace(SETTLING, settle=settle)))[0]
+        events = run(Engine(tiny.model, letters), request(seed=seed, diffusion=replace(SETTLING, settle=settle)))[0]
         result = events[-1].result
         before = ()
         for draft in drafts(events):
@@ -52,8 +52,8 @@ def test_what_stands_only_grows_and_is_the_beginning_of_the_result(box, settle):
     assert early > 0  # else nothing was tested
 
 
-def test_a_settled_position_keeps_its_token_to_the_end_of_the_canvas(box):
-    events = drafts(run(Engine(box.model, letters), request(max_new_tokens=16))[0])
+def test_a_settled_position_keeps_its_token_to_the_end_of_the_canvas(tiny):
+    events = drafts(run(Engine(tiny.model, letters), request(max_new_tokens=16))[0])
     for at, draft in enumerate(events):
         final = draft.canvas.final
         for later in events[at:]:
@@ -61,16 +61,16 @@ def test_a_settled_position_keeps_its_token_to_the_end_of_the_canvas(box):
             assert later.canvas.tokens_C[:final].tolist() == draft.tokens[:final]
 
 
-def test_without_settle_nothing_stands_before_its_canvas(box):
-    events = run(Engine(box.model, letters), request(diffusion=replace(SETTLING, settle=0)))[0]
+def test_without_settle_nothing_stands_before_its_canvas(tiny):
+    events = run(Engine(tiny.model, letters), request(diffusion=replace(SETTLING, settle=0)))[0]
     assert all(draft.standing == draft.before for draft in drafts(events))
 
 
-def test_a_position_settles_after_as_many_steps_as_asked(box):
+def test_a_position_settles_after_as_many_steps_as_asked(tiny):
     for settle in (1, 2, 3):
         settings = replace(SETTLING, settle=settle)
         wanted = [request(seed=seed, diffusion=settings, max_new_tokens=16) for seed in range(3)]
-        found = [draft for events in run(Engine(box.model, letters), *wanted) for draft in drafts(events)]
+        found = [draft for events in run(Engine(tiny.model, letters), *wanted) for draft in drafts(events)]
         settled = [draft for draft in found if draft.canvas.final]
         assert settled
         for draft in settled:
@@ -78,66 +78,66 @@ def test_a_position_settles_after_as_many_steps_as_asked(box):
             assert len({int(prediction.argmax_C[0]) for prediction in draft.canvas.history[-settle:]}) == 1
 
 
-def test_the_text_does_not_depend_on_who_shares_the_batch(box):
+def test_the_text_does_not_depend_on_who_shares_the_batch(tiny):
     wanted = request(max_new_tokens=20)
-    alone = run(Engine(box.model, letters), wanted)[0][-1].result
+    alone = run(Engine(tiny.model, letters), wanted)[0][-1].result
     others = [replace(wanted, seed=seed, prompt=PROMPT * seed) for seed in range(1, 4)]
-    assert run(Engine(box.model, letters), *others, wanted)[-1][-1].result == alone
+    assert run(Engine(tiny.model, letters), *others, wanted)[-1][-1].result == alone
 
 
-def test_a_resumed_draft_goes_on_with_what_had_settled(box):
-    events = run(Engine(box.model, letters), request())[0]
+def test_a_resumed_draft_goes_on_with_what_had_settled(tiny):
+    events = run(Engine(tiny.model, letters), request())[0]
     draft = next(draft for draft in drafts(events) if draft.canvas.final and draft.canvas.reason is None)
-    again = run(Engine(box.model, letters), request(resume=draft))[0]
+    again = run(Engine(tiny.model, letters), request(resume=draft))[0]
     assert again[-1].result.tokens == events[-1].result.tokens
 
 
-def test_pins_count_as_final_but_settle_nothing_by_themselves(box):
-    events = drafts(run(Engine(box.model, letters), request(pins={0: 140, 5: 141}, max_new_tokens=16))[0])
+def test_pins_count_as_final_but_settle_nothing_by_themselves(tiny):
+    events = drafts(run(Engine(tiny.model, letters), request(pins={0: 140, 5: 141}, max_new_tokens=16))[0])
     assert all(draft.standing[:1] == (140,) for draft in events)
     assert all(draft.tokens[5] == 141 for draft in events)
 
 
-def test_what_may_become_a_stop_string_does_not_stand(box):
-    plain = run(Engine(box.model, letters), request())[0][-1].result
+def test_what_may_become_a_stop_string_does_not_stand(tiny):
+    plain = run(Engine(tiny.model, letters), request())[0][-1].result
     stop = plain.text[4:7]
-    events = run(Engine(box.model, letters), request(stop=(stop,)))[0]
+    events = run(Engine(tiny.model, letters), request(stop=(stop,)))[0]
     assert events[-1].result.text == plain.text[: plain.text.find(stop)]
     for draft in drafts(events):
         assert events[-1].result.text.startswith(letters(draft.standing))
 
 
-def test_an_answer_that_will_be_drawn_again_shows_nothing(box):
-    first = run(Engine(box.model, letters), request())[0][-1].result.tokens[0]
-    events = run(Engine(box.model, letters), request(never_first=frozenset({first})))[0]
+def test_an_answer_that_will_be_drawn_again_shows_nothing(tiny):
+    first = run(Engine(tiny.model, letters), request())[0][-1].result.tokens[0]
+    events = run(Engine(tiny.model, letters), request(never_first=frozenset({first})))[0]
     again = [draft for draft in drafts(events) if draft.canvas.index == 0 and draft.canvas.attempt == 0]
     assert again
     assert events[-1].result.usage.redrawn == 1
     assert all(draft.standing == () for draft in again if draft.tokens[0] == first)
 
 
-def test_bytes_stand_only_when_something_else_follows(box):
+def test_bytes_stand_only_when_something_else_follows(tiny):
     """A run of bytes is decoded as a whole: the next byte may spoil all of it."""
     accents = tuple(128 + byte for byte in "é".encode())
     spoilt = (*accents, 128 + 0xFF)
-    assert box.decode(accents) == "é" and not box.decode(spoilt).startswith("é")
+    assert tiny.decode(accents) == "é" and not tiny.decode(spoilt).startswith("é")
     wanted = request(
-        pins=dict(enumerate(spoilt)), max_new_tokens=24, unsure=box.tokenizer.byte_ids,
+        pins=dict(enumerate(spoilt)), max_new_tokens=24, unsure=tiny.tokenizer.byte_ids,
         diffusion=replace(SETTLING, canvas_length=2),
     )  # fmt: skip
-    events = run(Engine(box.model, box.decode), wanted)[0]
+    events = run(Engine(tiny.model, tiny.decode), wanted)[0]
     result = events[-1].result
-    assert result.text == box.decode(result.tokens)
+    assert result.text == tiny.decode(result.tokens)
     assert "".join(event.text for event in events if isinstance(event, Commit)) == result.text
     for draft in drafts(events):
-        assert result.text.startswith(box.decode(draft.standing))
+        assert result.text.startswith(tiny.decode(draft.standing))
 
 
-def test_commits_say_how_likely_their_tokens_were(box):
+def test_commits_say_how_likely_their_tokens_were(tiny):
     import torch
 
-    plain = run(Engine(box.model, letters), request())[0]
-    events = run(Engine(box.model, letters), request(top_logprobs=3))[0]
+    plain = run(Engine(tiny.model, letters), request())[0]
+    events = run(Engine(tiny.model, letters), request(top_logprobs=3))[0]
     assert events[-1].result == plain[-1].result  # asking changes nothing
     commits = [event for event in events if isinstance(event, Commit)]
     for commit, draft in zip(commits, (d for d in drafts(events) if d.canvas.reason), strict=True):
@@ -151,13 +151,13 @@ def test_commits_say_how_likely_their_tokens_were(box):
                 assert torch.isclose(torch.tensor(likely.token).exp(), last.confidence_C[at], atol=1e-4)
 
 
-def test_greed_takes_the_likeliest_token_that_often_and_judges_as_before(box):
+def test_greed_takes_the_likeliest_token_that_often_and_judges_as_before(tiny):
     """Of the positions accepted in a first step, which sees the same noise whatever the greed."""
     shares = {}
     for greed in (0.0, 0.5, 1.0):
         settings = Diffusion(canvas_length=256, steps=1, entropy_bound=1e4, greed=greed)
         wanted = [request(diffusion=settings, max_new_tokens=256, seed=seed) for seed in range(4)]
-        drafted = [drafts(events)[0] for events in run(Engine(box.model, letters), *wanted)]
+        drafted = [drafts(events)[0] for events in run(Engine(tiny.model, letters), *wanted)]
         shares[greed] = sum((d.canvas.tokens_C == d.canvas.result_C).float().mean().item() for d in drafted) / 4
         if greed == 0:
             entropies = [d.entropy for d in drafted]

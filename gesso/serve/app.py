@@ -11,13 +11,14 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 import gesso
-from gesso.serve import chat, completions, errors, responses
+from gesso.serve import chat, completions, edits, errors, responses
 from gesso.serve.asking import Desk
 from gesso.serve.fields import (
     ChatFields,
     Common,
     CompletionFields,
     DetokenizeFields,
+    EditFields,
     ResponseFields,
     TokenizeFields,
 )
@@ -88,8 +89,13 @@ def _add_writing(app: FastAPI, desk: Desk) -> None:
 
     @app.post("/v1/completions", tags=["text"])
     async def text_completions(asked: CompletionFields, request: Request) -> Response:
-        """Continue a text."""
+        """Continue a text, or with `suffix` write what is missing in it."""
         return await write(completions, asked, request)
+
+    @app.post("/v1/edits", tags=["text"])
+    async def text_edits(asked: EditFields, request: Request) -> Response:
+        """Write a span of a text anew."""
+        return await write(edits, asked, request)
 
     @app.post("/v1/responses", tags=["text"])
     async def text_responses(asked: ResponseFields, request: Request) -> Response:

@@ -8,6 +8,10 @@ from typing import Any
 from gesso import checkpoint
 from gesso.config import Config
 from gesso.engine.request import Request
+from gesso.guide.constraint import expression
+from gesso.guide.limits import Limits as GuideLimits
+from gesso.guide.tools import calls_regex, chosen
+from gesso.messages import check_tools
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import Common
 from gesso.serve.jobs import Job, Mailbox
@@ -75,8 +79,13 @@ class Desk:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         top_logprobs: int | None = None,
+        constraint: dict[str, Any] | None = None,
+        hole: dict[str, Any] | None = None,
     ) -> list[Job]:
-        """One job for each choice of each prompt. Choice i is what seed + i gives alone."""
+        """One job for each choice of each prompt. Choice i is what seed + i gives alone.
+
+        With a hole to fill the prompt only counts: the text around the hole is in `hole`.
+        """
         if n * len(prompts) > self.settings.limits.choices:
             raise ApiError(400, f"n: at most {self.settings.limits.choices} choices in one request", param="n")
         adapter, mailbox = self.adapter(asked.model), Mailbox()
@@ -85,6 +94,8 @@ class Desk:
         for prompt in prompts:
             options = self._options(asked, len(prompt), max_tokens, stop, top_logprobs)
             self._check(prompt, options)
+            if hole is not None:
+                options = _of_hole(options, max_tokens)
             for choice in range(n):
                 job = Job(
                     id=next(self.supervisor.ids),
@@ -96,9 +107,22 @@ class Desk:
                     adapter=adapter,
                     stream=asked.stream,
                     drafts=asked.diffusion.drafts,
+                    constraint=constraint,
+                    hole=hole,
                 )
                 jobs.append(job)
         return jobs
+
+    async def check_constraint(self, constraint: dict[str, Any] | None) -> None:
+        """What cannot be kept to is refused here, in another thread; the engine compiles what is left."""
+        if constraint is None:
+            return
+        if "tools" in constraint:
+            functions = chosen(check_tools(constraint["tools"]) or (), constraint["choice"])
+            await asyncio.to_thread(calls_regex, functions, parallel=constraint["parallel"], limits=GuideLimits())
+        else:
+            ((name, value),) = constraint.items()
+            await asyncio.to_thread(expression, name, value, GuideLimits())
 
     def _options(
         self, asked: Common, prompt: int, max_tokens: int | None, stop: Sequence[str], top_logprobs: int | None
@@ -137,6 +161,12 @@ class Desk:
                 f"{limit} for one request; shorten the prompt or lower max_tokens",
                 code="request_too_long",
             )
+
+
+def _of_hole(options: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
+    """How much fills a hole is for the hole to say, unless the client does; and what it pins is around it."""
+    dropped = {"pins", "top_logprobs"} | ({"max_new_tokens"} if max_tokens is None else set())
+    return {name: value for name, value in options.items() if name not in dropped}
 
 
 NOT_DIFFUSION = ("max_new_tokens", "stop", "pins", "top_logprobs")

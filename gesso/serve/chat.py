@@ -18,7 +18,9 @@ from gesso.serve.stream import DONE, Delta, Writing, event
 
 async def jobs(desk: Desk, asked: ChatFields, client: str) -> list[Job]:
     desk.adapter(asked.model)  # an unknown model is refused before the conversation is read
-    tools = asked.tools if asked.tool_choice == "auto" else None
+    constraint = asked.constraint()
+    await desk.check_constraint(constraint)
+    tools = None if asked.tool_choice == "none" else asked.tools
     prompt = await desk.chat_ids(asked.messages, tools=tools, thinking=asked.thinks)
     return desk.jobs(
         asked,
@@ -28,6 +30,7 @@ async def jobs(desk: Desk, asked: ChatFields, client: str) -> list[Job]:
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         stop=asked.stop,
         top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        constraint=constraint,
     )
 
 

@@ -1,4 +1,4 @@
-"""/v1/completions: text, or token ids, to continue."""
+"""/v1/completions: text, or token ids, to continue; with a suffix, the text that is missing before it."""
 
 import time
 import uuid
@@ -18,6 +18,14 @@ from gesso.serve.stream import DONE, Writing, event
 
 async def jobs(desk: Desk, asked: CompletionFields, client: str) -> list[Job]:
     desk.adapter(asked.model)
+    constraint = asked.constraint()
+    await desk.check_constraint(constraint)
+    if asked.suffix:
+        hole = {"prefix": asked.prompt, "suffix": asked.suffix}
+        around = [*await desk.ids(str(asked.prompt)), *await desk.ids(asked.suffix, bos=False)]
+        return desk.jobs(
+            asked, [around], client=client, n=asked.n, max_tokens=asked.max_tokens, stop=asked.stop, hole=hole
+        )
     return desk.jobs(
         asked,
         [await _ids(desk, prompt) for prompt in _prompts(asked, desk.settings.limits.choices)],
@@ -26,6 +34,7 @@ async def jobs(desk: Desk, asked: CompletionFields, client: str) -> list[Job]:
         max_tokens=asked.max_tokens,
         stop=asked.stop,
         top_logprobs=asked.logprobs,
+        constraint=constraint,
     )
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gesso.errors import InputError
 from gesso.settings import PRESETS, SAMPLERS, STOPPINGS
 
 # OpenAI's fields that this server does not act on. A value that means "off" is as good as none: many clients send it.
@@ -18,14 +19,9 @@ OFF: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "truncation": ("disabled",),
     "background": (False,),
     "include": ([],),
-    # Constraints and infill, as far as they ask for plain text.
-    "response_format": ({"type": "text"},),
-    "text": ({"format": {"type": "text"}}, {}),
-    "suffix": ("",),
 }
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
@@ -105,7 +101,22 @@ class Common(Fields):
     diffusion: DiffusionFields = DiffusionFields()
 
 
-class Choices(Common):
+class Constraint(Fields):
+    """What the text must be: one of these, by the names they have in Python."""
+
+    choice: list[str] | None = Field(default=None, description="Texts, one of which is written.")
+    regex: str | None = Field(default=None, description="A regular expression, in Rust's syntax.")
+    grammar: str | None = Field(default=None, description="EBNF.")
+
+    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
+        named = {"choice": self.choice, "regex": self.regex, "grammar": self.grammar, "json_schema": json_schema}
+        given = {name: value for name, value in named.items() if value is not None}
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} were given; a text has one constraint")
+        return given or None
+
+
+class Choices(Common, Constraint):
     n: Count = 1
     max_tokens: Count | None = None
     stop: Stop = []
@@ -123,13 +134,50 @@ class Choices(Common):
         return self
 
 
+class SchemaFields(Fields):
+    """A JSON schema to be kept to. It always is; `strict` changes nothing."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(default={"type": "object"}, alias="schema")
+    strict: bool | None = None
+
+
+class FormatFields(Fields):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: SchemaFields | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema and type json_schema belong together")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | bool | None:
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class ChosenFunction(Fields):
+    name: str
+
+
+class ChosenTool(Fields):
+    type: Literal["function"] = "function"
+    function: ChosenFunction
+
+
 class ChatFields(Choices):
     messages: list[dict[str, Any]]
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
+    parallel_tool_calls: bool | None = Field(default=None, description="Whether there may be several; yes.")
+    response_format: FormatFields = FormatFields()
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     thinking: bool | None = Field(default=None, description="Think before the answer; as any effort above minimal.")
 
@@ -139,7 +187,21 @@ class ChatFields(Choices):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens are the same; give one")
+        if self.parallel_tool_calls is False and self.tool_choice == "auto":
+            raise ValueError("parallel_tool_calls: false is kept where a call is asked for by tool_choice")
         return self
+
+    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
+        asked = super().constraint(self.response_format.wanted if json_schema is None else json_schema)
+        if self.tool_choice not in ("auto", "none"):
+            if asked:
+                raise InputError(f"{next(iter(asked))} and tool_choice were given; a text has one constraint")
+            choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
+            parallel = self.parallel_tool_calls is not False
+            asked = {"tools": self.tools or [], "choice": choice, "parallel": parallel}
+        if asked and self.thinks:
+            raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+        return asked
 
     @property
     def thinks(self) -> bool:
@@ -148,11 +210,67 @@ class ChatFields(Choices):
 
 class CompletionFields(Choices):
     prompt: str | list[int] | list[str] | list[list[int]]
+    suffix: str = Field(default="", description="What follows the text to be written.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _a_hole(self) -> Self:
+        if not self.suffix:
+            return self
+        if not isinstance(self.prompt, str):
+            raise ValueError("suffix goes with one prompt, as text")
+        refused = ("logprobs", "choice", "regex", "grammar")
+        given = [name for name in refused if getattr(self, name) is not None]
+        if self.diffusion.drafts or self.diffusion.pins:
+            given.append("diffusion.drafts" if self.diffusion.drafts else "diffusion.pins")
+        if given:
+            raise ValueError(f"{given[0]} is not supported together with suffix")
+        return self
+
+
+class EditFields(Common):
+    """A span of a text to be written anew."""
+
+    input: str
+    span: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)] = Field(
+        description="Characters: from the first, up to and without the second."
+    )
+    instruction: str | None = None
+    level: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="Below 1: the share of the span's tokens that are written anew."
+    )
+    n: Count = 1
+    max_tokens: Count | None = None
+    stream: Literal[False] = False
 
 
 class ReasoningFields(Fields):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class ResponseFormat(Fields):
+    """As `FormatFields`, in the form of this API: the schema's fields stand beside its type."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema and type json_schema belong together")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | bool | None:
+        return {"type": "object"} if self.type == "json_object" else self.schema_
+
+
+class TextFields(Fields):
+    format: ResponseFormat = ResponseFormat()
+    verbosity: Literal["medium"] = "medium"
 
 
 class ResponseFields(Common):
@@ -160,6 +278,7 @@ class ResponseFields(Common):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     reasoning: ReasoningFields = ReasoningFields()
+    text: TextFields = TextFields()
 
 
 class TokenizeFields(Fields):

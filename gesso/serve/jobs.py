@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from gesso.serve.protocol import Drafted, Ended, Failed, Settled
+from gesso.serve.protocol import Drafted, Ended, Failed, Settled, Submit
 
 JobEvent = Settled | Drafted | Ended | Failed
 
@@ -45,6 +45,8 @@ class Job:
     adapter: str | None = None
     stream: bool = False
     drafts: bool = False
+    constraint: dict[str, Any] | None = None
+    hole: dict[str, Any] | None = None
     handed_over: int = 0  # times the engine got it
     started: bool = False
     asked_at: float = field(default_factory=time.monotonic)
@@ -52,5 +54,10 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """The most it can come to, prompt and answer."""
-        return len(self.prompt) + int(self.options["max_new_tokens"])
+        """The most it can come to, prompt and answer; a hole whose length is searched counts as its text alone."""
+        return len(self.prompt) + int(self.options.get("max_new_tokens", 0))
+
+    def submit(self) -> Submit:
+        return Submit(
+            self.id, self.prompt, self.options, self.adapter, self.stream, self.drafts, self.constraint, self.hole
+        )

@@ -16,6 +16,8 @@ class Submit:
     adapter: str | None = None
     stream: bool = False  # tell what settles, as it settles
     drafts: bool = False  # and every canvas, after every step
+    constraint: dict[str, Any] | None = None  # of `Guides.guide`, or with `tools` of `Guides.calls`
+    hole: dict[str, Any] | None = None  # a hole to fill, of `filling.infill`, or with `span` of `filling.edit`
 
 
 @dataclass(frozen=True)

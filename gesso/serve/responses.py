@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from gesso.answer import Answer
+from gesso.errors import InputError
 from gesso.serve.asking import Desk
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import ResponseFields, thinks
@@ -21,8 +22,13 @@ async def jobs(desk: Desk, asked: ResponseFields, client: str) -> list[Job]:
     desk.adapter(asked.model)
     if asked.diffusion.drafts:
         raise ApiError(400, "diffusion.drafts: only chat and completions stream drafts", param="diffusion.drafts")
-    prompt = await desk.chat_ids(_messages(asked), thinking=thinks(asked.reasoning.effort))
-    return desk.jobs(asked, [prompt], client=client, max_tokens=asked.max_output_tokens)
+    schema, thinking = asked.text.format.wanted, thinks(asked.reasoning.effort)
+    if schema is not None and thinking:
+        raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+    constraint = None if schema is None else {"json_schema": schema}
+    await desk.check_constraint(constraint)
+    prompt = await desk.chat_ids(_messages(asked), thinking=thinking)
+    return desk.jobs(asked, [prompt], client=client, max_tokens=asked.max_output_tokens, constraint=constraint)
 
 
 async def answer(desk: Desk, asked: ResponseFields, generation: Generation) -> dict[str, Any]:
@@ -101,7 +107,7 @@ def _response(desk: Desk, asked: ResponseFields) -> dict[str, Any]:
         "parallel_tool_calls": True,
         "store": False,
         "metadata": {},
-        "text": {"format": {"type": "text"}},
+        "text": asked.text.model_dump(exclude_none=True, by_alias=True),
         "usage": None,
     }
 

@@ -38,7 +38,6 @@ from gesso.serve.protocol import (
     Ready,
     Settled,
     Started,
-    Submit,
     decode,
     encode,
 )
@@ -109,7 +108,7 @@ class Supervisor:
             self.adapter = job.adapter
             self.running[job.id] = job
             job.handed_over += 1
-            self._send(Submit(job.id, job.prompt, job.options, job.adapter, job.stream, job.drafts))
+            self._send(job.submit())
         self.metrics.waiting.set(len(self.waiting))
         self.metrics.running.set(len(self.running))
 

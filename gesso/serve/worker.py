@@ -10,14 +10,18 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import IO
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import IO, Any
 
 import gesso
-from gesso import checkpoint
+from gesso import checkpoint, filling
 from gesso.api import Gesso
 from gesso.engine import events as engine_events
+from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
+from gesso.guide.guide import Guide
 from gesso.serve.protocol import (
     Broken,
     Cancel,
@@ -39,16 +43,39 @@ Send = Callable[[Message], None]
 EXIT_BROKEN = 3
 
 
+@dataclass
+class Filled:
+    """A hole being filled: the requests of this round of its plan, in order, and the results so far."""
+
+    plan: filling.Plan[filling.InfillResult | filling.EditResult]
+    ids: list[int] = field(default_factory=list)
+    results: dict[int, engine_events.Result] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A constraint is ready, or cannot be."""
+
+    asked: Submit
+    guide: "Future[Guide | None]"
+
+
+Inbox = queue.SimpleQueue[Message | Compiled]
+
+
 class Worker:
     def __init__(self, model: Gesso, send: Send) -> None:
         self.model, self.engine, self.send = model, model.engine, send
         self.asked: dict[int, Submit] = {}  # by the engine's id
-        self.ids: dict[int, int] = {}  # the engine's id, by the server's
+        self.ids: dict[int, list[int]] = {}  # the engine's ids, by the server's; none while its constraint is compiled
         self.sent: dict[int, int] = {}  # settled tokens told of, by the engine's id
         self.likely: dict[int, list[engine_events.Likely]] = {}
+        self.holes: dict[int, Filled] = {}  # by the server's id
         self.adapter: str | None = None
+        self.compiler = ThreadPoolExecutor(1)  # constraints are compiled while the engine goes on
 
-    def run(self, inbox: "queue.SimpleQueue[Message]") -> None:
+    def run(self, inbox: Inbox) -> None:
+        self.inbox = inbox
         while True:
             while not self.engine.busy or not inbox.empty():
                 self.take(inbox.get())
@@ -62,28 +89,81 @@ class Worker:
                 if event.request_id in self.asked:
                     self.tell(event, self.asked[event.request_id])
 
-    def take(self, message: Message) -> None:
+    def take(self, message: Message | Compiled) -> None:
         match message:
             case Submit():
-                try:
-                    self.submit(message)
-                except InputError as error:
-                    self.send(Failed(message.id, str(error), by_input=True))
-                except Exception as error:
-                    self.send(Failed(message.id, f"{type(error).__name__}: {error}", by_input=False))
-            case Cancel(id) if id in self.ids:
-                self.engine.cancel(self.ids[id])
-                self.forget(self.ids[id])
+                self.ids[message.id] = []
+                self.attempt(message, partial(self.submit, message))
+            case Compiled(asked, guide) if asked.id in self.ids:  # nobody has cancelled it
+                self.attempt(asked, lambda: self.write(asked, guide.result()))
+            case Cancel(id):
+                self.forget(id)
+
+    def attempt(self, asked: Submit, action: Callable[[], None]) -> None:
+        """What goes wrong with one request is told to its client, and no one else."""
+        try:
+            action()
+        except Exception as error:
+            by_input = isinstance(error, InputError)
+            message = str(error) if by_input else f"{type(error).__name__}: {error}"
+            self.fail(asked, message, by_input)
+
+    def fail(self, asked: Submit, message: str, by_input: bool) -> None:
+        self.send(Failed(asked.id, message, by_input))
+        self.forget(asked.id)
 
     def submit(self, asked: Submit) -> None:
         if asked.adapter != self.adapter:
             self.model.use_adapter(asked.adapter)
             self.adapter = asked.adapter
+        if asked.hole is not None:
+            self.holes[asked.id] = Filled(self.plan(asked.hole, asked))
+            self.go_on(asked)
+        elif asked.constraint is not None:
+            compiled = self.compiler.submit(self.compile, asked.constraint)
+            compiled.add_done_callback(lambda guide: self.inbox.put(Compiled(asked, guide)))
+        else:
+            self.write(asked, None)
+
+    def compile(self, constraint: dict[str, Any]) -> Guide | None:
+        guides = self.model.guides
+        return guides.calls(**constraint) if "tools" in constraint else guides.guide(**constraint)
+
+    def write(self, asked: Submit, guide: Guide | None) -> None:
         options = dict(asked.options)
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
-        id = self.engine.submit(self.model.request(asked.prompt, **options))
-        self.asked[id], self.ids[asked.id] = asked, id
+        self.enter(asked, self.model.request(asked.prompt, guide=guide, **options))
+
+    def enter(self, asked: Submit, request: Request) -> None:
+        id = self.engine.submit(request)
+        self.asked[id] = asked
+        self.ids[asked.id].append(id)
         self.sent[id], self.likely[id] = -1, []
+
+    # --- holes, whose plans run requests round by round ---------------------------------------------------------------
+
+    def plan(self, hole: dict[str, Any], asked: Submit) -> filling.Plan[Any]:
+        if "span" in hole:
+            span = (hole["span"][0], hole["span"][1])
+            return filling.edit(self.model, **{**hole, "span": span}, method="auto", context=None, **asked.options)
+        return filling.infill(self.model, **hole, method="auto", lengths=None, context=None, **asked.options)
+
+    def go_on(self, asked: Submit) -> None:
+        """Start the next round of a plan; the end of the last one is the end of the request."""
+        hole = self.holes[asked.id]
+        try:
+            requests = hole.plan.send([hole.results[id] for id in hole.ids]) if hole.ids else next(hole.plan)
+        except StopIteration as end:
+            found = end.value
+            text = found.replacement if isinstance(found, filling.EditResult) else found.text
+            tokens, usage = list(found.tokens), asdict(found.usage)
+            self.send(Ended(asked.id, text, tokens, found.finish_reason, found.seed, usage))
+            self.forget(asked.id)
+            return
+        entered = len(self.ids[asked.id])
+        for request in requests:
+            self.enter(asked, request)
+        hole.ids = self.ids[asked.id][entered:]
 
     def announce(self) -> None:
         """Tell of those that have come in."""
@@ -93,7 +173,14 @@ class Worker:
                 self.send(Started(self.asked[running.id].id))
 
     def tell(self, event: engine_events.Event, asked: Submit) -> None:
+        hole = self.holes.get(asked.id)
         match event:
+            case engine_events.Done(request_id, result) if hole is not None:
+                hole.results[request_id] = result
+                if all(id in hole.results for id in hole.ids):
+                    self.attempt(asked, lambda: self.go_on(asked))
+            case engine_events.Draft() | engine_events.Commit() if hole is not None:
+                pass  # which of the texts fills it is known in the end
             case engine_events.Draft():
                 if asked.drafts:
                     entropy = [round(value, 4) for value in event.entropy]
@@ -108,10 +195,9 @@ class Worker:
                 usage = asdict(result.usage)
                 tokens = list(result.tokens)
                 self.send(Ended(asked.id, result.text, tokens, result.finish_reason, result.seed, usage, likely))
-                self.forget(request_id)
-            case engine_events.Failed(request_id, error):
-                self.send(Failed(asked.id, f"{type(error).__name__}: {error}", isinstance(error, InputError)))
-                self.forget(request_id)
+                self.forget(asked.id)
+            case engine_events.Failed(_, error):
+                self.fail(asked, f"{type(error).__name__}: {error}", isinstance(error, InputError))
 
     def settle(self, id: int, standing: list[int], asked: Submit) -> None:
         if len(standing) > self.sent[id]:
@@ -123,13 +209,17 @@ class Worker:
         last = max((running.id for running in self.engine.scheduler.running), default=max(self.asked, default=None))
         if last is None:
             raise error
-        self.engine.cancel(last)
         if last in self.asked:
-            self.send(Failed(self.asked[last].id, f"{type(error).__name__}: {error}", by_input=False))
-            self.forget(last)
+            self.fail(self.asked[last], f"{type(error).__name__}: {error}", by_input=False)
+        else:
+            self.engine.cancel(last)
 
     def forget(self, id: int) -> None:
-        del self.ids[self.asked.pop(id).id], self.sent[id], self.likely[id]
+        """Of a request by the server's id: nobody waits for it any more. What has ended is not running."""
+        for of_engine in self.ids.pop(id, ()):
+            self.engine.cancel(of_engine)
+            del self.asked[of_engine], self.sent[of_engine], self.likely[of_engine]
+        self.holes.pop(id, None)
 
 
 def load(settings: EngineSettings, send: Send) -> Gesso:
@@ -153,7 +243,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
         )
 
 
-def read(pipe: IO[bytes], inbox: "queue.SimpleQueue[Message]") -> None:
+def read(pipe: IO[bytes], inbox: Inbox) -> None:
     for line in pipe:
         inbox.put(decode(line))
     os._exit(0)  # the server is gone; nobody is left to finish a step, or a load, for
@@ -162,7 +252,7 @@ def read(pipe: IO[bytes], inbox: "queue.SimpleQueue[Message]") -> None:
 def main() -> None:
     pipe = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print must not end up among the messages
-    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=read, args=(sys.stdin.buffer, inbox), daemon=True).start()
 
     def send(message: Message) -> None:
