@@ -51,6 +51,9 @@ Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
 Preset = Annotated[str | None, _diffusion("Settings to start from.", names=tuple(PRESETS))]
 Steps = Annotated[int | None, _diffusion("The most denoising steps a canvas may take.", min=1)]
+EntropyBound = Annotated[float | None, _diffusion("How much uncertainty a step may accept, in nats.")]
+First = Annotated[float | None, _diffusion("Temperature of the first step.")]
+Last = Annotated[float | None, _diffusion("Temperature of the last step.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +76,9 @@ class Options:
 
     preset: Preset = None
     steps: Steps = None
-    entropy_bound: Annotated[float | None, _diffusion("How much uncertainty a step may accept, in nats.")] = None
-    t_max: Annotated[float | None, _diffusion("Temperature of the first step.")] = None
-    t_min: Annotated[float | None, _diffusion("Temperature of the last step.")] = None
+    entropy_bound: EntropyBound = None
+    t_max: First = None
+    t_min: Last = None
     stability: Annotated[int | None, _diffusion("Steps without a change before a canvas is done.", min=0)] = None
     confidence: Annotated[float | None, _diffusion("Mean entropy below which a canvas is done.")] = None
     sampler: Annotated[str | None, _diffusion("Which positions take their token.", names=SAMPLERS)] = None
