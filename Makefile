@@ -12,19 +12,14 @@ class Point:
 
 endef
 define HOLE
-<|fim_prefix|>def mean(numbers):
+def mean(numbers):
     total = 0
     for number in numbers:
-<|fim_suffix|>
+        <FILL>
     return total / len(numbers)
-<|fim_middle|>
-endef
-define LINE_BREAK
-
-
 endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
-export BEGINNING HOLE LINE_BREAK PUZZLE
+export BEGINNING HOLE PUZZLE
 
 .PHONY: demo test lint mini-data sudoku-data clean
 demo: $(VENV)/.installed
@@ -32,8 +27,8 @@ demo: $(VENV)/.installed
 	$(BIN)/gesso info
 	@echo "2/4  gesso generate: Python out of noise"
 	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 64 --seed 7
-	@echo "3/4  gesso generate: the line that is missing between two others"
-	$(BIN)/gesso generate "$$HOLE" --stop "$$LINE_BREAK" --max-new-tokens 64 --seed 7
+	@echo "3/4  gesso infill: the line that is missing in the midst of others"
+	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 32 --seed 1
 	@echo "4/4  gesso sudoku: 51 empty cells, all at once"
 	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
 

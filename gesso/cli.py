@@ -21,7 +21,10 @@ from gesso.options import (
     Adapter,
     Device,
     Dtype,
+    EntropyBound,
+    First,
     Json,
+    Last,
     Live,
     Model,
     Options,
@@ -247,6 +250,9 @@ def evaluate(
     steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Step limit; several give accuracy against steps.")
     ] = None,
+    entropy_bound: EntropyBound = None,
+    t_max: First = None,
+    t_min: Last = None,
     plot: Annotated[Path | None, typer.Option(help="Write accuracy against steps as SVG.")] = None,
     constrained: Annotated[bool, typer.Option("--constrained", help="Hold answers to what items say of them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
@@ -255,10 +261,11 @@ def evaluate(
     from gesso.tasks.command import run
 
     task = _task(name, data, clues)
+    given = {"preset": preset, "entropy_bound": entropy_bound, "t_max": t_max, "t_min": t_min}
     found = gesso.load(model, device=device, adapter=adapter, max_batch=batch)
     evaluations = run(
-        found, task, split=split, count=count, seed=seed, preset=preset, steps=steps or [], plot=plot,
-        constrained=constrained,
+        found, task, split=split, count=count, seed=seed, steps=steps or [], plot=plot, constrained=constrained,
+        **{name: value for name, value in given.items() if value is not None},
     )  # fmt: skip
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])

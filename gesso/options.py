@@ -51,6 +51,9 @@ Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
 Preset = Annotated[str | None, diffusion_option("Settings to start from.", names=tuple(PRESETS))]
 Steps = Annotated[int | None, diffusion_option("The most denoising steps a canvas may take.", min=1)]
+EntropyBound = Annotated[float | None, diffusion_option("How much uncertainty a step may accept, in nats.")]
+First = Annotated[float | None, diffusion_option("Temperature of the first step.")]
+Last = Annotated[float | None, diffusion_option("Temperature of the last step.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +76,9 @@ class Options:
 
     preset: Preset = None
     steps: Steps = None
-    entropy_bound: Annotated[float | None, diffusion_option("How much uncertainty a step may accept, in nats.")] = None
-    t_max: Annotated[float | None, diffusion_option("Temperature of the first step.")] = None
-    t_min: Annotated[float | None, diffusion_option("Temperature of the last step.")] = None
+    entropy_bound: EntropyBound = None
+    t_max: First = None
+    t_min: Last = None
     stability: Annotated[int | None, diffusion_option("Steps without a change before a canvas is done.", min=0)] = None
     confidence: Annotated[float | None, diffusion_option("Mean entropy below which a canvas is done.")] = None
     greed: Annotated[float | None, diffusion_option("Chance of the likeliest token instead of a draw.")] = None

@@ -9,6 +9,11 @@ BRIEF = ["--steps", "1", "--seed", "3", "--context", "12"]
 SHORT = [*BRIEF, "--max-new-tokens", "2"]
 
 
+@pytest.fixture(autouse=True)
+def environment(tiny_directory, monkeypatch):
+    monkeypatch.setenv("GESSO_MODEL", str(tiny_directory))
+
+
 @pytest.fixture
 def file(tmp_path):
     def make(text):

@@ -31,6 +31,7 @@ class Runner:
         self.model = model
 
     @torch.no_grad()
+    @ops.fast_products()
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome]:
         """Encode the text, denoise the canvases; an outcome for each canvas, in order."""
         pieces = []

@@ -2,7 +2,7 @@
 
 from gesso.ops.attention import LayerCache, Segment, attention
 from gesso.ops.experts import Rows, chosen, experts, few_experts, matrices, route
-from gesso.ops.linear import gelu, linear
+from gesso.ops.linear import fast_products, gelu, linear
 from gesso.ops.norm import rms_norm
 from gesso.ops.rope import inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
@@ -20,6 +20,7 @@ __all__ = [
     "dense",
     "draw",
     "experts",
+    "fast_products",
     "few_experts",
     "gelu",
     "inverse_frequencies",
