@@ -12,11 +12,13 @@ class Point:
 
 endef
 define HOLE
-def mean(numbers):
-    total = 0
-    for number in numbers:
+class Point:
+    def __init__(self, x, y):
+        self.x = x
         <FILL>
-    return total / len(numbers)
+
+    def __repr__(self):
+        return f"Point({self.x}, {self.y})"
 endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE PUZZLE
@@ -26,9 +28,9 @@ demo: $(VENV)/.installed
 	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
 	@echo "2/4  gesso generate: Python out of noise"
-	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 64 --seed 7
+	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 40 --seed 7
 	@echo "3/4  gesso infill: the line that is missing in the midst of others"
-	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 32 --seed 1
+	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 6 --seed 1
 	@echo "4/4  gesso sudoku: 51 empty cells, all at once"
 	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
 
