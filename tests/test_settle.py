@@ -40,7 +40,7 @@ def drafts(events):
 @pytest.mark.parametrize("settle", [1, 2, 3])
 def test_what_stands_only_grows_and_is_the_beginning_of_the_result(tiny, settle):
     early = 0
-    for seed in range(2):
+    for seed in range(8):
         events = run(Engine(tiny.model, letters), request(seed=seed, diffusion=replace(SETTLING, settle=settle)))[0]
         result = events[-1].result
         before = ()
@@ -69,7 +69,7 @@ def test_without_settle_nothing_stands_before_its_canvas(tiny):
 def test_a_position_settles_after_as_many_steps_as_asked(tiny):
     for settle in (1, 2, 3):
         settings = replace(SETTLING, settle=settle)
-        wanted = [request(seed=seed, diffusion=settings, max_new_tokens=16) for seed in range(3)]
+        wanted = [request(seed=seed, diffusion=settings, max_new_tokens=16) for seed in range(12)]
         found = [draft for events in run(Engine(tiny.model, letters), *wanted) for draft in drafts(events)]
         settled = [draft for draft in found if draft.canvas.final]
         assert settled
