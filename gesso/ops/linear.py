@@ -21,8 +21,7 @@ ARM = platform.machine() in ("aarch64", "arm64")
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """On ARM, oneDNN's products take longer than those of the BLAS that torch has beside it: a step of 64 tokens of the
-    model in the box 162 ms and not 116 ms."""
+    """On ARM, oneDNN's products take longer than those of the BLAS that torch has beside it."""
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     onednn.enabled = before and not ARM
