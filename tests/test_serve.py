@@ -9,7 +9,7 @@ import pytest
 from gesso.bench.serve import measure
 from tests.serving import make_model, serving
 
-# Cold and few steps: the untrained model settles on something, soon.
+# Cold and few steps: the tiny model settles on something, soon.
 QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 EXTRA = {"diffusion": QUICK}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -141,7 +141,7 @@ def test_logprobs_come_with_every_token_and_change_nothing(client):
 
 
 def test_a_tool_call_is_read_out_of_the_answer_streamed_or_not(client, server):
-    """The untrained model calls no tool by itself: pins write the call for it, the rest is its own."""
+    """The tiny model calls no tool by itself: pins write the call for it, the rest is its own."""
     call = '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><turn|>'
     tokens = server.http.post("/tokenize", json={"prompt": call, "add_special_tokens": False}).json()["tokens"]
     pins = {str(at): token for at, token in enumerate(tokens)}

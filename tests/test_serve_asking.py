@@ -2,8 +2,6 @@
 
 import json
 import re
-import threading
-import time
 
 import jsonschema
 import openai
@@ -120,22 +118,6 @@ def test_what_cannot_be_kept_is_refused_with_the_reason(server, change, message)
     response = server.http.post("/v1/chat/completions", json={"messages": HELLO} | change)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
-
-
-def test_a_constraint_that_is_compiled_holds_up_nobody(server, client):
-    """While a large one is prepared, others are answered; and hanging up on it leaves nothing behind."""
-    large = {"type": "object", "properties": {f"field_{i}": {"type": "string"} for i in range(60)}}
-    body = {"messages": HELLO, "max_tokens": 2000, "response_format": {"type": "json_schema", "json_schema": {}}}
-    body["response_format"]["json_schema"] = {
-        "name": "large",
-        "schema": large | {"required": list(large["properties"])},
-    }
-    slow = threading.Thread(target=lambda: server.http.post("/v1/chat/completions", json=body | {"diffusion": QUICK}))
-    slow.start()
-    time.sleep(0.1)
-    assert chat(client, max_tokens=8).choices
-    slow.join()
-    server.wait_metric("gesso_requests_running", 0)
 
 
 # --- holes and spans --------------------------------------------------------------------------------------------------

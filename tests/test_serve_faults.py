@@ -2,10 +2,13 @@
 
 import json
 import os
+import queue
 import random
+import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +21,7 @@ import gesso
 from gesso.model.adapters import adapter_sites
 from gesso.serve.fair import FairQueue
 from gesso.serve.keys import Keys, is_loopback
-from gesso.serve.protocol import Ended, Failed, Submit, decode, encode
+from gesso.serve.protocol import Cancel, Ended, Failed, Submit, decode, encode
 from gesso.serve.worker import Worker
 from gesso.train import adapters
 from tests.serving import make_model, serving
@@ -299,6 +302,41 @@ def test_a_pass_that_fails_costs_whoever_came_last_and_nobody_else(tiny, monkeyp
         (11, False, "MemoryError: no room")
     ]
     assert not tiny.engine.busy
+
+
+def test_a_constraint_is_compiled_while_others_are_answered_and_one_cancelled_meanwhile_never_runs(tiny, monkeypatch):
+    release, sent, inbox = threading.Event(), [], queue.SimpleQueue()
+    worker = Worker(tiny, sent.append)
+    compile_ = worker.compile
+
+    def slowly(constraint):
+        assert release.wait(60)
+        return compile_(constraint)
+
+    monkeypatch.setattr(worker, "compile", slowly)
+    options = {**QUICK, "max_new_tokens": 16, "settle": 1, "seed": 1}
+    held, gone = (Submit(id, [2, 200, 210], options, constraint={"regex": "[ab]{3}"}) for id in (1, 2))
+    for message in (held, gone, Cancel(2), Submit(3, [2, 200, 210], options)):
+        inbox.put(message)
+
+    def ended():
+        return [message for message in sent if isinstance(message, Ended)]
+
+    def wait_for(count):
+        until = time.monotonic() + 60
+        while len(ended()) < count:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # it ends with this process, waiting
+    wait_for(1)
+    assert [message.id for message in ended()] == [3]
+    release.set()
+    wait_for(2)
+    assert ended()[1].id == 1 and re.fullmatch("[ab]{3}", ended()[1].text)
+    worker.compiler.shutdown()  # so the cancelled one has been compiled, too
+    time.sleep(0.2)
+    assert not any(message.id == 2 for message in sent) and not worker.ids and not tiny.engine.busy
 
 
 def test_messages_come_out_as_they_went_in():

@@ -1,5 +1,6 @@
 """A prefix that settles is final: it is never taken back, whoever watches."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.request import Request
 from gesso.settings import Diffusion
 
-# Cold enough for the untrained model to be sure of something, warm enough for it to change its mind.
+# Cold enough for the tiny model to be sure of something, warm enough for it to change its mind.
 SETTLING = Diffusion(canvas_length=16, steps=10, t_max=0.3, t_min=0.1, entropy_bound=1.0, confidence=0.5, settle=1)
 PROMPT = (2, 200, 210, 220)
 
@@ -164,3 +165,17 @@ def test_greed_takes_the_likeliest_token_that_often_and_judges_as_before(tiny):
         assert [d.entropy for d in drafted] == entropies
     assert shares[1.0] == 1
     assert abs(shares[0.5] - (1 + shares[0.0]) / 2) < 0.06
+
+
+def test_a_constraint_is_kept_behind_what_has_settled(tiny):
+    """The search for the likeliest text begins where the settled prefix ends."""
+    early = 0
+    for seed in range(8):
+        wanted = tiny.request("Hello", regex="(ab|cd|[0-9]{2}){4,14}x", max_new_tokens=32, seed=seed, **vars(SETTLING))
+        events = run(Engine(tiny.model, tiny.decode), wanted)[0]
+        text = events[-1].result.text
+        assert re.fullmatch("(ab|cd|[0-9]{2}){4,14}x", text)
+        for draft in drafts(events):
+            assert text.startswith(tiny.decode(draft.standing))
+            early += draft.canvas.reason is None and draft.canvas.final > 0
+    assert early > 0  # else nothing was tested

@@ -437,6 +437,17 @@ def test_a_sweep_asks_the_same_items_under_every_limit_and_its_plot_shows_every_
     assert "steps taken" in svg([line], title="t", y_label="cells")
 
 
+def test_a_plot_of_losses_has_an_axis_of_its_own():
+    text = svg([Series("loss", [Point(1, 9), Point(2, 4), Point(3, 1)])], title="t", y_label="loss", top=4)
+    root = ElementTree.fromstring(text)
+    tag = "{http://www.w3.org/2000/svg}"
+    assert {"0", "0.8", "4"} <= {node.text for node in root.iter(f"{tag}text")}
+    assert "%" not in text and "1 at 3" in root.find(f"{tag}desc").text
+    marks = [node for node in root.iter(f"{tag}path") if node.get("class") == "point" and len(node)]
+    beyond, at_top, low = (float(node.get("transform")[10:-1].split()[1]) for node in marks)
+    assert beyond == at_top < low  # what is beyond the axis is drawn at its end
+
+
 def test_the_plot_is_well_formed_and_holds_every_point_name_and_interval():
     curves = [
         Series(name, [Point(x, y, max(y - 0.1, 0), y + 0.1) for x, y in zip((1, 2, 4, 48), ys, strict=True)])
