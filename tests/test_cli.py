@@ -23,7 +23,9 @@ from typing import Any
 import pytest
 
 import gesso
-from gesso import cli, terminal
+from gesso import terminal
+from gesso.commands import chat, delivery
+from gesso.options import Options
 from tests.tiny import give_eyes, make
 
 ROOT = Path(__file__).parent.parent
@@ -146,8 +148,8 @@ def test_every_diffusion_setting_is_an_option(main: Main, command: str) -> None:
 
 
 def test_options_that_are_not_given_override_nothing() -> None:
-    assert cli.Options().diffusion() == {}
-    assert cli.Options(preset="fast", eos_settles=False, t_min=0.1).diffusion() == {"eos_settles": False, "t_min": 0.1}
+    assert Options().diffusion() == {}
+    assert Options(preset="fast", eos_settles=False, t_min=0.1).diffusion() == {"eos_settles": False, "t_min": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -410,7 +412,7 @@ def test_commands_answer_on_stderr_and_exit_ends(main: Main) -> None:
 
 def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[str]) -> None:
     result = tiny.generate("hi", steps=1, max_new_tokens=1)
-    cli._deliver(result, as_json=False, thinking="let me\x07 see")
+    delivery.deliver(result, as_json=False, thinking="let me\x07 see")
     output = capsys.readouterr()
     assert output.out == result.text + "\n"
     assert output.err.startswith("let me␇ see\n")
@@ -419,9 +421,9 @@ def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[
 def test_a_stopped_answer_leaves_the_conversation_as_it_was(
     main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def talk(*lines: str) -> cli.Conversation:
-        options = cli.Options(steps=2, max_new_tokens=8, seed=3, live=False)
-        conversation = cli.Conversation(tiny, options, thinking=False, system=None)
+    def talk(*lines: str) -> chat.Conversation:
+        options = Options(steps=2, max_new_tokens=8, seed=3, live=False)
+        conversation = chat.Conversation(tiny, options, thinking=False, system=None)
         for line in lines:
             conversation.hear(line)
         return conversation
@@ -433,7 +435,7 @@ def test_a_stopped_answer_leaves_the_conversation_as_it_was(
     conversation = talk("one")
     for line in ("two", "/retry"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(cli, "follow", interrupted)
+            patch.setattr(chat, "follow", interrupted)
             conversation.hear(line)
         assert conversation.messages == talk("one").messages
     conversation.hear("three")

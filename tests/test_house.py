@@ -40,6 +40,18 @@ def test_a_room_imports_only_from_below(room):
         assert rooms_imported(path) <= BELOW[room] | {room}, path
 
 
+def test_only_the_command_line_imports_the_commands():
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name != "commands" and path.name not in ("cli.py", "__main__.py"):
+            assert not rooms_imported(path) & {"cli", "commands", "options"}, path
+
+
+def test_the_command_line_only_registers():
+    """Whatever a command does is in `commands`, or below it."""
+    found = rooms_imported(PACKAGE / "cli.py")
+    assert found <= {"commands", "errors", "options", "terminal"}
+
+
 def test_the_formats_know_no_checkpoint():
     """`checkpoint` uses them; of this room, only what the command does may use `checkpoint`."""
     for path in (PACKAGE / "quantize").glob("*.py"):

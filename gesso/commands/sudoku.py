@@ -1,0 +1,56 @@
+"""`gesso sudoku`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+import gesso
+from gesso.box import SOLVER
+from gesso.options import EXIT_CODES, Adapter, Device, Dtype, Json, Live, Preset, Seed, Steps
+from gesso.terminal import note, print_json, print_text
+
+CODES = f"{EXIT_CODES} A puzzle that was not solved is 1, too."
+
+
+def sudoku(
+    puzzle: Annotated[
+        str,
+        typer.Argument(
+            metavar="PUZZLE", help="81 digits, 0 or . for an empty cell; a file of such lines; or - for stdin."
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; without it, {SOLVER}."
+        ),
+    ] = None,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    seed: Seed = None,
+    live: Live = True,
+    json: Json = False,
+    preset: Preset = None,
+    steps: Steps = None,
+) -> None:
+    """Solve Sudokus out of noise, all cells at once."""
+    from gesso.sudoku import read, solve
+
+    puzzles = read(puzzle)
+    solver = gesso.load(model or SOLVER, device=device, dtype=dtype, adapter=adapter)
+    limit = {} if steps is None else {"steps": steps}
+    solved = 0
+    for asked in puzzles:
+        attempt = solve(solver, asked, watch=live and not json, seed=seed, preset=preset, **limit)
+        solved += attempt.solved
+        if json:
+            print_json(attempt.to_dict())
+            continue
+        print_text(attempt.lines() if sys.stdout.isatty() else attempt.answer)
+        note(attempt.verdict() if len(puzzles) == 1 else f"{asked.name}: {attempt.verdict()}")
+    if len(puzzles) > 1 and not json:
+        note(f"{solved} of {len(puzzles)} solved")
+    if solved < len(puzzles):
+        raise typer.Exit(1)
