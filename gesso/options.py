@@ -4,7 +4,7 @@ import inspect
 import json as json_module  # the name itself is an option's
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,44 +41,35 @@ def _constraint(help: str) -> Any:
 
 
 Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
-Adapter = Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text; default: chance.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
-MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens an answer may have.")]
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
-Preset = Annotated[str | None, diffusion_option("Settings to start from.", names=tuple(PRESETS))]
-Steps = Annotated[int | None, diffusion_option("The most denoising steps a canvas may take.", min=1)]
-EntropyBound = Annotated[float | None, diffusion_option("How much uncertainty a step may accept, in nats.")]
-First = Annotated[float | None, diffusion_option("Temperature of the first step.")]
-Last = Annotated[float | None, diffusion_option("Temperature of the last step.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Of generate and chat. None is "not given": the preset decides, or the checkpoint."""
+class Loading:
+    """Which model, and where it runs."""
 
     model: Model = None
+    adapter: Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")] = None
     device: Device = None
     dtype: Dtype = None
-    max_new_tokens: MaxNewTokens = None
-    seed: Seed = None
-    stop: Stop = None
-    live: Live = True
-    json: Json = False
 
-    choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat it for each.")] = None
-    regex: Annotated[str | None, _constraint("Answer with a text that matches; Rust's regex syntax.")] = None
-    json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in a file.")] = None
-    grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in a file.")] = None
+    def load(self, default: str | None = None, **engine: Any) -> "Gesso":
+        return gesso.load(self.model or default, adapter=self.adapter, device=self.device, dtype=self.dtype, **engine)
 
-    preset: Preset = None
-    steps: Steps = None
-    entropy_bound: EntropyBound = None
-    t_max: First = None
-    t_min: Last = None
+
+@dataclass(frozen=True, kw_only=True)
+class Denoising:
+    """Every diffusion setting. None is "not given": the preset decides, or the checkpoint."""
+
+    preset: Annotated[str | None, diffusion_option("Settings to start from.", names=tuple(PRESETS))] = None
+    steps: Annotated[int | None, diffusion_option("The most denoising steps a canvas may take.", min=1)] = None
+    entropy_bound: Annotated[float | None, diffusion_option("How much uncertainty a step may accept, in nats.")] = None
+    t_max: Annotated[float | None, diffusion_option("Temperature of the first step.")] = None
+    t_min: Annotated[float | None, diffusion_option("Temperature of the last step.")] = None
     stability: Annotated[int | None, diffusion_option("Steps without a change before a canvas is done.", min=0)] = None
     confidence: Annotated[float | None, diffusion_option("Mean entropy below which a canvas is done.")] = None
     greed: Annotated[float | None, diffusion_option("Chance of the likeliest token instead of a draw.")] = None
@@ -89,12 +80,33 @@ class Options:
     settle: Annotated[int | None, diffusion_option("Steps after which a prefix is final.", min=0)] = None
 
     def diffusion(self) -> dict[str, Any]:
-        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+        """What was given, as keyword arguments; ask before a large model takes minutes to load: it is checked here."""
+        given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+        # Whether t_max goes with t_min depends on the checkpoint: here their defaults are wide enough for any value.
+        replace(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **given)
+        return given if self.preset is None else {**given, "preset": self.preset}
 
-    def request(self) -> dict[str, Any]:
-        """The keyword arguments of `Gesso.stream`."""
-        common = {name: getattr(self, name) for name in ("max_new_tokens", "seed", "preset")}
-        return {**common, "stop": self.stop or (), **self.constraint(), **self.diffusion()}
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """What is asked for, and how much of it."""
+
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens an answer may have.")] = None
+    seed: Seed = None
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
+
+    def asked(self) -> dict[str, Any]:
+        return {"max_new_tokens": self.max_new_tokens, "seed": self.seed, "stop": self.stop or ()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """What the text must be: one of these at most."""
+
+    choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat it for each.")] = None
+    regex: Annotated[str | None, _constraint("Answer with a text that matches; Rust's regex syntax.")] = None
+    json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in a file.")] = None
+    grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in a file.")] = None
 
     def constraint(self) -> dict[str, Any]:
         given: dict[str, Any] = {"choice": self.choice, "regex": self.regex}
@@ -102,28 +114,29 @@ class Options:
         given["grammar"] = None if self.grammar is None else _read_text(self.grammar)
         return {name: value for name, value in given.items() if value is not None}
 
-    @property
-    def watch(self) -> bool:
-        return self.live and not self.json
-
-    def load(self) -> "Gesso":
-        # A large model takes minutes to load, so what is wrong by itself is found before. Whether t_max goes with t_min
-        # depends on the checkpoint: here their defaults are wide enough for any value.
-        replace(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **self.diffusion())
-        return gesso.load(self.model, device=self.device, dtype=self.dtype)
-
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Typer reads options off a signature: there, the fields of `Options` take the place of the parameter `options`."""
-    shared = inspect.signature(Options).parameters
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
+    """Typer reads options off a signature: there, parameters that are dataclasses of options give way to their fields.
+
+    A field by the name of a parameter of the command's own is left out: the command has its own idea of it.
+    """
+    parameters = inspect.signature(command).parameters.values()
+    own = [p for p in parameters if not is_dataclass(p.annotation)]
+    groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
+    taken = {p.name for p in own}
+    fields = {
+        name: [p for p in inspect.signature(group).parameters.values() if p.name not in taken]
+        for name, group in groups.items()
+    }
 
     def run(**given: Any) -> None:
-        options = Options(**{name: given.pop(name) for name in shared})
-        command(**given, options=options)
+        options = {name: groups[name](**{p.name: given.pop(p.name) for p in fields[name]}) for name in groups}
+        command(**given, **options)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    signature = [p.replace(kind=keyword_only) for p in [*own, *(p for group in fields.values() for p in group)]]
+    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     return run
 
 

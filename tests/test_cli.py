@@ -25,7 +25,7 @@ import pytest
 import gesso
 from gesso import terminal
 from gesso.commands import chat, delivery
-from gesso.options import Options
+from gesso.options import Denoising
 from tests.tiny import give_eyes, make
 
 ROOT = Path(__file__).parent.parent
@@ -139,7 +139,7 @@ def test_help_tells_the_exit_codes(main: Main, command: list[str]) -> None:
     assert "Exit codes: 0" in done.out and "130" in done.out
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("command", ["generate", "chat", "infill", "edit", "sudoku", "eval"])
 def test_every_diffusion_setting_is_an_option(main: Main, command: str) -> None:
     help = main(command, "--help").out
     for item in fields(gesso.Diffusion):
@@ -148,8 +148,9 @@ def test_every_diffusion_setting_is_an_option(main: Main, command: str) -> None:
 
 
 def test_options_that_are_not_given_override_nothing() -> None:
-    assert Options().diffusion() == {}
-    assert Options(preset="fast", eos_settles=False, t_min=0.1).diffusion() == {"eos_settles": False, "t_min": 0.1}
+    assert Denoising().diffusion() == {}
+    given = {"preset": "fast", "eos_settles": False, "t_min": 0.1}
+    assert Denoising(**given).diffusion() == given
 
 
 @pytest.mark.parametrize(
@@ -422,8 +423,7 @@ def test_a_stopped_answer_leaves_the_conversation_as_it_was(
     main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def talk(*lines: str) -> chat.Conversation:
-        options = Options(steps=2, max_new_tokens=8, seed=3, live=False)
-        conversation = chat.Conversation(tiny, options, thinking=False, system=None)
+        conversation = chat.Conversation(tiny, {"steps": 2, "max_new_tokens": 8, "seed": 3}, system=None)
         for line in lines:
             conversation.hear(line)
         return conversation

@@ -48,6 +48,16 @@ def test_middle_and_json_give_the_same_as_the_whole_text(main, file):
     assert said["middles"][0]["method"] == "pinned"
 
 
+def test_infill_and_edit_take_every_setting_that_generate_takes(main, file):
+    path = str(file("a = <FILL>\n"))
+    settings = ["--t-max", "2.5", "--t-min", "2.5", "--entropy-bound", "5", "--canvas-length", "16", "--steps", "3"]
+    warm = main("infill", path, "--seed", "3", "--max-new-tokens", "4", "--json", *settings)
+    cold = main("infill", path, "--seed", "3", "--max-new-tokens", "4", "--json", *settings, "--t-min", "0.1")
+    assert warm.code == cold.code == 0 and warm.out != cold.out
+    refused = main("edit", path, "--span", "0:1", "--t-max", "0")
+    assert refused.code == 2 and "t_max" in refused.err
+
+
 def test_infill_reads_stdin_with_a_marker_of_ones_own(main):
     ran = main("infill", "-", "--marker", "[…]", *SHORT, stdin="a […] b\n")
     assert ran.code == 0

@@ -89,7 +89,7 @@ def test_a_puzzle_may_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_pa
     done = main("sudoku", given, "--seed", "5", "--steps", "9", stdin=written)
     assert (done.code, done.out) == (0, SOLUTION + "\n")
     assert re.fullmatch(r"solved in 2 steps, 0\.\d\d s\n", done.err)
-    assert fake.asked == [(spaced(PUZZLE), {**Sudoku.options, "seed": 5, "preset": None, "steps": 9})]
+    assert fake.asked == [(spaced(PUZZLE), {**Sudoku.options, "seed": 5, "steps": 9})]
 
 
 def test_the_solver_in_the_box_is_loaded_unless_another_is_named(main: Main, fake: Fake):

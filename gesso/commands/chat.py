@@ -1,14 +1,15 @@
 """`gesso chat`: what was said so far, and what is typed next."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gesso.commands.delivery import deliver
 from gesso.errors import InputError
-from gesso.options import Options, with_options
+from gesso.options import Asking, Constraint, Denoising, Json, Live, Loading, with_options
 from gesso.terminal import complain, follow, lines, note
 
 if TYPE_CHECKING:
@@ -27,12 +28,18 @@ SEEDS = 2**64
 def chat(
     system: Annotated[str | None, typer.Option(help="What the model should know before the conversation.")] = None,
     thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Let the model think first.")] = False,
+    live: Live = True,
+    json: Json = False,
     *,
-    options: Options,
+    loading: Loading,
+    asking: Asking,
+    constraint: Constraint,
+    denoising: Denoising,
 ) -> None:
     """Talk with the model; with piped stdin, every line is a message."""
     interactive = sys.stdin.isatty()
-    conversation = Conversation(options.load(), options, thinking, system)
+    asked = {**asking.asked(), **constraint.constraint(), **denoising.diffusion(), "thinking": thinking}
+    conversation = Conversation(loading.load(), asked, system, live=live, json=json)
     if interactive:
         note("/help lists the commands, Ctrl-D ends.")
     for line in lines(interactive):
@@ -55,16 +62,17 @@ class Conversation:
     """What was said, and what the next answer is drawn from."""
 
     model: "Gesso"
-    options: Options
-    thinking: bool
+    options: Mapping[str, Any]  # of `Gesso.stream_chat`
     system: str | None
+    live: bool = False
+    json: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
     question: str | None = None  # the last one, answered or not
     before: list[dict[str, str]] = field(default_factory=list)  # the messages it was asked after
     last_seed: int | None = None  # of its answer
 
     def __post_init__(self) -> None:
-        self.seed = self.options.seed
+        self.seed = self.options.get("seed")
         self.reset()
 
     def hear(self, line: str) -> None:
@@ -86,14 +94,13 @@ class Conversation:
     def ask(self, question: str, before: list[dict[str, str]]) -> None:
         self.question, self.before, self.last_seed = question, before, None
         asked = [*before, {"role": "user", "content": question}]
-        request = {**self.options.request(), "seed": self.seed}
-        events = self.model.stream_chat(asked, thinking=self.thinking, **request)
-        result = follow(self.model, events, self.options.watch)
+        events = self.model.stream_chat(asked, **{**self.options, "seed": self.seed})
+        result = follow(self.model, events, self.live and not self.json)
         answer = self.model.read_answer(result)
         # Only now: a question whose answer was stopped is no part of the conversation.
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         self.last_seed = result.seed
-        deliver(replace(result, text=answer.text), as_json=self.options.json, thinking=answer.thinking)
+        deliver(replace(result, text=answer.text), as_json=self.json, thinking=answer.thinking)
 
     def retry(self) -> None:
         if self.question is None:

@@ -7,7 +7,7 @@ import typer
 
 from gesso.commands.delivery import deliver
 from gesso.errors import InputError
-from gesso.options import Options, with_options
+from gesso.options import Asking, Constraint, Denoising, Json, Live, Loading, with_options
 from gesso.terminal import follow, lines
 
 
@@ -16,14 +16,19 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; - or nothing: stdin, less its last line break.")
     ] = None,
+    live: Live = True,
+    json: Json = False,
     *,
-    options: Options,
+    loading: Loading,
+    asking: Asking,
+    constraint: Constraint,
+    denoising: Denoising,
 ) -> None:
     """Continue a text."""
-    text, asked = _prompt(prompt), options.request()
-    model = options.load()
-    result = follow(model, model.stream(text, **asked), options.watch)
-    deliver(result, as_json=options.json)
+    text, asked = _prompt(prompt), {**asking.asked(), **constraint.constraint(), **denoising.diffusion()}
+    model = loading.load()
+    result = follow(model, model.stream(text, **asked), live and not json)
+    deliver(result, as_json=json)
 
 
 def _prompt(given: str | None) -> str:

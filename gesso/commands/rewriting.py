@@ -8,13 +8,12 @@ import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import gesso
 from gesso.errors import InputError
-from gesso.options import Adapter, Device, Dtype, MaxNewTokens, Model, Preset, Seed, Steps, Stop
+from gesso.options import Asking, Denoising, Loading, with_options
 from gesso.terminal import note, print_as_is, print_json, print_text, whole_stdin
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ InPlace = Annotated[bool, typer.Option("--in-place", help="Write the file anew i
 Json = Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")]
 
 
+@with_options
 def infill(
     file: Source,
     marker: Annotated[str, typer.Option(help="What marks a hole in the file.")] = MARKER,
@@ -44,16 +44,11 @@ def infill(
     in_place: InPlace = False,
     method: Method = "auto",
     context: Context = None,
-    model: Model = None,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_new_tokens: MaxNewTokens = None,
-    stop: Stop = None,
-    seed: Seed = None,
-    preset: Preset = None,
-    steps: Steps = None,
     json: Json = False,
+    *,
+    loading: Loading,
+    asking: Asking,
+    denoising: Denoising,
 ) -> None:
     """Fill the holes of a text, from left to right."""
     if not marker:
@@ -63,10 +58,8 @@ def infill(
         raise InputError(
             f"{_name(file)} has no hole: write {marker} where text is missing, or name the --marker it has"
         )
-    g = gesso.load(model, device=device, dtype=dtype, adapter=adapter)
-    settings = _settings(method=method, context=context, max_new_tokens=max_new_tokens, seed=seed, preset=preset,
-                         steps=steps, stop=stop)  # fmt: skip
-    found = g.infill_holes(parts, **settings)
+    settings = {"method": method, "context": context, **asking.asked(), **denoising.diffusion()}
+    found = loading.load().infill_holes(parts, **settings)
     if in_place:
         _replace(Path(file), found.text)
     if json:
@@ -81,6 +74,7 @@ def infill(
             _note(filled, filled.method)
 
 
+@with_options
 def edit(
     file: Source,
     span: Annotated[str, typer.Option(metavar="START:END", help="Characters to write anew, counted from 0.")],
@@ -91,26 +85,19 @@ def edit(
     in_place: InPlace = False,
     method: Method = "auto",
     context: Context = None,
-    model: Model = None,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_new_tokens: MaxNewTokens = None,
-    stop: Stop = None,
-    seed: Seed = None,
-    preset: Preset = None,
-    steps: Steps = None,
     json: Json = False,
+    *,
+    loading: Loading,
+    asking: Asking,
+    denoising: Denoising,
 ) -> None:
     """Write a span of a text anew, and leave the rest as it is."""
     from gesso.guide.edit import check_span
 
     text = _read(file, in_place)
     where = check_span(text, _span(span), level)  # before a large model is loaded
-    g = gesso.load(model, device=device, dtype=dtype, adapter=adapter)
-    settings = _settings(method=method, context=context, max_new_tokens=max_new_tokens, seed=seed, preset=preset,
-                         steps=steps, stop=stop)  # fmt: skip
-    found = g.edit(text, where, level=level, instruction=instruction, **settings)
+    settings = {"method": method, "context": context, **asking.asked(), **denoising.diffusion()}
+    found = loading.load().edit(text, where, level=level, instruction=instruction, **settings)
     if in_place:
         _replace(Path(file), found.text)
     if json:
@@ -119,10 +106,6 @@ def edit(
     if not in_place:
         print_as_is(found.text)
     _note(found, found.method)
-
-
-def _settings(**given: Any) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _span(text: str) -> tuple[int, int]:

@@ -1,18 +1,19 @@
 """`gesso sudoku`."""
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-import gesso
 from gesso.box import SOLVER
-from gesso.options import EXIT_CODES, Adapter, Device, Dtype, Json, Live, Preset, Seed, Steps
+from gesso.options import EXIT_CODES, Denoising, Json, Live, Loading, Seed, with_options
 from gesso.terminal import note, print_json, print_text
 
 CODES = f"{EXIT_CODES} A puzzle that was not solved is 1, too."
 
 
+@with_options
 def sudoku(
     puzzle: Annotated[
         str,
@@ -26,24 +27,22 @@ def sudoku(
             "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; without it, {SOLVER}."
         ),
     ] = None,
-    adapter: Adapter = None,
-    device: Device = None,
-    dtype: Dtype = None,
     seed: Seed = None,
     live: Live = True,
     json: Json = False,
-    preset: Preset = None,
-    steps: Steps = None,
+    *,
+    loading: Loading,
+    denoising: Denoising,
 ) -> None:
     """Solve Sudokus out of noise, all cells at once."""
     from gesso.sudoku import read, solve
 
     puzzles = read(puzzle)
-    solver = gesso.load(model or SOLVER, device=device, dtype=dtype, adapter=adapter)
-    limit = {} if steps is None else {"steps": steps}
+    settings = denoising.diffusion()
+    solver = replace(loading, model=model).load(SOLVER)
     solved = 0
     for asked in puzzles:
-        attempt = solve(solver, asked, watch=live and not json, seed=seed, preset=preset, **limit)
+        attempt = solve(solver, asked, watch=live and not json, seed=seed, **settings)
         solved += attempt.solved
         if json:
             print_json(attempt.to_dict())

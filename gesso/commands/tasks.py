@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import gesso
 from gesso.errors import InputError
-from gesso.options import Adapter, Device, EntropyBound, First, Last, Model
+from gesso.options import Denoising, Loading, with_options
 from gesso.terminal import print_json, print_text
 
 if TYPE_CHECKING:
@@ -23,37 +22,34 @@ Clues = Annotated[
 ]
 
 
+@with_options
 def evaluate(
     name: TaskName,
-    model: Model = None,
-    adapter: Adapter = None,
-    device: Device = None,
     count: Annotated[int, typer.Option(min=1, help="How many items.")] = 100,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     data: Data = None,
     clues: Clues = None,
     batch: Annotated[int, typer.Option(min=1, help="Items under way at once; the answers do not depend on it.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Of the items and of the answers.")] = 0,
-    preset: Annotated[str | None, typer.Option(help="Settings to start from.")] = None,
     steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Step limit; several give accuracy against steps.")
     ] = None,
-    entropy_bound: EntropyBound = None,
-    t_max: First = None,
-    t_min: Last = None,
     plot: Annotated[Path | None, typer.Option(help="Write accuracy against steps as SVG.")] = None,
     constrained: Annotated[bool, typer.Option("--constrained", help="Hold answers to what items say of them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
+    *,
+    loading: Loading,
+    denoising: Denoising,
 ) -> None:
     """Score a model on a task, every figure with its 95 % interval."""
     from gesso.tasks.command import run
 
     task = _task(name, data, clues)
-    given = {"preset": preset, "entropy_bound": entropy_bound, "t_max": t_max, "t_min": t_min}
-    found = gesso.load(model, device=device, adapter=adapter, max_batch=batch)
+    settings = denoising.diffusion()
+    found = loading.load(max_batch=batch)
     evaluations = run(
         found, task, split=split, count=count, seed=seed, steps=steps or [], plot=plot, constrained=constrained,
-        **{name: value for name, value in given.items() if value is not None},
+        **settings,
     )  # fmt: skip
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])
