@@ -36,6 +36,10 @@ def test_an_unknown_shape_is_refused():
 
 def test_what_a_constraint_costs_is_measured(main, monkeypatch):
     monkeypatch.setattr("gesso.bench.guide.VOCABULARY", 4096)
+    monkeypatch.setattr("gesso.bench.guide.CANVAS", 32)
     found = json.loads(main("bench", "guide", "--fields", "3", "--steps", "2").out)
     assert found["vocabulary"] == 4096 and found["states"] > 50
-    assert all(found[name] > 0 for name in ("search_ms", "search_ms_worst", "candidates_ms", "compile_seconds"))
+    assert all(
+        found[name] > 0 for name in ("search_ms", "search_ms_worst", "candidates_ms", "compile_seconds", "step_ms")
+    )
+    assert {"any_text_share", "any_line_share"} <= found.keys()

@@ -13,10 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gesso
-from gesso.engine import runner
+from gesso.engine import guided
 from gesso.guide.automaton import DEAD, START, compile_regex
-from gesso.guide.guide import BEAM, TOP, Guide, Scores
+from gesso.guide.guide import Guide
 from gesso.guide.limits import Limits
+from gesso.guide.reach import Reach
+from gesso.guide.search import BEAM, TOP, Scores, likeliest
 from gesso.guide.words import Words
 from tests.schemas import schemas
 from tests.test_guide_schema import valid
@@ -31,13 +33,19 @@ def words(tiny):
 
 @pytest.fixture(scope="module")
 def guide_of(words, tiny):
-    return lambda regex: Guide(compile_regex(regex), words, frozenset(tiny.defaults.eos_token_ids))
+    return lambda regex: Guide(compile_regex(regex), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0]))
 
 
-def scores_of(guide: Guide, logits_CV: np.ndarray, top: int) -> Scores:
+def best_of(guide: Guide, logits_CV: np.ndarray, top: int, after: int = 0, pins: dict[int, int] | None = None) -> list:
+    """The tokens that the search finds for a canvas, when `after` more may follow it."""
     order_CK = np.argsort(-logits_CV, axis=1)[:, :top]
     top_CK = np.take_along_axis(logits_CV, order_CK, axis=1)
-    return Scores(order_CK, top_CK, np.concatenate([logits_CV[:, guide.moves.tokens_U], top_CK[:, :1]], axis=1))
+    fill = np.array(sorted(guide.eos | guide.padding))
+    fill_C = fill[logits_CV[:, fill].argmax(axis=1)]
+    reach = Reach(guide, pins or {}, len(logits_CV) + after)
+    columns = [logits_CV[:, reach.moves.tokens_U], top_CK[:, :1], logits_CV[:, fill].max(axis=1, keepdims=True)]
+    scores = Scores(order_CK, top_CK, fill_C, np.concatenate(columns, axis=1))
+    return likeliest(reach, START, 0, scores)[0].tolist()
 
 
 def random_logits(vocab_size: int, length: int, seed: int) -> np.ndarray:
@@ -119,18 +127,17 @@ def test_the_text_found_is_the_likeliest_of_all_that_fit(guide_of, tiny, regex):
     ends = sorted(guide.eos)
     for seed in range(5):
         logits_CV = random_logits(tiny.config.vocab_size, 3, seed)
-        best = guide.best(START, scores_of(guide, logits_CV, tiny.config.vocab_size), after=0)
-        free = float(logits_CV.max(axis=1).sum())
+        best = best_of(guide, logits_CV, tiny.config.vocab_size)
+        fill_C = logits_CV[:, sorted(guide.eos | guide.padding)].max(axis=1)
         highest = -np.inf
         for length in range(4):
             for tokens in itertools.product(usable, repeat=length):
                 if guide.may_end(guide.walk(START, tokens)):
                     score = sum(logits_CV[i, t] for i, t in enumerate(tokens))
                     if length < 3:
-                        score += max(logits_CV[length, e] for e in ends) + logits_CV[length + 1 :].max(axis=1).sum()
+                        score += max(logits_CV[length, e] for e in ends) + fill_C[length + 1 :].sum()
                     highest = max(highest, float(score))
-        found = guide.walk(START, best.tolist())
-        assert guide.may_end(found) and highest <= free
+        assert guide.may_end(guide.walk(START, best))
         assert sum(float(logits_CV[i, t]) for i, t in enumerate(best)) == pytest.approx(highest, abs=1e-4)
 
 
@@ -140,20 +147,22 @@ def test_what_is_found_fits_however_little_room_there_is(guide_of, tiny, regex):
     for length, seed in itertools.product((guide.shortest, guide.shortest + 1, 40), range(3)):
         logits_CV = random_logits(tiny.config.vocab_size, length, seed)
         for after in (0, 5):
-            best = guide.best(START, scores_of(guide, logits_CV, TOP), after).tolist()
-            assert guide.fits(START, best, after)
+            best = best_of(guide, logits_CV, TOP, after)
+            assert Reach(guide, {}, length + after).fits(0, START, best)
 
 
 def test_a_position_that_is_sure_outweighs_many_that_know_nothing(guide_of, tiny):
-    """The first position says "y"; all others are noise, for which the shorter text is the likelier one."""
+    """The first position says "y"; all others are noise, for which the shorter text happens to be the likelier one."""
     guide = guide_of("n|y" + "o" * 12)
     logits_CV = torch.from_numpy(random_logits(tiny.config.vocab_size, 16, seed=0)) * 2
+    logits_CV[:, guide.words.token_of[b"o"]] -= 2
     logits_CV[0] = -20
     logits_CV[0, guide.words.token_of[b"y"]] = 0
     logits_CV[0, guide.words.token_of[b"n"]] = -6
     entropy_C = torch.distributions.Categorical(logits=logits_CV).entropy()
     for weighed, first in ((entropy_C, b"y"), (torch.zeros(16), b"n")):
-        best = guide.best(START, runner.scores_of(logits_CV, weighed, guide), after=0)
+        scores = guided.scores_of(logits_CV, weighed, guide.moves.tokens_U, guide)
+        best, _ = likeliest(Reach(guide, {}, 16), START, 0, scores)
         assert guide.words.bytes_of[int(best[0])] == first
 
 
@@ -203,8 +212,8 @@ def test_a_choice_is_one_of_the_texts_to_the_letter(tiny):
 
 def test_text_that_is_right_by_itself_is_left_as_it_is(tiny, monkeypatch):
     """Random weights write no text at all, so what they write is called right here."""
-    monkeypatch.setattr(Guide, "fits", lambda *_: True)
-    monkeypatch.setattr(Guide, "best", lambda *_: pytest.fail("nothing to put right"))
+    monkeypatch.setattr(Reach, "fits", lambda *_: True)
+    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("nothing to put right"))
     options = {"seed": 3, "max_new_tokens": 48, **SMALL}
     assert tiny.generate("Hello", regex="(?s).*", **options).tokens == tiny.generate("Hello", **options).tokens
 
@@ -248,7 +257,6 @@ def test_a_draft_goes_on_under_its_constraint(tiny):
         ({"choice": ["a", ""]}, "none may be empty"),
         ({"choice": "abc"}, "list of texts"),
         ({"regex": "a", "choice": ["a"]}, "one constraint"),
-        ({"regex": "a", "pins": {0: 5}}, "cannot be combined"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_the_reason(tiny, options, message):

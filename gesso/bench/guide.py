@@ -1,7 +1,9 @@
-"""What a constraint costs a step, at the size of the real vocabulary: the search for the likeliest text, on one core.
+"""What a constraint costs a step, on one core.
 
-The scores are random, which is the worst case: at every step everything has to be put right. The words are made up, as
-long as those of a real vocabulary and with its digits, single bytes and runs of JSON punctuation.
+The search for the likeliest text, at the size of the real vocabulary. The scores are random, which is the worst case:
+at every step everything has to be put right. The words are made up, as long as those of a real vocabulary and with its
+digits, single bytes and runs of JSON punctuation. And a constraint that says nothing, beside a step of the model in the
+box.
 """
 
 import random
@@ -10,15 +12,22 @@ import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gesso.engine.runner import scores_of
+import gesso
+from gesso.engine.engine import Engine
+from gesso.engine.guided import scores_of
 from gesso.guide.automaton import START, compile_regex
 from gesso.guide.guide import Guide
+from gesso.guide.reach import Reach
 from gesso.guide.schema import schema_regex
+from gesso.guide.search import likeliest
 from gesso.guide.words import Words
+
+if TYPE_CHECKING:
+    from gesso.api import Gesso
 
 VOCABULARY, CANVAS = 262_144, 256
 KINDS: tuple[dict[str, Any], ...] = (
@@ -36,7 +45,7 @@ def measure(fields: int, steps: int) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _measure(fields, steps)
+        return {**_measure(fields, steps), **_of_a_step(gesso.load(device="cpu"), steps)}
     finally:
         torch.set_num_threads(threads)
 
@@ -53,26 +62,38 @@ def _measure(fields: int, steps: int) -> dict[str, Any]:
     compiled = time.perf_counter() - started
     _ = guide.moves, guide.tokens_left_S
     prepared = time.perf_counter() - started - compiled
-    searches, gathers, after = [], [], guide.shortest
+    searches, gathers, reach = [], [], Reach(guide, {}, CANVAS + guide.shortest)
     for step in range(steps + 1):
         logits_CV = torch.randn(CANVAS, VOCABULARY, generator=torch.Generator().manual_seed(step))
-        gathered = partial(scores_of, logits_CV, torch.zeros(CANVAS), guide)
+        gathered = partial(scores_of, logits_CV, torch.zeros(CANVAS), guide.moves.tokens_U, guide)
         gathers.append(_milliseconds(gathered))
-        searches.append(_milliseconds(partial(guide.best, START, gathered(), after)))
+        searches.append(_milliseconds(partial(likeliest, reach, START, 0, gathered())))
     return {
         "vocabulary": VOCABULARY, "canvas": CANVAS, "fields": fields, "states": len(guide.automaton),
         "compile_seconds": round(compiled, 3), "prepare_seconds": round(prepared, 3),
         "search_ms": round(median(searches[1:]), 2), "search_ms_worst": round(max(searches[1:]), 2),
-        "candidates_ms": round(median(gathers[1:]), 2), "trivial_walk_ms": round(_trivial(words), 3),
+        "candidates_ms": round(median(gathers[1:]), 2),
     }  # fmt: skip
 
 
-def _trivial(words: Words) -> float:
-    """The same for a constraint that everything satisfies: both texts of a step are walked and left as they are."""
-    guide = Guide(compile_regex("(?s).*"), words, frozenset([EOS]))
-    tokens = random.Random(0).choices([t for t, word in words.bytes_of.items() if word.isascii()], k=CANVAS)
-    guide.fits(START, tokens, 0)
-    return median(_milliseconds(lambda: (guide.fits(START, tokens, 0), guide.fits(START, tokens, 0))) for _ in range(9))
+def _of_a_step(g: "Gesso", steps: int) -> dict[str, Any]:
+    """What a constraint that says nothing costs a step of a model: with it and without, turn by turn in one run.
+
+    Any text at all keeps to `(?s).*`. To `.*` only a text without line breaks does, and a model that wants to write one
+    has to be put right at every step.
+    """
+    constraints = {"free": None, "any_text": "(?s).*", "any_line": ".*"}
+    settings = {"max_new_tokens": CANVAS, "canvas_length": CANVAS, "steps": steps + 2, "stopping": "fixed", "seed": 1}
+    engines = {name: Engine(g.model, g.decode) for name in constraints}
+    for name, regex in constraints.items():
+        engines[name].submit(g.request("def fib(n):", regex=regex, **settings))
+    times: dict[str, list[float]] = {name: [] for name in constraints}
+    for _ in range(steps + 2):
+        for name, engine in engines.items():
+            times[name].append(_milliseconds(engine.step))
+    found = {name: median(taken[2:]) for name, taken in times.items()}
+    shares = {f"{name}_share": round(found[name] / found["free"] - 1, 4) for name in ("any_text", "any_line")}
+    return {"step_ms": round(found["free"], 1), **shares}
 
 
 def _milliseconds(work: Callable[[], Any]) -> float:

@@ -23,6 +23,7 @@ class Prediction:
     confidence_C: Tensor  # probability of the argmax
     entropy_C: Tensor  # nats
     logits_CV: Tensor | None = None  # only for samplers that ask: needs_logits = True
+    corrected: bool = False  # its tokens are not the model's own: a constraint had others chosen
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gesso.config import Config
 from gesso.diffusion.canvas import Canvas, Process
@@ -10,6 +11,7 @@ from gesso.engine.events import Draft, Usage
 from gesso.errors import InputError
 from gesso.guide.automaton import START
 from gesso.guide.guide import Guide
+from gesso.guide.reach import Reach
 from gesso.settings import Diffusion
 
 
@@ -60,7 +62,7 @@ class Request:
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= config.vocab_size:
             raise InputError(f"top_logprobs must be between 0 and {config.vocab_size}, got {self.top_logprobs}")
         if self.guide is not None:
-            self._check_guide(self.guide)
+            self.reach.check()
         if any(not text for text in self.stop):
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
@@ -79,14 +81,11 @@ class Request:
             if not isinstance(text, str):
                 raise InputError(f"a stop string must be text, got {text!r}")
 
-    def _check_guide(self, guide: Guide) -> None:
-        if self.pins:
-            raise InputError("pins and a constraint cannot be combined: write the fixed text into the constraint")
-        if guide.shortest > self.max_new_tokens:
-            raise InputError(
-                f"the constraint cannot be met within max_new_tokens={self.max_new_tokens}: "
-                f"the shortest answer needs {guide.shortest} tokens"
-            )
+    @cached_property
+    def reach(self) -> Reach:
+        """Where a text under this request's constraint can still go, with its pins and its length."""
+        assert self.guide is not None, "only where there is a constraint"
+        return Reach(self.guide, self.pins, self.max_new_tokens)
 
     def _check_resume(self, draft: Draft, config: Config) -> None:
         """A draft goes on only in the request it came from; seed and the settings of the steps to come may differ."""

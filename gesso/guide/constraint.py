@@ -25,9 +25,14 @@ class Guides:
     """Of one model. Compiling takes a second at most for what people write; the same constraint is compiled once."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos: frozenset[int], limits: Limits | None = None
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos: frozenset[int],
+        limits: Limits | None = None,
     ) -> None:
         self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
+        self.padding = frozenset() if tokenizer.pad_id is None else frozenset([tokenizer.pad_id])
         self.limits = limits or Limits()
         self._kept: OrderedDict[tuple[str, bool], Guide] = OrderedDict()
 
@@ -54,7 +59,7 @@ class Guides:
     def _of(self, regex: str, words: Words, marks: Mapping[str, int] = MappingProxyType({})) -> Guide:
         key = regex, bool(marks)
         if key not in self._kept:
-            guide = Guide(compile_regex(regex, self.limits).marked(marks), words, self.eos)
+            guide = Guide(compile_regex(regex, self.limits).marked(marks), words, self.eos, self.padding)
             _ = guide.moves  # made here, where one caller waits, and not in a pass of the engine, where all do
             self._kept[key] = guide
             if len(self._kept) > KEPT:

@@ -78,6 +78,18 @@ class Words:
                 return None
         return found
 
+    def targets(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
+        """(token, next state) of one word for each state that a word leads to."""
+        at_V, tokens_V = np.full(len(self._each_VL), state, np.int32), np.fromiter(self.token_of.values(), np.int64)
+        for byte_V in self._each_VL.T:
+            at_V = automaton.next_SB[at_V, byte_V]
+        found, first = np.unique(at_V, return_index=True)
+        return [(int(tokens_V[i]), int(target)) for target, i in zip(found, first, strict=True) if target != DEAD]
+
+    @cached_property
+    def _each_VL(self) -> NDArray[np.int64]:
+        return self.bytes_VL[list(self.token_of.values())]
+
     def _walk(self, automaton: Automaton, state: int) -> Iterator[tuple[bytes, int]]:
         """Through the sorted words byte by byte, as far as the automaton goes; where few are left, each by itself."""
         pending = [(0, state, 0, len(self._sorted))]  # so many bytes are read; words from here to there begin with them

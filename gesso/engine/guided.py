@@ -1,0 +1,63 @@
+"""A constraint, between what the model says of a canvas and what the process is told.
+
+C canvas, V vocabulary, U tokens of moves.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gesso.diffusion.canvas import FREE
+from gesso.engine.request import Running
+from gesso.guide.guide import Guide
+from gesso.guide.search import TOP, Scores, likeliest
+from gesso.ops import Reading
+
+
+def guided(running: Running, reading: Reading, logits: Callable[[], Tensor]) -> Reading:
+    """A reading whose tokens keep to a constraint: the same one where they do, else with the likeliest that do.
+
+    What has settled goes ahead as it is, and the search begins behind it.
+    """
+    canvas, reach = running.canvas, running.request.reach
+    settled_C, pin_C = canvas.pin_C[: canvas.final], canvas.pin_C[canvas.final :]
+    state = reach.guide.walk(running.state, settled_C.tolist())
+    position = len(running.tokens) + len(settled_C)
+    own = {
+        name: torch.where(pin_C == FREE, getattr(reading, name)[canvas.final :], pin_C)
+        for name in ("candidate_T", "argmax_T")
+    }
+    wrong = [name for name, tokens_C in own.items() if not reach.fits(position, state, tokens_C.tolist())]
+    if not wrong:
+        return reading
+    if not reach.fits(position, state, ()):
+        # What settled was a part of the last result; a search might find no way that is as short.
+        return replace(reading, **dict.fromkeys(wrong, canvas.result_C))
+    scores = scores_of(logits()[canvas.final :], reading.entropy_T[canvas.final :], reach.moves.tokens_U, reach.guide)
+    tokens, free = likeliest(reach, state, position, scores)
+    found_C = torch.from_numpy(tokens).to(settled_C)
+    return replace(reading, **{name: torch.cat([settled_C, found_C[:free], own[name][free:]]) for name in wrong})
+
+
+def scores_of(logits_CV: Tensor, entropy_C: Tensor, tokens_U: NDArray[np.int64], guide: Guide) -> Scores:
+    """What the search for the likeliest text needs to know: how much worse than the likeliest tokens others are.
+
+    What a position says counts by how sure it is. Early in the process most are noise, and many that know nothing would
+    outvote the few that know.
+    """
+    weight_C1 = torch.exp(-entropy_C)[:, None]
+    top = logits_CV.topk(min(TOP, logits_CV.shape[-1]), dim=-1)
+    best_C1 = top.values[:, :1]
+    filling = torch.tensor(sorted(guide.eos | guide.padding), device=logits_CV.device)
+    fill = logits_CV[:, filling].max(-1, keepdim=True)
+    moves_CU = torch.cat([logits_CV[:, torch.from_numpy(tokens_U).to(logits_CV.device)], best_C1, fill.values], dim=-1)
+    return Scores(
+        top.indices.cpu().numpy(),
+        ((top.values - best_C1) * weight_C1).cpu().numpy(),
+        filling[fill.indices[:, 0]].cpu().numpy(),
+        ((moves_CU - best_C1) * weight_C1).cpu().numpy(),
+    )
