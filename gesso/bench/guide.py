@@ -83,7 +83,13 @@ def _of_a_step(g: "Gesso", steps: int) -> dict[str, Any]:
     has to be put right at every step.
     """
     constraints = {"free": None, "any_text": "(?s).*", "any_line": ".*"}
-    settings = {"max_new_tokens": CANVAS, "canvas_length": CANVAS, "steps": steps + 2, "stopping": "fixed", "seed": 1}
+    settings: dict[str, Any] = {
+        "max_new_tokens": CANVAS,
+        "canvas_length": CANVAS,
+        "steps": steps + 2,
+        "stopping": "fixed",
+        "seed": 1,
+    }
     engines = {name: Engine(g.model, g.decode) for name in constraints}
     for name, regex in constraints.items():
         engines[name].submit(g.request("def fib(n):", regex=regex, **settings))

@@ -43,11 +43,10 @@ class Reach:
         for position in range(self.last + 1):
             at_S = self._forward(position, at_S)
             if not at_S.any():
-                pin = max(place for place in self.pins if place <= position)
+                pin = min(place for place in self.pins if place >= position)
                 before = " and the pins before it" if pin > min(self.pins) else ""
-                where = "stand there" if pin == position else "be followed by one that the constraint allows"
                 raise InputError(
-                    f"the pin {self.pins[pin]} at position {pin} cannot {where} under the constraint{before}"
+                    f"the pin {self.pins[pin]} at position {pin} cannot stand there under the constraint{before}"
                 )
         raise InputError(
             f"the constraint and the pins cannot both be met within max_new_tokens={self.length}; raise it"

@@ -30,18 +30,23 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, int] = MappingProxyType({})) -> "Words":
-        """Special tokens are no words, but for those in `named`: each writes the byte it maps to, above 0xF7."""
+        """Special tokens are no words, but for those in `named`: each writes the byte it maps to, above 0xF7.
+
+        Last come the tokens of single bytes. Where there is a piece that writes the same, a model has hardly ever seen
+        the byte: considered in its place, it would make every "2" and every "q" as unlikely as can be.
+        """
         bytes_of: dict[int, bytes] = {}
+        bytes_alone: dict[int, bytes] = {}
         for token, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
             if token in tokenizer.special_ids:
                 if token in named:
                     bytes_of[token] = bytes([named[token]])
             elif found := BYTE.fullmatch(piece):
                 if (byte := int(found[1], 16)) <= LAST_BYTE:
-                    bytes_of[token] = bytes([byte])
+                    bytes_alone[token] = bytes([byte])
             elif 0 < len(word := piece.encode()) <= LONGEST:
-                bytes_of[token] = word
-        return cls(bytes_of, vocab_size)
+                (bytes_alone if token in tokenizer.byte_ids else bytes_of)[token] = word
+        return cls({**bytes_of, **bytes_alone}, vocab_size)
 
     @cached_property
     def bytes_VL(self) -> NDArray[np.int64]:
