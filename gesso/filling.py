@@ -6,7 +6,7 @@ How a hole is filled is a `Plan`: it yields requests that may run side by side, 
 fills the hole in the end. Who carries it out (`Gesso`, or a server that has others to serve meanwhile) runs the engine.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,8 @@ from gesso.engine.events import Result, Usage
 from gesso.engine.likelihood import Likelihood
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.guide.boundary import before_stop, nearest_start, whole_characters
+from gesso.guide.boundary import after_beginning, before_stop, nearest_start, whole_characters
+from gesso.guide.constraint import NAMES
 from gesso.guide.edit import check_span, instruction_turn
 from gesso.guide.infill import Hole, check_lengths, closer, fill_prompt, hole, lengths, method_for, plain_prompt
 
@@ -91,12 +92,17 @@ def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, *
     if lengths is not None:
         raise InputError("lengths are for a hole with a pinned suffix; without one the model ends by itself")
     prompt = fill_prompt if method == "prompt" else plain_prompt
+    constraint = _constraint(options)
     base = _request(g, prompt(g.tokenizer, shown, shown.before), **options)
-
-    def ask(before: str) -> Ask:
-        return Ask(replace(base, prompt=prompt(g.tokenizer, shown, before)), base.max_new_tokens)
-
-    written = yield from _write(g, [ask], shown, _heal(g, shown, base.stop), base.stop)
+    kept, dropped = _heal(g, shown, base.stop)
+    hole = base.max_new_tokens + _count(g, dropped)  # what was taken off the prompt is written, too
+    request = replace(
+        base,
+        prompt=prompt(g.tokenizer, shown, kept),
+        max_new_tokens=hole,
+        guide=g.guides.within(dropped, "", **constraint),
+    )
+    written = yield from _write(g, [Ask(request, hole)], dropped, base.stop)
     return InfillResult(
         written.texts[0], written.tokens[0], written.results[0].finish_reason, written.usage(0), base.seed, method
     )
@@ -124,7 +130,8 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
     longer middle of easy tokens outweigh what comes after being unlikely. For the same reason all candidates pin and
     score the same stretch of `after`, though a short hole would leave room for more.
     """
-    most = options.pop("max_new_tokens", None)
+    most, constraint = options.pop("max_new_tokens", None), _constraint(options)
+    constrained = any(value is not None for value in constraint.values())
     base = _request(
         g, plain_prompt(g.tokenizer, shown, shown.before), max_new_tokens=1 if most is None else most, **options
     )
@@ -138,30 +145,38 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
     else:
         trying = check_lengths(given, canvas - 1)
         limit = trying[-1]
-    kept = _heal(g, shown, stop, room=canvas - limit - 1)
-    dropped = shown.before[len(kept) :]
+    kept, dropped = _heal(g, shown, stop, room=canvas - limit - 1)
     after = nearest_start(g.tokenizer, shown.after, canvas - limit - _count(g, dropped))
     pins = g.tokenizer.encode(after, bos=False)
 
-    def ask(length: int, before: str) -> Ask:
-        hole = length + _count(g, shown.before[len(before) :])  # what was taken off the prompt is written, too
+    base = replace(
+        base, prompt=plain_prompt(g.tokenizer, shown, kept), guide=g.guides.within(dropped, after, **constraint)
+    )
+
+    def ask(length: int) -> Ask:
+        hole = length + _count(g, dropped)  # what was taken off the prompt is written, too
         pinned = {hole + i: token for i, token in enumerate(pins)}
-        prompt = plain_prompt(g.tokenizer, shown, before)
-        return Ask(replace(base, prompt=prompt, max_new_tokens=hole + len(pins), pins=pinned), hole)
+        return Ask(replace(base, max_new_tokens=hole + len(pins), pins=pinned), hole)
 
     likelihood = Likelihood(g.model, plain_prompt(g.tokenizer, shown, kept))
     found: dict[int, Candidate] = {}
     tokens: dict[int, tuple[int, ...]] = {}
     usages: list[Usage] = []
+    tried: list[int] = []
     while trying:
-        written = yield from _write(g, [partial(ask, length) for length in trying], shown, kept, stop)
-        for i, length in enumerate(trying):
+        tried += trying
+        asks = {length: ask(length) for length in trying}
+        able = [length for length in trying if not constrained or _possible(asks[length].request)]
+        if not (able or found):
+            asks[trying[-1]].request.reach.check()  # which says why
+        written = yield from _write(g, [asks[length] for length in able], dropped, stop)
+        for i, length in enumerate(able):
             joined = g.tokenizer.encode(dropped + written.texts[i] + after, bos=False)
             found[length] = Candidate(length, written.texts[i], likelihood.of(joined))
             tokens[length] = written.tokens[i]
-        usages += [result.usage for result in (*written.results, *written.refused)]
+        usages += [result.usage for result in written.results]
         best = max(sorted(found), key=lambda length: found[length].log_likelihood)
-        trying = closer(sorted(found), best) if given is None else []
+        trying = closer(sorted(tried), best) if given is None else []
     return InfillResult(
         found[best].text,
         tokens[best],
@@ -211,30 +226,29 @@ def _revise(g: "Gesso", shown: Hole, present: str, level: float, method: str, **
     hold on to what it is shown nearly clean, and a small one does not: it changed more at level 0.02 than at 0.2.
     Pinned, a low level is a small change whatever the model.
     """
-    if given := [name for name in ("max_new_tokens", "stop") if options.pop(name, None)]:
+    if given := [name for name in ("max_new_tokens", "stop", *NAMES) if options.pop(name, None)]:
         raise InputError(f"{given[0]} goes with level 1; below, the span keeps its number of tokens")
     method = method_for(method, g.tokenizer, shown)
     prompt = fill_prompt if method == "prompt" else plain_prompt
     base = _request(g, prompt(g.tokenizer, shown, shown.before), max_new_tokens=_count(g, present), **options)
     canvas = base.canvas_length(g.config)
 
-    def ask(before: str) -> Ask:
-        tokens = g.tokenizer.encode(shown.before[len(before) :] + present, bos=False)
-        if method == "prompt":  # with its end in sight, as in training
-            after = [g.defaults.eos_token_ids[0]]
-        else:
-            after = g.tokenizer.encode(nearest_start(g.tokenizer, shown.after, -len(tokens) % canvas), bos=False)
-        pins = {len(tokens) + i: token for i, token in enumerate(after)}
-        noised = _noised(len(tokens), level, base.seed)
-        request = replace(
-            base,
-            prompt=prompt(g.tokenizer, shown, before),
-            max_new_tokens=len(tokens) + len(after),
-            pins=pins | {i: token for i, token in enumerate(tokens) if i not in noised},
-        )
-        return Ask(request, len(tokens))
-
-    written = yield from _write(g, [ask], shown, _heal(g, shown, ()), ())
+    kept, dropped = _heal(g, shown, ())
+    tokens = g.tokenizer.encode(dropped + present, bos=False)
+    if method == "prompt":  # with its end in sight, as in training
+        after = [g.defaults.eos_token_ids[0]]
+    else:
+        after = g.tokenizer.encode(nearest_start(g.tokenizer, shown.after, -len(tokens) % canvas), bos=False)
+    pins = {len(tokens) + i: token for i, token in enumerate(after)}
+    noised = _noised(len(tokens), level, base.seed)
+    request = replace(
+        base,
+        prompt=prompt(g.tokenizer, shown, kept),
+        max_new_tokens=len(tokens) + len(after),
+        pins=pins | {i: token for i, token in enumerate(tokens) if i not in noised},
+        guide=g.guides.within(dropped, ""),
+    )
+    written = yield from _write(g, [Ask(request, len(tokens))], dropped, ())
     return InfillResult(written.texts[0], written.tokens[0], "stop", written.usage(0), base.seed, method)
 
 
@@ -263,48 +277,47 @@ class Written:
     texts: list[str]
     tokens: list[tuple[int, ...]]
     results: list[Result]
-    refused: list[Result]  # drawn, but of no use
 
     def usage(self, which: int) -> Usage:
-        return _usage([result.usage for result in (*self.results, *self.refused)], len(self.tokens[which]))
+        return _usage([result.usage for result in self.results], len(self.tokens[which]))
 
 
-def _write(
-    g: "Gesso", asks: Sequence[Callable[[str], Ask]], shown: Hole, kept: str, stop: Sequence[str]
-) -> Plan[Written]:
-    """Have all asks written side by side; an ask is a function of the text that the prompt ends with.
-
-    First with the healed prompt. Where the text then does not begin with what was taken off, once more with the prompt
-    as it was given: that is the token itself, which the model would not have extended.
-    """
-    asked = [ask(kept) for ask in asks]
-    results = yield from _run(g, [ask.request for ask in asked])
-    texts = [_middle(g, ask, result, shown.before[len(kept) :]) for ask, result in zip(asked, results, strict=True)]
-    again = [i for i, text in enumerate(texts) if text is None]
-    refused = [results[i] for i in again]
-    for i in again:
-        asked[i] = asks[i](shown.before)
-    redone = yield from _run(g, [asked[i].request for i in again])
-    for i, result in zip(again, redone, strict=True):
-        results[i], texts[i] = result, _middle(g, asked[i], result, "")
-    tokens = [result.tokens[: ask.hole] for ask, result in zip(asked, results, strict=True)]
-    return Written([before_stop(text or "", stop) for text in texts], tokens, results, refused)
+def _write(g: "Gesso", asks: Sequence[Ask], dropped: str, stop: Sequence[str]) -> Plan[Written]:
+    """Have all asks written side by side; `dropped` is what was taken off the prompt, and written first."""
+    results = yield from _run(g, [ask.request for ask in asks])
+    tokens = [result.tokens[: ask.hole] for ask, result in zip(asks, results, strict=True)]
+    texts = [_middle(g, ask, result, dropped) for ask, result in zip(asks, results, strict=True)]
+    return Written([before_stop(text, stop) for text in texts], tokens, results)
 
 
-def _middle(g: "Gesso", ask: Ask, result: Result, dropped: str) -> str | None:
-    """What fills the hole; None if the text does not begin as it must."""
+def _middle(g: "Gesso", ask: Ask, result: Result, dropped: str) -> str:
+    """What fills the hole."""
     stopped = result.finish_reason == "stop" and len(result.tokens) <= ask.hole
-    text = result.text if stopped else whole_characters(g.decode, result.tokens[: ask.hole])
-    return text[len(dropped) :] if text.startswith(dropped) else None
+    decode = g.decode if stopped else partial(whole_characters, g.decode)
+    return after_beginning(decode, g.guides.words, result.tokens[: ask.hole], dropped)
 
 
-def _heal(g: "Gesso", shown: Hole, stop: Sequence[str], room: int | None = None) -> str:
-    """The text to end the prompt with."""
+def _heal(g: "Gesso", shown: Hole, stop: Sequence[str], room: int | None = None) -> tuple[str, str]:
+    """The text to end the prompt with, and what is taken off it."""
     kept, dropped = g.healer.split(shown.before)
     # The engine looks for stop strings in all that is written, what was taken off the prompt included.
     meets_stop = set(dropped) & set("".join(stop))
     too_long = room is not None and _count(g, dropped) > room
-    return shown.before if meets_stop or too_long else kept
+    return (shown.before, "") if meets_stop or too_long else (kept, dropped)
+
+
+def _possible(request: Request) -> bool:
+    """Whether a hole is long enough for what its text must be."""
+    try:
+        request.reach.check()
+    except InputError:
+        return False
+    return True
+
+
+def _constraint(options: dict[str, Any]) -> dict[str, Any]:
+    """Taken out of the options: it is the middle that keeps to it, not all that is written."""
+    return {name: options.pop(name, None) for name in NAMES}
 
 
 def _request(g: "Gesso", prompt: Sequence[int], **options: Any) -> Request:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gesso.errors import InputError
-from gesso.options import Asking, Denoising, Loading, with_options
+from gesso.options import Asking, Constraint, Denoising, Loading, with_options
 from gesso.terminal import note, print_as_is, print_json, print_text, whole_stdin
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def infill(
     *,
     loading: Loading,
     asking: Asking,
+    constraint: Constraint,
     denoising: Denoising,
 ) -> None:
     """Fill the holes of a text, from left to right."""
@@ -58,7 +59,13 @@ def infill(
         raise InputError(
             f"{_name(file)} has no hole: write {marker} where text is missing, or name the --marker it has"
         )
-    settings = {"method": method, "context": context, **asking.asked(), **denoising.diffusion()}
+    settings = {
+        "method": method,
+        "context": context,
+        **asking.asked(),
+        **constraint.constraint(),
+        **denoising.diffusion(),
+    }
     found = loading.load().infill_holes(parts, **settings)
     if in_place:
         _replace(Path(file), found.text)
@@ -89,6 +96,7 @@ def edit(
     *,
     loading: Loading,
     asking: Asking,
+    constraint: Constraint,
     denoising: Denoising,
 ) -> None:
     """Write a span of a text anew, and leave the rest as it is."""
@@ -96,7 +104,13 @@ def edit(
 
     text = _read(file, in_place)
     where = check_span(text, _span(span), level)  # before a large model is loaded
-    settings = {"method": method, "context": context, **asking.asked(), **denoising.diffusion()}
+    settings = {
+        "method": method,
+        "context": context,
+        **asking.asked(),
+        **constraint.constraint(),
+        **denoising.diffusion(),
+    }
     found = loading.load().edit(text, where, level=level, instruction=instruction, **settings)
     if in_place:
         _replace(Path(file), found.text)

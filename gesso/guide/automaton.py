@@ -78,6 +78,18 @@ class Automaton:
         return bool(self.accepting_S[self.walk(START, text)])
 
 
+def beginning(text: bytes) -> Automaton:
+    """The automaton of whatever begins with a text."""
+    size = len(text) + 2
+    next_SB = np.zeros((size, STAY + 1), np.int32)
+    next_SB[np.arange(START, size - 1), list(text)] = np.arange(START + 1, size)
+    next_SB[-1] = size - 1
+    next_SB[:, STAY] = np.arange(size)
+    accepting_S = np.zeros(size, np.bool_)
+    accepting_S[-1] = True
+    return Automaton(next_SB, accepting_S)
+
+
 def compile_regex(expression: str, limits: Limits = Limits()) -> Automaton:  # noqa: B008 (immutable)
     """The automaton of the texts that match as a whole. InputError for what is no expression or too big a one."""
     if len(expression) > limits.regex_chars:

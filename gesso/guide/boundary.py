@@ -2,13 +2,14 @@
 
 A prompt that ends in the midst of a word ends, for the model, in a token that hardly ever stands there: after `pri`
 comes `nt` in no training text, since `print` is one token. Healing takes such an end off the prompt; what is written
-then begins with it, or it was no good.
+then has to begin with it, as an automaton sees to.
 """
 
 import bisect
 import re
 from collections.abc import Callable, Sequence
 
+from gesso.guide.words import Words
 from gesso.tokenizer import Tokenizer
 
 CUT_CHARACTER = "\ufffd"  # what the bytes of an unfinished character decode to
@@ -39,6 +40,23 @@ def whole_characters(decode: Callable[[Sequence[int]], str], tokens: Sequence[in
     """
     texts = (decode(tokens[: len(tokens) - cut]) for cut in range(min(3, len(tokens)) + 1))
     return next((text for text in texts if not text.endswith(CUT_CHARACTER)), decode(tokens))
+
+
+def after_beginning(decode: Callable[[Sequence[int]], str], words: Words, tokens: Sequence[int], text: str) -> str:
+    """The text of some tokens, less one that it begins with.
+
+    Not a part of the whole text: bytes behind the beginning that are no character would spoil those in it.
+    """
+    left = len(text.encode())
+    for i, token in enumerate(tokens):
+        if left <= 0:
+            break
+        left -= len(word := words.bytes_of.get(token, b""))
+        if left < 0:
+            return word[left:].decode() + decode(tokens[i + 1 :])
+    else:
+        i = len(tokens)
+    return decode(tokens[i:])
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

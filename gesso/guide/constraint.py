@@ -1,13 +1,13 @@
 """What a caller may ask of a text, as regular expressions; and the guides made of them, kept for the next time."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from gesso.errors import InputError
-from gesso.guide.automaton import compile_regex
+from gesso.guide.automaton import Automaton, beginning, compile_regex
 from gesso.guide.grammar import grammar_regex
 from gesso.guide.guide import Guide
 from gesso.guide.limits import Limits
@@ -34,7 +34,7 @@ class Guides:
         self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
         self.padding = frozenset() if tokenizer.pad_id is None else frozenset([tokenizer.pad_id])
         self.limits = limits or Limits()
-        self._kept: OrderedDict[tuple[str, bool], Guide] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Guide] = OrderedDict()
 
     def guide(self, **given: Any) -> Guide | None:
         """The guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None for none of them."""
@@ -43,7 +43,20 @@ class Guides:
             return None
         if len(named) > 1:
             raise InputError(f"{' and '.join(named)} were given; a text has one constraint")
-        return self._of(expression(named[0], given[named[0]], self.limits), self._words)
+        return self._of(expression(named[0], given[named[0]], self.limits), self.words)
+
+    def within(self, before: str, after: str, **given: Any) -> Guide | None:
+        """The same for a text that stands between two others; the text that is written has them, too.
+
+        Without a constraint the text goes on from `before` as it likes, and `after` says nothing.
+        """
+        inner = self.guide(**given)
+        if inner is None:
+            return self._kept_or(("", before), lambda: beginning(before.encode()), self.words) if before else None
+        [(name, value)] = [(name, value) for name, value in given.items() if value is not None]
+        own = expression(name, value, self.limits)
+        comment_end = "\n" if "(?x" in own else ""
+        return self._of(f"{quote(before).text}(?:{own}{comment_end}){quote(after).text}", self.words)
 
     def calls(
         self, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], parallel: bool
@@ -57,9 +70,13 @@ class Guides:
         return self._of(calls_regex(functions, parallel=parallel, limits=self.limits), self._words_and_tags, MARKS)
 
     def _of(self, regex: str, words: Words, marks: Mapping[str, int] = MappingProxyType({})) -> Guide:
-        key = regex, bool(marks)
+        return self._kept_or(
+            (regex, "marked" if marks else "plain"), lambda: compile_regex(regex, self.limits).marked(marks), words
+        )
+
+    def _kept_or(self, key: tuple[str, str], make: Callable[[], Automaton], words: Words) -> Guide:
         if key not in self._kept:
-            guide = Guide(compile_regex(regex, self.limits).marked(marks), words, self.eos, self.padding)
+            guide = Guide(make(), words, self.eos, self.padding)
             _ = guide.moves  # made here, where one caller waits, and not in a pass of the engine, where all do
             self._kept[key] = guide
             if len(self._kept) > KEPT:
@@ -68,7 +85,7 @@ class Guides:
         return self._kept[key]
 
     @cached_property
-    def _words(self) -> Words:
+    def words(self) -> Words:
         return Words.of(self.tokenizer, self.vocab_size)
 
     @cached_property

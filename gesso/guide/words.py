@@ -16,16 +16,20 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # what most words are made of
 LAST_BYTE = 0xF7  # of any text in UTF-8
 FEW_LEFT = 32
-LONGEST = 20  # bytes; longer tokens are written by shorter ones
+LONGEST = 20  # bytes of a word to choose from; a longer token can be written by shorter ones
 
 
 class Words:
     def __init__(self, bytes_of: Mapping[int, bytes], vocab_size: int) -> None:
-        """`bytes_of` those tokens that write text; of several that write the same the first is used."""
+        """`bytes_of` those tokens that write text. Of several that write the same the first is a word to choose from.
+
+        Long ones are none: a text may have them, but a search would not find them.
+        """
         self.bytes_of, self.vocab_size = bytes_of, vocab_size
         self.token_of: dict[bytes, int] = {}
         for token, word in bytes_of.items():
-            self.token_of.setdefault(word, token)
+            if len(word) <= LONGEST:
+                self.token_of.setdefault(word, token)
         self._sorted = sorted(self.token_of)
 
     @classmethod
@@ -44,7 +48,7 @@ class Words:
             elif found := BYTE.fullmatch(piece):
                 if (byte := int(found[1], 16)) <= LAST_BYTE:
                     bytes_alone[token] = bytes([byte])
-            elif 0 < len(word := piece.encode()) <= LONGEST:
+            elif word := piece.encode():
                 (bytes_alone if token in tokenizer.byte_ids else bytes_of)[token] = word
         return cls({**bytes_of, **bytes_alone}, vocab_size)
 
@@ -52,15 +56,15 @@ class Words:
     def bytes_VL(self) -> NDArray[np.int64]:
         """The bytes of every token, then STAY."""
         found_VL = np.full((self.vocab_size, LONGEST), STAY, np.int64)
-        for token, word in self.bytes_of.items():
+        for token, word in self._short():
             found_VL[token, : len(word)] = np.frombuffer(word, np.uint8)
         return found_VL
 
     @cached_property
     def length_V(self) -> NDArray[np.int16]:
-        """In bytes; 0 for what is no word."""
+        """In bytes; 0 for what is no word, or a long one."""
         length_V = np.zeros(self.vocab_size, np.int16)
-        for token, word in self.bytes_of.items():
+        for token, word in self._short():
             length_V[token] = len(word)
         return length_V
 
@@ -68,8 +72,11 @@ class Words:
     def plain_V(self) -> NDArray[np.bool_]:
         """The words of plain bytes only."""
         plain_V = np.zeros(self.vocab_size, np.bool_)
-        plain_V[[token for token, word in self.bytes_of.items() if not word.strip(PLAIN)]] = True
+        plain_V[[token for token, word in self._short() if not word.strip(PLAIN)]] = True
         return plain_V
+
+    def _short(self) -> Iterator[tuple[int, bytes]]:
+        return ((token, word) for token, word in self.bytes_of.items() if len(word) <= LONGEST)
 
     def after(self, automaton: Automaton, state: int, limit: int) -> list[tuple[int, int]] | None:
         """(token, next state) of every word that can follow; None when there are more than `limit`."""
