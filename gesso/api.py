@@ -3,10 +3,8 @@
 import secrets
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +182,25 @@ class Gesso:
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """The results of several requests that run side by side."""
         results: dict[int, Result] = {}
-        with ExitStack() as open_streams:
-            streams = [open_streams.enter_context(closing(self._events(request))) for request in requests]
-            for events in zip_longest(*streams):
-                results |= {i: event.result for i, event in enumerate(events) if isinstance(event, Done)}
-        return [results[i] for i in range(len(requests))]
+        ids: list[int] = []
+        try:
+            for request in requests:
+                ids.append(self.engine.submit(request))
+                self._inboxes[ids[-1]] = deque()
+            while len(results) < len(ids):
+                self._step()
+                for request_id in ids:
+                    for event in self._inboxes[request_id]:
+                        if isinstance(event, Failed):
+                            raise event.error
+                        if isinstance(event, Done):
+                            results[request_id] = event.result
+                    self._inboxes[request_id].clear()
+        finally:
+            for request_id in ids:
+                self.engine.cancel(request_id)
+                self._inboxes.pop(request_id, None)
+        return [results[request_id] for request_id in ids]
 
     def _carry_out(self, plan: Plan[T]) -> T:
         results: list[Result] | None = None
@@ -287,12 +299,15 @@ class Gesso:
                     yield event
                     if isinstance(event, Done):
                         return
-                for event in self.engine.step():
-                    if event.request_id in self._inboxes:  # not that of a stream left early
-                        self._inboxes[event.request_id].append(event)
+                self._step()
         finally:
             self.engine.cancel(request_id)
             del self._inboxes[request_id]
+
+    def _step(self) -> None:
+        for event in self.engine.step():
+            if event.request_id in self._inboxes:  # not that of a stream left early
+                self._inboxes[event.request_id].append(event)
 
 
 def load(

@@ -1,0 +1,164 @@
+"""Fill a hole at every position of held-out files, and look whether anything around it changed.
+
+    python recipes/holes.py --state holes.json --minutes 10
+
+The files are those of the standard library that no model was shown: the test and validation splits of `python_infill`.
+A hole begins at every character of each and has up to 23 of them. What is looked at is the machinery and not the model,
+so the model is a small one with random weights and the tokenizer of the box: it writes anything, at any boundary. Both
+ways to fill a hole are taken, in turn.
+
+Positions come in passes, every 128th of each file first, so that a run that is cut short has been everywhere. Run
+again, it goes on where `--state` says it was. What is printed in the end is what was found, as JSON; the exit code is 1
+if anything changed.
+"""
+
+import argparse
+import json
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from gesso import checkpoint, filling
+from gesso.api import Gesso
+from gesso.config import Config
+from gesso.engine.events import Result
+from gesso.engine.request import Request
+from gesso.filling import InfillResult
+from gesso.guide.boundary import nearest_start
+from gesso.model.init import begin
+from gesso.model.transformer import DiffusionGemma
+from gesso.settings import GenerationDefaults
+from gesso.tasks.python_infill import read_source, source_files
+from gesso.tasks.task import split_of
+from gesso.tokenizer import Tokenizer
+
+STRIDE = 128
+AT_ONCE = 32
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "num_global_key_value_heads": 1, "global_head_dim": 16, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+BRIEF: dict[str, Any] = {"steps": 1, "canvas_length": 16, "context": 12}
+
+Hole = tuple[str, str, int]  # of a file by its name: its text, and where the hole begins
+
+
+def small_model() -> Gesso:
+    directory = checkpoint.find(None)
+    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    raw["text_config"] |= SMALL
+    config = Config.from_dict(raw)
+    model = DiffusionGemma(config)
+    begin(model, seed=0)
+    defaults = GenerationDefaults.from_directory(directory, config)
+    tokenizer = Tokenizer.from_directory(directory)
+    return Gesso(model.eval(), tokenizer, defaults, directory, max_batch=AT_ONCE, max_length=None)
+
+
+def held_out(count: int) -> dict[str, str]:
+    files = source_files((Path(sysconfig.get_path("stdlib")),))
+    names = sorted((split_of(name), name) for name in files if split_of(name) != "train")
+    texts = ((name, read_source(files[name])) for _, name in names)
+    return dict(islice(((name, text) for name, text in texts if text), count))
+
+
+def holes(files: dict[str, str]) -> Iterator[Hole]:
+    for first in range(STRIDE):
+        for name, text in files.items():
+            for start in range(first, len(text) + 1, STRIDE):
+                yield name, text, start
+
+
+def changed(g: Gesso, batch: Sequence[Hole]) -> list[str]:
+    """What was not as it should be, of holes that are filled side by side."""
+    plans, found = [], []
+    for name, text, start in batch:
+        end = min(len(text), start + 7 * start % 24)
+        method = ("prompt", "pinned")[start % 2]
+        asked: dict[str, Any] = {"method": method, "seed": start, **BRIEF}
+        asked |= {"lengths": [1 + start % 5]} if method == "pinned" and text[end:] else {"lengths": None}
+        asked |= {} if asked["lengths"] else {"max_new_tokens": 4}
+        plans.append((f"{name}:{start}:{end} {method}", filling.infill(g, text[:start], text[end:], **asked)))
+    # A plan for one length asks once, and with the answer it is done.
+    requests = [next(plan) for _, plan in plans]
+    results = iter(g.run([request for several in requests for request in several]))
+    for (where, plan), several, (_, text, start) in zip(plans, requests, batch, strict=True):
+        answers = [next(results) for _ in several]
+        try:
+            plan.send(answers)
+        except StopIteration as end_of_plan:
+            end = min(len(text), start + 7 * start % 24)
+            wrong = _wrong(g, text[:start], text[end:], several[0], answers[0], end_of_plan.value)
+            found += [f"{where}: {what}" for what in wrong]
+        else:
+            found.append(f"{where}: asked twice")
+    return found
+
+
+def _wrong(g: Gesso, before: str, after: str, request: Request, result: Result, filled: InfillResult) -> list[str]:
+    """By bytes: what is read of the prefix, what is written, and what stands behind it."""
+    writes = g.guides.words.bytes_of
+    written = [b"".join(writes.get(token, b"") for token in part) for part in (request.prompt, result.tokens)]
+    hole = len(result.tokens) - len(request.pins)
+    first = b"".join(writes.get(token, b"") for token in result.tokens[:hole])
+    pinned = [token for _, token in sorted(request.pins.items())]
+    kept, dropped = g.healer.split(before[-200:])
+    shown = kept if request.guide else before
+    wrong = []
+    if filled.method == "pinned" and not shown.encode().endswith(written[0]):
+        wrong.append("the prefix is read otherwise")
+    if request.guide and not first.startswith(dropped.encode()):
+        wrong.append("the end of the prefix is not written")
+    if list(result.tokens[hole:]) != pinned or g.decode(pinned) != nearest_start(g.tokenizer, after, len(pinned)):
+        wrong.append("the suffix stands otherwise")
+    text = g.decode(result.tokens[:hole])
+    if "\ufffd" not in text and text != (dropped if request.guide else "") + filled.text:
+        wrong.append("the middle is not what was written")
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--state", type=Path, help="where to note what is done; without it, every run starts anew")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # a second one has nothing to do
+    g, files = small_model(), held_out(asked.files)
+    total = sum(len(text) + 1 for text in files.values())
+    noted = asked.state and asked.state.exists()
+    state = json.loads(asked.state.read_text()) if noted else {"files": asked.files, "done": 0, "changed": []}
+    if state["files"] != asked.files:
+        sys.exit(f"{asked.state} is of a run over {state['files']} files; give another --state")
+    left, until = islice(holes(files), state["done"], None), time.monotonic() + 60 * asked.minutes
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        shown = bar.add_task("positions", total=total, completed=state["done"])
+        while time.monotonic() < until and (batch := list(islice(left, AT_ONCE))):
+            state["changed"] += changed(g, batch)
+            state["done"] += len(batch)
+            bar.update(shown, completed=state["done"])
+            if asked.state and state["done"] % (64 * AT_ONCE) < AT_ONCE:
+                _note(asked.state, state)
+    if asked.state:
+        _note(asked.state, state)
+    print(json.dumps({**state, "files": len(files), "positions": total}))
+    return 1 if state["changed"] else 0
+
+
+def _note(path: Path, state: dict[str, Any]) -> None:
+    unfinished = path.with_name(f".{path.name}.partial")
+    unfinished.write_text(json.dumps(state))
+    unfinished.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
