@@ -166,6 +166,23 @@ def test_a_position_that_is_sure_outweighs_many_that_know_nothing(guide_of, tiny
         assert guide.words.bytes_of[int(best[0])] == first
 
 
+def test_a_longer_text_is_taken_where_the_model_has_not_ended_yet(guide_of, tiny):
+    """It may end after one token, and thinks little of the long text; but less of there being nothing."""
+    guide = guide_of("n|yoooooooo")
+    logits_CV = np.zeros((12, tiny.config.vocab_size), np.float32)
+    logits_CV[:, guide.words.token_of[b"o"]] = -1
+    logits_CV[2:9, [0, *guide.eos]] = -5
+    best = best_of(guide, logits_CV + random_logits(tiny.config.vocab_size, 12, seed=1) / 100, TOP)
+    assert guide.words.bytes_of[best[0]] == b"y"
+
+
+def test_tokens_too_long_to_be_chosen_are_right_where_the_model_writes_them():
+    words = Words({2: b" " * 24, **{3 + byte: bytes([byte]) for byte in range(128)}}, 140)
+    guide = Guide(compile_regex("(?s).*"), words, frozenset([1]))
+    assert guide.may_end(guide.walk(START, [2, 2, 40]))
+    assert 2 not in {token for token, _ in words.after(guide.automaton, START, 999)}
+
+
 # --- in the engine, over random weights ---
 
 REGEXES = [
@@ -262,6 +279,13 @@ def test_a_draft_goes_on_under_its_constraint(tiny):
 def test_what_cannot_be_kept_is_refused_with_the_reason(tiny, options, message):
     with pytest.raises(gesso.InputError, match=message):
         tiny.generate("Hello", **options)
+
+
+def test_a_vocabulary_that_cannot_write_the_text_is_refused():
+    words = Words({5: b"ab", 6: b"c"}, 8)
+    assert Guide(compile_regex("abc"), words, frozenset([1])).shortest == 2
+    with pytest.raises(gesso.InputError, match="no token of this vocabulary writes"):
+        Guide(compile_regex("abd"), words, frozenset([1]))
 
 
 @pytest.mark.parametrize("regex", [r"(a|b)*a(a|b){16}", r"((a{1,99}){1,99}){1,99}"])

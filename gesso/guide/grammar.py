@@ -15,6 +15,7 @@ from gesso.errors import InputError
 from gesso.guide.charset import ANY, Ranges, char_class, complement, union
 from gesso.guide.limits import Limits
 from gesso.guide.pieces import EMPTY, Piece, alt, check, quote, repeat, seq
+from gesso.guide.tree import MARKS, Choice, Repeat, Sequence, Tree
 
 ROOT = "root"
 LEVELS = 120
@@ -25,7 +26,6 @@ _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _HEX = {"x": 2, "u": 4, "U": 8}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
-_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +34,7 @@ class Rule:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    item: "Node"
-    low: int
-    high: int | None
-
-
-Node = Piece | Rule | Sequence | Choice | Repeat
+Node = Tree[Piece | Rule]
 
 
 def grammar_regex(text: str, *, limits: Limits = Limits()) -> str:  # noqa: B008 (immutable)
@@ -329,9 +312,9 @@ class _Parser:
     def _repeated(self, item: Node) -> Node:
         while True:
             at = self.at
-            mark = next((mark for mark in _MARKS if self._take(mark)), None)
+            mark = next((mark for mark in MARKS if self._take(mark)), None)
             if mark is not None:
-                item = Repeat(item, *_MARKS[mark])
+                item = Repeat(item, *MARKS[mark])
             elif self._take("{"):
                 low = self._number()
                 high = (None if self.text.startswith("}", self.at) else self._number()) if self._take(",") else low

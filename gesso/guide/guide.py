@@ -48,7 +48,7 @@ class Guide:
     def __post_init__(self) -> None:
         if self.automaton.bytes_left_S[START] < FAR <= self.tokens_left_S[START]:
             raise InputError(
-                "this vocabulary has no tokens for some bytes, and without them no text can satisfy the constraint"
+                "the shortest text that satisfies the constraint has bytes that no token of this vocabulary writes"
             )
 
     @property

@@ -11,6 +11,7 @@ from functools import lru_cache
 from gesso.errors import InputError
 from gesso.guide.charset import ANY, LAST, Ranges, chars, complement, minus, union
 from gesso.guide.pieces import EMPTY, Piece, alt, repeat, seq
+from gesso.guide.tree import MARKS, Choice, Repeat, Sequence, Tree
 
 NEST = 50
 
@@ -25,28 +26,11 @@ class Chars:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    item: "Node"
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Anchor:
     mark: str
 
 
-Node = Chars | Sequence | Choice | Repeat | Anchor
+Node = Tree[Chars | Anchor]
 Char = Callable[[Ranges], Piece | None]
 
 _DIGIT = union(((0x30, 0x39),))
@@ -74,7 +58,7 @@ def pattern_content(pattern: str, low: int, high: int | None, char: Char) -> Pie
     return alt(_write(_fit(_anchored(option, pattern), low, high, pattern), char) for option in options)
 
 
-def _anchored(node: Node, pattern: str) -> Sequence:
+def _anchored(node: Node, pattern: str) -> Sequence[Chars | Anchor]:
     """The whole string instead of a part of it: what `^` and `$` do not rule out may stand before and after."""
     items = list(node.items) if isinstance(node, Sequence) else [node]
     start, end = items[:1] == [Anchor("^")], items[-1:] == [Anchor("$")]
@@ -93,7 +77,7 @@ def _has_anchor(node: Node) -> bool:
     return isinstance(node, Anchor)
 
 
-def _fit(node: Sequence, low: int, high: int | None, pattern: str) -> Sequence:
+def _fit(node: Sequence[Chars | Anchor], low: int, high: int | None, pattern: str) -> Sequence[Chars | Anchor]:
     """The same within bounds of length, if one repetition of single characters can take up the difference."""
     least, most = _length(node)
     if least >= low and (high is None or (most is not None and most <= high)):
@@ -190,7 +174,7 @@ class _Parser:
         return items[0] if len(items) == 1 else Sequence(tuple(items))
 
     def _repeated(self, item: Node) -> Node:
-        counts = next(((mark, pair) for mark, pair in _COUNTS.items() if self._take(mark)), None)
+        counts = next(((mark, pair) for mark, pair in MARKS.items() if self._take(mark)), None)
         low, high = counts[1] if counts else (1, 1)
         if not counts:
             if not self._take("{"):
@@ -292,6 +276,3 @@ class _Parser:
         if char == "[":
             raise self._error("[ stands for itself in a class only as \\[")
         return _one(char)
-
-
-_COUNTS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
