@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +35,7 @@ class Guides:
         self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
         self.padding = frozenset() if tokenizer.pad_id is None else frozenset([tokenizer.pad_id])
         self.limits = limits or Limits()
+        self._lock = Lock()  # a server compiles in a thread beside its engine
         self._kept: OrderedDict[tuple[str, str], Guide] = OrderedDict()
 
     def guide(self, **given: Any) -> Guide | None:
@@ -52,7 +54,9 @@ class Guides:
         """
         inner = self.guide(**given)
         if inner is None:
-            return self._kept_or(("", before), lambda: beginning(before.encode()), self.words) if before else None
+            return (
+                self._kept_or(("beginning", before), lambda: beginning(before.encode()), self.words) if before else None
+            )
         [(name, value)] = [(name, value) for name, value in given.items() if value is not None]
         own = expression(name, value, self.limits)
         comment_end = "\n" if "(?x" in own else ""
@@ -70,19 +74,21 @@ class Guides:
         return self._of(calls_regex(functions, parallel=parallel, limits=self.limits), self._words_and_tags, MARKS)
 
     def _of(self, regex: str, words: Words, marks: Mapping[str, int] = MappingProxyType({})) -> Guide:
-        return self._kept_or(
-            (regex, "marked" if marks else "plain"), lambda: compile_regex(regex, self.limits).marked(marks), words
-        )
+        kind = "marked" if marks else "plain"
+        return self._kept_or((kind, regex), lambda: compile_regex(regex, self.limits).marked(marks), words)
 
     def _kept_or(self, key: tuple[str, str], make: Callable[[], Automaton], words: Words) -> Guide:
-        if key not in self._kept:
+        with self._lock:
+            guide = self._kept.get(key)
+        if guide is None:
             guide = Guide(make(), words, self.eos, self.padding)
             _ = guide.moves  # made here, where one caller waits, and not in a pass of the engine, where all do
+        with self._lock:
             self._kept[key] = guide
+            self._kept.move_to_end(key)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        return guide
 
     @cached_property
     def words(self) -> Words:

@@ -12,7 +12,7 @@ from gesso.errors import InputError
 from gesso.guide.automaton import DEAD, START
 from gesso.guide.guide import Guide, Ints
 
-MOST_WORK = 1 << 30  # moves looked at, of all positions up to the last pin
+MOST_WORK = 1 << 28  # moves looked at, of all positions up to the last pin
 
 
 class Reach:

@@ -120,14 +120,17 @@ class Worker:
             self.holes[asked.id] = Filled(self.plan(asked.hole, asked))
             self.go_on(asked)
         elif asked.constraint is not None:
-            compiled = self.compiler.submit(self.compile, asked.constraint)
+            compiled = self.compiler.submit(self.compile, asked.constraint, bool(asked.options.get("pins")))
             compiled.add_done_callback(lambda guide: self.inbox.put(Compiled(asked, guide)))
         else:
             self.write(asked, None)
 
-    def compile(self, constraint: dict[str, Any]) -> Guide | None:
+    def compile(self, constraint: dict[str, Any], pinned: bool) -> Guide | None:
         guides = self.model.guides
-        return guides.calls(**constraint) if "tools" in constraint else guides.guide(**constraint)
+        guide = guides.calls(**constraint) if "tools" in constraint else guides.guide(**constraint)
+        if guide and pinned:
+            _ = guide.every_move  # which may take seconds, and here nobody else waits
+        return guide
 
     def write(self, asked: Submit, guide: Guide | None) -> None:
         options = dict(asked.options)
