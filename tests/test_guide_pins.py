@@ -3,7 +3,6 @@
 import itertools
 import random
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -137,4 +136,3 @@ def test_a_piece_goes_before_the_byte_that_writes_the_same():
     words = Words.of(g.tokenizer, g.config.vocab_size)
     for text in "0123456789qxz{}":
         assert [words.token_of[text.encode()]] == g.tokenizer.encode(text, bos=False)
-    assert np.count_nonzero(words.length_V) == len(words.bytes_of)
