@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import gesso
 from gesso.engine import guided
 from gesso.guide.automaton import DEAD, START, compile_regex
+from gesso.guide.constraint import Guides
 from gesso.guide.guide import Guide
 from gesso.guide.limits import Limits
 from gesso.guide.reach import Reach
@@ -294,6 +295,26 @@ def test_an_expression_that_would_never_be_done_is_ended(regex):
     with pytest.raises(gesso.InputError, match="too large|more than 2 s|within 500 MiB"):
         compile_regex(regex, Limits(seconds=2, memory=500 << 20))
     assert time.perf_counter() - start < 10
+
+
+def test_what_is_kept_of_constraints_is_bounded(tiny, monkeypatch):
+    guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
+    monkeypatch.setattr("gesso.guide.constraint.KEPT_STATES", 60)
+    for regex in ("a{20}", "b{20}", "c{20}", "d{90}"):
+        kept = guides.guide(regex=regex)
+    assert list(guides._kept.values()) == [kept]
+    again = guides.guide(regex="a{9}")
+    assert list(guides._kept.values()) == [again] and guides.guide(regex="a{9}") is again
+    known = again._known
+    for token in range(tiny.config.vocab_size):
+        again.walk(START, [token])
+    assert known.cache_info().maxsize < 10**6
+
+
+def test_a_beginning_is_not_mistaken_for_an_expression(tiny):
+    for text in ("plain", "marked", "beginning"):
+        tiny.guides.guide(regex="")
+        assert not tiny.guides.within(text, "").may_end(START)
 
 
 def test_a_constraint_is_compiled_once(tiny, monkeypatch):

@@ -20,6 +20,7 @@ from gesso.tokenizer import Tokenizer
 
 NAMES = ("choice", "regex", "json_schema", "grammar")
 KEPT = 32  # compiled constraints
+KEPT_STATES = 60_000  # of all their automata: each takes some 3 KB
 
 
 class Guides:
@@ -86,9 +87,12 @@ class Guides:
         with self._lock:
             self._kept[key] = guide
             self._kept.move_to_end(key)
-            if len(self._kept) > KEPT:
+            while len(self._kept) > KEPT or (len(self._kept) > 1 and self._states() > KEPT_STATES):
                 self._kept.popitem(last=False)
         return guide
+
+    def _states(self) -> int:
+        return sum(len(guide.automaton) for guide in self._kept.values())
 
     @cached_property
     def words(self) -> Words:

@@ -9,7 +9,7 @@ S states, M moves of a state, U tokens that moves have.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from gesso.guide.automaton import DEAD, FAR, START, STAY, Automaton
 from gesso.guide.words import PLAIN, Words
 
 FEW = 24  # words: where no more can follow, all are considered
+KNOWN = 1 << 17  # moves that are remembered
 # Where all moves have to be known:
 MOST_WALKS = 1 << 26  # words that are walked from all wide states together
 MOST_MOVES = 1 << 24  # of all states
@@ -65,13 +66,11 @@ class Guide:
 
     def walk(self, state: int, tokens: Sequence[int]) -> int:
         """The state after some tokens; DEAD if the constraint does not allow them."""
+        end, known = self.end, self._known
         for token in tokens:
-            if state in (DEAD, self.end, self.free):
+            if state == DEAD or state >= end:
                 return state
-            moves = self._walked.setdefault(state, {})
-            if token not in moves:
-                moves[token] = self._next(state, token)
-            state = moves[token]
+            state = known(state, token)
         return state
 
     def walk_from(self, states: Ints, token: int) -> Ints:
@@ -99,8 +98,9 @@ class Guide:
         return np.where(free_S, self.free, at_S)
 
     @cached_property
-    def _walked(self) -> dict[int, dict[int, int]]:
-        return {}
+    def _known(self) -> Callable[[int, int], int]:
+        """`_next`, of the moves made lately: a guide may serve for months, and a vocabulary is large."""
+        return lru_cache(maxsize=KNOWN)(self._next)
 
     def _next(self, state: int, token: int) -> int:
         return int(self.walk_from(np.array([state]), token)[0])
