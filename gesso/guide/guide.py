@@ -22,7 +22,7 @@ from gesso.guide.words import PLAIN, Words
 FEW = 24  # words: where no more can follow, all are considered
 KNOWN = 1 << 17  # moves that are remembered
 # Where all moves have to be known:
-MOST_WALKS = 1 << 26  # words that are walked from all wide states together
+MOST_WALKS = 1 << 25  # words that are walked from all wide states together
 MOST_MOVES = 1 << 24  # of all states
 
 Ints = NDArray[np.int64]

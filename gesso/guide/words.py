@@ -92,15 +92,22 @@ class Words:
 
     def targets(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
         """(token, next state) of one word for each state that a word leads to."""
-        at_V, tokens_V = np.full(len(self._each_VL), state, np.int32), np.fromiter(self.token_of.values(), np.int64)
-        for byte_V in self._each_VL.T:
-            at_V = automaton.next_SB[at_V, byte_V]
-        found, first = np.unique(at_V, return_index=True)
-        return [(int(tokens_V[i]), int(target)) for target, i in zip(found, first, strict=True) if target != DEAD]
+        found: dict[int, int] = {}
+        token, at = self._each_V, np.full(len(self._each_V), state)  # of the words that go on
+        for place in range(LONGEST + 1):
+            byte = self.bytes_VL[token, place] if place < LONGEST else np.full(len(token), STAY)
+            ended = byte == STAY
+            for target, first in zip(*np.unique(at[ended], return_index=True), strict=True):
+                found.setdefault(int(target), int(token[ended][first]))
+            token, at = token[~ended], automaton.next_SB[at[~ended], byte[~ended]]
+            token, at = token[at != DEAD], at[at != DEAD]
+            if not len(token):
+                break
+        return [(token, target) for target, token in found.items()]
 
     @cached_property
-    def _each_VL(self) -> NDArray[np.int64]:
-        return self.bytes_VL[list(self.token_of.values())]
+    def _each_V(self) -> NDArray[np.int64]:
+        return np.array(list(self.token_of.values()), np.int64)
 
     def _walk(self, automaton: Automaton, state: int) -> Iterator[tuple[bytes, int]]:
         """Through the sorted words byte by byte, as far as the automaton goes; where few are left, each by itself."""
