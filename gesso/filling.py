@@ -95,7 +95,7 @@ def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, *
     constraint = _constraint(options)
     base = _request(g, prompt(g.tokenizer, shown, shown.before), **options)
     kept, dropped = _heal(g, shown, base.stop)
-    hole = base.max_new_tokens + _count(g, dropped)  # what was taken off the prompt is written, too
+    hole = base.max_new_tokens + _room_for(g, dropped)  # what was taken off the prompt is written, too
     request = replace(
         base,
         prompt=prompt(g.tokenizer, shown, kept),
@@ -146,7 +146,7 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
         trying = check_lengths(given, canvas - 1)
         limit = trying[-1]
     kept, dropped = _heal(g, shown, stop, room=canvas - limit - 1)
-    after = nearest_start(g.tokenizer, shown.after, canvas - limit - _count(g, dropped))
+    after = nearest_start(g.tokenizer, shown.after, canvas - limit - _room_for(g, dropped))
     pins = g.tokenizer.encode(after, bos=False)
 
     base = replace(
@@ -154,7 +154,7 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
     )
 
     def ask(length: int) -> Ask:
-        hole = length + _count(g, dropped)  # what was taken off the prompt is written, too
+        hole = length + _room_for(g, dropped)  # what was taken off the prompt is written, too
         pinned = {hole + i: token for i, token in enumerate(pins)}
         return Ask(replace(base, max_new_tokens=hole + len(pins), pins=pinned), hole)
 
@@ -233,22 +233,28 @@ def _revise(g: "Gesso", shown: Hole, present: str, level: float, method: str, **
     base = _request(g, prompt(g.tokenizer, shown, shown.before), max_new_tokens=_count(g, present), **options)
     canvas = base.canvas_length(g.config)
 
+    def ask(kept: str, dropped: str) -> Ask:
+        tokens = g.tokenizer.encode(dropped + present, bos=False)
+        if method == "prompt":  # with its end in sight, as in training
+            after = [g.defaults.eos_token_ids[0]]
+        else:
+            after = g.tokenizer.encode(nearest_start(g.tokenizer, shown.after, -len(tokens) % canvas), bos=False)
+        pins = {len(tokens) + i: token for i, token in enumerate(after)}
+        noised = _noised(len(tokens), level, base.seed)
+        request = replace(
+            base,
+            prompt=prompt(g.tokenizer, shown, kept),
+            max_new_tokens=len(tokens) + len(after),
+            pins=pins | {i: token for i, token in enumerate(tokens) if i not in noised},
+            guide=g.guides.within(dropped, ""),
+        )
+        return Ask(request, len(tokens))
+
     kept, dropped = _heal(g, shown, ())
-    tokens = g.tokenizer.encode(dropped + present, bos=False)
-    if method == "prompt":  # with its end in sight, as in training
-        after = [g.defaults.eos_token_ids[0]]
-    else:
-        after = g.tokenizer.encode(nearest_start(g.tokenizer, shown.after, -len(tokens) % canvas), bos=False)
-    pins = {len(tokens) + i: token for i, token in enumerate(after)}
-    noised = _noised(len(tokens), level, base.seed)
-    request = replace(
-        base,
-        prompt=prompt(g.tokenizer, shown, kept),
-        max_new_tokens=len(tokens) + len(after),
-        pins=pins | {i: token for i, token in enumerate(tokens) if i not in noised},
-        guide=g.guides.within(dropped, ""),
-    )
-    written = yield from _write(g, [Ask(request, len(tokens))], dropped, ())
+    asked = ask(kept, dropped)
+    if dropped and not _possible(asked.request):  # a long token became noise, and no other can stand in its place
+        dropped, asked = "", ask(shown.before, "")
+    written = yield from _write(g, [asked], dropped, ())
     return InfillResult(written.texts[0], written.tokens[0], "stop", written.usage(0), base.seed, method)
 
 
@@ -302,8 +308,16 @@ def _heal(g: "Gesso", shown: Hole, stop: Sequence[str], room: int | None = None)
     kept, dropped = g.healer.split(shown.before)
     # The engine looks for stop strings in all that is written, what was taken off the prompt included.
     meets_stop = set(dropped) & set("".join(stop))
-    too_long = room is not None and _count(g, dropped) > room
-    return (shown.before, "") if meets_stop or too_long else (kept, dropped)
+    # What is pinned behind the hole must not pass for a part of it, as spaces before spaces would.
+    goes_on = any(shown.after.startswith(dropped[cut:]) for cut in range(1, len(dropped)))
+    too_long = room is not None and _room_for(g, dropped) > room
+    return (shown.before, "") if meets_stop or goes_on or too_long else (kept, dropped)
+
+
+def _room_for(g: "Gesso", dropped: str) -> int:
+    """How many tokens surely write it: a search writes a long token by shorter ones."""
+    guide = g.guides.within(dropped, "")
+    return 0 if guide is None else max(guide.shortest, _count(g, dropped))
 
 
 def _possible(request: Request) -> bool:

@@ -116,7 +116,7 @@ def _wrong(g: Gesso, before: str, after: str, request: Request, result: Result, 
     wrong = []
     if filled.method == "pinned" and not shown.encode().endswith(written[0]):
         wrong.append("the prefix is read otherwise")
-    if request.guide and not first.startswith(dropped.encode()):
+    if request.guide and not first.startswith(dropped.encode()):  # within the hole, not with what stands behind it
         wrong.append("the end of the prefix is not written")
     if list(result.tokens[hole:]) != pinned or g.decode(pinned) != nearest_start(g.tokenizer, after, len(pinned)):
         wrong.append("the suffix stands otherwise")

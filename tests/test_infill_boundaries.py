@@ -1,6 +1,7 @@
 """Wherever a text is cut, what is given stays as it is and what is written is text: between any two characters."""
 
 import copy
+import itertools
 import random
 
 import pytest
@@ -84,6 +85,24 @@ def test_a_middle_keeps_to_its_constraint_however_the_prefix_is_healed(wordy, ti
             options = {"max_new_tokens": 8, "steps": 1, "canvas_length": 24, "seed": seed}
             out = g.infill(prefix, "\nend(x)\n", method=method, regex="[0-9]{2,4}é", **options)
             assert out.text[:-1].isdecimal() and out.text[-1] == "é" and 3 <= len(out.text) <= 5
+
+
+def test_spaces_before_a_hole_in_spaces_are_not_taken_from_behind_it(wordy):
+    """Some are of one token that is too long to be searched for; those that follow would do for the rest of them."""
+    for spaces in (2, 19, 25, 40):
+        for length in (1, 2):
+            seen = []
+            brief = {"steps": 1, "canvas_length": 24, "seed": 1, "method": "pinned", "lengths": [length]}
+            found = watched_infill(wordy, seen, "a:" + " " * spaces, " " * spaces + "'b'", **brief)
+            [(asked, result)] = seen
+            hole = len(result.tokens) - len(asked.pins)
+            prompt = wordy.tokenizer.decode(asked.prompt)
+            assert prompt + wordy.decode(result.tokens[:hole]) == "a:" + " " * spaces + found.text
+        text = "a:" + " " * spaces + "x = 1"
+        for method, seed in itertools.product(("prompt", "pinned"), range(4)):
+            span = (2 + spaces // 2, len(text) - 1)
+            out = wordy.edit(text, span, level=0.5, method=method, steps=1, canvas_length=24, seed=seed)
+            assert out.text == text[: span[0]] + out.replacement + "1"
 
 
 def test_half_a_surrogate_pair_is_refused(wordy):
