@@ -95,7 +95,8 @@ def test_spaces_before_a_hole_in_spaces_are_not_taken_from_behind_it(wordy):
             brief = {"steps": 1, "canvas_length": 24, "seed": 1, "method": "pinned", "lengths": [length]}
             found = watched_infill(wordy, seen, "a:" + " " * spaces, " " * spaces + "'b'", **brief)
             [(asked, result)] = seen
-            assert asked.guide is None  # nothing is taken off that what follows could stand for
+            # Nothing is taken off that what follows could stand for a part of.
+            assert asked.guide is None or len(wordy.healer.split("a:" + " " * spaces)[1]) == 1
             hole = len(result.tokens) - len(asked.pins)
             prompt = wordy.tokenizer.decode(asked.prompt)
             assert prompt + wordy.decode(result.tokens[:hole]) == "a:" + " " * spaces + found.text
