@@ -308,6 +308,9 @@ def bench(
     url: Annotated[str | None, typer.Option(help="serve: a running server; without it, one of its own.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="serve: how many at once.")] = 64,
     seconds: Annotated[float, typer.Option(min=0.1, help="serve: how long.")] = 60.0,
+    disconnects: Annotated[
+        int | None, typer.Option(min=1, help="serve: instead, so many clients that hang up, and what they leave.")
+    ] = None,
 ) -> None:
     """Measure what this machine does; one JSON object."""
     if what == "train":
@@ -320,9 +323,13 @@ def bench(
 
         print_json(guide.measure(fields, steps))
     elif what == "serve":
+        from gesso.bench import hangups
         from gesso.bench import serve as load_test
 
-        print_json(load_test.measure(url, clients, seconds))
+        if disconnects is not None:
+            print_json(hangups.measure(url, disconnects))
+        else:
+            print_json(load_test.measure(url, clients, seconds))
     else:
         raise InputError(f"nothing to measure by the name of {what!r}; known are train, guide and serve")
 

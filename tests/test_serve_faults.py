@@ -1,9 +1,7 @@
 """What clients, signals and the system may do to a server, and what must not come of it."""
 
-import json
 import os
 import queue
-import random
 import re
 import signal
 import socket
@@ -21,10 +19,10 @@ import gesso
 from gesso.model.adapters import adapter_sites
 from gesso.serve.fair import FairQueue
 from gesso.serve.keys import Keys, is_loopback
-from gesso.serve.protocol import Cancel, Ended, Failed, Submit, decode, encode
+from gesso.serve.protocol import Cancel, Ended, Failed, Held, Submit, decode, encode
 from gesso.serve.worker import Worker
 from gesso.train import adapters
-from tests.serving import make_model, serving
+from tests.serving import make_model, raw, serving
 
 QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 LONG = {"steps": 1000, "stopping": "fixed", "canvas_length": 16}
@@ -63,52 +61,18 @@ def text(response):
     return response.json()["choices"][0]["text"]
 
 
-def raw(server, body, headers=""):
-    """A connection on which a request was sent, by hand."""
-    content = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
-    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-    return connection
-
-
 # --- clients ----------------------------------------------------------------------------------------------------------
-
-
-def test_clients_that_hang_up_leave_no_slot_taken(server):
-    """At any moment: before the answer, in the queue, in the middle of a stream."""
-    expected = text(post(server, short()))
-    chance = random.Random(0)
-    for _ in range(25):
-        connections = [raw(server, endless(stream=chance.random() < 0.5)) for _ in range(4)]
-        time.sleep(chance.random() * 0.1)
-        for connection in connections:
-            connection.close()
-    server.wait_metric("gesso_requests_running", 0)
-    server.wait_metric("gesso_requests_waiting", 0)
-    assert text(post(server, short())) == expected
 
 
 def test_a_hang_up_frees_its_slot_within_a_step(server):
     """A request that would take minutes is gone, and the next one of this engine of two begins at once."""
-    connections = [raw(server, endless(stream=True)) for _ in range(2)]
+    connections = [raw(server.url, endless(stream=True)) for _ in range(2)]
     server.wait_metric("gesso_requests_running", 2)
     for connection in connections:
         connection.close()
     began = time.monotonic()
     text(post(server, short(diffusion=QUICK | {"steps": 1})))
     assert time.monotonic() - began < 5
-
-
-def test_who_does_not_read_holds_up_nobody(server):
-    """Streams of drafts whose readers sleep: the others get theirs, and the sleepers are cut off."""
-    sleepers = [raw(server, endless(stream=True, diffusion=LONG | {"drafts": True})) for _ in range(1)]
-    for sleeper in sleepers:
-        sleeper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    assert text(post(server, short())) == text(post(server, short()))
-    for sleeper in sleepers:
-        sleeper.close()
-    server.wait_metric("gesso_requests_running", 0)
 
 
 def test_half_a_body_is_waited_for_only_so_long(server):
@@ -222,7 +186,7 @@ def test_clients_take_turns_and_the_queue_is_bounded(guarded):
         return answer
 
     with ThreadPoolExecutor(8) as pool:
-        long = raw(guarded, endless(), "Authorization: Bearer alice-key\r\n")
+        long = raw(guarded.url, endless(), "Authorization: Bearer alice-key\r\n")
         guarded.wait_metric("gesso_requests_running", 1, **ALICE)
         alice = [pool.submit(ask, "alice", ALICE) for _ in range(4)]
         guarded.wait_metric("gesso_requests_waiting", 3, **ALICE)  # one is with the engine, to begin without delay
@@ -336,7 +300,11 @@ def test_a_constraint_is_compiled_while_others_are_answered_and_one_cancelled_me
     assert ended()[1].id == 1 and re.fullmatch("[ab]{3}", ended()[1].text)
     worker.compiler.shutdown()  # so the cancelled one has been compiled, too
     time.sleep(0.2)
-    assert not any(message.id == 2 for message in sent) and not worker.ids and not tiny.engine.busy
+    assert (
+        not any(message.id == 2 for message in sent if not isinstance(message, Held))
+        and not worker.ids
+        and not tiny.engine.busy
+    )
 
 
 def test_messages_come_out_as_they_went_in():

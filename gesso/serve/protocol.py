@@ -48,6 +48,16 @@ class Broken:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What the engine process has in hand, told now and then, and when it has nothing to do."""
+
+    requests: int  # that somebody waits for
+    places: int  # of the engine, taken by them
+    cache_bytes: int  # rows keep what they have grown to: at most `max_batch` of them, of `max_length` tokens
+    memory_bytes: int  # of the process, resident; 0: the system does not say
+
+
+@dataclass(frozen=True)
 class Started:
     """The request has its place in the batch; `waiting` ones have not."""
 
@@ -90,7 +100,7 @@ class Failed:
     by_input: bool  # the request is at fault, not the engine
 
 
-Message = Submit | Cancel | Loading | Ready | Broken | Started | Settled | Drafted | Ended | Failed
+Message = Submit | Cancel | Loading | Ready | Broken | Held | Started | Settled | Drafted | Ended | Failed
 _KINDS = {kind.__name__: kind for kind in Message.__args__}
 
 

@@ -33,6 +33,7 @@ from gesso.serve.protocol import (
     Drafted,
     Ended,
     Failed,
+    Held,
     Loading,
     Message,
     Ready,
@@ -173,6 +174,8 @@ class Supervisor:
             case Broken(trouble):
                 self.trouble = trouble
                 self._change("broken")
+            case Held():
+                self.metrics.hold(message)
             case Started(id) if id in self.running:
                 self.running[id].started = True
             case Settled(id) | Drafted(id) if id in self.running:

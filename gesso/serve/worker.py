@@ -9,10 +9,12 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 import gesso
@@ -28,6 +30,7 @@ from gesso.serve.protocol import (
     Drafted,
     Ended,
     Failed,
+    Held,
     Loading,
     Message,
     Ready,
@@ -41,6 +44,7 @@ from gesso.serve.settings import EngineSettings
 
 Send = Callable[[Message], None]
 EXIT_BROKEN = 3
+REPORT_SECONDS = 1.0
 
 
 @dataclass
@@ -72,13 +76,16 @@ class Worker:
         self.likely: dict[int, list[engine_events.Likely]] = {}
         self.holes: dict[int, Filled] = {}  # by the server's id
         self.adapter: str | None = None
+        self.reported = 0.0  # when `Held` was sent
         self.compiler = ThreadPoolExecutor(1)  # constraints are compiled while the engine goes on
 
     def run(self, inbox: Inbox) -> None:
         self.inbox = inbox
         while True:
-            while not self.engine.busy or not inbox.empty():
+            while not self.engine.running or not inbox.empty():  # one that was cancelled leaves in the next step
+                self.report(now=inbox.empty())
                 self.take(inbox.get())
+            self.report()
             try:
                 brought = self.engine.step()
             except Exception as error:  # not a sampler's (the engine sees to those): memory, most likely
@@ -88,6 +95,12 @@ class Worker:
             for event in brought:
                 if event.request_id in self.asked:
                     self.tell(event, self.asked[event.request_id])
+
+    def report(self, now: bool = False) -> None:
+        """What is in hand, at most once in a while unless the engine is about to rest."""
+        if now or time.monotonic() > self.reported + REPORT_SECONDS:
+            self.reported = time.monotonic()
+            self.send(Held(len(self.ids), len(self.engine.running), self.engine.cache.nbytes, resident_bytes()))
 
     def take(self, message: Message | Compiled) -> None:
         match message:
@@ -220,6 +233,13 @@ class Worker:
             self.engine.cancel(of_engine)
             del self.asked[of_engine], self.sent[of_engine], self.likely[of_engine]
         self.holes.pop(id, None)
+
+
+def resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def load(settings: EngineSettings, send: Send) -> Gesso:
