@@ -64,6 +64,20 @@ Clues = Annotated[
 ]
 
 
+def _auto(help: str, kind: type = int) -> Any:
+    """An option that need not be given: `auto`, as it is by default, is what fits."""
+
+    def read(text: str) -> Any:
+        if text == "auto":
+            return None
+        if kind is int and not (text.isdecimal() and int(text) > 0):
+            raise typer.BadParameter(f"{text!r} is neither a number above 0 nor auto")
+        return kind(text)
+
+    metavar = "N|auto" if kind is int else "fp8|int4|nvfp4|none|auto"
+    return typer.Option(parser=read, metavar=metavar, help=help, show_default="auto", rich_help_panel="What fits")
+
+
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
@@ -342,13 +356,16 @@ def serve(
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
-    quantize: Annotated[str | None, typer.Option(help="Pack the matrices while loading: fp8, int4 or nvfp4.")] = None,
+    quantize: Annotated[
+        str | None, _auto("Matrices packed while loading, or none: packed only where they would not fit.", str)
+    ] = None,
+    memory: Annotated[float, typer.Option(help="Share of the device's memory that may be used.")] = 0.9,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer; default: all.")] = None,
-    prefill: Annotated[int, typer.Option(min=1, help="Prompt tokens read between two denoising steps.")] = 2048,
+    max_batch: Annotated[int | None, _auto("Requests that run at once.")] = None,
+    max_length: Annotated[int | None, _auto("Tokens of prompt and answer.")] = None,
+    prefill: Annotated[int | None, _auto("Prompt tokens read between two denoising steps.")] = None,
     queue: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; more get 429.", rich_help_panel="Limits")
     ] = 256,
@@ -379,7 +396,7 @@ def serve(
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gesso"):
             raise
-        raise InputError(f"gesso serve needs {error.name}: pip install 'gesso[serve]'") from None
+        raise InputError(f"gesso serve needs {error.name}: pip install '.[serve]' in the clone") from None
     from gesso.serve.keys import read_keys
     from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 
@@ -391,6 +408,7 @@ def serve(
             device=device,
             dtype=dtype,
             quantize=quantize,
+            memory=memory,
             max_batch=max_batch,
             max_length=max_length,
             prefill=prefill,

@@ -330,7 +330,7 @@ def test_without_the_extra_serve_says_what_to_install(main, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     refused = main("serve")
-    assert refused.code == 2 and "pip install 'gesso[serve]'" in refused.err
+    assert refused.code == 2 and "pip install '.[serve]'" in refused.err
 
 
 def test_a_port_that_is_taken_is_named(main):

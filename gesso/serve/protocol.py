@@ -35,9 +35,13 @@ class Loading:
 
 @dataclass(frozen=True)
 class Ready:
-    max_length: int
     device: str
     dtype: str
+    quantize: str | None
+    max_batch: int
+    max_length: int
+    prefill: int
+    why: str  # these, in a sentence
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from typing import IO, Any
 
 import gesso
 from gesso import checkpoint, filling
-from gesso.api import Gesso
+from gesso.api import Gesso, find_device, find_dtype
 from gesso.engine import events as engine_events
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.guide.guide import Guide
+from gesso.serve import auto
 from gesso.serve.protocol import (
     Broken,
     Cancel,
@@ -242,6 +243,11 @@ def resident_bytes() -> int:
         return 0
 
 
+def choose(settings: EngineSettings) -> auto.Choice:
+    device = find_device(settings.device)
+    return auto.choose(settings, auto.memory_of(device), find_dtype(settings.dtype, device).itemsize)
+
+
 def load(settings: EngineSettings, send: Send) -> Gesso:
     shown = -1
 
@@ -258,7 +264,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             dtype=settings.dtype,
             quantize=settings.quantize,
             adapter=settings.adapters or None,
-            max_batch=settings.max_batch,
+            max_batch=settings.max_batch or 1,
             max_length=settings.max_length,
         )
 
@@ -280,15 +286,19 @@ def main() -> None:
         while view:
             view = view[pipe.write(view) :]
 
-    settings = EngineSettings(**json.loads(sys.argv[1]))
     try:
+        choice = choose(EngineSettings(**json.loads(sys.argv[1])))
+        settings = choice.settings
+        assert settings.max_batch and settings.max_length and settings.prefill
         model = load(settings, send)
         model.use_adapter(None)  # each request says which it wants
         model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
     except (GessoError, OSError) as error:
         send(Broken(str(error)))
         sys.exit(EXIT_BROKEN)
-    send(Ready(model.engine.max_length, str(model.model.device), str(model.model.dtype).removeprefix("torch.")))
+    device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
+    limits = settings.max_batch, model.engine.max_length, model.engine.scheduler.prefill
+    send(Ready(device, dtype, settings.quantize, *limits, choice.why))
     Worker(model, send).run(inbox)
 
 
