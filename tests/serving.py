@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from gesso.serve.command import listen, make_server
 from gesso.serve.settings import ServerSettings
@@ -29,6 +30,19 @@ def make_model(directory: Path) -> Path:
     tokenizer["decoder"] = {"type": "Fuse"}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return directory
+
+
+def server_fixture(*arguments: str):
+    """A fixture: a server of the tiny model, started with these arguments and shared by the tests of a file."""
+
+    @pytest.fixture(scope="module")
+    def server(served_model, tmp_path_factory):
+        log = tmp_path_factory.mktemp("log") / "log"
+        with serving(log, "--model", str(served_model), "--name", "tiny", *arguments) as running:
+            running.wait_ready()
+            yield running
+
+    return server
 
 
 class Running:

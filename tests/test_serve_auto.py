@@ -11,7 +11,6 @@ from gesso.fit import WORKSPACE_BYTES, sequence_bytes
 from gesso.info import describe
 from gesso.serve.auto import Memory, choose, host_memory
 from gesso.serve.settings import EngineSettings
-from tests.serving import make_model, serving
 from tests.test_info import REAL, write
 
 GB = 10**9
@@ -116,13 +115,7 @@ def test_a_share_of_memory_is_a_share():
             EngineSettings(memory=share)
 
 
-def test_a_server_says_what_it_chose_and_one_that_cannot_start_says_why(tmp_path, main):
-    model = make_model(tmp_path / "tiny")
-    with serving(tmp_path / "log", "--model", str(model), "--max-batch", "auto", "--max-length", "600") as running:
-        running.wait_ready()
-        said = running.http.get("/ready").json()
-        assert (said["max_batch"], said["max_length"], said["prefill"]) == (8, 600, 256)
-        assert "600 (as told)" in said["why"] and said["why"] in running.log.read_text()
-    refused = main("serve", "--model", str(model), "--port", "0", "--device", "cpu", "--memory", "0.00001")
+def test_a_server_that_cannot_start_says_why(served_model, main):
+    refused = main("serve", "--model", str(served_model), "--port", "0", "--device", "cpu", "--memory", "0.00001")
     assert refused.code == 1 and "does not fit" in refused.err and "--memory 1e-05" in refused.err
     assert main("serve", "--max-batch", "none").code == main("serve", "--prefill", "0").code == 2

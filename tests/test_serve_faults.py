@@ -22,7 +22,7 @@ from gesso.serve.keys import Keys, is_loopback
 from gesso.serve.protocol import Cancel, Ended, Failed, Held, Submit, decode, encode
 from gesso.serve.worker import Worker
 from gesso.train import adapters
-from tests.serving import make_model, raw, serving
+from tests.serving import raw, server_fixture, serving
 
 QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 LONG = {"steps": 1000, "stopping": "fixed", "canvas_length": 16}
@@ -38,18 +38,7 @@ def endless(**more):
     return {"prompt": "Hello", "max_tokens": 2000, "seed": 1, "diffusion": LONG} | more
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("served") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    """Open to all, and patient for two seconds."""
-    log = tmp_path_factory.mktemp("log") / "log"
-    with serving(log, "--model", str(model), "--max-batch", "2", "--io-timeout", "2") as running:
-        running.wait_ready()
-        yield running
+server = server_fixture("--max-batch", "2", "--io-timeout", "2")  # open to all, and patient for two seconds
 
 
 def post(server, body, **options):
@@ -118,11 +107,11 @@ def test_a_killed_engine_comes_back_and_only_what_it_was_at_is_lost(server):
 
 
 @pytest.fixture(scope="module")
-def guarded(model, tmp_path_factory):
+def guarded(served_model, tmp_path_factory):
     """With keys, tight limits and an adapter."""
     directory = tmp_path_factory.mktemp("guarded")
     (directory / "keys").write_text("# two\nalice-key\nbob-key\n")
-    base = gesso.load(model)
+    base = gesso.load(served_model)
     lora_settings = adapters.LoraSettings(rank=2)
     adapters.add(base.model, lora_settings, "odd")
     with torch.no_grad():
@@ -131,7 +120,7 @@ def guarded(model, tmp_path_factory):
                 lora.B.normal_(0, 0.3)
     adapters.save(base.model, directory / "odd", lora_settings, "odd")
     limits = ["--queue", "4", "--max-batch", "1", "--body-bytes", "20000", "--timeout", "6", "--request-tokens", "4000"]
-    arguments = ("--model", str(model), "--name", "tiny", "--api-key-file", str(directory / "keys"))
+    arguments = ("--model", str(served_model), "--name", "tiny", "--api-key-file", str(directory / "keys"))
     more = ("--adapter", f"odd={directory / 'odd'}", "--cors-origin", "https://page.example")
     with serving(directory / "log", *arguments, *limits, *more) as running:
         running.wait_ready()
@@ -157,14 +146,14 @@ def test_only_the_named_origin_may_call_from_a_page(guarded):
         assert ("access-control-allow-origin" in answer.headers) == allowed
 
 
-def test_an_adapter_is_a_model_of_its_own_name(guarded, model):
+def test_an_adapter_is_a_model_of_its_own_name(guarded, served_model):
     names = [item["id"] for item in guarded.http.get("/v1/models", headers=ALICE).json()["data"]]
     assert names == ["tiny", "odd"]
     with ThreadPoolExecutor(4) as pool:
         asked = [short(model=name) for name in ("tiny", "odd", "tiny", "odd")]
         answers = [text(a) for a in pool.map(lambda body: post(guarded, body, headers=ALICE), asked)]
     assert answers[0] == answers[2] != answers[1] == answers[3]
-    alone = gesso.load(model, adapter=guarded.adapter)
+    alone = gesso.load(served_model, adapter=guarded.adapter)
     options = {**QUICK, "max_new_tokens": 16, "seed": 1, "settle": 1}
     assert alone.generate("Hello", **options).text == answers[1]
 

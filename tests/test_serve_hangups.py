@@ -21,15 +21,14 @@ from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.protocol import Cancel, Submit
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.serve.worker import Worker
-from tests.serving import make_model, raw, within
+from tests.serving import raw, within
 
 ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 256}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    model = make_model(tmp_path_factory.mktemp("served") / "tiny")
-    engine = EngineSettings(model=str(model), device="cpu", max_batch=4, prefill=256)
+def server(served_model):
+    engine = EngineSettings(model=str(served_model), device="cpu", max_batch=4, prefill=256)
     with within(ServerSettings(engine=engine, limits=Limits(io_timeout=2))) as running:
         yield running
 

@@ -15,6 +15,7 @@ from gesso.engine.events import Done, Draft, Failed
 from gesso.tasks import task
 from gesso.tasks.task import Item
 
+SETTLE = 1  # as a server sets it
 TASKS = ("structured", "python_infill")
 
 
@@ -36,16 +37,16 @@ class First:
                 self.shown_at = self.steps
 
 
-def measure(model: str | None, preset: str, settle: int, count: int) -> dict[str, Any]:
+def measure(model: str | None, preset: str, count: int) -> dict[str, Any]:
     """`count` items of each task, asked as a server asks."""
     g = gesso.load(model)
     found = {}
     for name in TASKS:
         chosen = task(name)
-        options = {**chosen.options, "preset": preset, "settle": settle}
+        options = {**chosen.options, "preset": preset, "settle": SETTLE}
         found[name] = _summary(list(_firsts(g, list(chosen.items("test", count, 0)), options)))
     shares = [one["mean_share"] for one in found.values()]
-    return {"preset": preset, "settle": settle, "mean_share": round(statistics.fmean(shares), 3), **found}
+    return {"preset": preset, "settle": SETTLE, "mean_share": round(statistics.fmean(shares), 3), **found}
 
 
 def _firsts(g: Gesso, items: list[Item], options: dict[str, Any]) -> Iterator[First]:
