@@ -70,9 +70,9 @@ def measure(url: str | None, visitors: int, seed: int = 0) -> dict[str, Any]:
         "error_count": len(alone.errors) + len(beside.errors),
         "same_text_as_alone": all(beside.texts.get(seed, found) == found for seed, found in alone.texts.items()),
         "statuses": {status: int(after[name] - before.get(name, 0)) for name, status in _statuses(after)},
-        "left_behind": {name: after[name] for name in HELD},
-        "before": {name: before[name] for name in SIZES},
-        "after": {name: after[name] for name in SIZES},
+        "left_behind": {name: total(after, name) for name in HELD},
+        "before": {name: total(before, name) for name in SIZES},
+        "after": {name: total(after, name) for name in SIZES},
     }
 
 
@@ -89,7 +89,7 @@ def settled(url: str, seconds: float = 60) -> dict[str, float]:
     """The server's own figures once nothing is under way, or after `seconds` in which something still was."""
     until = time.monotonic() + seconds
     post(url, {**BODY, "max_tokens": 1})  # so that the engine counts what it holds after all that was before
-    while any((found := metrics(url))[name] for name in HELD) and time.monotonic() < until:
+    while any(total(found := metrics(url), name) for name in HELD) and time.monotonic() < until:
         time.sleep(0.1)
     return found
 
@@ -98,6 +98,11 @@ def metrics(url: str) -> dict[str, float]:
     lines = exchange(url, "GET", "/metrics")[1].decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
+
+
+def total(found: dict[str, float], name: str) -> float:
+    """Of all that a metric counts apart."""
+    return sum(value for key, value in found.items() if key.partition("{")[0] == name)
 
 
 def _statuses(found: dict[str, float]) -> list[tuple[str, str]]:

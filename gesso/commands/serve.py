@@ -1,4 +1,4 @@
-"""What `gesso serve` reads from the command line."""
+"""`gesso serve`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
