@@ -5,12 +5,13 @@ import signal
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from gesso.errors import InputError
+from gesso.errors import CheckpointError, InputError
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -50,7 +51,7 @@ def replicas():
                 title = (process / "cmdline").read_text()
             except OSError:
                 continue
-            if title.startswith("ray::ServeReplica:tiny:"):
+            if title.startswith("ray::ServeReplica:gesso:"):
                 found.append(int(process.name))
     return found
 
@@ -120,7 +121,7 @@ def test_a_killed_replica_costs_what_it_was_at_and_nothing_that_had_not_begun(ur
 
 def test_told_again_new_replicas_take_over_and_no_request_fails(url, settings):
     before = replicas()
-    again = ServerSettings(engine=settings.engine, limits=settings.limits, name="tiny", settle=0)
+    again = replace(settings, name="renamed", settle=0)
     with Load(url, clients=6) as load:
         load.wait(10)
         deploy(again, "127.0.0.1", 18_417, Cluster(least=2, most=2, cpus=0.5))
@@ -130,8 +131,8 @@ def test_told_again_new_replicas_take_over_and_no_request_fails(url, settings):
 
 
 def test_replicas_that_cannot_load_say_why(settings, url):
-    broken = ServerSettings(engine=EngineSettings(model=settings.engine.model, memory=1e-6), name="broken")
-    with pytest.raises(Exception, match="did not start"):
+    broken = replace(settings, engine=replace(settings.engine, memory=1e-6))
+    with pytest.raises(CheckpointError, match="did not start.*does not fit"):
         deploy(broken, "127.0.0.1", 18_417, Cluster())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from gesso.errors import CheckpointError, InputError
 from gesso.serve import logs
@@ -20,6 +21,7 @@ from gesso.serve.auto import BATCH
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 
+APPLICATION = "gesso"  # told again, it is replaced
 HEALTH_SECONDS = 5.0
 
 
@@ -43,13 +45,20 @@ def deploy(settings: ServerSettings, host: str, port: int, cluster: Cluster) -> 
         raise InputError(f"no Ray cluster is to be found; start one with: ray start --head ({error})") from None
     serve.start(http_options={"host": host, "port": port})
     try:
-        serve.run(application(settings, cluster), name=settings.name, route_prefix="/")
-    except RuntimeError as error:
-        raise CheckpointError(f"the replicas did not start: {error}") from None
+        serve.run(application(settings, cluster), name=APPLICATION, route_prefix="/")
+    except (RuntimeError, RayServeException) as error:
+        raise CheckpointError(f"the replicas did not start: {_trouble() or error}") from None
     return (
         f"gesso serves at http://{host}:{port} with {cluster.least} to {cluster.most} replicas; "
         "serve status shows them, serve shutdown ends them"
     )
+
+
+def _trouble() -> str | None:
+    """What the replicas died of: the last line of what Ray says of them."""
+    found = serve.status().applications.get(APPLICATION)
+    said = [line for part in found.deployments.values() for line in part.message.splitlines()] if found else []
+    return next((line.strip() for line in reversed(said) if line.strip()), None)
 
 
 def application(settings: ServerSettings, cluster: Cluster) -> Any:
