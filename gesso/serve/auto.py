@@ -1,7 +1,7 @@
 """What a server takes on when it is not told: precision, context, batch and prefill, by the memory there is.
 
 Rows of the cache grow as texts do, and keep what they have grown to. So the worst that can come is `max_batch` texts of
-`max_length` tokens beside the weights, and that has to fit: a server that starts does not run out of memory later.
+`max_length` tokens beside the weights, and that has to fit: the cache of a server that starts never outgrows its memory.
 """
 
 import os
@@ -59,7 +59,10 @@ def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice
     if not fits:
         raise InputError(_refusal(room, narrower[-1], wanted, batch, settings))
     quantize = fits[0]
-    context = settings.max_length or _context(room, quantize, settings.max_batch or BATCH, wanted)
+    context = settings.max_length or max(
+        room.context(quantize, settings.max_batch or BATCH),
+        min(wanted, room.context(quantize, batch)),  # not below this as long as so much fits, even once
+    )
     context = min(context, config.max_position_embeddings)
     most = BATCH_GPU if memory.device == "cuda" else BATCH
     chosen = replace(
@@ -99,11 +102,6 @@ class Room:
         """The longest text of which `batch` lie beside the weights."""
         lengths = range(1, self.config.max_position_embeddings + 1)
         return bisect_right(lengths, self.left(quantize) // batch, key=self.sequence)
-
-
-def _context(room: Room, quantize: str, batch: int, wanted: int) -> int:
-    """As long as a good batch allows, but not below `wanted` as long as one text of that length fits."""
-    return max(room.context(quantize, batch), min(wanted, room.context(quantize, 1)))
 
 
 def _reason(room: Room, memory: Memory, asked: EngineSettings, chosen: EngineSettings) -> str:
