@@ -1,7 +1,7 @@
 """What a server takes on when it is not told: precision, context, batch and prefill, by the memory there is.
 
 Rows of the cache grow as texts do, and keep what they have grown to. So the worst that can come is `max_batch` texts of
-`max_length` tokens beside the weights, and that has to fit: the cache of a server that starts never outgrows its memory.
+`max_length` tokens beside the weights, and that has to fit: the cache of a server that starts never outgrows memory.
 """
 
 import os
