@@ -1,6 +1,7 @@
 """Clients that leave at any moment, or stop reading, leave nothing behind: no place, no object, no connection."""
 
 import gc
+import itertools
 import os
 import random
 import time
@@ -74,11 +75,12 @@ def test_one_who_stops_reading_is_cut_off_and_the_connection_with_it(server):
 
 
 def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tiny):
-    """At any step, prompts half read too, and with a stranger beside them all the while."""
-    before, chance, sent = alive(Running, Request, Canvas), random.Random(0), []
+    """At any step, prompts half read too. They would go on for ever; beside them is one that ends by itself."""
+    before, chance, sent, steps = alive(Running, Request, Canvas), random.Random(0), [], itertools.count()
     options = {"steps": 6, "canvas_length": 16, "max_new_tokens": 64, "settle": 1}
+    endless = options | {"steps": 1000, "stopping": "fixed"}
     prompts = [[2, *chance.choices(range(128, 384), k=chance.choice((3, 900)))] for _ in range(30)]
-    asked = [Submit(id, prompt, options | {"seed": id}, stream=True) for id, prompt in enumerate(prompts)]
+    asked = [Submit(id, prompt, (endless if id else options) | {"seed": id}) for id, prompt in enumerate(prompts)]
     waiting = deque([asked[0], *(message for one in asked[1:] for message in (one, Cancel(one.id)))])
 
     def take():
@@ -86,11 +88,14 @@ def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tin
             raise EOFError
         return waiting.popleft()
 
-    # A message comes or does not come before each step, so cancels come when a request is anywhere.
-    inbox = SimpleNamespace(empty=lambda: not waiting or chance.random() < 0.6, get=take, put=None)
+    def empty():
+        """A message comes or does not come before each step, so cancels come when a request is anywhere."""
+        assert next(steps) < 500
+        return not waiting or chance.random() < 0.6
+
     worker = Worker(tiny, sent.append)
     with pytest.raises(EOFError):
-        worker.run(inbox)
+        worker.run(SimpleNamespace(empty=empty, get=take, put=None))
     assert not worker.ids and not worker.asked and not worker.sent and not worker.likely
     sent.clear()
     del worker
