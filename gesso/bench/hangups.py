@@ -142,6 +142,6 @@ def _grow(url: str) -> None:
 
 def _stay(tally: Tally, url: str, stop: threading.Event) -> None:
     seed = 0
-    while not stop.is_set():
+    while not stop.is_set() or seed < SEEDS:  # each text at least once
         tally.ask(url, seed % SEEDS)
         seed += 1
