@@ -325,7 +325,7 @@ def load(
     config = Config.from_directory(directory)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
-    model = checkpoint.load(directory, config, where, _dtype(dtype, where), quantize)
+    model = checkpoint.load(directory, config, where, find_dtype(dtype, where), quantize)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
         adapters.load(model, checkpoint.find(path), adapter_name)
@@ -352,7 +352,7 @@ def find_device(device: str | torch.device | None) -> torch.device:
     return found
 
 
-def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+def find_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     if dtype is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype

@@ -138,7 +138,7 @@ def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, co
     contexts = [c for c in CONTEXTS if c <= config.max_position_embeddings] or [context]
     rooms = tuple(
         Room(context=c, sequence_bytes=size, sequences=max(0, free // size))
-        for c, size in ((c, _sequence_bytes(config, c)) for c in contexts)
+        for c, size in ((c, sequence_bytes(config, c)) for c in contexts)
     )
     load = _load(config, model, precision)
     return Fit(
@@ -148,7 +148,7 @@ def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, co
         free_bytes=free,
         missing_bytes=max(0, rooms[0].sequence_bytes - free),
         largest_context=bisect_right(
-            range(1, config.max_position_embeddings + 1), free, key=lambda length: _sequence_bytes(config, length)
+            range(1, config.max_position_embeddings + 1), free, key=lambda length: sequence_bytes(config, length)
         ),
         rooms=rooms,
         floors=tuple(
@@ -159,14 +159,15 @@ def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, co
     )
 
 
-def _sequence_bytes(config: Config, context: int) -> int:
+def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
+    """Of one text in the engine: its cache, and the copy of its rings that is kept for the next turn."""
     import torch
 
     from gesso.model.cache import KVCache
 
     cache = KVCache(config, 1, context, torch.device("meta"), torch.bfloat16)
     cache.save(0)
-    return cache.nbytes
+    return cache.nbytes * value_bytes // 2
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

@@ -209,12 +209,12 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
             )
 
 
-def weight_bytes(name: str, tensor: "Tensor", precision: str) -> int:
-    """MEMORY_RULES, as arithmetic."""
+def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int = 2) -> int:
+    """MEMORY_RULES, as arithmetic. `value_bytes`: of what is not packed, 2 in bf16."""
     from gesso.quantize.formats import is_low_bit
 
     if precision == "bf16" or not is_low_bit(name, tensor.shape):
-        return 2 * tensor.numel()
+        return value_bytes * tensor.numel()
     if precision == "fp8":
         return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
     return math.ceil(tensor.numel() * 4.5 / 8)

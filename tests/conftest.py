@@ -70,6 +70,22 @@ def marked(tiny, tmp_path_factory):
     return gesso.load(directory)
 
 
+@pytest.fixture(scope="session")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.serving import make_model
+
+    return make_model(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    """The official client of the server that the test's file starts."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0) as client:
+        yield client
+
+
 @pytest.fixture
 def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """The program in this process: faster than another, where the process itself is not what is tested."""

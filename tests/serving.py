@@ -4,13 +4,18 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import httpx
+import pytest
 
+from gesso.serve.command import listen, make_server
+from gesso.serve.settings import ServerSettings
 from tests import tiny
 
 
@@ -25,6 +30,19 @@ def make_model(directory: Path) -> Path:
     tokenizer["decoder"] = {"type": "Fuse"}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return directory
+
+
+def server_fixture(*arguments: str):
+    """A fixture: a server of the tiny model, started with these arguments and shared by the tests of a file."""
+
+    @pytest.fixture(scope="module")
+    def server(served_model, tmp_path_factory):
+        log = tmp_path_factory.mktemp("log") / "log"
+        with serving(log, "--model", str(served_model), "--name", "tiny", *arguments) as running:
+            running.wait_ready()
+            yield running
+
+    return server
 
 
 class Running:
@@ -60,6 +78,36 @@ class Running:
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     yield json.loads(line.removeprefix("data: "))
+
+
+def raw(url: str, body: dict, headers: str = "", receive_buffer: int | None = None) -> socket.socket:
+    """A connection on which a completion was asked for, by hand."""
+    content = json.dumps(body).encode()
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+@contextlib.contextmanager
+def within(settings: ServerSettings):
+    """A server in a thread of this process, where a test can look at its objects; the engine is a child as ever."""
+    listener = listen("127.0.0.1", 0, settings.limits.io_timeout)
+    server = make_server(settings, "127.0.0.1", listener.getsockname()[1])
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until = time.monotonic() + 90
+        while server.app.state.supervisor.state != "ready":
+            assert time.monotonic() < until and thread.is_alive()
+            time.sleep(0.05)
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gesso.bench import settle
 from gesso.bench import train as bench
 from gesso.errors import InputError
 
@@ -43,3 +45,21 @@ def test_what_a_constraint_costs_is_measured(main, monkeypatch):
         found[name] > 0 for name in ("search_ms", "search_ms_worst", "candidates_ms", "compile_seconds", "step_ms")
     )
     assert {"any_text_share", "any_line_share"} <= found.keys()
+
+
+def test_how_soon_text_settles_is_counted_in_steps_of_the_first_canvas():
+    def heard(*drafts):
+        first = settle.First()
+        for index, standing in drafts:
+            canvas = SimpleNamespace(index=index)
+            first.hear(SimpleNamespace(canvas=canvas, standing=standing, decode=lambda tokens: "x" * len(tokens)))
+        return first.shown_at, first.steps, first.share
+
+    assert heard((0, ()), (0, ()), (0, (5,)), (0, (5, 6)), (1, (5, 6, 7))) == (3, 4, 0.75)
+    assert heard((0, ()), (0, ()), (1, (5,))) == (None, 2, 1.0)
+
+
+def test_settling_is_measured_on_the_items_of_a_task(served_model, monkeypatch):
+    monkeypatch.setattr(settle, "TASKS", ("structured",))
+    found = settle.measure(str(served_model), "fast", 2)
+    assert found["structured"]["answers"] == 2 and 0 < found["mean_share"] <= 1

@@ -17,8 +17,9 @@ BELOW = {
     "engine": PLAIN | {"ops", "model", "diffusion", "guide"},
     "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
-    "serve": PLAIN | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages"},
-    "bench": PLAIN | {"model", "guide", "engine", "train", "box", "api"},
+    "serve": PLAIN
+    | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"},
+    "bench": PLAIN | {"model", "guide", "engine", "train", "box", "api", "tasks"},
 }
 
 

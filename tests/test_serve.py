@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from gesso.bench.serve import measure
-from tests.serving import make_model, serving
+from tests.serving import server_fixture
 
 # Cold and few steps: the tiny model settles on something, soon.
 QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
@@ -19,22 +19,7 @@ WEATHER = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("served") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("log") / "log", "--model", str(model), "--name", "tiny") as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0) as client:
-        yield client
+server = server_fixture()
 
 
 def chat(client, **options):

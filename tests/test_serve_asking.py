@@ -4,10 +4,9 @@ import json
 import re
 
 import jsonschema
-import openai
 import pytest
 
-from tests.serving import make_model, serving
+from tests.serving import server_fixture
 
 QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
 EXTRA = {"diffusion": QUICK}
@@ -24,18 +23,7 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    model = make_model(tmp_path_factory.mktemp("served") / "tiny")
-    with serving(tmp_path_factory.mktemp("log") / "log", "--model", str(model), "--name", "tiny") as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0) as client:
-        yield client
+server = server_fixture()
 
 
 def chat(client, **options):
@@ -133,10 +121,10 @@ def test_a_suffix_is_what_follows_the_text_that_is_written(client):
     assert several.choices[0].text == plain.text
 
 
-def test_a_hole_over_http_is_filled_as_in_python(server, tmp_path):
+def test_a_hole_over_http_is_filled_as_in_python(server, served_model):
     import gesso
 
-    g = gesso.load(make_model(tmp_path / "tiny"))
+    g = gesso.load(served_model)
     here = g.infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, **QUICK)
     body = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}
     there = server.http.post("/v1/completions", json=body).json()

@@ -5,7 +5,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from langchain_openai import ChatOpenAI, OpenAI
 
-from tests.serving import make_model, serving
+from tests.serving import server_fixture
 
 QUICK = {"steps": 4, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
 PERSON = {
@@ -17,13 +17,13 @@ PERSON = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    model = make_model(tmp_path_factory.mktemp("served") / "tiny")
-    log = tmp_path_factory.mktemp("log") / "log"
-    with serving(log, "--model", str(model), "--name", "tiny", "--max-length", "600") as running:
-        running.wait_ready()
-        yield running
+server = server_fixture("--max-batch", "auto", "--max-length", "600")
+
+
+def test_a_server_says_what_it_chose(server):
+    said = server.http.get("/ready").json()
+    assert (said["max_batch"], said["max_length"], said["prefill"]) == (8, 600, 256)
+    assert "600 (as told)" in said["why"] and said["why"] in server.log.read_text()
 
 
 # --- LangChain --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Tally:
     def ask(self, url: str, seed: int) -> None:
         began = time.perf_counter()
         try:
-            status, answer = _post(url, {**BODY, "seed": seed})
+            status, answer = post(url, {**BODY, "seed": seed})
         except OSError as error:
             status, answer = 0, {"error": {"message": str(error)}}
         with self.lock:
@@ -48,10 +48,10 @@ class Tally:
 def measure(url: str | None, clients: int, seconds: float) -> dict[str, Any]:
     """`seconds` under load, after about a third of that with one client; without a `url`, on a server of its own."""
     if url is None:
-        with _server() as own:
+        with own_server() as own:
             return measure(own, clients, seconds)
     alone, crowd = Tally(), Tally()
-    _post(url, {**BODY, "seed": 0})  # the first request of an engine pays for warming up
+    post(url, {**BODY, "seed": 0})  # the first request of an engine pays for warming up
     began = time.perf_counter()
     for seed in range(SEEDS):
         alone.ask(url, seed)
@@ -88,23 +88,36 @@ def _client(tally: Tally, url: str, number: int, until: float) -> None:
         seed += 1
 
 
-def _post(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise InputError(f"the address of a server is like http://127.0.0.1:8000, got {url!r}")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=600)
+def post(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    status, content = exchange(url, "POST", "/v1/completions", json.dumps(body))
+    return status, json.loads(content)
+
+
+def exchange(url: str, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(*address(url), timeout=600)
     try:
-        key = os.environ.get("GESSO_API_KEYS", "").split(",")[0]
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        connection.request(method, path, body, headers())
         response = connection.getresponse()
-        return response.status, json.loads(response.read())
+        return response.status, response.read()
     finally:
         connection.close()
 
 
+def address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise InputError(f"the address of a server is like http://127.0.0.1:8000, got {url!r}")
+    return parts.hostname, parts.port or 80
+
+
+def headers() -> dict[str, str]:
+    key = os.environ.get("GESSO_API_KEYS", "").split(",")[0]
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
 @contextmanager
-def _server() -> Iterator[str]:
+def own_server() -> Iterator[str]:
+    """The model in the box on a free port, for as long as it is wanted."""
     command = [sys.executable, "-m", "gesso", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -1,12 +1,29 @@
 """`gesso serve`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gesso.errors import InputError
 from gesso.options import Device, Dtype, Model, diffusion_option
+from gesso.terminal import print_text
+
+
+def _auto(help: str, kind: type = int) -> Any:
+    """An option that need not be given: `auto`, as it is by default, is what fits."""
+
+    def read(text: str) -> Any:
+        if text == "auto":
+            return None
+        if kind is int and not (text.isdecimal() and int(text) > 0):
+            raise typer.BadParameter(f"{text!r} is neither a number above 0 nor auto")
+        return kind(text)
+
+    metavar = "N|auto" if kind is int else "fp8|int4|nvfp4|none|auto"
+    return typer.Option(parser=read, metavar=metavar, help=help, show_default="auto", rich_help_panel="What fits")
 
 
 def serve(
@@ -16,13 +33,16 @@ def serve(
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
-    quantize: Annotated[str | None, typer.Option(help="Pack the matrices while loading: fp8, int4 or nvfp4.")] = None,
+    quantize: Annotated[
+        str | None, _auto("Matrices packed while loading, or none: packed only where they would not fit.", str)
+    ] = None,
+    memory: Annotated[float, typer.Option(help="Share of the device's memory that may be used.")] = 0.9,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer; default: all.")] = None,
-    prefill: Annotated[int, typer.Option(min=1, help="Prompt tokens read between two denoising steps.")] = 2048,
+    max_batch: Annotated[int | None, _auto("Requests that run at once.")] = None,
+    max_length: Annotated[int | None, _auto("Tokens of prompt and answer.")] = None,
+    prefill: Annotated[int | None, _auto("Prompt tokens read between two denoising steps.")] = None,
     queue: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; more get 429.", rich_help_panel="Limits")
     ] = 256,
@@ -46,14 +66,17 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web origin whose pages may call; may be repeated.")
     ] = None,
+    on_ray: Annotated[
+        bool, typer.Option("--ray", help="On the Ray cluster of this machine.", rich_help_panel="Ray")
+    ] = False,
+    replicas: Annotated[
+        str, typer.Option(metavar="N|LEAST-MOST", help="With --ray: how many engines.", rich_help_panel="Ray")
+    ] = "1",
+    replica_cpus: Annotated[float, typer.Option(help="With --ray: processors for each.", rich_help_panel="Ray")] = 1.0,
 ) -> None:
     """Serve the OpenAI API; without arguments, the model in the box to this machine alone."""
-    try:
+    with _extra("serve"):
         from gesso.serve import command
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("gesso"):
-            raise
-        raise InputError(f"gesso serve needs {error.name}: pip install 'gesso[serve]'") from None
     from gesso.serve.keys import read_keys
     from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 
@@ -65,6 +88,7 @@ def serve(
             device=device,
             dtype=dtype,
             quantize=quantize,
+            memory=memory,
             max_batch=max_batch,
             max_length=max_length,
             prefill=prefill,
@@ -84,7 +108,31 @@ def serve(
         settle=settle,
         hosts=command.check_keys(host, keys, without_keys),
     )
-    command.serve(settings, host, port)
+    if not on_ray:
+        command.serve(settings, host, port)
+        return
+    with _extra("ray"):
+        from gesso.serve import ray
+    least, most = _range(replicas)
+    print_text(ray.deploy(settings, host, port, ray.Cluster(least=least, most=most, cpus=replica_cpus)))
+
+
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Imports of what a plain install does not have."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gesso"):
+            raise
+        raise InputError(f"gesso serve needs {error.name}: pip install '.[{name}]' in the clone") from None
+
+
+def _range(replicas: str) -> tuple[int, int]:
+    least, _, most = replicas.partition("-")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        raise InputError(f"--replicas is a number or a range, such as 2 or 1-4; got {replicas!r}")
+    return int(least), int(most or least)
 
 
 def _named(adapter: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
@@ -179,7 +180,7 @@ def _add_operation(app: FastAPI, desk: Desk, metrics: Metrics) -> None:
         if supervisor.trouble is not None:
             body["message"] = supervisor.trouble
         if supervisor.ready is not None:
-            body |= {"device": supervisor.ready.device, "dtype": supervisor.ready.dtype}
+            body |= asdict(supervisor.ready)
         ok = supervisor.state == "ready"
         return JSONResponse(body, 200 if ok else 503, headers={} if ok else {"Retry-After": "1"})
 

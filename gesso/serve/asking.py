@@ -32,8 +32,14 @@ class Desk:
         self.config = Config.from_directory(directory)
         self.defaults = GenerationDefaults.from_directory(directory, self.config)
         self.tokenizer = Tokenizer.from_directory(directory)
+
+    @property
+    def max_length(self) -> int:
+        """The context: what the engine has chosen, or may at most choose while it loads."""
+        if self.supervisor.ready is not None:
+            return self.supervisor.ready.max_length
         longest = self.config.max_position_embeddings
-        self.max_length = min(settings.engine.max_length or longest, longest)
+        return min(self.settings.engine.max_length or longest, longest)
 
     @property
     def models(self) -> list[str]:

@@ -4,16 +4,18 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from gesso.answer import ToolCall
 from gesso.serve.asking import Desk
+from gesso.serve.chunks import chunks
 from gesso.serve.fields import ChatFields
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job
 from gesso.serve.logprobs import chat_logprobs
-from gesso.serve.protocol import Drafted, Ended, Settled
-from gesso.serve.stream import DONE, Delta, Writing, event
+from gesso.serve.protocol import Ended
+from gesso.serve.stream import Delta, Writing, event
 
 
 async def jobs(desk: Desk, asked: ChatFields, client: str) -> list[Job]:
@@ -64,9 +66,8 @@ async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> Async
     writings = [Writing(desk.tokenizer, chat=True) for _ in generation.jobs]
     calls = [0] * len(writings)
 
-    def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        return event({**head, "choices": [choice]})
+    def choice(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
 
     def parts(index: int, delta: Delta) -> dict[str, Any]:
         found: dict[str, Any] = {"content": delta.text} if delta.text else {}
@@ -77,42 +78,20 @@ async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> Async
             calls[index] += len(delta.calls)
         return found
 
+    def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
+        more = {"logprobs": chat_logprobs(desk.tokenizer, ended)} if ended and asked.logprobs else {}
+        found = [choice(job.index, parts(job.index, delta), **more)] if delta else []
+        if ended:
+            finish = _finish(ended, writings[job.index].sent.tool_calls)
+            found.append(choice(job.index, {}, finish_reason=finish, seed=ended.seed))
+        return found
+
     for index in range(len(writings)):
-        yield chunk(index, {"role": "assistant", "content": ""})
-    events = generation.events()
-    try:
-        async for job, happened in events:
-            writing = writings[job.index]
-            match happened:
-                case Settled(tokens=tokens):
-                    if delta := writing.settle(tokens):
-                        generation.note_text(job)
-                        yield chunk(job.index, parts(job.index, delta))
-                case Drafted():
-                    yield event({**head, "choices": [], "draft": draft(job, happened)})
-                case Ended():
-                    if delta := writing.end(happened):
-                        generation.note_text(job)
-                        more = {"logprobs": chat_logprobs(desk.tokenizer, happened)} if asked.logprobs else {}
-                        yield chunk(job.index, parts(job.index, delta), **more)
-                    finish = _finish(happened, writing.sent.tool_calls)
-                    yield chunk(job.index, {}, finish_reason=finish, seed=happened.seed)
-    finally:
-        await events.aclose()
-    if asked.stream_options.include_usage:
-        yield event({**head, "choices": [], "usage": generation.usage()})
-    yield DONE
-
-
-def draft(job: Job, drafted: Drafted) -> dict[str, Any]:
-    """A canvas on its way, for clients that show the writing."""
-    return {
-        "index": job.index,
-        "canvas": drafted.canvas,
-        "step": drafted.step,
-        "text": drafted.text,
-        "entropy": drafted.entropy,
-    }
+        yield event({**head, "choices": [choice(index, {"role": "assistant", "content": ""})]})
+    rest = chunks(head, generation, writings, choices, usage=asked.stream_options.include_usage)
+    async with aclosing(rest):
+        async for part in rest:
+            yield part
 
 
 def _head(desk: Desk, asked: ChatFields, kind: str) -> dict[str, Any]:

@@ -4,12 +4,14 @@ import signal
 import socket
 
 import uvicorn
+from fastapi import FastAPI
 
 from gesso.errors import CheckpointError, InputError
 from gesso.serve import logs
 from gesso.serve.app import create_app
 from gesso.serve.keys import VARIABLE, is_loopback
 from gesso.serve.settings import ServerSettings
+from gesso.serve.supervisor import Supervisor
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -17,9 +19,9 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class Server(uvicorn.Server):
     """Says where it listens once it does; told to stop with SIGTERM, it ends well, not by that signal."""
 
-    def __init__(self, config: uvicorn.Config, url: str) -> None:
+    def __init__(self, app: FastAPI, config: uvicorn.Config, url: str) -> None:
         super().__init__(config)
-        self.url = url
+        self.app, self.url = app, url
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -33,10 +35,18 @@ class Server(uvicorn.Server):
 
 def serve(settings: ServerSettings, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    listener = listen(host, port)
-    port = listener.getsockname()[1]
-    app = create_app(settings)
+    listener = listen(host, port, settings.limits.io_timeout)
+    server = make_server(settings, host, listener.getsockname()[1])
+    supervisor: Supervisor = server.app.state.supervisor
+    supervisor.when_broken = lambda: setattr(server, "should_exit", True)
     logs.install()
+    server.run(sockets=[listener])
+    if supervisor.trouble is not None:
+        raise CheckpointError(supervisor.trouble)
+
+
+def make_server(settings: ServerSettings, host: str, port: int) -> Server:
+    app = create_app(settings)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -49,21 +59,20 @@ def serve(settings: ServerSettings, host: str, port: int) -> None:
         ws="none",
     )
     name = f"[{host}]" if ":" in host else host
-    server = Server(config, f"http://{name}:{port}")
-    supervisor = app.state.supervisor
-    supervisor.when_broken = lambda: setattr(server, "should_exit", True)
-    server.run(sockets=[listener])
-    if supervisor.trouble is not None:
-        raise CheckpointError(supervisor.trouble)
+    return Server(app, config, f"http://{name}:{port}")
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, io_timeout: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise InputError(f"cannot listen at {host} port {port}: {error.strerror or error}; try --port") from error
     listener.setblocking(False)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # A closed connection stays open for as long as it has something to send. To one who has stopped reading that
+        # is for ever, unless the system gives up: connections take this over from the listener.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * io_timeout))
     return listener
 
 

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from gesso.serve.asking import Desk
-from gesso.serve.chat import draft
+from gesso.serve.chunks import chunks
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import CompletionFields
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job
 from gesso.serve.logprobs import completion_logprobs
-from gesso.serve.protocol import Drafted, Ended, Settled
-from gesso.serve.stream import DONE, Writing, event
+from gesso.serve.protocol import Ended
+from gesso.serve.stream import Delta, Writing
 
 
 async def jobs(desk: Desk, asked: CompletionFields, client: str) -> list[Job]:
@@ -44,30 +44,15 @@ async def answer(desk: Desk, asked: CompletionFields, generation: Generation) ->
     return {**_head(desk, asked), "choices": choices, "usage": generation.usage()}
 
 
-async def stream(desk: Desk, asked: CompletionFields, generation: Generation) -> AsyncGenerator[bytes]:
-    head = _head(desk, asked)
+def stream(desk: Desk, asked: CompletionFields, generation: Generation) -> AsyncGenerator[bytes]:
+    def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
+        if ended:
+            return [_choice(desk, asked, job.index, ended, delta.text)]
+        return [{"index": job.index, "text": delta.text, "logprobs": None, "finish_reason": None}]
+
     writings = [Writing(desk.tokenizer, chat=False) for _ in generation.jobs]
-    events = generation.events()
-    try:
-        async for job, happened in events:
-            writing = writings[job.index]
-            match happened:
-                case Settled(tokens=tokens):
-                    if delta := writing.settle(tokens):
-                        generation.note_text(job)
-                        choice = {"index": job.index, "text": delta.text, "logprobs": None, "finish_reason": None}
-                        yield event({**head, "choices": [choice]})
-                case Drafted():
-                    yield event({**head, "choices": [], "draft": draft(job, happened)})
-                case Ended():
-                    delta = writing.end(happened)
-                    generation.note_text(job)
-                    yield event({**head, "choices": [_choice(desk, asked, job.index, happened, delta.text)]})
-    finally:
-        await events.aclose()
-    if asked.stream_options.include_usage:
-        yield event({**head, "choices": [], "usage": generation.usage()})
-    yield DONE
+    usage = asked.stream_options.include_usage
+    return chunks(_head(desk, asked), generation, writings, choices, usage=usage)
 
 
 def _prompts(asked: CompletionFields, limit: int) -> list[str | list[int]]:

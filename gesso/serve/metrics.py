@@ -1,9 +1,9 @@
 """What Prometheus reads at /metrics."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from gesso.serve.protocol import Ended
+from gesso.serve.protocol import Ended, Held
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -33,6 +33,16 @@ class Metrics:
         self.rejected = Counter("gesso_requests_rejected", "Requests refused because too many wait", registry=registry)
         self.restarts = Counter("gesso_engine_restarts", "Times the engine process died", registry=registry)
         self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", registry=registry)
+        self.held = {
+            name: Gauge(f"gesso_engine_{name}", says, registry=registry)
+            for name, says in (
+                ("requests", "Requests that the engine process knows of"),
+                ("places", "Places of the engine that they take, in the batch or before it"),
+                ("cache_bytes", "Size of the cache of texts"),
+                ("memory_bytes", "Memory of the engine process"),
+            )
+        }
+        ProcessCollector(registry=registry)  # the same of the server's own process, and its open connections
 
     def count(self, ended: Ended) -> None:
         self.prompt_tokens.inc(ended.usage["prompt_tokens"])
@@ -40,6 +50,10 @@ class Metrics:
         self.completion_tokens.inc(ended.usage["completion_tokens"])
         self.steps.inc(ended.usage["denoising_steps"])
         self.canvases.inc(ended.usage["canvases"])
+
+    def hold(self, held: Held) -> None:
+        for name, gauge in self.held.items():
+            gauge.set(getattr(held, name))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -35,9 +35,13 @@ class Loading:
 
 @dataclass(frozen=True)
 class Ready:
-    max_length: int
     device: str
     dtype: str
+    quantize: str | None
+    max_batch: int
+    max_length: int
+    prefill: int
+    why: str  # these, in a sentence
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ class Broken:
     """The model cannot be loaded, whoever tries."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the engine process has in hand, told now and then, and when it has nothing to do."""
+
+    requests: int  # that somebody waits for
+    places: int  # of the engine, taken by them
+    cache_bytes: int  # rows keep what they have grown to: at most `max_batch` of them, of `max_length` tokens
+    memory_bytes: int  # of the process, resident; 0: the system does not say
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class Failed:
     by_input: bool  # the request is at fault, not the engine
 
 
-Message = Submit | Cancel | Loading | Ready | Broken | Started | Settled | Drafted | Ended | Failed
+Message = Submit | Cancel | Loading | Ready | Broken | Held | Started | Settled | Drafted | Ended | Failed
 _KINDS = {kind.__name__: kind for kind in Message.__args__}
 
 

@@ -9,16 +9,21 @@ from gesso.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """What the engine process loads, and how."""
+    """What the engine process loads, and how. None: `gesso.serve.auto` chooses by the memory there is."""
 
     model: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)  # directory by name
     device: str | None = None
     dtype: str | None = None
-    quantize: str | None = None
-    max_batch: int = 8
+    quantize: str | None = None  # "none": as it is stored
+    memory: float = 0.9  # share of the device's memory that may be used
+    max_batch: int | None = None
     max_length: int | None = None
-    prefill: int = 2048
+    prefill: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory <= 1:
+            raise InputError(f"the share of memory must be above 0 and at most 1, got {self.memory}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from gesso.serve.protocol import (
     Drafted,
     Ended,
     Failed,
+    Held,
     Loading,
     Message,
     Ready,
@@ -89,18 +90,22 @@ class Supervisor:
         self._feed()
 
     @property
+    def max_batch(self) -> int:
+        return self.ready.max_batch if self.ready else self.settings.max_batch or 1
+
+    @property
     def waiting_tokens(self) -> int:
         return sum(job.tokens for job in self.waiting)
 
     def _full(self, why: str) -> ApiError:
-        rounds = 1 + len(self.waiting) / self.settings.max_batch
+        rounds = 1 + len(self.waiting) / self.max_batch
         seconds = max(1, min(60, math.ceil(self._seconds * rounds)))
         self.metrics.rejected.inc()
         return ApiError(429, f"{why}; try again in {seconds} s", code="queue_full", retry_after=seconds)
 
     def _feed(self) -> None:
         """Hand over as much as the engine can use. One adapter acts at a time: another waits until all have ended."""
-        room = self.settings.max_batch + max(1, self.settings.max_batch // 4)
+        room = self.max_batch + max(1, self.max_batch // 4)
         while self.state == "ready" and len(self.running) < room and (job := self.waiting.first()) is not None:
             if self.running and job.adapter != self.adapter:
                 break
@@ -173,6 +178,8 @@ class Supervisor:
             case Broken(trouble):
                 self.trouble = trouble
                 self._change("broken")
+            case Held():
+                self.metrics.hold(message)
             case Started(id) if id in self.running:
                 self.running[id].started = True
             case Settled(id) | Drafted(id) if id in self.running:

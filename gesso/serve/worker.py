@@ -9,25 +9,29 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 import gesso
 from gesso import checkpoint, filling
-from gesso.api import Gesso
+from gesso.api import Gesso, find_device, find_dtype
 from gesso.engine import events as engine_events
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.guide.guide import Guide
+from gesso.serve import auto
 from gesso.serve.protocol import (
     Broken,
     Cancel,
     Drafted,
     Ended,
     Failed,
+    Held,
     Loading,
     Message,
     Ready,
@@ -41,6 +45,7 @@ from gesso.serve.settings import EngineSettings
 
 Send = Callable[[Message], None]
 EXIT_BROKEN = 3
+REPORT_SECONDS = 1.0
 
 
 @dataclass
@@ -72,13 +77,16 @@ class Worker:
         self.likely: dict[int, list[engine_events.Likely]] = {}
         self.holes: dict[int, Filled] = {}  # by the server's id
         self.adapter: str | None = None
+        self.reported = 0.0  # when `Held` was sent
         self.compiler = ThreadPoolExecutor(1)  # constraints are compiled while the engine goes on
 
     def run(self, inbox: Inbox) -> None:
         self.inbox = inbox
         while True:
-            while not self.engine.busy or not inbox.empty():
+            while not self.engine.running or not inbox.empty():  # one that was cancelled leaves in the next step
+                self.report(now=inbox.empty())
                 self.take(inbox.get())
+            self.report()
             try:
                 brought = self.engine.step()
             except Exception as error:  # not a sampler's (the engine sees to those): memory, most likely
@@ -88,6 +96,12 @@ class Worker:
             for event in brought:
                 if event.request_id in self.asked:
                     self.tell(event, self.asked[event.request_id])
+
+    def report(self, now: bool = False) -> None:
+        """What is in hand, at most once in a while unless the engine is about to rest."""
+        if now or time.monotonic() > self.reported + REPORT_SECONDS:
+            self.reported = time.monotonic()
+            self.send(Held(len(self.ids), len(self.engine.running), self.engine.cache.nbytes, resident_bytes()))
 
     def take(self, message: Message | Compiled) -> None:
         match message:
@@ -225,6 +239,18 @@ class Worker:
         self.holes.pop(id, None)
 
 
+def resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def choose(settings: EngineSettings) -> auto.Choice:
+    device = find_device(settings.device)
+    return auto.choose(settings, auto.memory_of(device), find_dtype(settings.dtype, device).itemsize)
+
+
 def load(settings: EngineSettings, send: Send) -> Gesso:
     shown = -1
 
@@ -241,7 +267,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             dtype=settings.dtype,
             quantize=settings.quantize,
             adapter=settings.adapters or None,
-            max_batch=settings.max_batch,
+            max_batch=settings.max_batch or 1,
             max_length=settings.max_length,
         )
 
@@ -263,15 +289,19 @@ def main() -> None:
         while view:
             view = view[pipe.write(view) :]
 
-    settings = EngineSettings(**json.loads(sys.argv[1]))
     try:
+        choice = choose(EngineSettings(**json.loads(sys.argv[1])))
+        settings = choice.settings
+        assert settings.max_batch and settings.max_length and settings.prefill
         model = load(settings, send)
         model.use_adapter(None)  # each request says which it wants
         model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
     except (GessoError, OSError) as error:
         send(Broken(str(error)))
         sys.exit(EXIT_BROKEN)
-    send(Ready(model.engine.max_length, str(model.model.device), str(model.model.dtype).removeprefix("torch.")))
+    device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
+    limits = settings.max_batch, model.engine.max_length, model.engine.scheduler.prefill
+    send(Ready(device, dtype, settings.quantize, *limits, choice.why))
     Worker(model, send).run(inbox)
 
 

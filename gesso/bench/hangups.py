@@ -1,0 +1,147 @@
+"""Clients that leave: at random moments, before, in and after what they ask; and what they must not leave behind.
+
+Each visitor asks for more than it waits for. Meanwhile others ask for texts that are known, and get them. In the end
+nothing of the visitors may be left: no request in the server, no place in the engine, no memory, no open connection.
+"""
+
+import json
+import random
+import re
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from gesso.bench.serve import BODY, Tally, address, exchange, headers, own_server, post
+
+AT_ONCE = 8  # visitors
+STEADY = 2  # clients that stay, and what they ask for
+SEEDS = 4
+SECONDS = 0.6  # the longest a visitor stays
+ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 32}
+LONG = "x = 1\n" * 400
+ASKED: dict[str, dict[str, Any]] = {
+    "answer": {},
+    "stream": {"stream": True},
+    "drafts, read slowly": {"stream": True, "n": 4, "diffusion": ENDLESS | {"drafts": True}},
+    "long prompt": {"prompt": LONG},  # it leaves while this is read
+    "long prompt, streamed": {"prompt": LONG, "stream": True},
+    "choices": {"n": 4},
+    "constraint": {"regex": "[a-z]{100,200}"},
+    "hole": {"suffix": "\n    return n\n"},
+    "half a body": {},
+    "half a head": {},
+}
+HELD = ("gesso_requests_running", "gesso_requests_waiting", "gesso_engine_requests", "gesso_engine_places")
+SIZES = (
+    "gesso_engine_cache_bytes",
+    "gesso_engine_memory_bytes",
+    "process_resident_memory_bytes",
+    "process_open_fds",
+)
+
+
+def measure(url: str | None, visitors: int, seed: int = 0) -> dict[str, Any]:
+    """`visitors` that leave early; without a `url`, on a server of its own."""
+    if url is None:
+        with own_server() as own:
+            return measure(own, visitors, seed)
+    alone, beside, stop = Tally(), Tally(), threading.Event()
+    for number in range(SEEDS):
+        alone.ask(url, number)
+    _grow(url)
+    storm(url, visitors // 10, seed + 1)
+    before = settled(url)
+    steady = [threading.Thread(target=_stay, args=(beside, url, stop)) for _ in range(STEADY)]
+    for thread in steady:
+        thread.start()
+    kinds = storm(url, visitors, seed)
+    stop.set()
+    for thread in steady:
+        thread.join()
+    after = settled(url)
+    return {
+        "visitors": dict(sorted(kinds.items())),
+        "answers_meanwhile": len(beside.waits),
+        "errors": [*alone.errors, *beside.errors][:5],
+        "error_count": len(alone.errors) + len(beside.errors),
+        "same_text_as_alone": all(beside.texts.get(seed, found) == found for seed, found in alone.texts.items()),
+        "statuses": {status: int(after[name] - before.get(name, 0)) for name, status in _statuses(after)},
+        "left_behind": {name: total(after, name) for name in HELD},
+        "before": {name: total(before, name) for name in SIZES},
+        "after": {name: total(after, name) for name in SIZES},
+    }
+
+
+def storm(url: str, visitors: int, seed: int) -> Counter[str]:
+    """So many visitors, a few at a time; how many came with what."""
+    chance = random.Random(seed)
+    visits = [(chance.choice(list(ASKED)), chance.random() * SECONDS, number) for number in range(visitors)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda visit: _visit(url, *visit), visits))
+    return Counter(kind for kind, _, _ in visits)
+
+
+def settled(url: str, seconds: float = 60) -> dict[str, float]:
+    """The server's own figures once nothing is under way, or after `seconds` in which something still was."""
+    until = time.monotonic() + seconds
+    post(url, {**BODY, "max_tokens": 1})  # so that the engine counts what it holds after all that was before
+    while any(total(found := metrics(url), name) for name in HELD) and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
+
+
+def metrics(url: str) -> dict[str, float]:
+    lines = exchange(url, "GET", "/metrics")[1].decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def total(found: dict[str, float], name: str) -> float:
+    """Of all that a metric counts apart."""
+    return sum(value for key, value in found.items() if key.partition("{")[0] == name)
+
+
+def _statuses(found: dict[str, float]) -> list[tuple[str, str]]:
+    """The counters of answers to what was asked here, and the status that each counts."""
+    pattern = re.compile(r'gesso_requests_total\{path="/v1/completions",status="(\d+)"\}')
+    return [(name, match[1]) for name in found if (match := pattern.fullmatch(name))]
+
+
+def _visit(url: str, kind: str, stays: float, number: int) -> None:
+    body = {**BODY, "max_tokens": 1000, "seed": number, "diffusion": ENDLESS} | ASKED[kind]
+    body["prompt"] = f"{number}: {body['prompt']}"  # none finds another's in the cache
+    content = json.dumps(body).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address(url)[0]}\r\n{head}Content-Length: {len(content)}\r\n\r\n"
+    request = head.encode() + content
+    if kind.startswith("half"):
+        request = request[: len(head) // 2 if kind == "half a head" else -len(content) // 2]
+    with socket.create_connection(address(url), timeout=60) as connection:
+        if number % 2:  # with a reset, as of a machine that is gone; otherwise with a goodbye
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(request)
+        if kind == "drafts, read slowly":
+            until = time.monotonic() + stays
+            while time.monotonic() < until and connection.recv(64):
+                time.sleep(0.02)
+        else:
+            time.sleep(stays)
+
+
+def _grow(url: str) -> None:
+    """Rows of the cache grow to what is asked of them, and stay: have all of them do so before anything is counted."""
+    once = {**BODY, "max_tokens": 1000, "diffusion": {"steps": 1}}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda number: post(url, {**once, "prompt": f"{number}. {LONG}"}), range(AT_ONCE)))
+
+
+def _stay(tally: Tally, url: str, stop: threading.Event) -> None:
+    seed = 0
+    while not stop.is_set() or seed < SEEDS:  # each text at least once
+        tally.ask(url, seed % SEEDS)
+        seed += 1

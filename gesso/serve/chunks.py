@@ -1,0 +1,47 @@
+"""The stream of /v1/chat/completions and /v1/completions: chunks with one head, which differ in how a choice looks."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from gesso.serve.generation import Generation
+from gesso.serve.jobs import Job
+from gesso.serve.protocol import Drafted, Ended, Settled
+from gesso.serve.stream import DONE, Delta, Writing, event
+
+Choices = Callable[[Job, Delta, Ended | None], list[dict[str, Any]]]  # of what is new, and of the end where it is one
+
+
+async def chunks(
+    head: dict[str, Any], generation: Generation, writings: Sequence[Writing], choices: Choices, *, usage: bool
+) -> AsyncGenerator[bytes]:
+    events = generation.events()
+    try:
+        async for job, happened in events:
+            delta, ended = Delta(), None
+            match happened:
+                case Settled(tokens=tokens):
+                    delta = writings[job.index].settle(tokens)
+                case Drafted():
+                    yield event({**head, "choices": [], "draft": _draft(job, happened)})
+                case Ended():
+                    delta, ended = writings[job.index].end(happened), happened
+            if delta or ended:
+                generation.note_text(job)
+                for choice in choices(job, delta, ended):
+                    yield event({**head, "choices": [choice]})
+    finally:
+        await events.aclose()
+    if usage:
+        yield event({**head, "choices": [], "usage": generation.usage()})
+    yield DONE
+
+
+def _draft(job: Job, drafted: Drafted) -> dict[str, Any]:
+    """A canvas on its way, for clients that show the writing."""
+    return {
+        "index": job.index,
+        "canvas": drafted.canvas,
+        "step": drafted.step,
+        "text": drafted.text,
+        "entropy": drafted.entropy,
+    }
