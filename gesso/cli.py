@@ -365,8 +365,9 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web origin whose pages may call; may be repeated.")
     ] = None,
+    open: Annotated[bool, typer.Option("--open", help="Open the studio in a browser.")] = False,
 ) -> None:
-    """Serve the OpenAI API; without arguments, the model in the box to this machine alone."""
+    """Serve the OpenAI API and the studio; without arguments, the models in the box to this machine alone."""
     try:
         from gesso.serve import command
     except ModuleNotFoundError as error:
@@ -401,9 +402,10 @@ def serve(
         keys=keys,
         cors_origins=tuple(cors_origin or ()),
         settle=settle,
+        also=(SOLVER,) if model is None else (),
         hosts=command.check_keys(host, keys, without_keys),
     )
-    command.serve(settings, host, port)
+    command.serve(settings, host, port, open_browser=open)
 
 
 def _named(adapter: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gesso.answer import ToolCall
 from gesso.serve.asking import Desk
+from gesso.serve.drafts import DraftEvents
 from gesso.serve.fields import ChatFields
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job
@@ -63,6 +64,7 @@ async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> Async
     head = _head(desk, asked, "chat.completion.chunk")
     writings = [Writing(desk.tokenizer, chat=True) for _ in generation.jobs]
     calls = [0] * len(writings)
+    drafts = DraftEvents(desk.tokenizer)
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -89,7 +91,7 @@ async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> Async
                         generation.note_text(job)
                         yield chunk(job.index, parts(job.index, delta))
                 case Drafted():
-                    yield event({**head, "choices": [], "draft": draft(job, happened)})
+                    yield event({**head, "choices": [], "draft": drafts.fields(happened, job.index)})
                 case Ended():
                     if delta := writing.end(happened):
                         generation.note_text(job)
@@ -102,17 +104,6 @@ async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> Async
     if asked.stream_options.include_usage:
         yield event({**head, "choices": [], "usage": generation.usage()})
     yield DONE
-
-
-def draft(job: Job, drafted: Drafted) -> dict[str, Any]:
-    """A canvas on its way, for clients that show the writing."""
-    return {
-        "index": job.index,
-        "canvas": drafted.canvas,
-        "step": drafted.step,
-        "text": drafted.text,
-        "entropy": drafted.entropy,
-    }
 
 
 def _head(desk: Desk, asked: ChatFields, kind: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import webbrowser
 
 import uvicorn
 
@@ -17,21 +18,23 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class Server(uvicorn.Server):
     """Says where it listens once it does; told to stop with SIGTERM, it ends well, not by that signal."""
 
-    def __init__(self, config: uvicorn.Config, url: str) -> None:
+    def __init__(self, config: uvicorn.Config, url: str, open_browser: bool) -> None:
         super().__init__(config)
-        self.url = url
+        self.url, self.open_browser = url, open_browser
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(f"gesso serves at {self.url} (docs at {self.url}/docs)", flush=True)
+            print(f"gesso serves at {self.url} (the studio: open it in a browser; docs at {self.url}/docs)", flush=True)
+            if self.open_browser:
+                webbrowser.open(self.url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
 
 
-def serve(settings: ServerSettings, host: str, port: int) -> None:
+def serve(settings: ServerSettings, host: str, port: int, *, open_browser: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     listener = listen(host, port)
     port = listener.getsockname()[1]
@@ -49,7 +52,7 @@ def serve(settings: ServerSettings, host: str, port: int) -> None:
         ws="none",
     )
     name = f"[{host}]" if ":" in host else host
-    server = Server(config, f"http://{name}:{port}")
+    server = Server(config, f"http://{name}:{port}", open_browser)
     supervisor = app.state.supervisor
     supervisor.when_broken = lambda: setattr(server, "should_exit", True)
     server.run(sockets=[listener])

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from gesso.serve.asking import Desk
-from gesso.serve.chat import draft
+from gesso.serve.drafts import DraftEvents
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import CompletionFields
 from gesso.serve.generation import Generation
@@ -47,6 +47,7 @@ async def answer(desk: Desk, asked: CompletionFields, generation: Generation) ->
 async def stream(desk: Desk, asked: CompletionFields, generation: Generation) -> AsyncGenerator[bytes]:
     head = _head(desk, asked)
     writings = [Writing(desk.tokenizer, chat=False) for _ in generation.jobs]
+    drafts = DraftEvents(desk.tokenizer)
     events = generation.events()
     try:
         async for job, happened in events:
@@ -58,7 +59,7 @@ async def stream(desk: Desk, asked: CompletionFields, generation: Generation) ->
                         choice = {"index": job.index, "text": delta.text, "logprobs": None, "finish_reason": None}
                         yield event({**head, "choices": [choice]})
                 case Drafted():
-                    yield event({**head, "choices": [], "draft": draft(job, happened)})
+                    yield event({**head, "choices": [], "draft": drafts.fields(happened, job.index)})
                 case Ended():
                     delta = writing.end(happened)
                     generation.note_text(job)

@@ -28,11 +28,11 @@ class Metrics:
         self.completion_tokens = Counter("gesso_completion_tokens", "Tokens written", registry=registry)
         self.steps = Counter("gesso_denoising_steps", "Denoising steps of all canvases", registry=registry)
         self.canvases = Counter("gesso_canvases", "Canvases finished", registry=registry)
-        self.waiting = Gauge("gesso_requests_waiting", "Requests not yet with the engine", registry=registry)
-        self.running = Gauge("gesso_requests_running", "Requests with the engine", registry=registry)
+        self.waiting = Gauge("gesso_requests_waiting", "Requests not yet with the engine", ["model"], registry=registry)
+        self.running = Gauge("gesso_requests_running", "Requests with the engine", ["model"], registry=registry)
         self.rejected = Counter("gesso_requests_rejected", "Requests refused because too many wait", registry=registry)
         self.restarts = Counter("gesso_engine_restarts", "Times the engine process died", registry=registry)
-        self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", registry=registry)
+        self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", ["model"], registry=registry)
 
     def count(self, ended: Ended) -> None:
         self.prompt_tokens.inc(ended.usage["prompt_tokens"])

@@ -50,8 +50,8 @@ State = Literal["loading", "ready", "restarting", "broken", "stopped"]
 
 
 class Supervisor:
-    def __init__(self, settings: EngineSettings, limits: Limits, metrics: Metrics) -> None:
-        self.settings, self.limits, self.metrics = settings, limits, metrics
+    def __init__(self, settings: EngineSettings, limits: Limits, metrics: Metrics, name: str) -> None:
+        self.settings, self.limits, self.metrics, self.name = settings, limits, metrics, name
         self.state: State = "loading"
         self.progress = 0.0  # of loading
         self.ready: Ready | None = None  # what the newest engine said of itself
@@ -109,10 +109,14 @@ class Supervisor:
             self.running[job.id] = job
             job.handed_over += 1
             self._send(job.submit())
-        self.metrics.waiting.set(len(self.waiting))
-        self.metrics.running.set(len(self.running))
+        self.metrics.waiting.labels(self.name).set(len(self.waiting))
+        self.metrics.running.labels(self.name).set(len(self.running))
 
     # --- the process ------------------------------------------------------------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        return self._task is not None
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._keep_running())
@@ -212,4 +216,4 @@ class Supervisor:
 
     def _change(self, state: State) -> None:
         self.state = state
-        self.metrics.up.set(state == "ready")
+        self.metrics.up.labels(self.name).set(state == "ready")

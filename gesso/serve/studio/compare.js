@@ -1,0 +1,1 @@
+customElements.define("compare-view", class extends HTMLElement {});

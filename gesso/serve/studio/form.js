@@ -1,0 +1,1 @@
+customElements.define("form-view", class extends HTMLElement {});

@@ -1,0 +1,1 @@
+customElements.define("server-view", class extends HTMLElement {});

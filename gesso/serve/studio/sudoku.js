@@ -1,0 +1,1 @@
+customElements.define("sudoku-view", class extends HTMLElement {});

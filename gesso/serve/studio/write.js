@@ -1,0 +1,1 @@
+customElements.define("write-view", class extends HTMLElement {});
