@@ -5,6 +5,7 @@ import "./canvas-view.js";
 import "./timeline.js";
 import "./inspector.js";
 import "./run-panel.js";
+import "./run-list.js";
 import "./settings.js";
 import "./chat.js";
 import "./write.js";
