@@ -188,4 +188,5 @@ def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def prometheus() -> Response:
         """Counters, in Prometheus's text format."""
+        models.measure()
         return Response(metrics.render(), media_type=CONTENT_TYPE)

@@ -33,6 +33,10 @@ class Metrics:
         self.rejected = Counter("gesso_requests_rejected", "Requests refused because too many wait", registry=registry)
         self.restarts = Counter("gesso_engine_restarts", "Times the engine process died", registry=registry)
         self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", ["model"], registry=registry)
+        self.batch = Gauge("gesso_batch_limit", "Requests that can run at once", ["model"], registry=registry)
+        self.memory = Gauge(
+            "gesso_engine_memory_bytes", "Main memory of the engine process", ["model"], registry=registry
+        )
 
     def count(self, ended: Ended) -> None:
         self.prompt_tokens.inc(ended.usage["prompt_tokens"])

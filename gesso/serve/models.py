@@ -35,10 +35,18 @@ class Models:
         if not desk.supervisor.started:
             await desk.supervisor.start()
 
+    def measure(self) -> None:
+        for supervisor in self._awake:
+            supervisor.measure()
+
     async def stop(self) -> None:
-        for desk in (self.main, *self.others.values()):
-            if desk.supervisor.started:
-                await desk.supervisor.stop()
+        for supervisor in self._awake:
+            await supervisor.stop()
+
+    @property
+    def _awake(self) -> list[Supervisor]:
+        supervisors = [desk.supervisor for desk in (self.main, *self.others.values())]
+        return [supervisor for supervisor in supervisors if supervisor.started]
 
 
 def _desk(settings: ServerSettings, metrics: Metrics) -> Desk:

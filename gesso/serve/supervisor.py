@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 from gesso.serve.errors import ApiError
@@ -119,6 +120,8 @@ class Supervisor:
         return self._task is not None
 
     async def start(self) -> None:
+        self.metrics.batch.labels(self.name).set(self.settings.max_batch)
+        self.metrics.up.labels(self.name).set(0)
         self._task = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
@@ -200,6 +203,12 @@ class Supervisor:
         self.running.clear()
         logger.error("engine died", extra={"fields": {"exit": code, "lost": len(begun), "kept": len(self.waiting)}})
         self._fail_all(begun, "the engine died while it wrote this answer; it is being restarted, ask again")
+
+    def measure(self) -> None:
+        """Note how much memory the engine holds, where the system says so."""
+        with contextlib.suppress(OSError, AttributeError):  # not Linux, or no engine
+            pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]  # type: ignore[union-attr]
+            self.metrics.memory.labels(self.name).set(int(pages) * os.sysconf("SC_PAGE_SIZE"))
 
     def _fail_all(self, jobs: Sequence[Job], message: str) -> None:
         for job in jobs:

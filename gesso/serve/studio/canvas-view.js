@@ -49,7 +49,7 @@ export class CanvasView extends HTMLElement {
     this.#shown = [];
     this.#active = -1;
     this.selection = null;
-    this.before.textContent = recording?.before ?? "";
+    this.before.textContent = "";
     this.after.textContent = recording?.after ?? "";
     this.#trim(0);
   }
@@ -67,6 +67,8 @@ export class CanvasView extends HTMLElement {
     });
     this.#shown = steps;
     const last = steps.at(-1);
+    const before = this.#recording ? this.#recording.before.slice(0, this.#recording.before.length - this.#recording.repeated) : "";
+    if (this.before.textContent !== before) this.before.textContent = before;
     this.#trim(last ? last.start + last.tokens.length : 0);
   }
 
@@ -98,7 +100,8 @@ export class CanvasView extends HTMLElement {
       const cell = this.#cells[position] ?? this.#grow(position);
       const piece = this.#recording.piece(step.tokens[i]);
       const special = this.#recording.special.has(step.tokens[i]);
-      const text = special ? "·" : piece;
+      const fill = special && i > 0 && step.tokens[i] === step.tokens[i - 1]; // what only fills the canvas
+      const text = fill ? "·" : piece;
       if (cell.firstChild.data !== text) cell.firstChild.data = text;
       const kind = (special ? " special" : "") + (piece.includes("\n") ? " newline" : "");
       const name = `t l${levelOf(step.entropy[i])} ${String.fromCharCode(step.states[i])}${kind}`;

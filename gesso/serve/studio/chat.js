@@ -2,11 +2,25 @@
 
 import { field, h, oncePerFrame } from "./dom.js";
 import { messageView } from "./message.js";
-import { drawSeed, record } from "./runner.js";
+import { drawSeed, record, roomFor } from "./runner.js";
 import { Recording } from "./recording.js";
 import * as store from "./store.js";
 
-const FIRST = ["Hello!", "Give me JSON for a lamp that costs 40 euros.", "def mean(values):"];
+// What the model in the box can answer, and a tool for the last.
+const FIRST = ["Who are you?", "How do you work?"];
+const ERRAND = "Hey, I need to book a table: a name of Ada, a party of 4, on the date 2031-05-09.";
+const TOOL = {
+  type: "function",
+  function: {
+    name: "book_table",
+    description: "Book a table.",
+    parameters: {
+      type: "object",
+      properties: { name: { type: "string" }, party: { type: "integer" }, date: { type: "string" } },
+      required: ["name", "party", "date"],
+    },
+  },
+};
 
 export class ChatView extends HTMLElement {
   connectedCallback() {
@@ -41,9 +55,9 @@ export class ChatView extends HTMLElement {
   #sideTools() {
     const file = h("input", { type: "file", accept: "application/json", hidden: true, onchange: () => this.#import(file) });
     return h("div", { class: "side-tools" },
-      h("button", { type: "button", class: "primary", onclick: () => this.#open(store.newConversation()) }, "New"),
-      h("button", { type: "button", onclick: () => store.exportFile(this.conversations) }, "Export"),
-      h("button", { type: "button", onclick: () => file.click() }, "Import"),
+      h("button", { type: "button", onclick: () => this.#open(store.newConversation()) }, "New"),
+      h("button", { type: "button", class: "quiet", onclick: () => store.exportFile(this.conversations) }, "Export"),
+      h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Import"),
       file);
   }
 
@@ -160,9 +174,10 @@ export class ChatView extends HTMLElement {
     const asked = { ...body, diffusion: { ...body.diffusion, pins: pinsOf(pins) } };
     Object.assign(message, { content: "", thinking: "", toolCalls: [], trouble: null });
     const recording = new Recording({ label, pins });
+    this.runs.set(message, { body, recording });
+    this.#drawThread();
     await this.#watched(message, recording, (signal) =>
       record("/v1/chat/completions", asked, { signal, recording, watch: (event) => this.#take(message, event) }));
-    this.runs.set(message, { body, recording });
   }
 
   #take(message, event) {
@@ -204,18 +219,21 @@ export class ChatView extends HTMLElement {
     this.#write(message, this.runs.get(message).body, { label: "pinned", pins });
   }
 
-  async #rewrite({ text, start, end }) {
+  async #rewrite({ text, start, end, tokens }) {
     const message = this.#shownMessage();
     if (!message || this.stop) return;
     const { body } = this.runs.get(message);
     const characters = [...text];
-    const recording = new Recording({ before: characters.slice(0, start).join(""), after: characters.slice(end).join(""), label: "span" });
-    const asked = { input: text, span: [start, end], seed: drawSeed(), diffusion: body.diffusion };
+    const recording = new Recording({ before: characters.slice(0, start).join(""), after: characters.slice(end).join(""), hole: true, label: "span" });
+    const asked = { input: text, span: [start, end], max_tokens: roomFor(tokens), seed: drawSeed(), diffusion: body.diffusion };
+    this.runs.set(message, { body, recording });
     await this.#watched(message, recording, (signal) =>
       record("/v1/edits", asked, { signal, recording, watch: (event) => {
-        for (const choice of event.choices) message.content = choice.text;
+        for (const choice of event.choices) {
+          message.content = choice.text;
+          recording.filledWith(choice.replacement);
+        }
       } }));
-    this.runs.set(message, { body, recording });
   }
 
   #retry(message) {
@@ -263,7 +281,12 @@ export class ChatView extends HTMLElement {
     return h("div", { class: "welcome" },
       h("h2", {}, "Watch text come out of noise"),
       h("p", {}, "All words of an answer are written at once: first noise, then guesses, then text that stands. Ask something; then click a word in the canvas to pin it, and have the rest written around it."),
-      h("div", { class: "starters" }, FIRST.map((text) => h("button", { type: "button", onclick: () => ask(text) }, text))));
+      h("div", { class: "starters" },
+        FIRST.map((text) => h("button", { type: "button", onclick: () => ask(text) }, text)),
+        h("button", { type: "button", onclick: () => {
+          this.tools.value = JSON.stringify([TOOL], null, 2);
+          ask(ERRAND);
+        } }, "Book a table (a tool call)")));
   }
 }
 

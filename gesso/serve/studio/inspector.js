@@ -42,7 +42,7 @@ export class TokenInspector extends HTMLElement {
       return h("li", {}, h("button", { type: "button", class: "candidate", title: "Pin this token here", onclick: choose },
         h("code", {}, visible(recording.piece(token))), bar, h("span", { class: "share" }, percent(share))));
     });
-    return h("section", {}, h("h3", {}, "Candidates"), h("ul", { class: "candidates" }, rows));
+    return h("section", {}, h("h3", { class: "label" }, "Candidates"), h("ul", { class: "candidates" }, rows));
   }
 
   #history(recording, index, position) {
@@ -51,7 +51,7 @@ export class TokenInspector extends HTMLElement {
     const rows = entries.slice(hidden).map(({ token, from, until }) =>
       h("li", {}, h("code", {}, visible(recording.piece(token))), h("span", { class: "hint" }, from === until ? `step ${from}` : `steps ${from}–${until}`)));
     const more = hidden ? h("li", { class: "hint" }, `${hidden} more before`) : null;
-    return h("section", {}, h("h3", {}, "History"), h("ol", { class: "history" }, more, rows));
+    return h("section", {}, h("h3", { class: "label" }, "History"), h("ol", { class: "history" }, more, rows));
   }
 }
 

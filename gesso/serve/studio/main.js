@@ -29,7 +29,7 @@ function showView() {
     if (view === wanted) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  wanted.shown?.();
+  wanted.opened?.();
 }
 
 /** Ask how the server is; it says so without a key. */

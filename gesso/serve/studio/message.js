@@ -12,9 +12,14 @@ export function messageView(message, { writing, onRetry, onWatch, onResult }) {
     message.thinking ? h("details", { class: "thoughts" }, h("summary", {}, "Thoughts"), h("div", { class: "text" }, markdown(message.thinking))) : null,
     body(message, isAnswer),
     (message.toolCalls ?? []).map((call) => callView(call, onResult)),
+    isAnswer && !writing && isEmpty(message) ? h("p", { class: "hint" }, "No text for you: see in the canvas what was written.") : null,
     message.trouble ? h("p", { class: "complaint" }, message.trouble) : null,
     isAnswer && !writing ? actions(message, onRetry, onWatch) : null,
   );
+}
+
+function isEmpty(message) {
+  return !message.content && !message.toolCalls?.length && !message.trouble;
 }
 
 function body(message, isAnswer) {

@@ -15,16 +15,19 @@ export function levelOf(entropy) {
 }
 
 export class Recording {
-  /** `before` and `after` are given texts around the new one, shown beside it; `pins` what was asked to be pinned. */
-  constructor({ before = "", after = "", label = "", pins = new Map() } = {}) {
+  /** `before` and `after` are given texts around the new one, shown beside it; `hole`: it fills one.
+   * `pins`: what was asked to be pinned. */
+  constructor({ before = "", after = "", label = "", hole = false, pins = new Map() } = {}) {
     this.before = before;
     this.after = after;
+    this.hole = hole;
     this.label = label;
     this.pins = pins;
     this.pieces = new Map();
     this.special = new Set(); // tokens that are no part of the text
     this.steps = [];
     this.began = performance.now();
+    this.repeated = 0; // characters of `before` that the new text begins with
     this.usage = null;
     this.finish = null;
     this.seed = null;
@@ -65,10 +68,20 @@ export class Recording {
       step.candidates[i] = token;
       step.shares[i] = share;
     }
-    step.settled = step.states.reduce((sum, state) => sum + (isSettled(state) ? 1 : 0), 0);
+    step.text = count; // how many tokens there are before what only fills the canvas
+    while (step.text > 0 && this.special.has(step.tokens[step.text - 1])) step.text -= 1;
+    step.settled = step.states.subarray(0, step.text).reduce((sum, state) => sum + (isSettled(state) ? 1 : 0), 0);
     step.meanEntropy = step.entropy.reduce((sum, value) => sum + value, 0) / Math.max(1, count);
     this.steps.push(step);
+    if (this.hole) this.repeated = overlap(this.before, draft.text);
     return step;
+  }
+
+  /** What fills the hole is known now, and with it how much of what comes before was written once more. */
+  filledWith(middle) {
+    const text = this.textBetween(this.length - 1, 0, Infinity);
+    const found = text.indexOf(middle);
+    this.repeated = found > 0 && this.before.endsWith(text.slice(0, found)) ? found : 0;
   }
 
   get length() {
@@ -156,7 +169,7 @@ export class Recording {
       most: step.most,
       steps: index + 1,
       tokens,
-      length: step.start + step.tokens.length,
+      length: step.start + step.text,
       perStep: tokens / (index + 1),
       perSecond: step.at > 0 ? tokens / step.at : NaN,
       seconds: step.at,
@@ -171,6 +184,14 @@ export class Recording {
     }
     return -1;
   }
+}
+
+/** A hole whose text begins inside a token has the end of what comes before written with it: the longest such end. */
+function overlap(before, text) {
+  for (let count = Math.min(32, before.length, text.length); count > 0; count -= 1) {
+    if (before.endsWith(text.slice(0, count))) return count;
+  }
+  return 0;
 }
 
 export function isSettled(state) {

@@ -1,7 +1,7 @@
 // <run-panel>: one run to look at and to put a hand on: the canvas, its timeline, counters, the inspector, and pins.
 //
-// Events: "redenoise" {pins}: write the text again with these tokens pinned. "rewrite" {text, start, end}: write the
-// characters of a span of this text anew.
+// Events: "redenoise" {pins}: write the text again with these tokens pinned. "rewrite" {text, start, end, tokens}:
+// write the characters of a span of this text anew; so many tokens are there now.
 
 import { h, number, oncePerFrame } from "./dom.js";
 import { reasonInWords } from "./recording.js";
@@ -130,7 +130,7 @@ export class RunPanel extends HTMLElement {
   #values = null;
 
   #counterValues() {
-    return ["canvas", "step", "settled", "tokens a step", "tokens/s", "canvas is"].map((name) => {
+    return ["canvas", "step", "settled", "tok/step", "tok/s", "canvas is"].map((name) => {
       const text = document.createTextNode("");
       return [h("div", {}, h("dt", {}, name), h("dd", {}, text)), text];
     });
@@ -172,7 +172,7 @@ export class RunPanel extends HTMLElement {
   #characters({ start, end }) {
     const text = (to) => this.#recording.textBetween(this.index, 0, to);
     const count = (to) => [...text(to)].length;
-    return { text: text(Infinity), start: count(start), end: count(end) };
+    return { text: text(Infinity), start: count(start), end: count(end), tokens: end - start };
   }
 
   #tell(name, detail) {

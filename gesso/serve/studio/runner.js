@@ -10,6 +10,11 @@ export function drawSeed() {
   return Math.floor(Math.random() * LARGEST);
 }
 
+/** How many tokens may take the place of so many: a span written anew may grow, but not ramble. */
+export function roomFor(tokens) {
+  return 2 * tokens + 4;
+}
+
 /**
  * Run to the end, or until the signal aborts. `watch` is called for every event: {draft}, {choice}, {usage}.
  * Resolves with the recording; what went wrong is in its `trouble`, null if nothing did.

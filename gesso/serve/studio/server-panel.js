@@ -18,8 +18,8 @@ export class ServerView extends HTMLElement {
     this.complaint = h("p", { class: "complaint", role: "alert" });
     this.append(h("div", { class: "column" },
       h("h2", {}, "Server"), this.complaint, this.facts,
-      h("section", { class: "card" }, h("h3", {}, "Tokens written a second"), this.spark, this.now),
-      h("section", { class: "card" }, h("h3", {}, "Models"), this.engines),
+      h("section", { class: "card" }, h("h3", { class: "label" }, "Tokens written a second"), this.spark, this.now),
+      h("section", { class: "card" }, h("h3", { class: "label" }, "Models"), this.engines),
       h("p", { class: "hint" }, "The figures are those of ", h("a", { href: "/metrics" }, "/metrics"), ", which Prometheus reads, too. All fields of the API: ", h("a", { href: "/docs" }, "/docs"), ".")));
     this.#watch();
   }
@@ -29,7 +29,7 @@ export class ServerView extends HTMLElement {
     setTimeout(() => this.#watch(), EVERY);
   }
 
-  shown() {
+  opened() {
     this.#look();
   }
 

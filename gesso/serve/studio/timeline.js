@@ -107,7 +107,7 @@ export class RunTimeline extends HTMLElement {
     const highest = steps.reduce((most, step) => Math.max(most, step.meanEntropy), 0.001);
     const room = width / Math.max(1, steps.length);
     steps.forEach((step, i) => {
-      const bar = Math.max(1, (height - 2) * (step.meanEntropy / highest));
+      const bar = Math.max(1.5, (height - 2) * Math.sqrt(step.meanEntropy / highest)); // a root: the end is worth seeing
       pen.fillStyle = style.getPropertyValue(step.reason ? "--settled" : "--bar");
       pen.fillRect(i * room, height - bar, Math.max(0.5, room - (room > 4 ? 1 : 0)), bar);
     });

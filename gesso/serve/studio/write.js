@@ -2,7 +2,7 @@
 // what is selected can be written anew. The canvas shows how.
 
 import { h } from "./dom.js";
-import { drawSeed, record } from "./runner.js";
+import { drawSeed, record, roomFor } from "./runner.js";
 import { Recording } from "./recording.js";
 
 export const HOLE = "[…]";
@@ -70,6 +70,7 @@ export class WriteView extends HTMLElement {
   #change(text) {
     this.undone.push(this.editor.value);
     this.editor.value = text;
+    this.#drawButtons();
   }
 
   // --- what is asked -------------------------------------------------------------------------------------------------
@@ -86,10 +87,12 @@ export class WriteView extends HTMLElement {
     let text = first;
     for (const [i, part] of rest.entries()) {
       const later = rest.slice(i + 1).map((other) => HOLE + other).join("");
-      const recording = new Recording({ before: text, after: part, label: `hole ${i + 1} · ${this.settings.label}` });
+      const recording = new Recording({ before: text, after: part, hole: true, label: `hole ${i + 1} · ${this.settings.label}` });
       const body = { prompt: text, suffix: part || "\n", ...common, stream_options: { include_usage: true } };
       const middle = await this.#run("/v1/completions", body, recording, (choice) => choice.text);
       if (middle === null) return;
+      recording.filledWith(middle);
+      this.panel.refresh();
       text += middle + part;
       this.#change(text + later);
     }
@@ -102,7 +105,6 @@ export class WriteView extends HTMLElement {
     recording.body = body; // to be asked again with pins
     const added = await this.#run("/v1/completions", asked, recording, (choice, so_far) => so_far + choice.text);
     if (added !== null) this.#change(body.prompt + added);
-    this.#drawButtons();
   }
 
   #redenoise(pins) {
@@ -112,25 +114,32 @@ export class WriteView extends HTMLElement {
     this.complaint.textContent = "Pins go with text that was written on; a hole is filled as a whole. Select words to write them anew.";
   }
 
-  #rewriteSpan({ text, start, end }) {
+  #rewriteSpan({ text, start, end, tokens }) {
     const { before, after } = this.panel.recording;
     const offset = [...before].length;
-    this.#edit(before + text + after, offset + start, offset + end);
+    this.#edit(before + text + after, offset + start, offset + end, tokens);
   }
 
   #rewriteSelection() {
     const { value, selectionStart, selectionEnd } = this.editor;
-    this.#edit(value, [...value.slice(0, selectionStart)].length, [...value.slice(0, selectionEnd)].length);
+    const start = [...value.slice(0, selectionStart)].length;
+    const end = [...value.slice(0, selectionEnd)].length;
+    this.#edit(value, start, end, Math.ceil((end - start) / 3)); // three characters a token or so
   }
 
   /** Write the characters of a span of a text anew; the server counts code points. */
-  async #edit(text, start, end) {
+  async #edit(text, start, end, tokens) {
     if (this.stop) return;
     const characters = [...text];
-    const recording = new Recording({ before: characters.slice(0, start).join(""), after: characters.slice(end).join(""), label: `span · ${this.settings.label}` });
-    const changed = await this.#run("/v1/edits", { input: text, span: [start, end], ...this.#common }, recording, (choice) => choice.text);
-    if (changed !== null) this.#change(changed);
-    this.#drawButtons();
+    const recording = new Recording({ before: characters.slice(0, start).join(""), after: characters.slice(end).join(""), hole: true, label: `span · ${this.settings.label}` });
+    const changed = await this.#run("/v1/edits", { input: text, span: [start, end], max_tokens: roomFor(tokens), ...this.#common }, recording, (choice) => {
+      recording.replacement = choice.replacement;
+      return choice.text;
+    });
+    if (changed === null) return;
+    recording.filledWith(recording.replacement);
+    this.panel.refresh();
+    this.#change(changed);
   }
 
   /** Run and show it; the text that `read` makes of its choices, or null if it did not come to its end. */
