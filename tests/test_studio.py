@@ -23,13 +23,11 @@ def page(browser, studio):
 
 @pytest.fixture(scope="module")
 def answered(browser, studio):
-    """A chat with an answer to look at, and the drafts that came for it; looking changes nothing."""
+    """A chat with an answer to look at, and the drafts of the same request made again; looking changes nothing."""
     with visiting(browser, studio.url, viewport=WIDE) as page:
-        streamed = []
-        page.on("response", lambda response: streamed.append(response) if "completions" in response.url else None)
-        view = ask(page, "Who are you?", steps=6)
-        lines = [line for line in streamed[0].text().splitlines() if line.startswith("data: {")]
-        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        with page.expect_request("**/v1/chat/completions") as asked:
+            view = ask(page, "Who are you?", steps=6)
+        events = studio.events("/v1/chat/completions", asked.value.post_data_json)
         yield view, [event["draft"] for event in events if "draft" in event]
 
 
@@ -122,7 +120,7 @@ def test_stop_ends_an_answer_and_frees_its_place(page, studio):
 
 
 def test_scrubbing_shows_the_very_canvas_of_each_step(answered):
-    """Compared with what the server streamed, which the page is not asked about."""
+    """Compared with what the server says itself: the same seed gives the same drafts."""
     view, drafts = answered
     pieces = {}
     slider = view.get_by_label("Step", exact=True)

@@ -3,8 +3,8 @@
 They hold no secret and need no key; the page asks for one when an endpoint does.
 """
 
-import mimetypes
 from importlib import resources
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -31,6 +31,10 @@ def files() -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
+def content_type(name: str) -> str:
+    return {".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}.get(Path(name).suffix, "text/javascript")
+
+
 def is_open(path: str) -> bool:
     return path == "/" or path.startswith(PREFIX)
 
@@ -41,8 +45,7 @@ def add_studio(app: FastAPI) -> None:
     def send(name: str) -> Response:
         if name not in held:
             raise ApiError(404, f"the studio has no file {name[:100]!r}", code="not_found")
-        kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
-        return Response(held[name], media_type=kind, headers=HEADERS)
+        return Response(held[name], media_type=content_type(name), headers=HEADERS)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

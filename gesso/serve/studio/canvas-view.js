@@ -102,11 +102,17 @@ export class CanvasView extends HTMLElement {
       const special = this.#recording.special.has(step.tokens[i]);
       const fill = special && i > 0 && step.tokens[i] === step.tokens[i - 1]; // what only fills the canvas
       const text = fill ? "·" : piece;
-      if (cell.firstChild.data !== text) cell.firstChild.data = text;
+      if (cell.firstChild.data !== text) this.#write(cell, text);
       const kind = (special ? " special" : "") + (piece.includes("\n") ? " newline" : "");
       const name = `t l${levelOf(step.entropy[i])} ${String.fromCharCode(step.states[i])}${kind}`;
       if (cell.name !== name) this.#rename(cell, name, position);
     }
+  }
+
+  #write(cell, text) {
+    cell.firstChild.data = text;
+    if (!text.trim()) cell.setAttribute("aria-label", text.includes("\n") ? "line break" : "space");
+    else if (cell.hasAttribute("aria-label")) cell.removeAttribute("aria-label");
   }
 
   #rename(cell, name, position) {
