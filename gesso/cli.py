@@ -35,6 +35,7 @@ from gesso.options import (
     with_options,
 )
 from gesso.terminal import complain, follow, lines, note, prepare, print_json, print_styled, print_text, show_cursor
+from gesso.trace.command import trace
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -113,6 +114,7 @@ def chat(
 
 app.command(epilog=EXIT_CODES)(rewriting.infill)
 app.command(epilog=EXIT_CODES)(rewriting.edit)
+app.command(epilog=EXIT_CODES)(trace)
 
 
 @app.command(epilog=EXIT_CODES)

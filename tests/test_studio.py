@@ -128,9 +128,11 @@ def test_scrubbing_shows_the_very_canvas_of_each_step(answered):
     for draft in drafts:
         pieces |= draft["pieces"]
         scrub(slider, drafts.index(draft))
-        expected = [pieces[str(token)] for token in draft["tokens"]]
+        expected = [pieces[str(token)].replace("\n", "↵") for token in draft["tokens"]]
         fill = [at for at in range(1, len(expected)) if draft["tokens"][at - 1 : at + 1] == [1, 1]]
-        assert tokens(view) == ["·" if at in fill else text for at, text in enumerate(expected)]
+        assert [text.replace("\n", "↵") for text in tokens(view)] == [
+            "·" if at in fill else text for at, text in enumerate(expected)
+        ]
         expect(view.locator(".counters")).to_contain_text(f"{draft['step']} of 6")
     assert drafts[0]["tokens"] != drafts[-1]["tokens"], "the canvas has changed on its way"
     expect(view.locator(".counters")).to_contain_text(re.compile("converged early|ran out of steps"))

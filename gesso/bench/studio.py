@@ -111,7 +111,7 @@ class _files:
     """The studio's files alone, on a free port; nothing of it asks for an engine."""
 
     def __enter__(self) -> str:
-        from gesso.serve.page import HEADERS, content_type, files
+        from gesso.serve.assets import HEADERS, content_type, files
 
         held = files()
 

@@ -8,6 +8,8 @@
 import { h, uniqueId } from "./dom.js";
 import { levelOf } from "./recording.js";
 
+const WILD = 4; // a line break of noise at this level or above breaks no line: the text would jump with every step
+
 export class CanvasView extends HTMLElement {
   #recording = null;
   #index = -1;
@@ -101,10 +103,12 @@ export class CanvasView extends HTMLElement {
       const piece = this.#recording.piece(step.tokens[i]);
       const special = this.#recording.special.has(step.tokens[i]);
       const fill = special && i > 0 && step.tokens[i] === step.tokens[i - 1]; // what only fills the canvas
-      const text = fill ? "·" : piece;
+      const level = levelOf(step.entropy[i]);
+      const breaks = piece.includes("\n") && level < WILD;
+      const text = fill ? "·" : breaks ? piece : piece.replaceAll("\n", "↵");
       if (cell.firstChild.data !== text) this.#write(cell, text);
-      const kind = (special ? " special" : "") + (piece.includes("\n") ? " newline" : "");
-      const name = `t l${levelOf(step.entropy[i])} ${String.fromCharCode(step.states[i])}${kind}`;
+      const kind = (special ? " special" : "") + (breaks ? " newline" : "");
+      const name = `t l${level} ${String.fromCharCode(step.states[i])}${kind}`;
       if (cell.name !== name) this.#rename(cell, name, position);
     }
   }
