@@ -258,6 +258,17 @@ def test_a_sudoku_is_solved_and_a_wrong_puzzle_is_marked(page):
     expect(view.get_by_role("alert")).to_contain_text("breaks the rules")
 
 
+def test_the_models_in_the_box_are_served_by_name(studio):
+    """The second one has an engine of its own, from the first request for it on."""
+    names = [model["id"] for model in studio.http.get("/v1/models").json()["data"]]
+    assert names == ["gesso", "gesso-sudoku"]
+    asked = {"prompt": "5 3 0 0 7", "max_tokens": 8, "seed": 1, "diffusion": {"steps": 2}}
+    texts = [studio.http.post("/v1/completions", json=asked | {"model": name}).json() for name in names]
+    assert [text["model"] for text in texts] == names
+    assert texts[0]["choices"][0]["text"] != texts[1]["choices"][0]["text"]
+    assert studio.http.post("/v1/completions", json=asked | {"model": "other"}).status_code == 404
+
+
 def test_an_answer_keeps_to_the_schema(page):
     page.goto(page.url.split("#")[0] + "#json")
     view = page.locator("form-view")
