@@ -235,9 +235,7 @@ def test_drafts_say_what_each_position_holds_and_why_a_canvas_ends(server):
         for state, token, position in zip(draft["states"], draft["tokens"], draft["candidates"], strict=True):
             shares = [share for _, share in position]
             assert len(shares) == 3 and shares == sorted(shares, reverse=True)
-            assert token == position[0][0] or state in "pf", (
-                "what is shown is the likeliest, unless it was fixed before"
-            )
+            assert token == position[0][0] or state in "pf", "the likeliest, unless it was fixed before"
     assert told == len(pieces), "no token is told of twice"
     first = [draft for draft in drafts if draft["canvas"] == 0]
     assert all(draft["tokens"][2] == 140 and draft["states"][2] == "p" for draft in first)

@@ -168,7 +168,7 @@ def test_the_keyboard_does_what_the_mouse_does(answered):
 def test_two_settings_run_side_by_side_from_one_seed(page):
     page.goto(page.url.split("#")[0] + "#compare")
     view = page.locator("compare-view")
-    view.get_by_label("Longest answer").fill("16")
+    view.get_by_label("Longest answer", exact=False).fill("16")
     for side, steps in ((0, 3), (1, 6)):
         view.get_by_label("Steps", exact=True).nth(side).fill(str(steps))
         view.get_by_label("Sampler").nth(side).select_option("ancestral")

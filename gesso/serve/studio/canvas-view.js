@@ -107,7 +107,7 @@ export class CanvasView extends HTMLElement {
       const breaks = piece.includes("\n") && level < WILD;
       const text = fill ? "·" : breaks ? piece : piece.replaceAll("\n", "↵");
       if (cell.firstChild.data !== text) this.#write(cell, text);
-      const kind = (special ? " special" : "") + (breaks ? " newline" : "");
+      const kind = (fill ? " special fill" : special ? " special" : "") + (breaks ? " newline" : "");
       const name = `t l${level} ${String.fromCharCode(step.states[i])}${kind}`;
       if (cell.name !== name) this.#rename(cell, name, position);
     }

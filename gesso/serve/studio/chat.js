@@ -145,7 +145,6 @@ export class ChatView extends HTMLElement {
     if (!body) return this.#drawThread();
     const message = { role: "assistant", content: "", seed };
     this.current.messages.push(message);
-    this.#drawThread();
     await this.#write(message, body, { label: this.settings.label });
   }
 
@@ -175,7 +174,6 @@ export class ChatView extends HTMLElement {
     Object.assign(message, { content: "", thinking: "", toolCalls: [], trouble: null });
     const recording = new Recording({ label, pins });
     this.runs.set(message, { body, recording });
-    this.#drawThread();
     await this.#watched(message, recording, (signal) =>
       record("/v1/chat/completions", asked, { signal, recording, watch: (event) => this.#take(message, event) }));
   }
@@ -194,6 +192,7 @@ export class ChatView extends HTMLElement {
     this.button.textContent = "Stop";
     this.writing = message;
     this.panel.recording = recording;
+    this.#drawThread();
     const timer = setInterval(() => (this.panel.refresh(), this.draw()), 30);
     const finished = await run(this.stop.signal);
     clearInterval(timer);

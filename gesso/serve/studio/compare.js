@@ -22,8 +22,7 @@ export class CompareView extends HTMLElement {
       else this.#run();
     } },
       field("Text to go on from", this.prompt),
-      h("div", { class: "fields" }, field("Seed", this.seed, "the same for both"), field("Longest answer", this.tokens, "tokens")),
-      h("div", { class: "row" }, this.button),
+      h("div", { class: "asked" }, field("Seed of both", this.seed), field("Longest answer, in tokens", this.tokens), this.button),
       this.complaint, this.verdict);
     this.append(form, h("div", { class: "split" }, this.sides.map((side) => h("div", { class: "column" }, side.settings, side.panel))));
     this.sides.forEach((side) => (side.settings.preset.value = side.preset));

@@ -4,7 +4,7 @@ import { field, h } from "./dom.js";
 import { drawSeed, record } from "./runner.js";
 import { Recording } from "./recording.js";
 
-const REQUEST = "Please find a plane ticket from Florence to Munich for 2 passengers in business, it must be direct.";
+const REQUEST = "I would like you to find a plane ticket with seats in business, 2 passengers, a origin of Florence, a arrival of Munich, it must be direct.";
 const SCHEMA = {
   type: "object",
   properties: {

@@ -29,6 +29,7 @@ function showView() {
     if (view === wanted) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
+  document.getElementById("main").scrollTop = 0;
   wanted.opened?.();
 }
 

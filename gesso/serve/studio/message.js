@@ -55,7 +55,7 @@ function actions(message, onRetry, onWatch) {
     copy.textContent = "Copied";
   } }, "Copy");
   const parts = [copy, h("button", { type: "button", class: "quiet", onclick: onRetry }, "Retry")];
-  if (onWatch) parts.push(h("button", { type: "button", class: "quiet", onclick: onWatch }, "Watch"));
+  if (onWatch) parts.push(h("button", { type: "button", class: "quiet", onclick: onWatch }, "Show canvas"));
   const facts = [message.seed === undefined ? null : `seed ${message.seed}`, message.usage ? `${message.usage.steps} steps` : null];
   return h("div", { class: "actions" }, parts, h("span", { class: "hint" }, facts.filter(Boolean).join(" · ")));
 }

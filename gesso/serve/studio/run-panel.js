@@ -24,6 +24,7 @@ export class RunPanel extends HTMLElement {
     this.append(
       h("div", { class: "panel-head" }, this.counters, this.mode),
       h("div", { class: "stage" }, this.empty, this.view),
+      legend(),
       this.hand,
       this.timeline,
       this.inspector,
@@ -157,7 +158,8 @@ export class RunPanel extends HTMLElement {
         h("button", { type: "button", class: "chip", "aria-label": `Remove the pin ${visible(piece)} at ${position}`, onclick: () => this.#unpin(position) },
           h("code", {}, visible(piece)), h("span", { "aria-hidden": "true" }, "×")));
       const count = `${this.#pins.size} ${this.#pins.size === 1 ? "pin" : "pins"}`;
-      parts.push(h("button", { type: "button", class: "primary", onclick: () => this.#tell("redenoise", { pins: new Map(this.#pins) }) }, `Re-denoise with ${count}`), chips);
+      parts.push(h("button", { type: "button", class: "primary", onclick: () => this.#tell("redenoise", { pins: new Map(this.#pins) }) }, `Re-denoise with ${count}`), chips,
+        h("span", { class: "hint" }, "The rest is written again around what is pinned. Choose a candidate below to pin something else."));
     }
     this.hand.replaceChildren(...parts.flat());
   }
@@ -178,6 +180,12 @@ export class RunPanel extends HTMLElement {
   #tell(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
+}
+
+/** What the colours mean; for the eye alone, the inspector says it in words. */
+function legend() {
+  const scale = [1, 3, 5, 7, 8].map((level) => h("span", { class: `t l${level}` }));
+  return h("p", { class: "legend", "aria-hidden": "true" }, h("span", {}, "sure ", scale, " unsure"), h("b", {}, "settled"), h("span", { class: "pinned" }, "pinned"));
 }
 
 customElements.define("run-panel", RunPanel);

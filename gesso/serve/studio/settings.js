@@ -7,7 +7,7 @@ const SAMPLERS = ["entropy-bound", "confidence-threshold", "ancestral", "ddim", 
 export class RunSettings extends HTMLElement {
   connectedCallback() {
     if (this.preset) return;
-    const choice = (names) => names.map((name) => h("option", { value: name }, name || "as the model wants"));
+    const choice = (names) => names.map((name) => h("option", { value: name }, name || "default"));
     this.preset = h("select", {}, choice(["", "fast", "balanced", "quality"]));
     this.steps = h("input", { type: "number", min: 1, max: 1000, placeholder: "auto" });
     this.bound = h("input", { type: "number", min: 0.001, max: 100, step: "any", placeholder: "auto" });

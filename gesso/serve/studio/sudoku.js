@@ -164,7 +164,7 @@ export class SudokuView extends HTMLElement {
       const clue = this.puzzle[cell] !== "0";
       const kept = !clue || digits[cell] === this.puzzle[cell];
       this.cells[cell].value = digits[cell] === "0" ? "" : digits[cell];
-      this.cells[cell].className = [clue ? "clue" : settled[cell] ? "stands" : "open", wrong.has(cell) || !kept ? "wrong" : ""].join(" ").trim();
+      this.cells[cell].className = [clue ? "clue" : settled[cell] ? "stands" : digits[cell] === "0" ? "" : "guess", wrong.has(cell) || !kept ? "wrong" : ""].join(" ").trim();
       this.cells[cell].setAttribute("aria-invalid", String(wrong.has(cell) || !kept));
     }
   }
