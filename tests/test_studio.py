@@ -92,6 +92,8 @@ def test_conversations_go_out_as_a_file_and_come_back(page, tmp_path):
 
 def test_a_tool_call_is_shown_and_answered(page):
     view = page.locator("chat-view")
+    view.get_by_text("Settings").click()
+    view.get_by_label("Seed").fill("1")
     view.get_by_role("button", name="Book a table").click()
     expect(view.locator(".call code").first).to_have_text("book_table")
     assert json.loads(view.locator(".call pre").inner_text())["party"] == 4

@@ -185,7 +185,7 @@ export class RunPanel extends HTMLElement {
 /** What the colours mean; for the eye alone, the inspector says it in words. */
 function legend() {
   const scale = [1, 3, 5, 7, 8].map((level) => h("span", { class: `t l${level}` }));
-  return h("p", { class: "legend", "aria-hidden": "true" }, h("span", {}, "sure ", scale, " unsure"), h("b", {}, "settled"), h("span", { class: "pinned" }, "pinned"));
+  return h("p", { class: "legend", "aria-hidden": "true" }, h("span", {}, "sure ", scale, " unsure"), h("span", { class: "solid" }, "settled"), h("span", { class: "pinned" }, "pinned"));
 }
 
 customElements.define("run-panel", RunPanel);
