@@ -69,7 +69,9 @@ export class CanvasView extends HTMLElement {
     });
     this.#shown = steps;
     const last = steps.at(-1);
-    const before = this.#recording ? this.#recording.before.slice(0, this.#recording.before.length - this.#recording.repeated) : "";
+    const before = this.#recording
+      ? this.#recording.before.slice(0, this.#recording.before.length - this.#recording.repeated)
+      : "";
     if (this.before.textContent !== before) this.before.textContent = before;
     this.#trim(last ? last.start + last.tokens.length : 0);
   }
@@ -91,7 +93,8 @@ export class CanvasView extends HTMLElement {
     const old = this.#selection;
     this.#selection = selection;
     for (let i = old?.start ?? 0; i < (old?.end ?? 0); i += 1) this.#cells[i]?.setAttribute("aria-selected", "false");
-    for (let i = selection?.start ?? 0; i < (selection?.end ?? 0); i += 1) this.#cells[i]?.setAttribute("aria-selected", "true");
+    for (let i = selection?.start ?? 0; i < (selection?.end ?? 0); i += 1)
+      this.#cells[i]?.setAttribute("aria-selected", "true");
   }
 
   // --- cells ---------------------------------------------------------------------------------------------------------

@@ -5,22 +5,7 @@ import { messageView } from "./message.js";
 import { drawSeed, record, roomFor } from "./runner.js";
 import { Recording } from "./recording.js";
 import * as store from "./store.js";
-
-// What the model in the box can answer, and a tool for the last.
-const FIRST = ["Who are you?", "How do you work?"];
-const ERRAND = "Hey, I need to book a table: a name of Ada, a party of 4, on the date 2031-05-09.";
-const TOOL = {
-  type: "function",
-  function: {
-    name: "book_table",
-    description: "Book a table.",
-    parameters: {
-      type: "object",
-      properties: { name: { type: "string" }, party: { type: "integer" }, date: { type: "string" } },
-      required: ["name", "party", "date"],
-    },
-  },
-};
+import { welcome } from "./welcome.js";
 
 export class ChatView extends HTMLElement {
   connectedCallback() {
@@ -41,47 +26,83 @@ export class ChatView extends HTMLElement {
     this.panel.addEventListener("rewrite", (event) => this.#rewrite(event.detail));
     this.settings = document.createElement("run-settings");
     this.system = h("textarea", { rows: 2 });
-    this.tools = h("textarea", { rows: 4, class: "code", spellcheck: "false", placeholder: "[] or a list of tools, as OpenAI's API takes them" });
+    this.tools = h("textarea", {
+      rows: 4,
+      class: "code",
+      spellcheck: "false",
+      placeholder: "[] or a list of tools, as OpenAI's API takes them",
+    });
     this.thinking = h("input", { type: "checkbox" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
     this.draw = oncePerFrame(() => this.#drawLast());
     this.append(
       h("aside", { class: "side", "aria-label": "Conversations" }, this.#sideTools(), this.list),
-      h("section", { class: "talk", "aria-label": "Chat" }, this.thread, this.complaint, this.#composer(), this.#options()),
+      h(
+        "section",
+        { class: "talk", "aria-label": "Chat" },
+        this.thread,
+        this.complaint,
+        this.#composer(),
+        this.#options(),
+      ),
       this.panel,
     );
   }
 
   #sideTools() {
-    const file = h("input", { type: "file", accept: "application/json", hidden: true, onchange: () => this.#import(file) });
-    return h("div", { class: "side-tools" },
+    const file = h("input", {
+      type: "file",
+      accept: "application/json",
+      hidden: true,
+      onchange: () => this.#import(file),
+    });
+    return h(
+      "div",
+      { class: "side-tools" },
       h("button", { type: "button", onclick: () => this.#open(store.newConversation()) }, "New"),
       h("button", { type: "button", class: "quiet", onclick: () => store.exportFile(this.conversations) }, "Export"),
       h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Import"),
-      file);
+      file,
+    );
   }
 
   #composer() {
-    this.input = h("textarea", { rows: 2, "aria-label": "Message", placeholder: "Message (Enter sends, Shift+Enter is a new line)" });
+    this.input = h("textarea", {
+      rows: 2,
+      "aria-label": "Message",
+      placeholder: "Message (Enter sends, Shift+Enter is a new line)",
+    });
     this.input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       this.#send();
     });
     this.button = h("button", { type: "submit", class: "primary" }, "Send");
-    return h("form", { class: "composer", onsubmit: (event) => {
-      event.preventDefault();
-      if (this.stop) this.stop.abort();
-      else this.#send();
-    } }, this.input, this.button);
+    return h(
+      "form",
+      {
+        class: "composer",
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (this.stop) this.stop.abort();
+          else this.#send();
+        },
+      },
+      this.input,
+      this.button,
+    );
   }
 
   #options() {
-    return h("details", { class: "options" }, h("summary", {}, "Settings"),
+    return h(
+      "details",
+      { class: "options" },
+      h("summary", {}, "Settings"),
       this.settings,
       field("System message", this.system),
       field("Tools", this.tools),
-      h("label", { class: "field check" }, this.thinking, " Think before the answer"));
+      h("label", { class: "field check" }, this.thinking, " Think before the answer"),
+    );
   }
 
   // --- conversations -------------------------------------------------------------------------------------------------
@@ -123,10 +144,34 @@ export class ChatView extends HTMLElement {
   }
 
   #drawList() {
-    this.list.replaceChildren(...this.conversations.map((conversation) =>
-      h("li", {},
-        h("button", { type: "button", class: "conversation", "aria-current": conversation === this.current ? "true" : false, onclick: () => this.#open(conversation) }, conversation.title),
-        h("button", { type: "button", class: "quiet", "aria-label": `Delete ${conversation.title}`, onclick: () => this.#forget(conversation) }, "×"))));
+    this.list.replaceChildren(
+      ...this.conversations.map((conversation) =>
+        h(
+          "li",
+          {},
+          h(
+            "button",
+            {
+              type: "button",
+              class: "conversation",
+              "aria-current": conversation === this.current ? "true" : false,
+              onclick: () => this.#open(conversation),
+            },
+            conversation.title,
+          ),
+          h(
+            "button",
+            {
+              type: "button",
+              class: "quiet",
+              "aria-label": `Delete ${conversation.title}`,
+              onclick: () => this.#forget(conversation),
+            },
+            "×",
+          ),
+        ),
+      ),
+    );
   }
 
   // --- asking --------------------------------------------------------------------------------------------------------
@@ -137,6 +182,13 @@ export class ChatView extends HTMLElement {
     this.input.value = "";
     this.current.messages.push({ role: "user", content: text });
     this.#answer(this.settings.seedOrNone ?? drawSeed());
+  }
+
+  /** What the welcome offers: something to ask, and the tools it needs. */
+  #begin(text, tools) {
+    if (tools.length) this.tools.value = JSON.stringify(tools, null, 2);
+    this.input.value = text;
+    this.#send();
   }
 
   /** Have the model write the next message of the conversation. */
@@ -156,7 +208,13 @@ export class ChatView extends HTMLElement {
       ...(callId ? { tool_call_id: callId } : {}),
     }));
     if (this.system.value.trim()) messages.unshift({ role: "system", content: this.system.value });
-    const body = { messages, seed, max_tokens: this.settings.maxTokens, diffusion: this.settings.diffusion, stream_options: { include_usage: true } };
+    const body = {
+      messages,
+      seed,
+      max_tokens: this.settings.maxTokens,
+      diffusion: this.settings.diffusion,
+      stream_options: { include_usage: true },
+    };
     if (this.thinking.checked) body.thinking = true;
     try {
       const tools = JSON.parse(this.tools.value.trim() || "[]");
@@ -175,14 +233,17 @@ export class ChatView extends HTMLElement {
     const recording = new Recording({ label, pins });
     this.runs.set(message, { body, recording });
     await this.#watched(message, recording, (signal) =>
-      record("/v1/chat/completions", asked, { signal, recording, watch: (event) => this.#take(message, event) }));
+      record("/v1/chat/completions", asked, { signal, recording, watch: (event) => this.#take(message, event) }),
+    );
   }
 
   #take(message, event) {
     for (const { delta } of event.choices) {
       message.content += delta.content ?? "";
       message.thinking += delta.reasoning_content ?? "";
-      message.toolCalls.push(...(delta.tool_calls ?? []).map(({ id, type, function: called }) => ({ id, type, function: called })));
+      message.toolCalls.push(
+        ...(delta.tool_calls ?? []).map(({ id, type, function: called }) => ({ id, type, function: called })),
+      );
     }
   }
 
@@ -223,16 +284,32 @@ export class ChatView extends HTMLElement {
     if (!message || this.stop) return;
     const { body } = this.runs.get(message);
     const characters = [...text];
-    const recording = new Recording({ before: characters.slice(0, start).join(""), after: characters.slice(end).join(""), hole: true, label: "span" });
-    const asked = { input: text, span: [start, end], max_tokens: roomFor(tokens), seed: drawSeed(), diffusion: body.diffusion };
+    const recording = new Recording({
+      before: characters.slice(0, start).join(""),
+      after: characters.slice(end).join(""),
+      hole: true,
+      label: "span",
+    });
+    const asked = {
+      input: text,
+      span: [start, end],
+      max_tokens: roomFor(tokens),
+      seed: drawSeed(),
+      diffusion: body.diffusion,
+    };
     this.runs.set(message, { body, recording });
     await this.#watched(message, recording, (signal) =>
-      record("/v1/edits", asked, { signal, recording, watch: (event) => {
-        for (const choice of event.choices) {
-          message.content = choice.text;
-          recording.filledWith(choice.replacement);
-        }
-      } }));
+      record("/v1/edits", asked, {
+        signal,
+        recording,
+        watch: (event) => {
+          for (const choice of event.choices) {
+            message.content = choice.text;
+            recording.filledWith(choice.replacement);
+          }
+        },
+      }),
+    );
   }
 
   #retry(message) {
@@ -246,7 +323,7 @@ export class ChatView extends HTMLElement {
   #drawThread() {
     const messages = this.current.messages;
     if (messages.length) this.thread.replaceChildren(...messages.map((message) => this.#view(message)));
-    else this.thread.replaceChildren(this.#welcome());
+    else this.thread.replaceChildren(welcome((text, tools) => this.#begin(text, tools)));
     this.thread.scrollTop = this.thread.scrollHeight;
   }
 
@@ -270,22 +347,6 @@ export class ChatView extends HTMLElement {
         this.#answer(this.settings.seedOrNone ?? drawSeed());
       },
     });
-  }
-
-  #welcome() {
-    const ask = (text) => {
-      this.input.value = text;
-      this.#send();
-    };
-    return h("div", { class: "welcome" },
-      h("h2", {}, "Watch text come out of noise"),
-      h("p", {}, "All words of an answer are written at once: first noise, then guesses, then text that stands. Ask something; then click a word in the canvas to pin it, and have the rest written around it."),
-      h("div", { class: "starters" },
-        FIRST.map((text) => h("button", { type: "button", onclick: () => ask(text) }, text)),
-        h("button", { type: "button", onclick: () => {
-          this.tools.value = JSON.stringify([TOOL], null, 2);
-          ask(ERRAND);
-        } }, "Book a table (a tool call)")));
   }
 }
 

@@ -16,20 +16,44 @@ export class CompareView extends HTMLElement {
     this.complaint = h("p", { class: "complaint", role: "alert" });
     this.verdict = h("p", { class: "lead", role: "status" });
     this.sides = ["fast", "quality"].map((preset) => this.#side(preset));
-    const form = h("form", { class: "column", onsubmit: (event) => {
-      event.preventDefault();
-      if (this.stop) this.stop.abort();
-      else this.#run();
-    } },
+    const form = h(
+      "form",
+      {
+        class: "column",
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (this.stop) this.stop.abort();
+          else this.#run();
+        },
+      },
       field("Text to go on from", this.prompt),
-      h("div", { class: "asked" }, field("Seed of both", this.seed), field("Longest answer, in tokens", this.tokens), this.button),
-      this.complaint, this.verdict);
-    this.append(form, h("div", { class: "split" }, this.sides.map((side) => h("div", { class: "column" }, side.settings, side.panel))));
+      h(
+        "div",
+        { class: "asked" },
+        field("Seed of both", this.seed),
+        field("Longest answer, in tokens", this.tokens),
+        this.button,
+      ),
+      this.complaint,
+      this.verdict,
+    );
+    this.append(
+      form,
+      h(
+        "div",
+        { class: "split" },
+        this.sides.map((side) => h("div", { class: "column" }, side.settings, side.panel)),
+      ),
+    );
     this.sides.forEach((side) => (side.settings.preset.value = side.preset));
   }
 
   #side(preset) {
-    const side = { preset, settings: h("run-settings", { brief: true }), panel: h("run-panel", { empty: "Press Run both." }) };
+    const side = {
+      preset,
+      settings: h("run-settings", { brief: true }),
+      panel: h("run-panel", { empty: "Press Run both." }),
+    };
     side.panel.addEventListener("step", (event) => this.#follow(side, event.detail.index));
     return side;
   }
@@ -50,12 +74,19 @@ export class CompareView extends HTMLElement {
     this.complaint.textContent = this.verdict.textContent = "";
     const seed = this.seed.value === "" ? drawSeed() : Number(this.seed.value);
     this.seed.value = seed;
-    const recordings = await Promise.all(this.sides.map(({ settings, panel }) => {
-      const recording = new Recording({ before: this.prompt.value, label: settings.label });
-      panel.recording = recording;
-      const body = { prompt: this.prompt.value, seed, max_tokens: Number(this.tokens.value) || 64, diffusion: settings.diffusion };
-      return record("/v1/completions", body, { signal: this.stop.signal, recording, watch: () => panel.refresh() });
-    }));
+    const recordings = await Promise.all(
+      this.sides.map(({ settings, panel }) => {
+        const recording = new Recording({ before: this.prompt.value, label: settings.label });
+        panel.recording = recording;
+        const body = {
+          prompt: this.prompt.value,
+          seed,
+          max_tokens: Number(this.tokens.value) || 64,
+          diffusion: settings.diffusion,
+        };
+        return record("/v1/completions", body, { signal: this.stop.signal, recording, watch: () => panel.refresh() });
+      }),
+    );
     this.stop = null;
     this.button.textContent = "Run both";
     const trouble = recordings.map((recording) => recording.trouble).find(Boolean);
@@ -69,7 +100,8 @@ function verdict([left, right]) {
   const last = (recording) => recording.textAt(recording.length - 1).flatMap((step) => [...step.tokens]);
   const [a, b] = [last(left), last(right)];
   const same = a.filter((token, i) => token === b[i]).length / Math.max(1, a.length, b.length);
-  return `${left.label}: ${left.length} steps. ${right.label}: ${right.length} steps. ${Math.round(100 * same)} % of the tokens are the same.`;
+  const costs = [left, right].map((recording) => `${recording.label}: ${recording.length} steps.`).join(" ");
+  return `${costs} ${Math.round(100 * same)} % of the tokens are the same.`;
 }
 
 customElements.define("compare-view", CompareView);

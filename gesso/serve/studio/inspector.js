@@ -14,7 +14,14 @@ export class TokenInspector extends HTMLElement {
 
   clear() {
     this.position = -1;
-    this.replaceChildren(h("p", { class: "hint" }, "Point at a token to see what else it might have been. Click it to pin it. Drag over several to write them anew."));
+    this.replaceChildren(
+      h(
+        "p",
+        { class: "hint" },
+        "Point at a token to see what else it might have been. Click it to pin it. ",
+        "Drag over several to write them anew.",
+      ),
+    );
   }
 
   show(recording, index, position) {
@@ -24,9 +31,16 @@ export class TokenInspector extends HTMLElement {
     this.position = position;
     const piece = recording.piece(step.tokens[at]);
     this.replaceChildren(
-      h("div", { class: "inspected" },
+      h(
+        "div",
+        { class: "inspected" },
         h("code", { class: "piece" }, visible(piece)),
-        h("span", { class: "hint" }, `position ${position} · ${stateName(step.states[at])} · entropy ${step.entropy[at].toFixed(3)}`)),
+        h(
+          "span",
+          { class: "hint" },
+          `position ${position} · ${stateName(step.states[at])} · entropy ${step.entropy[at].toFixed(3)}`,
+        ),
+      ),
       this.#candidates(recording, index, position),
       this.#history(recording, index, position),
     );
@@ -39,8 +53,17 @@ export class TokenInspector extends HTMLElement {
       const bar = h("span", { class: "bar" });
       bar.style.setProperty("--share", share);
       const choose = () => this.dispatchEvent(new CustomEvent("choose", { detail: { position, token } }));
-      return h("li", {}, h("button", { type: "button", class: "candidate", title: "Pin this token here", onclick: choose },
-        h("code", {}, visible(recording.piece(token))), bar, h("span", { class: "share" }, percent(share))));
+      return h(
+        "li",
+        {},
+        h(
+          "button",
+          { type: "button", class: "candidate", title: "Pin this token here", onclick: choose },
+          h("code", {}, visible(recording.piece(token))),
+          bar,
+          h("span", { class: "share" }, percent(share)),
+        ),
+      );
     });
     return h("section", {}, h("h3", { class: "label" }, "Candidates"), h("ul", { class: "candidates" }, rows));
   }
@@ -48,8 +71,16 @@ export class TokenInspector extends HTMLElement {
   #history(recording, index, position) {
     const entries = recording.history(index, position);
     const hidden = Math.max(0, entries.length - SHOWN);
-    const rows = entries.slice(hidden).map(({ token, from, until }) =>
-      h("li", {}, h("code", {}, visible(recording.piece(token))), h("span", { class: "hint" }, from === until ? `step ${from}` : `steps ${from}–${until}`)));
+    const rows = entries
+      .slice(hidden)
+      .map(({ token, from, until }) =>
+        h(
+          "li",
+          {},
+          h("code", {}, visible(recording.piece(token))),
+          h("span", { class: "hint" }, from === until ? `step ${from}` : `steps ${from}–${until}`),
+        ),
+      );
     const more = hidden ? h("li", { class: "hint" }, `${hidden} more before`) : null;
     return h("section", {}, h("h3", { class: "label" }, "History"), h("ol", { class: "history" }, more, rows));
   }

@@ -44,7 +44,8 @@ async function look() {
   }
   const name = state?.status ?? "lost";
   const loading = state && state.progress > 0 && state.progress < 1 ? ` ${Math.round(100 * state.progress)} %` : "";
-  if (status.dataset.state !== name || loading) status.textContent = `${{ ready: "ready", lost: "no server" }[name] ?? name}${loading}`;
+  if (status.dataset.state !== name || loading)
+    status.textContent = `${{ ready: "ready", lost: "no server" }[name] ?? name}${loading}`;
   status.dataset.state = name;
   const trouble = {
     lost: "The server does not answer. Start it again with `gesso serve`; this page waits for it.",

@@ -29,7 +29,13 @@ function block(lines) {
   }
   if (ITEM.test(line)) {
     const tag = /^\s*\d/.test(line) ? "ol" : "ul";
-    return [h(tag, {}, take(lines, (next) => ITEM.test(next)).map((item) => h("li", {}, inline(ITEM.exec(item)[1]))))];
+    return [
+      h(
+        tag,
+        {},
+        take(lines, (next) => ITEM.test(next)).map((item) => h("li", {}, inline(ITEM.exec(item)[1]))),
+      ),
+    ];
   }
   if (/^\s*>/.test(line)) {
     const quoted = take(lines, (next) => /^\s*>/.test(next)).map((next) => next.replace(/^\s*> ?/, ""));
@@ -72,5 +78,7 @@ function span([whole, , code, strong, emphasis, label, address]) {
   if (strong !== undefined) return h("strong", {}, strong);
   if (emphasis !== undefined) return h("em", {}, emphasis);
   // Only addresses that a browser opens as pages: no javascript:, no data:.
-  return /^https?:\/\//i.test(address) ? h("a", { href: address, rel: "noopener noreferrer", target: "_blank" }, label) : whole;
+  return /^https?:\/\//i.test(address)
+    ? h("a", { href: address, rel: "noopener noreferrer", target: "_blank" }, label)
+    : whole;
 }

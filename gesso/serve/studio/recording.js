@@ -99,7 +99,7 @@ export class Recording {
     return found;
   }
 
-  /** The text of positions `from` to `to` at a moment, without special tokens. Bytes of one character stand together. */
+  /** The text of positions `from` to `to` at a moment, without special tokens; bytes make up characters together. */
   textBetween(index, from, to) {
     let text = "";
     let bytes = [];
@@ -127,7 +127,8 @@ export class Recording {
   locate(index, position) {
     for (let i = index; i >= 0; i = this.steps[i].previous) {
       const step = this.steps[i];
-      if (position >= step.start) return position < step.start + step.tokens.length ? [step, position - step.start] : null;
+      if (position >= step.start)
+        return position < step.start + step.tokens.length ? [step, position - step.start] : null;
     }
     return null;
   }

@@ -17,19 +17,41 @@ export class RunList extends HTMLElement {
 
   #draw() {
     const head = ["Run", "Steps", "Seconds", "Tokens a step", "Seed"].map((name) => h("th", { scope: "col" }, name));
-    this.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Costs of the last runs" },
-      h("table", { class: "runs" }, h("caption", {}, "What the last runs cost"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, this.runs.map((run) => this.#row(run))))));
+    this.replaceChildren(
+      h(
+        "div",
+        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Costs of the last runs" },
+        h(
+          "table",
+          { class: "runs" },
+          h("caption", {}, "What the last runs cost"),
+          h("thead", {}, h("tr", {}, head)),
+          h(
+            "tbody",
+            {},
+            this.runs.map((run) => this.#row(run)),
+          ),
+        ),
+      ),
+    );
   }
 
   #row(recording) {
     const now = recording.counters(recording.length - 1);
     const show = () => this.dispatchEvent(new CustomEvent("show", { detail: { recording } }));
-    return h("tr", {},
-      h("th", { scope: "row" }, h("button", { type: "button", class: "quiet", onclick: show }, recording.label || "run")),
+    return h(
+      "tr",
+      {},
+      h(
+        "th",
+        { scope: "row" },
+        h("button", { type: "button", class: "quiet", onclick: show }, recording.label || "run"),
+      ),
       h("td", {}, String(recording.length)),
       h("td", {}, number(recording.seconds, 2)),
       h("td", {}, number(now.perStep)),
-      h("td", {}, String(recording.seed)));
+      h("td", {}, String(recording.seed)),
+    );
   }
 }
 

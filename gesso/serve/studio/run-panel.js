@@ -139,10 +139,20 @@ export class RunPanel extends HTMLElement {
 
   #modes() {
     return ["text", "grid"].map((mode) =>
-      h("button", { type: "button", "aria-pressed": String(mode === "text"), onclick: (event) => {
-        this.view.dataset.mode = mode;
-        for (const button of this.mode.children) button.setAttribute("aria-pressed", String(button === event.target));
-      } }, mode === "text" ? "Text" : "Grid"));
+      h(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(mode === "text"),
+          onclick: (event) => {
+            this.view.dataset.mode = mode;
+            for (const button of this.mode.children)
+              button.setAttribute("aria-pressed", String(button === event.target));
+          },
+        },
+        mode === "text" ? "Text" : "Grid",
+      ),
+    );
   }
 
   /** What can be done next, said where the eye is: pins to keep, a span to write anew. */
@@ -150,16 +160,42 @@ export class RunPanel extends HTMLElement {
     const parts = [];
     const span = this.able.includes("span") ? this.view.selection : null;
     if (span) {
-      const button = h("button", { type: "button", class: "primary", onclick: () => this.#tell("rewrite", this.#characters(span)) },
-        `Write ${span.end - span.start} tokens anew`);
+      const button = h(
+        "button",
+        { type: "button", class: "primary", onclick: () => this.#tell("rewrite", this.#characters(span)) },
+        `Write ${span.end - span.start} tokens anew`,
+      );
       parts.push(button, h("span", { class: "hint" }, "The rest of the text stays as it is."));
     } else if (this.#pins.size) {
-      const chips = [...this.#pins].sort((a, b) => a[0] - b[0]).map(([position, { piece }]) =>
-        h("button", { type: "button", class: "chip", "aria-label": `Remove the pin ${visible(piece)} at ${position}`, onclick: () => this.#unpin(position) },
-          h("code", {}, visible(piece)), h("span", { "aria-hidden": "true" }, "×")));
+      const chips = [...this.#pins]
+        .sort((a, b) => a[0] - b[0])
+        .map(([position, { piece }]) =>
+          h(
+            "button",
+            {
+              type: "button",
+              class: "chip",
+              "aria-label": `Remove the pin ${visible(piece)} at ${position}`,
+              onclick: () => this.#unpin(position),
+            },
+            h("code", {}, visible(piece)),
+            h("span", { "aria-hidden": "true" }, "×"),
+          ),
+        );
       const count = `${this.#pins.size} ${this.#pins.size === 1 ? "pin" : "pins"}`;
-      parts.push(h("button", { type: "button", class: "primary", onclick: () => this.#tell("redenoise", { pins: new Map(this.#pins) }) }, `Re-denoise with ${count}`), chips,
-        h("span", { class: "hint" }, "The rest is written again around what is pinned. Choose a candidate below to pin something else."));
+      parts.push(
+        h(
+          "button",
+          { type: "button", class: "primary", onclick: () => this.#tell("redenoise", { pins: new Map(this.#pins) }) },
+          `Re-denoise with ${count}`,
+        ),
+        chips,
+        h(
+          "span",
+          { class: "hint" },
+          "The rest is written again around what is pinned. Choose a candidate below to pin something else.",
+        ),
+      );
     }
     this.hand.replaceChildren(...parts.flat());
   }
@@ -185,7 +221,13 @@ export class RunPanel extends HTMLElement {
 /** What the colours mean; for the eye alone, the inspector says it in words. */
 function legend() {
   const scale = [1, 3, 5, 7, 8].map((level) => h("span", { class: `t l${level}` }));
-  return h("p", { class: "legend", "aria-hidden": "true" }, h("span", {}, "sure ", scale, " unsure"), h("span", { class: "solid" }, "settled"), h("span", { class: "pinned" }, "pinned"));
+  return h(
+    "p",
+    { class: "legend", "aria-hidden": "true" },
+    h("span", {}, "sure ", scale, " unsure"),
+    h("span", { class: "solid" }, "settled"),
+    h("span", { class: "pinned" }, "pinned"),
+  );
 }
 
 customElements.define("run-panel", RunPanel);

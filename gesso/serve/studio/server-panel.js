@@ -12,15 +12,34 @@ export class ServerView extends HTMLElement {
   connectedCallback() {
     if (this.facts) return;
     this.facts = h("dl", { class: "tiles" });
-    this.spark = h("canvas", { class: "spark", role: "img", "aria-label": "Tokens written a second, over the last two minutes" });
+    this.spark = h("canvas", {
+      class: "spark",
+      role: "img",
+      "aria-label": "Tokens written a second, over the last two minutes",
+    });
     this.now = h("p", { class: "hint" });
     this.engines = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Models" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
-    this.append(h("div", { class: "column" },
-      h("h2", {}, "Server"), this.complaint, this.facts,
-      h("section", { class: "card" }, h("h3", { class: "label" }, "Tokens written a second"), this.spark, this.now),
-      h("section", { class: "card" }, h("h3", { class: "label" }, "Models"), this.engines),
-      h("p", { class: "hint" }, "The figures are those of ", h("a", { href: "/metrics" }, "/metrics"), ", which Prometheus reads, too. All fields of the API: ", h("a", { href: "/docs" }, "/docs"), ".")));
+    this.append(
+      h(
+        "div",
+        { class: "column" },
+        h("h2", {}, "Server"),
+        this.complaint,
+        this.facts,
+        h("section", { class: "card" }, h("h3", { class: "label" }, "Tokens written a second"), this.spark, this.now),
+        h("section", { class: "card" }, h("h3", { class: "label" }, "Models"), this.engines),
+        h(
+          "p",
+          { class: "hint" },
+          "The figures are those of ",
+          h("a", { href: "/metrics" }, "/metrics"),
+          ", which Prometheus reads, too. All fields of the API: ",
+          h("a", { href: "/docs" }, "/docs"),
+          ".",
+        ),
+      ),
+    );
     this.#watch();
   }
 
@@ -58,8 +77,12 @@ export class ServerView extends HTMLElement {
       "to the first text": Number.isFinite(first) ? `${number(first, 2)} s` : "–",
       "of the prompts cached": percent(total("gesso_cached_tokens_total"), total("gesso_prompt_tokens_total")),
     };
-    this.facts.replaceChildren(...Object.entries(facts).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
-    const head = ["Model", "Engine", "Memory", "Batch", "Waiting", "Context"].map((name) => h("th", { scope: "col" }, name));
+    this.facts.replaceChildren(
+      ...Object.entries(facts).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))),
+    );
+    const head = ["Model", "Engine", "Memory", "Batch", "Waiting", "Context"].map((name) =>
+      h("th", { scope: "col" }, name),
+    );
     const rows = models.map(({ id, max_model_len: context, parent }) => {
       const up = of("gesso_engine_up", id);
       const most = of("gesso_batch_limit", id);
@@ -70,9 +93,16 @@ export class ServerView extends HTMLElement {
         String(of("gesso_requests_waiting", id) ?? 0),
         `${context} tokens`,
       ];
-      return h("tr", {}, h("th", { scope: "row" }, id), cells.map((cell) => h("td", {}, cell)));
+      return h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, id),
+        cells.map((cell) => h("td", {}, cell)),
+      );
     });
-    this.engines.replaceChildren(h("table", { class: "runs" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
+    this.engines.replaceChildren(
+      h("table", { class: "runs" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)),
+    );
   }
 
   #sample(tokens) {
@@ -82,7 +112,9 @@ export class ServerView extends HTMLElement {
       const before = this.#samples[i];
       return Math.max(0, (1000 * (sample.tokens - before.tokens)) / (sample.at - before.at));
     });
-    this.now.textContent = rates.length ? `${number(rates.at(-1), 0)} now, ${number(Math.max(...rates), 0)} at most; tokens count when their answer ends` : "measuring";
+    this.now.textContent = rates.length
+      ? `${number(rates.at(-1), 0)} now, ${number(Math.max(...rates), 0)} at most; tokens count when their answer ends`
+      : "measuring";
     sparkline(this.spark, rates);
   }
 }
@@ -93,7 +125,9 @@ export function parseMetrics(text) {
   for (const line of text.split("\n")) {
     const match = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)$/.exec(line);
     if (!match) continue;
-    const labels = Object.fromEntries([...(match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, name, value]) => [name, value]));
+    const labels = Object.fromEntries(
+      [...(match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, name, value]) => [name, value]),
+    );
     found.set(match[1], [...(found.get(match[1]) ?? []), { labels, value: Number(match[3]) }]);
   }
   return found;

@@ -15,15 +15,24 @@ export class RunSettings extends HTMLElement {
     this.tokens = h("input", { type: "number", min: 1, max: 100000, value: this.getAttribute("tokens") ?? 128 });
     this.seed = h("input", { type: "number", min: 0, step: 1, placeholder: "chance" });
     this.candidates = h("input", { type: "checkbox", checked: true });
-    const given = this.hasAttribute("brief") ? [] : [field("Longest answer", this.tokens, "tokens"), field("Seed", this.seed, "the same seed, the same text")];
+    const given = this.hasAttribute("brief")
+      ? []
+      : [field("Longest answer", this.tokens, "tokens"), field("Seed", this.seed, "the same seed, the same text")];
     this.append(
-      h("div", { class: "fields" },
+      h(
+        "div",
+        { class: "fields" },
         field("Preset", this.preset, "fast takes fewer steps, quality more"),
         field("Steps", this.steps, "the most a canvas may take"),
         field("Entropy bound", this.bound, "how unsure a step may be; more is faster"),
         field("Sampler", this.sampler),
         ...given,
-        h("div", { class: "field check" }, this.#labelled(this.candidates, "Record candidates"), h("span", { class: "hint" }, "what else each token might be; slower")),
+        h(
+          "div",
+          { class: "field check" },
+          this.#labelled(this.candidates, "Record candidates"),
+          h("span", { class: "hint" }, "what else each token might be; slower"),
+        ),
       ),
     );
   }

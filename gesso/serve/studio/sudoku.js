@@ -33,20 +33,56 @@ export class SudokuView extends HTMLElement {
     this.timeline.addEventListener("move", (event) => this.#show(event.detail.index));
     this.verdict = h("p", { class: "verdict", role: "status" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
-    this.pick = h("select", { onchange: () => this.#set(PUZZLES[this.pick.value]) }, Object.keys(PUZZLES).map((name) => h("option", {}, name)));
-    this.paste = h("input", { type: "text", placeholder: "81 digits, 0 or . for an empty cell", onchange: () => this.#paste() });
+    this.pick = h(
+      "select",
+      { onchange: () => this.#set(PUZZLES[this.pick.value]) },
+      Object.keys(PUZZLES).map((name) => h("option", {}, name)),
+    );
+    this.paste = h("input", {
+      type: "text",
+      placeholder: "81 digits, 0 or . for an empty cell",
+      onchange: () => this.#paste(),
+    });
     this.seed = h("input", { type: "number", min: 0, placeholder: "chance" });
-    this.button = h("button", { type: "button", class: "primary", onclick: () => (this.stop ? this.stop.abort() : this.#solve()) }, "Solve");
-    const rows = Array.from({ length: 9 }, (_, row) => h("div", { role: "row" }, this.cells.slice(9 * row, 9 * row + 9).map((cell) => h("div", { role: "gridcell" }, cell))));
+    this.button = h(
+      "button",
+      { type: "button", class: "primary", onclick: () => (this.stop ? this.stop.abort() : this.#solve()) },
+      "Solve",
+    );
+    const rows = Array.from({ length: 9 }, (_, row) =>
+      h(
+        "div",
+        { role: "row" },
+        this.cells.slice(9 * row, 9 * row + 9).map((cell) => h("div", { role: "gridcell" }, cell)),
+      ),
+    );
     this.board = h("div", { class: "board", role: "grid", "aria-label": "Sudoku" }, rows);
-    this.append(h("div", { class: "sudoku" },
-      h("div", { class: "column" }, this.board, this.timeline, this.verdict, this.complaint),
-      h("div", { class: "column" },
-        h("p", { class: "lead" }, "All empty cells are written at once. Type a puzzle, paste one, or pick one; the smaller the number of clues, the more steps it takes."),
-        field("Puzzle", this.pick),
-        field("Paste a puzzle", this.paste),
-        field("Seed", this.seed),
-        h("div", { class: "row" }, this.button, h("button", { type: "button", onclick: () => this.#set("0".repeat(81)) }, "Clear")))));
+    this.append(
+      h(
+        "div",
+        { class: "sudoku" },
+        h("div", { class: "column" }, this.board, this.timeline, this.verdict, this.complaint),
+        h(
+          "div",
+          { class: "column" },
+          h(
+            "p",
+            { class: "lead" },
+            "All empty cells are written at once. Type a puzzle, paste one, or pick one; ",
+            "the fewer clues it has, the more steps it takes.",
+          ),
+          field("Puzzle", this.pick),
+          field("Paste a puzzle", this.paste),
+          field("Seed", this.seed),
+          h(
+            "div",
+            { class: "row" },
+            this.button,
+            h("button", { type: "button", onclick: () => this.#set("0".repeat(81)) }, "Clear"),
+          ),
+        ),
+      ),
+    );
     bus.addEventListener("models", (event) => (this.models = event.detail));
     this.#set(PUZZLES["30 clues"]);
   }
@@ -54,7 +90,13 @@ export class SudokuView extends HTMLElement {
   // --- the puzzle ----------------------------------------------------------------------------------------------------
 
   #cell(cell) {
-    const input = h("input", { type: "text", inputmode: "numeric", maxlength: 1, autocomplete: "off", "aria-label": `Row ${Math.floor(cell / 9) + 1}, column ${(cell % 9) + 1}` });
+    const input = h("input", {
+      type: "text",
+      inputmode: "numeric",
+      maxlength: 1,
+      autocomplete: "off",
+      "aria-label": `Row ${Math.floor(cell / 9) + 1}, column ${(cell % 9) + 1}`,
+    });
     input.addEventListener("input", () => {
       this.puzzle[cell] = /[1-9]/.test(input.value) ? input.value : "0";
       this.#reset();
@@ -84,7 +126,10 @@ export class SudokuView extends HTMLElement {
     this.stop?.abort();
     this.timeline.recording = null;
     this.verdict.textContent = this.complaint.textContent = "";
-    this.#paint(this.puzzle, CELLS.map(() => false));
+    this.#paint(
+      this.puzzle,
+      CELLS.map(() => false),
+    );
   }
 
   // --- the answer ----------------------------------------------------------------------------------------------------
@@ -96,7 +141,7 @@ export class SudokuView extends HTMLElement {
       return;
     }
     if (this.models && !this.models.includes(MODEL)) {
-      this.complaint.textContent = `This server has no ${MODEL}. Start one with \`gesso serve\`, or with \`gesso serve -m ${MODEL}\`.`;
+      this.complaint.textContent = `This server has no ${MODEL}; \`gesso serve\` has, and \`gesso serve -m ${MODEL}\`.`;
       return;
     }
     this.stop = new AbortController();
@@ -126,7 +171,11 @@ export class SudokuView extends HTMLElement {
       return;
     }
     const seed = this.seed.value === "" ? drawSeed() : Number(this.seed.value);
-    await record("/v1/completions", { model: MODEL, prompt, max_tokens: LONGEST, seed, diffusion: { drafts: true } }, { signal, recording });
+    await record(
+      "/v1/completions",
+      { model: MODEL, prompt, max_tokens: LONGEST, seed, diffusion: { drafts: true } },
+      { signal, recording },
+    );
   }
 
   /** Step by step at a pace for the eye, as they come. */
@@ -153,7 +202,10 @@ export class SudokuView extends HTMLElement {
       const sign = this.recording.piece(step.tokens[place]).trim();
       return /^[1-9]$/.test(sign) ? sign : this.puzzle[cell];
     });
-    this.#paint(digits, this.places.map((place) => isSettled(step.states[place])));
+    this.#paint(
+      digits,
+      this.places.map((place) => isSettled(step.states[place])),
+    );
   }
 
   #paint(digits, settled) {
@@ -164,18 +216,24 @@ export class SudokuView extends HTMLElement {
       const clue = this.puzzle[cell] !== "0";
       const kept = !clue || digits[cell] === this.puzzle[cell];
       this.cells[cell].value = digits[cell] === "0" ? "" : digits[cell];
-      this.cells[cell].className = [clue ? "clue" : settled[cell] ? "stands" : digits[cell] === "0" ? "" : "guess", wrong.has(cell) || !kept ? "wrong" : ""].join(" ").trim();
+      this.cells[cell].className = [
+        clue ? "clue" : settled[cell] ? "stands" : digits[cell] === "0" ? "" : "guess",
+        wrong.has(cell) || !kept ? "wrong" : "",
+      ]
+        .join(" ")
+        .trim();
       this.cells[cell].setAttribute("aria-invalid", String(wrong.has(cell) || !kept));
     }
   }
 
   #judge() {
-    const steps = `${this.recording.length} step${this.recording.length === 1 ? "" : "s"}, ${this.recording.seconds.toFixed(2)} s`;
+    const { length, seconds } = this.recording;
+    const steps = `${length} step${length === 1 ? "" : "s"}, ${seconds.toFixed(2)} s`;
     const broken = repeated(this.shown).size;
     const lost = CELLS.filter((cell) => this.puzzle[cell] !== "0" && this.shown[cell] !== this.puzzle[cell]).length;
     const empty = this.shown.filter((digit) => digit === "0").length;
     if (!broken && !lost && !empty) return `Solved in ${steps}.`;
-    return `Not solved after ${steps}: ${broken} cells break the rules, ${lost} clues were not kept, ${empty} are empty.`;
+    return `Not solved after ${steps}: ${broken} cells break the rules, ${lost} clues are lost, ${empty} are empty.`;
   }
 }
 
@@ -184,7 +242,8 @@ export function repeated(digits) {
   const found = new Set();
   for (const unit of UNITS) {
     for (const cell of unit) {
-      if (digits[cell] !== "0" && unit.some((other) => other !== cell && digits[other] === digits[cell])) found.add(cell);
+      if (digits[cell] !== "0" && unit.some((other) => other !== cell && digits[other] === digits[cell]))
+        found.add(cell);
     }
   }
   return found;

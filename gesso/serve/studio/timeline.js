@@ -13,7 +13,11 @@ export class RunTimeline extends HTMLElement {
 
   connectedCallback() {
     if (this.slider) return;
-    this.play = h("button", { type: "button", class: "round", "aria-label": "Play", onclick: () => this.toggle() }, "▶");
+    this.play = h(
+      "button",
+      { type: "button", class: "round", "aria-label": "Play", onclick: () => this.toggle() },
+      "▶",
+    );
     this.graph = h("canvas", { class: "graph", "aria-hidden": "true" });
     this.slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step", disabled: true });
     this.slider.addEventListener("input", () => {
@@ -107,7 +111,7 @@ export class RunTimeline extends HTMLElement {
     const highest = steps.reduce((most, step) => Math.max(most, step.meanEntropy), 0.001);
     const room = width / Math.max(1, steps.length);
     steps.forEach((step, i) => {
-      const bar = Math.max(1.5, (height - 2) * Math.sqrt(step.meanEntropy / highest)); // a root: the end is worth seeing
+      const bar = Math.max(1.5, (height - 2) * Math.sqrt(step.meanEntropy / highest)); // a root, to see the end
       pen.fillStyle = style.getPropertyValue(step.reason ? "--settled" : "--bar");
       pen.fillRect(i * room, height - bar, Math.max(0.5, room - (room > 4 ? 1 : 0)), bar);
     });

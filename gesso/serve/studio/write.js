@@ -22,10 +22,14 @@ export class WriteView extends HTMLElement {
     this.undone = []; // texts to go back to
     this.editor = h("textarea", { class: "editor", "aria-label": "Text", spellcheck: "false", rows: 14 });
     this.editor.value = EXAMPLE;
-    for (const name of ["select", "keyup", "pointerup", "input"]) this.editor.addEventListener(name, () => this.#drawButtons());
+    for (const name of ["select", "keyup", "pointerup", "input"])
+      this.editor.addEventListener(name, () => this.#drawButtons());
     this.settings = h("run-settings", { tokens: 64 });
     this.complaint = h("p", { class: "complaint", role: "alert" });
-    this.panel = h("run-panel", { able: "pins span", empty: `Press Write: the hole ${HOLE} is filled before your eyes.` });
+    this.panel = h("run-panel", {
+      able: "pins span",
+      empty: `Press Write: the hole ${HOLE} is filled before your eyes.`,
+    });
     this.panel.addEventListener("redenoise", (event) => this.#redenoise(event.detail.pins));
     this.panel.addEventListener("rewrite", (event) => this.#rewriteSpan(event.detail));
     this.runs = h("run-list", {});
@@ -35,17 +39,26 @@ export class WriteView extends HTMLElement {
   }
 
   #left() {
-    const button = (text, action, primary) => h("button", { type: "button", class: primary ? "primary" : false, onclick: action }, text);
+    const button = (text, action, primary) =>
+      h("button", { type: "button", class: primary ? "primary" : false, onclick: action }, text);
     this.write = button("Write", () => (this.stop ? this.stop.abort() : this.#write()), true);
     this.hole = button(`Insert hole ${HOLE}`, () => this.#insertHole());
     this.anew = button("Write selection anew", () => this.#rewriteSelection());
     this.undo = button("Undo", () => this.#undo());
-    return h("div", { class: "column" },
-      h("p", { class: "lead" }, `A hole ${HOLE} is filled to fit both sides. Without one, the text goes on at its end. Select something to write it anew.`),
+    return h(
+      "div",
+      { class: "column" },
+      h(
+        "p",
+        { class: "lead" },
+        `A hole ${HOLE} is filled to fit both sides. Without one, the text goes on at its end. `,
+        "Select something to write it anew.",
+      ),
       h("div", { class: "row" }, this.write, this.hole, this.anew, this.undo),
       this.editor,
       this.complaint,
-      h("details", { class: "options" }, h("summary", {}, "Settings"), this.settings));
+      h("details", { class: "options" }, h("summary", {}, "Settings"), this.settings),
+    );
   }
 
   #drawButtons() {
@@ -82,12 +95,21 @@ export class WriteView extends HTMLElement {
   async #write() {
     const [first, ...rest] = this.editor.value.split(HOLE);
     const common = { ...this.#common, max_tokens: this.settings.maxTokens };
-    if (!rest.length) return this.#goOn({ prompt: first, ...common, stream_options: { include_usage: true } }, new Map());
+    if (!rest.length)
+      return this.#goOn({ prompt: first, ...common, stream_options: { include_usage: true } }, new Map());
     // Each hole sees all that is filled before it, and what is given up to the next one.
     let text = first;
     for (const [i, part] of rest.entries()) {
-      const later = rest.slice(i + 1).map((other) => HOLE + other).join("");
-      const recording = new Recording({ before: text, after: part, hole: true, label: `hole ${i + 1} · ${this.settings.label}` });
+      const later = rest
+        .slice(i + 1)
+        .map((other) => HOLE + other)
+        .join("");
+      const recording = new Recording({
+        before: text,
+        after: part,
+        hole: true,
+        label: `hole ${i + 1} · ${this.settings.label}`,
+      });
       const body = { prompt: text, suffix: part || "\n", ...common, stream_options: { include_usage: true } };
       const middle = await this.#run("/v1/completions", body, recording, (choice) => choice.text);
       if (middle === null) return;
@@ -99,7 +121,13 @@ export class WriteView extends HTMLElement {
   }
 
   async #goOn(body, pins) {
-    const asked = { ...body, diffusion: { ...body.diffusion, pins: Object.fromEntries([...pins].map(([at, { token }]) => [String(at), token])) } };
+    const asked = {
+      ...body,
+      diffusion: {
+        ...body.diffusion,
+        pins: Object.fromEntries([...pins].map(([at, { token }]) => [String(at), token])),
+      },
+    };
     const label = pins.size ? `${pins.size} pinned · ${this.settings.label}` : this.settings.label;
     const recording = new Recording({ before: body.prompt, label, pins });
     recording.body = body; // to be asked again with pins
@@ -111,7 +139,8 @@ export class WriteView extends HTMLElement {
     const { recording } = this.panel;
     if (this.stop) return;
     if (recording.body) return this.#goOn(recording.body, pins);
-    this.complaint.textContent = "Pins go with text that was written on; a hole is filled as a whole. Select words to write them anew.";
+    this.complaint.textContent =
+      "Pins go with text that was written on; a hole is filled as a whole. Select words to write them anew.";
   }
 
   #rewriteSpan({ text, start, end, tokens }) {
@@ -131,11 +160,21 @@ export class WriteView extends HTMLElement {
   async #edit(text, start, end, tokens) {
     if (this.stop) return;
     const characters = [...text];
-    const recording = new Recording({ before: characters.slice(0, start).join(""), after: characters.slice(end).join(""), hole: true, label: `span · ${this.settings.label}` });
-    const changed = await this.#run("/v1/edits", { input: text, span: [start, end], max_tokens: roomFor(tokens), ...this.#common }, recording, (choice) => {
-      recording.replacement = choice.replacement;
-      return choice.text;
+    const recording = new Recording({
+      before: characters.slice(0, start).join(""),
+      after: characters.slice(end).join(""),
+      hole: true,
+      label: `span · ${this.settings.label}`,
     });
+    const changed = await this.#run(
+      "/v1/edits",
+      { input: text, span: [start, end], max_tokens: roomFor(tokens), ...this.#common },
+      recording,
+      (choice) => {
+        recording.replacement = choice.replacement;
+        return choice.text;
+      },
+    );
     if (changed === null) return;
     recording.filledWith(recording.replacement);
     this.panel.refresh();
@@ -149,10 +188,14 @@ export class WriteView extends HTMLElement {
     this.complaint.textContent = "";
     this.#drawButtons();
     this.panel.recording = recording;
-    await record(path, body, { signal: this.stop.signal, recording, watch: (event) => {
-      for (const choice of event.choices) text = read(choice, text);
-      this.panel.refresh();
-    } });
+    await record(path, body, {
+      signal: this.stop.signal,
+      recording,
+      watch: (event) => {
+        for (const choice of event.choices) text = read(choice, text);
+        this.panel.refresh();
+      },
+    });
     this.stop = null;
     this.panel.refresh();
     this.runs.add(recording);
