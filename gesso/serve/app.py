@@ -170,9 +170,10 @@ def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
         }
 
     @app.get("/health", tags=["operation"])
-    async def health() -> dict[str, str]:
+    async def health() -> dict[str, Any]:
         """200 as long as the server runs, whatever its engine does."""
-        return {"status": "ok", "engine": supervisor.state}
+        trouble = {} if supervisor.trouble is None else {"message": supervisor.trouble}
+        return {"status": "ok", "engine": supervisor.state, "progress": round(supervisor.progress, 2), **trouble}
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:

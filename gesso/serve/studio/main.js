@@ -37,12 +37,12 @@ function showView() {
 async function look() {
   let state = null;
   try {
-    const response = await fetch("/ready", { cache: "no-store" });
+    const response = await fetch("/health", { cache: "no-store" });
     state = await response.json();
   } catch {
     // not even an answer
   }
-  const name = state?.status ?? "lost";
+  const name = state?.engine ?? "lost";
   const loading = state && state.progress > 0 && state.progress < 1 ? ` ${Math.round(100 * state.progress)} %` : "";
   if (status.dataset.state !== name || loading)
     status.textContent = `${{ ready: "ready", lost: "no server" }[name] ?? name}${loading}`;
