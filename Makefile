@@ -1,4 +1,5 @@
-# Two commands, each with all its set-up: `make demo` and `make test`. Python 3.11 or newer is all they need.
+# Three commands, each with all its set-up: `make demo`, `make studio`, `make test`. They need Python 3.11 or newer; the
+# studio's tests also need a browser (apt-get install chromium), and skip without.
 # `make mini-data` and `make sudoku-data` make what recipes/mini.toml and recipes/sudoku.toml train on, in data/mini.
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,7 +24,7 @@ endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE PUZZLE
 
-.PHONY: demo test lint mini-data sudoku-data clean
+.PHONY: demo studio test lint mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
@@ -33,6 +34,10 @@ demo: $(VENV)/.installed
 	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 6 --seed 1
 	@echo "4/4  gesso sudoku: 51 empty cells, all at once"
 	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
+	@echo "Now watch it, and put your hand on it, in your browser: make studio"
+
+studio: $(VENV)/.installed-serve
+	$(BIN)/gesso serve --open
 
 test: $(VENV)/.installed-dev
 	$(MAKE) lint
@@ -58,9 +63,13 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --editable .
 	touch $@
 
+$(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --editable '.[serve]'
+	touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --editable '.[dev]'
-	touch $@ $(VENV)/.installed
+	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

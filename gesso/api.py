@@ -68,9 +68,10 @@ class Gesso:
 
         Options: `max_new_tokens`, `seed` (None draws one; the result tells which), `preset`, `stop` (a string or
         several), `pins` ({position in the new text: token id}), `resume` (a draft event of an earlier run with the
-        same arguments), `top_logprobs` (have commit events say how likely their tokens were, and so many others), and
-        every field of `gesso.Diffusion`. What the text must be, one of: `choice` (texts, one of which is written),
-        `regex` (Rust's syntax), `json_schema`, `grammar` (EBNF).
+        same arguments), `top_logprobs` (have commit events say how likely their tokens were, and so many others),
+        `draft_logprobs` (the same of drafts, at a cost in every step), and every field of `gesso.Diffusion`. What the
+        text must be, one of: `choice` (texts, one of which is written), `regex` (Rust's syntax), `json_schema`,
+        `grammar` (EBNF).
         """
         return _last(self.stream(prompt, **options))
 
@@ -246,6 +247,7 @@ class Gesso:
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
         top_logprobs: int | None = None,
+        draft_logprobs: int | None = None,
         choice: Sequence[str] | None = None,
         regex: str | None = None,
         json_schema: Mapping[str, Any] | bool | None = None,
@@ -274,6 +276,7 @@ class Gesso:
             never_first=self._never_first,
             unsure=self.tokenizer.byte_ids,
             top_logprobs=top_logprobs,
+            draft_logprobs=draft_logprobs,
             resume=resume,
         )
 

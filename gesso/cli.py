@@ -15,6 +15,7 @@ from gesso.commands.rewriting import edit, infill
 from gesso.commands.serve import serve
 from gesso.commands.sudoku import CODES, sudoku
 from gesso.commands.tasks import evaluate, training_data
+from gesso.commands.trace import trace
 from gesso.commands.train import train
 from gesso.errors import GessoError, InputError
 from gesso.options import EXIT_CODES
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, infill, edit, info, train, quantize):
+for command in (generate, chat, infill, edit, trace, info, train, quantize):
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)

@@ -86,6 +86,27 @@ def client(server):
         yield client
 
 
+@pytest.fixture(scope="session")
+def studio(tmp_path_factory: pytest.TempPathFactory):
+    """A server with the models in the box, for all tests of the studio."""
+    from tests.serving import serving
+    from tests.studio import need_browser
+
+    need_browser()
+    with serving(tmp_path_factory.mktemp("studio") / "log") as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Of a module and no longer: while Playwright runs, its event loop does, and other tests have their own."""
+    from tests.studio import browsing
+
+    with browsing() as browser:
+        yield browser
+
+
 @pytest.fixture
 def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """The program in this process: faster than another, where the process itself is not what is tested."""

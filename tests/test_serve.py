@@ -204,6 +204,45 @@ def test_drafts_show_every_step_and_change_nothing(server, client):
     assert content == chat(client, max_tokens=16).choices[0].message.content
 
 
+def test_drafts_say_what_each_position_holds_and_why_a_canvas_ends(server):
+    """Pins by their letter, the text of every token once, and candidates only where asked for."""
+    diffusion = QUICK | {"drafts": {"candidates": 3}, "pins": {"2": 140}, "canvas_length": 8}
+    body = {"messages": HELLO, "max_tokens": 16, "seed": 1, "diffusion": diffusion}
+    drafts = [event["draft"] for event in server.events("/v1/chat/completions", body) if "draft" in event]
+    pieces, told = {}, 0
+    for draft in drafts:
+        told += len(draft["pieces"])
+        pieces |= draft["pieces"]
+        others = [token for position in draft["candidates"] for token, _ in position]
+        assert {str(token) for token in [*draft["tokens"], *others]} <= set(pieces)
+        assert len(draft["states"]) == len(draft["entropy"]) == len(draft["tokens"]) == len(draft["candidates"]) == 8
+        assert set(draft["states"]) <= set("pfsa.")
+        for state, token, position in zip(draft["states"], draft["tokens"], draft["candidates"], strict=True):
+            shares = [share for _, share in position]
+            assert len(shares) == 3 and shares == sorted(shares, reverse=True)
+            assert token == position[0][0] or state in "pf", "the likeliest, unless it was fixed before"
+    assert told == len(pieces), "no token is told of twice"
+    first = [draft for draft in drafts if draft["canvas"] == 0]
+    assert all(draft["tokens"][2] == 140 and draft["states"][2] == "p" for draft in first)
+    assert [draft["start"] for draft in drafts if draft["reason"]] == [0, 8]
+    assert [draft["reason"] is None for draft in first] == [True] * (len(first) - 1) + [False]
+    plain = server.events("/v1/chat/completions", body | {"diffusion": diffusion | {"drafts": True}})
+    assert all("candidates" not in event["draft"] for event in plain if "draft" in event)
+
+
+def test_holes_and_spans_can_be_watched(server):
+    """The drafts change nothing of what fills them."""
+    hole = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}
+    span = {"input": "The quick brown fox.", "span": [4, 9], "max_tokens": 4, "seed": 3, "diffusion": QUICK}
+    for path, body in (("completions", hole), ("edits", span)):
+        plain = server.http.post(f"/v1/{path}", json=body).json()
+        watched = body | {"diffusion": QUICK | {"drafts": True}}
+        events = list(server.events(f"/v1/{path}", watched))
+        assert any("draft" in event for event in events)
+        choice = next(event["choices"][0] for event in events if event["choices"])
+        assert choice["text"] == plain["choices"][0]["text"]
+
+
 def test_tokens_go_both_ways(server):
     found = server.http.post("/tokenize", json={"prompt": "To be"}).json()
     assert found["count"] == len(found["tokens"])

@@ -152,7 +152,8 @@ def test_a_span_is_written_anew_and_the_rest_stays(server):
         ("completions", {"prompt": "a", "suffix": "c", "logprobs": 2}, "logprobs"),
         ("completions", {"prompt": "a", "suffix": "c", "regex": "x"}, "regex"),
         ("edits", {"input": "abc", "span": [2, 9]}, "span"),
-        ("edits", {"input": "abc", "span": [1, 2], "stream": True}, "stream"),
+        ("edits", {"input": "abc", "span": [1, 2], "diffusion": {"pins": {"0": 5}}}, "pins"),
+        ("completions", {"prompt": "a", "diffusion": {"drafts": {"candidates": 21}}}, "candidates"),
         ("edits", {"input": "abc", "span": [0, 3]}, "instruction"),
     ],
 )

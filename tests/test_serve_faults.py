@@ -94,7 +94,7 @@ def test_a_killed_engine_comes_back_and_only_what_it_was_at_is_lost(server):
         server.wait_metric("gesso_requests_waiting", 4)  # one is with the engine, behind the two
         os.kill(server.engine_pid(), signal.SIGKILL)
         server.wait_ready(503)
-        assert server.http.get("/health").json() == {"status": "ok", "engine": "restarting"}
+        assert server.http.get("/health").json()["engine"] == "restarting"
         for stream in streams:
             stream.result(30)
         assert [e["error"]["type"] for e in events if "error" in e] == ["server_error"] * 2

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gesso.box import SOLVER
 from gesso.errors import InputError
 from gesso.options import Device, Dtype, Model, diffusion_option
 from gesso.terminal import print_text
@@ -66,6 +67,7 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web origin whose pages may call; may be repeated.")
     ] = None,
+    open: Annotated[bool, typer.Option("--open", help="Open the studio in a browser.")] = False,
     on_ray: Annotated[
         bool, typer.Option("--ray", help="On the Ray cluster of this machine.", rich_help_panel="Ray")
     ] = False,
@@ -74,7 +76,7 @@ def serve(
     ] = "1",
     replica_cpus: Annotated[float, typer.Option(help="With --ray: processors for each.", rich_help_panel="Ray")] = 1.0,
 ) -> None:
-    """Serve the OpenAI API; without arguments, the model in the box to this machine alone."""
+    """Serve the OpenAI API and the studio; without arguments, the models in the box to this machine alone."""
     with _extra("serve"):
         from gesso.serve import command
     from gesso.serve.keys import read_keys
@@ -106,10 +108,11 @@ def serve(
         keys=keys,
         cors_origins=tuple(cors_origin or ()),
         settle=settle,
+        also=(SOLVER,) if model is None else (),
         hosts=command.check_keys(host, keys, without_keys),
     )
     if not on_ray:
-        command.serve(settings, host, port)
+        command.serve(settings, host, port, open_browser=open)
         return
     with _extra("ray"):
         from gesso.serve import ray

@@ -159,20 +159,21 @@ class Engine:
         canvas = running.process.advance(running.canvas, outcome.prediction, outcome.soft_CH)
         running.canvas = canvas
         running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
-        self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode))
+        likely = self._likely(outcome, canvas, request.draft_logprobs)
+        self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
         if canvas.reason is None:
             return
         if would_be_empty(canvas, request):
             running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
-            self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas))
+            self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
 
-    def _likely(self, outcome: Outcome, canvas: Canvas) -> list[Likely]:
-        """What the step that ended the canvas thought of its tokens, for those who asked."""
-        running, count = outcome.running, outcome.running.request.top_logprobs
+    def _likely(self, outcome: Outcome, canvas: Canvas, count: int | None) -> list[Likely]:
+        """What the step that led to this canvas thought of its tokens, for those who asked."""
         if count is None:
             return []
+        running = outcome.running
         temperature = running.process.temperature(replace(canvas, step=canvas.step - 1))
         return self.runner.likely(outcome.hidden_CH, temperature, canvas.result_C, count)
 

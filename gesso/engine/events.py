@@ -46,6 +46,7 @@ class Draft:
     canvas: Canvas
     before: tuple[int, ...]  # tokens committed in earlier canvases
     decode: Decode = field(repr=False)
+    likely: "tuple[Likely, ...]" = field(default=(), repr=False)  # one a position, for a request with `draft_logprobs`
     kind: Literal["draft"] = "draft"
 
     @property
@@ -73,6 +74,16 @@ class Draft:
             return [False] * len(self.canvas.tokens_C)
         unchanged_C = self.canvas.history[-1].argmax_C == self.canvas.history[-2].argmax_C
         return (unchanged_C & self.canvas.accepted_C).tolist()
+
+    @property
+    def states(self) -> str:
+        """A letter for each position: p pinned by the caller, f final, s settled, a accepted in this step, . open."""
+        count, start = len(self.canvas.tokens_C), len(self.before)
+        final = [False] * count if self.canvas.settled_C is None else self.canvas.settled_C.tolist()
+        accepted = [False] * count if self.canvas.accepted_C is None else self.canvas.accepted_C.tolist()
+        pinned = [start + at in self.request.pins for at in range(count)]
+        rows = zip(pinned, final, self.settled, accepted, strict=True)
+        return "".join(next((s for s, is_so in zip("pfsa", row, strict=True) if is_so), ".") for row in rows)
 
     @property
     def standing(self) -> tuple[int, ...]:

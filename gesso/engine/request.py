@@ -33,6 +33,7 @@ class Request:
     unsure: frozenset[int] = frozenset()
     # Have commits say how likely their tokens were, and so many others beside each. None: not wanted.
     top_logprobs: int | None = None
+    draft_logprobs: int | None = None  # the same of drafts, of all positions of a canvas after every step
     resume: Draft | None = None  # go on from a draft of an earlier run of the same request
 
     def check(self, config: Config, max_length: int) -> None:
@@ -59,8 +60,9 @@ class Request:
                 )
             if not 0 <= token < config.vocab_size:
                 raise InputError(f"pin {token} at position {position} is outside the vocabulary of {config.vocab_size}")
-        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= config.vocab_size:
-            raise InputError(f"top_logprobs must be between 0 and {config.vocab_size}, got {self.top_logprobs}")
+        for name, count in self._counts().items():
+            if not 0 <= count <= config.vocab_size:
+                raise InputError(f"{name} must be between 0 and {config.vocab_size}, got {count}")
         if self.guide is not None:
             self.reach.check()
         if any(not text for text in self.stop):
@@ -70,7 +72,7 @@ class Request:
 
     def _check_types(self) -> None:
         integers = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
-        integers |= {} if self.top_logprobs is None else {"top_logprobs": self.top_logprobs}
+        integers |= self._counts()
         integers |= {f"token {i} of the prompt": token for i, token in enumerate(self.prompt)}
         for position, token in self.pins.items():
             integers |= {"the position of a pin": position, f"the pin at {position}": token}
@@ -80,6 +82,10 @@ class Request:
         for text in self.stop:
             if not isinstance(text, str):
                 raise InputError(f"a stop string must be text, got {text!r}")
+
+    def _counts(self) -> dict[str, int]:
+        named = {"top_logprobs": self.top_logprobs, "draft_logprobs": self.draft_logprobs}
+        return {name: count for name, count in named.items() if count is not None}
 
     @cached_property
     def reach(self) -> Reach:

@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse, Response
 
 import gesso
 from gesso.serve import chat, completions, edits, errors, responses
-from gesso.serve.asking import Desk
 from gesso.serve.fields import (
     ChatFields,
     Common,
@@ -26,32 +25,33 @@ from gesso.serve.fields import (
 from gesso.serve.generation import Generation, Gone, unless_gone
 from gesso.serve.guard import Guard, note
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
+from gesso.serve.models import Models
+from gesso.serve.page import add_studio
 from gesso.serve.settings import ServerSettings
 from gesso.serve.stream import EventStream
-from gesso.serve.supervisor import Supervisor
 
 TITLE = "Gesso"
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
     metrics = Metrics()
-    supervisor = Supervisor(settings.engine, settings.limits, metrics)
-    desk = Desk(settings, supervisor)
+    models = Models(settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await supervisor.start()
+        await models.start()
         try:
             yield
         finally:
-            await supervisor.stop()
+            await models.stop()
 
     app = FastAPI(title=TITLE, version=gesso.__version__, lifespan=lifespan)
-    app.state.supervisor = supervisor
+    app.state.supervisor = models.main.supervisor
     errors.install(app)
-    _add_writing(app, desk)
-    _add_tokens(app, desk)
-    _add_operation(app, desk, metrics)
+    _add_writing(app, models)
+    _add_tokens(app, models)
+    _add_operation(app, models, metrics)
+    add_studio(app)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -67,10 +67,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _add_writing(app: FastAPI, desk: Desk) -> None:
+def _add_writing(app: FastAPI, models: Models) -> None:
     async def write(endpoint: ModuleType, asked: Common, request: Request) -> Response:
         """The same for every endpoint, which says how its requests are read and how its answers look."""
+        desk = models.desk(asked.model)
         jobs = await endpoint.jobs(desk, asked, request.state.client)
+        await models.wake(desk)
         generation = Generation(desk.supervisor, desk.settings.limits, jobs)
         model = asked.model or desk.settings.name
         note(request.state, model=model, stream=asked.stream, jobs=len(jobs), user=asked.user)
@@ -122,11 +124,11 @@ def _counts(generation: Generation) -> dict[str, Any]:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def _add_tokens(app: FastAPI, desk: Desk) -> None:
+def _add_tokens(app: FastAPI, models: Models) -> None:
     @app.post("/tokenize", tags=["tokens"])
     async def tokenize(asked: TokenizeFields) -> dict[str, Any]:
         """The tokens of a text, or of a conversation as the model would read it."""
-        desk.adapter(asked.model)
+        desk = models.desk(asked.model)
         if asked.messages is not None:
             tokens = await desk.chat_ids(asked.messages, tools=asked.tools)
         else:
@@ -136,28 +138,28 @@ def _add_tokens(app: FastAPI, desk: Desk) -> None:
     @app.post("/detokenize", tags=["tokens"])
     async def detokenize(asked: DetokenizeFields) -> dict[str, Any]:
         """The text of tokens."""
-        desk.adapter(asked.model)
+        desk = models.desk(asked.model)
         return {"prompt": desk.tokenizer.decode(asked.tokens, special=not asked.skip_special_tokens)}
 
 
 # --- the server itself ------------------------------------------------------------------------------------------------
 
 
-def _add_operation(app: FastAPI, desk: Desk, metrics: Metrics) -> None:
-    supervisor = desk.supervisor
+def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
+    supervisor = models.main.supervisor
     started = int(time.time())
 
     @app.get("/v1/models", tags=["models"])
-    async def models() -> dict[str, Any]:
-        """The model and its adapters."""
-        return {"object": "list", "data": [_model(name) for name in desk.models]}
+    async def list_models() -> dict[str, Any]:
+        """The model and its adapters, and the others of the box."""
+        return {"object": "list", "data": [_model(name) for name in models.names]}
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     async def model(model: str) -> dict[str, Any]:
-        desk.adapter(model)
         return _model(model)
 
     def _model(name: str) -> dict[str, Any]:
+        desk = models.desk(name)
         parent = {"parent": desk.settings.name} if name != desk.settings.name else {}
         return {
             "id": name,
@@ -169,9 +171,10 @@ def _add_operation(app: FastAPI, desk: Desk, metrics: Metrics) -> None:
         }
 
     @app.get("/health", tags=["operation"])
-    async def health() -> dict[str, str]:
+    async def health() -> dict[str, Any]:
         """200 as long as the server runs, whatever its engine does."""
-        return {"status": "ok", "engine": supervisor.state}
+        trouble = {} if supervisor.trouble is None else {"message": supervisor.trouble}
+        return {"status": "ok", "engine": supervisor.state, "progress": round(supervisor.progress, 2), **trouble}
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:

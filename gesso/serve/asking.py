@@ -13,7 +13,7 @@ from gesso.guide.limits import Limits as GuideLimits
 from gesso.guide.tools import calls_regex, chosen
 from gesso.messages import check_tools
 from gesso.serve.errors import ApiError
-from gesso.serve.fields import Common
+from gesso.serve.fields import Common, DraftFields
 from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
@@ -112,7 +112,7 @@ class Desk:
                     index=len(jobs),
                     adapter=adapter,
                     stream=asked.stream,
-                    drafts=asked.diffusion.drafts,
+                    drafts=asked.diffusion.drafts is not False,
                     constraint=constraint,
                     hole=hole,
                 )
@@ -145,7 +145,15 @@ class Desk:
         if max_tokens is None:
             max_tokens = max(1, min(self.defaults.max_new_tokens, self.max_length - prompt))
         pins = asked.diffusion.pins
-        return {**given, "max_new_tokens": max_tokens, "stop": list(stop), "pins": pins, "top_logprobs": top_logprobs}
+        drafts = asked.diffusion.drafts
+        return {
+            **given,
+            "max_new_tokens": max_tokens,
+            "stop": list(stop),
+            "pins": pins,
+            "top_logprobs": top_logprobs,
+            "draft_logprobs": (drafts.candidates or None) if isinstance(drafts, DraftFields) else None,
+        }
 
     def _check(self, prompt: Sequence[int], options: dict[str, Any]) -> None:
         """As the engine will check it; an InputError becomes a 400."""
@@ -157,6 +165,7 @@ class Desk:
             stop=tuple(options["stop"]),
             pins={int(at): token for at, token in options["pins"].items()},
             top_logprobs=options["top_logprobs"],
+            draft_logprobs=options["draft_logprobs"],
         )
         request.check(self.config, self.max_length)
         limit = self.settings.limits.request_tokens
@@ -175,4 +184,4 @@ def _of_hole(options: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in dropped}
 
 
-NOT_DIFFUSION = ("max_new_tokens", "stop", "pins", "top_logprobs")
+NOT_DIFFUSION = ("max_new_tokens", "stop", "pins", "top_logprobs", "draft_logprobs")

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+from gesso.serve.drafts import DraftEvents
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job
 from gesso.serve.protocol import Drafted, Ended, Settled
@@ -14,6 +15,7 @@ Choices = Callable[[Job, Delta, Ended | None], list[dict[str, Any]]]  # of what 
 async def chunks(
     head: dict[str, Any], generation: Generation, writings: Sequence[Writing], choices: Choices, *, usage: bool
 ) -> AsyncGenerator[bytes]:
+    drafts = DraftEvents(writings[0].tokenizer)
     events = generation.events()
     try:
         async for job, happened in events:
@@ -22,7 +24,7 @@ async def chunks(
                 case Settled(tokens=tokens):
                     delta = writings[job.index].settle(tokens)
                 case Drafted():
-                    yield event({**head, "choices": [], "draft": _draft(job, happened)})
+                    yield event({**head, "choices": [], "draft": drafts.fields(happened, job.index)})
                 case Ended():
                     delta, ended = writings[job.index].end(happened), happened
             if delta or ended:
@@ -34,14 +36,3 @@ async def chunks(
     if usage:
         yield event({**head, "choices": [], "usage": generation.usage()})
     yield DONE
-
-
-def _draft(job: Job, drafted: Drafted) -> dict[str, Any]:
-    """A canvas on its way, for clients that show the writing."""
-    return {
-        "index": job.index,
-        "canvas": drafted.canvas,
-        "step": drafted.step,
-        "text": drafted.text,
-        "entropy": drafted.entropy,
-    }

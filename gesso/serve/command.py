@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import webbrowser
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,22 +22,25 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, config: uvicorn.Config, url: str) -> None:
         super().__init__(config)
-        self.app, self.url = app, url
+        self.app, self.url, self.open_browser = app, url, False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(f"gesso serves at {self.url} (docs at {self.url}/docs)", flush=True)
+            print(f"gesso serves at {self.url} (the studio: open it in a browser; docs at {self.url}/docs)", flush=True)
+            if self.open_browser:
+                webbrowser.open(self.url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
 
 
-def serve(settings: ServerSettings, host: str, port: int) -> None:
+def serve(settings: ServerSettings, host: str, port: int, *, open_browser: bool = False) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     listener = listen(host, port, settings.limits.io_timeout)
     server = make_server(settings, host, listener.getsockname()[1])
+    server.open_browser = open_browser
     supervisor: Supervisor = server.app.state.supervisor
     supervisor.when_broken = lambda: setattr(server, "should_exit", True)
     logs.install()

@@ -49,6 +49,12 @@ def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
+class DraftFields(Fields):
+    candidates: Annotated[int, Field(ge=0, le=20)] = Field(
+        default=0, description="The likeliest tokens of every position, so many; each step then costs more."
+    )
+
+
 class DiffusionFields(Fields):
     """The settings of `gesso.Diffusion`, by the same names, and what only this server has."""
 
@@ -66,7 +72,9 @@ class DiffusionFields(Fields):
     eos_settles: bool | None = None
     settle: Annotated[int, Field(ge=0, le=1000)] | None = None
     pins: dict[str, int] = Field(default={}, description="Token by position in the new text.")
-    drafts: bool = Field(default=False, description="Stream every canvas after every step, as extra events.")
+    drafts: bool | DraftFields = Field(
+        default=False, description="Stream every canvas after every step, as extra events."
+    )
 
     @field_validator("preset", "sampler", "stopping")
     @classmethod
@@ -221,8 +229,8 @@ class CompletionFields(Choices):
             raise ValueError("suffix goes with one prompt, as text")
         refused = ("logprobs", "choice", "regex", "grammar")
         given = [name for name in refused if getattr(self, name) is not None]
-        if self.diffusion.drafts or self.diffusion.pins:
-            given.append("diffusion.drafts" if self.diffusion.drafts else "diffusion.pins")
+        if self.diffusion.pins:
+            given.append("diffusion.pins")
         if given:
             raise ValueError(f"{given[0]} is not supported together with suffix")
         return self
@@ -241,7 +249,6 @@ class EditFields(Common):
     )
     n: Count = 1
     max_tokens: Count | None = None
-    stream: Literal[False] = False
 
 
 class ReasoningFields(Fields):

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gesso.serve.errors import ApiError
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
+from gesso.serve.page import is_open
 from gesso.serve.settings import ServerSettings
 
 logger = logging.getLogger("gesso.serve")
@@ -78,7 +79,7 @@ class Guard:
         if length.isdecimal() and int(length[:20]) > self.settings.limits.body_bytes:
             raise too_large(self.settings.limits.body_bytes)
         preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
-        if not self.keys or scope["path"] in OPEN or preflight:
+        if not self.keys or scope["path"] in OPEN or is_open(scope["path"]) or preflight:
             return address
         holder = self.keys.holder(headers.get("authorization", "").encode())
         if holder is None:

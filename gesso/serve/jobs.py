@@ -8,6 +8,7 @@ from typing import Any
 
 from gesso.serve.protocol import Drafted, Ended, Failed, Settled, Submit
 
+DRAFTS = 64  # that wait for a reader; of more, the oldest go
 JobEvent = Settled | Drafted | Ended | Failed
 
 
@@ -20,10 +21,9 @@ class Mailbox:
 
     def put(self, job: "Job", event: JobEvent) -> None:
         if isinstance(event, Drafted):
-            for i, (other, waiting) in enumerate(self._events):
-                if other is job and isinstance(waiting, Drafted):
-                    del self._events[i]
-                    break
+            waiting = [i for i, (other, old) in enumerate(self._events) if other is job and _may_be_missed(old)]
+            if len(waiting) >= DRAFTS:
+                del self._events[waiting[0]]
         self._events.append((job, event))
         self._filled.set()
 
@@ -32,6 +32,10 @@ class Mailbox:
             self._filled.clear()
             await self._filled.wait()
         return self._events.popleft()
+
+
+def _may_be_missed(event: JobEvent) -> bool:
+    return isinstance(event, Drafted) and event.reason is None  # the last of a canvas says why it ended
 
 
 @dataclass(eq=False)

@@ -28,13 +28,14 @@ class Metrics:
         self.completion_tokens = Counter("gesso_completion_tokens", "Tokens written", registry=registry)
         self.steps = Counter("gesso_denoising_steps", "Denoising steps of all canvases", registry=registry)
         self.canvases = Counter("gesso_canvases", "Canvases finished", registry=registry)
-        self.waiting = Gauge("gesso_requests_waiting", "Requests not yet with the engine", registry=registry)
-        self.running = Gauge("gesso_requests_running", "Requests with the engine", registry=registry)
+        self.waiting = Gauge("gesso_requests_waiting", "Requests not yet with the engine", ["model"], registry=registry)
+        self.running = Gauge("gesso_requests_running", "Requests with the engine", ["model"], registry=registry)
         self.rejected = Counter("gesso_requests_rejected", "Requests refused because too many wait", registry=registry)
         self.restarts = Counter("gesso_engine_restarts", "Times the engine process died", registry=registry)
-        self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", registry=registry)
+        self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", ["model"], registry=registry)
+        self.batch = Gauge("gesso_batch_limit", "Requests that can run at once", ["model"], registry=registry)
         self.held = {
-            name: Gauge(f"gesso_engine_{name}", says, registry=registry)
+            name: Gauge(f"gesso_engine_{name}", says, ["model"], registry=registry)
             for name, says in (
                 ("requests", "Requests that the engine process knows of"),
                 ("places", "Places of the engine that they take, in the batch or before it"),
@@ -51,9 +52,9 @@ class Metrics:
         self.steps.inc(ended.usage["denoising_steps"])
         self.canvases.inc(ended.usage["canvases"])
 
-    def hold(self, held: Held) -> None:
+    def hold(self, model: str, held: Held) -> None:
         for name, gauge in self.held.items():
-            gauge.set(getattr(held, name))
+            gauge.labels(model).set(getattr(held, name))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

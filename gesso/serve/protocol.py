@@ -78,11 +78,20 @@ class Settled:
 
 @dataclass(frozen=True)
 class Drafted:
+    """A canvas after one more step, or what the likeliest text of it is."""
+
     id: int
+    run: int  # which of the texts written for this request: a hole may take several
     canvas: int
+    attempt: int
+    start: int  # of the canvas, in the new text
     step: int
-    text: str
+    steps: int  # the most it may take
+    tokens: list[int]  # the likeliest, one a position, as all that follows
     entropy: list[float]
+    states: str  # see `Draft.states`
+    reason: str | None  # why this is the last of its canvas
+    candidates: list[list[tuple[int, float]]]  # the likeliest tokens and their probabilities, where asked for
 
 
 @dataclass(frozen=True)

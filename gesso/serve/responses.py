@@ -21,7 +21,9 @@ PART_KINDS = ("input_text", "output_text", "text")
 async def jobs(desk: Desk, asked: ResponseFields, client: str) -> list[Job]:
     desk.adapter(asked.model)
     if asked.diffusion.drafts:
-        raise ApiError(400, "diffusion.drafts: only chat and completions stream drafts", param="diffusion.drafts")
+        raise ApiError(
+            400, "diffusion.drafts: only chat, completions and edits stream drafts", param="diffusion.drafts"
+        )
     schema, thinking = asked.text.format.wanted, thinks(asked.reasoning.effort)
     if schema is not None and thinking:
         raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")

@@ -54,4 +54,5 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     # Of every request that does not say otherwise, streamed or not: see `Diffusion.settle`.
     settle: int = 1
+    also: tuple[str, ...] = ()  # models of the box, each with an engine of its own once it is asked for
     hosts: tuple[str, ...] | None = None  # names a request may call this server by; None: any

@@ -51,8 +51,8 @@ State = Literal["loading", "ready", "restarting", "broken", "stopped"]
 
 
 class Supervisor:
-    def __init__(self, settings: EngineSettings, limits: Limits, metrics: Metrics) -> None:
-        self.settings, self.limits, self.metrics = settings, limits, metrics
+    def __init__(self, settings: EngineSettings, limits: Limits, metrics: Metrics, name: str) -> None:
+        self.settings, self.limits, self.metrics, self.name = settings, limits, metrics, name
         self.state: State = "loading"
         self.progress = 0.0  # of loading
         self.ready: Ready | None = None  # what the newest engine said of itself
@@ -114,12 +114,17 @@ class Supervisor:
             self.running[job.id] = job
             job.handed_over += 1
             self._send(job.submit())
-        self.metrics.waiting.set(len(self.waiting))
-        self.metrics.running.set(len(self.running))
+        self.metrics.waiting.labels(self.name).set(len(self.waiting))
+        self.metrics.running.labels(self.name).set(len(self.running))
 
     # --- the process ------------------------------------------------------------------------------------------------
 
+    @property
+    def started(self) -> bool:
+        return self._task is not None
+
     async def start(self) -> None:
+        self.metrics.up.labels(self.name).set(0)
         self._task = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
@@ -172,6 +177,7 @@ class Supervisor:
                 self.progress = share
             case Ready():
                 self.ready, self.progress, self.adapter = message, 1.0, None
+                self.metrics.batch.labels(self.name).set(message.max_batch)
                 self._change("ready")
                 logger.info("engine ready", extra={"fields": dataclasses.asdict(message)})
                 self._feed()
@@ -179,7 +185,7 @@ class Supervisor:
                 self.trouble = trouble
                 self._change("broken")
             case Held():
-                self.metrics.hold(message)
+                self.metrics.hold(self.name, message)
             case Started(id) if id in self.running:
                 self.running[id].started = True
             case Settled(id) | Drafted(id) if id in self.running:
@@ -219,4 +225,4 @@ class Supervisor:
 
     def _change(self, state: State) -> None:
         self.state = state
-        self.metrics.up.set(state == "ready")
+        self.metrics.up.labels(self.name).set(state == "ready")

@@ -25,10 +25,10 @@ from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.guide.guide import Guide
 from gesso.serve import auto
+from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (
     Broken,
     Cancel,
-    Drafted,
     Ended,
     Failed,
     Held,
@@ -196,16 +196,14 @@ class Worker:
                 hole.results[request_id] = result
                 if all(id in hole.results for id in hole.ids):
                     self.attempt(asked, lambda: self.go_on(asked))
-            case engine_events.Draft() | engine_events.Commit() if hole is not None:
-                pass  # which of the texts fills it is known in the end
             case engine_events.Draft():
                 if asked.drafts:
-                    entropy = [round(value, 4) for value in event.entropy]
-                    self.send(Drafted(asked.id, event.canvas.index, event.canvas.step, event.text, entropy))
+                    self.send(drafted(event, asked.id, self.ids[asked.id].index(event.request_id)))
                 # With logprobs the text waits for them: they are those of the step that ends the canvas.
-                if asked.stream and asked.options.get("top_logprobs") is None:
+                # Which of several texts fills a hole is known in the end.
+                if asked.stream and hole is None and asked.options.get("top_logprobs") is None:
                     self.settle(event.request_id, list(event.standing), asked)
-            case engine_events.Commit():
+            case engine_events.Commit() if hole is None:
                 self.likely[event.request_id] += event.likely
             case engine_events.Done(request_id, result):
                 likely = [(entry.token, list(entry.top)) for entry in self.likely[request_id][: len(result.tokens)]]

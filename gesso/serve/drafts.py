@@ -1,0 +1,63 @@
+"""Drafts of a canvas, from the engine to the events of a stream; docs/serving.md has the fields."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from gesso.engine.events import Draft
+from gesso.serve.protocol import Drafted
+from gesso.tokenizer import Tokenizer
+
+
+def drafted(draft: Draft, id: int, run: int = 0) -> Drafted:
+    canvas = draft.canvas
+    return Drafted(
+        id=id,
+        run=run,
+        canvas=canvas.index,
+        attempt=canvas.attempt,
+        start=len(draft.before),
+        step=canvas.step,
+        steps=draft.steps,
+        tokens=draft.tokens,
+        entropy=[round(value, 4) for value in draft.entropy],
+        states=draft.states,
+        reason=canvas.reason,
+        candidates=[[(token, round(math.exp(log), 4)) for token, log in entry.top] for entry in draft.likely],
+    )
+
+
+class DraftEvents:
+    """The drafts of one stream. What a token stands for is told once, in the first event that has the token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.told: set[int] = set()
+
+    def fields(self, drafted: Drafted, index: int = 0) -> dict[str, Any]:
+        """What an event carries under `draft`; `index` is the choice it belongs to."""
+        known = [token for token in drafted.tokens if token < self.tokenizer.vocab_size]
+        shown = {"candidates": drafted.candidates} if drafted.candidates else {}
+        new = self._new([*drafted.tokens, *(token for position in drafted.candidates for token, _ in position)])
+        return {
+            "index": index,
+            "run": drafted.run,
+            "canvas": drafted.canvas,
+            "attempt": drafted.attempt,
+            "start": drafted.start,
+            "step": drafted.step,
+            "steps": drafted.steps,
+            "text": self.tokenizer.decode(known),
+            "tokens": drafted.tokens,
+            "entropy": drafted.entropy,
+            "states": drafted.states,
+            "reason": drafted.reason,
+            "pieces": dict(zip(new, self.tokenizer.pieces(new), strict=True)),
+            "special": [token for token in new if token in self.tokenizer.special_ids],
+            **shown,
+        }
+
+    def _new(self, tokens: Iterable[int]) -> list[int]:
+        new = {token for token in tokens if token < self.tokenizer.vocab_size} - self.told
+        self.told |= new
+        return sorted(new)

@@ -1,0 +1,146 @@
+// <form-view>: a JSON schema on the left, and on the right an answer that keeps to it.
+
+import { field, h } from "./dom.js";
+import { drawSeed, record } from "./runner.js";
+import { Recording } from "./recording.js";
+
+const REQUEST =
+  "I would like you to find a plane ticket with seats in business, 2 passengers, a origin of Florence, " +
+  "a arrival of Munich, it must be direct.";
+const SCHEMA = {
+  type: "object",
+  properties: {
+    departure: { type: "string" },
+    destination: { type: "string" },
+    seats: { type: "integer" },
+    travel_class: { type: "string", enum: ["economy", "business"] },
+    direct: { type: "boolean" },
+  },
+  required: ["departure", "destination", "seats", "travel_class", "direct"],
+};
+
+export class FormView extends HTMLElement {
+  connectedCallback() {
+    if (this.schema) return;
+    this.stop = null;
+    this.request = h("textarea", { rows: 3 });
+    this.request.value = REQUEST;
+    this.schema = h("textarea", { class: "editor", rows: 18, spellcheck: "false" });
+    this.schema.value = JSON.stringify(SCHEMA, null, 2);
+    this.settings = h("run-settings", { tokens: 96 });
+    this.button = h("button", { type: "submit", class: "primary" }, "Answer in JSON");
+    this.complaint = h("p", { class: "complaint", role: "alert" });
+    this.result = h(
+      "div",
+      { class: "result", "aria-live": "polite" },
+      h(
+        "p",
+        { class: "hint" },
+        "The answer will stand here. Whatever the model would like to say, it keeps to the schema.",
+      ),
+    );
+    this.panel = h("run-panel", { empty: "And here you see it being written." });
+    this.append(
+      h(
+        "form",
+        {
+          class: "split",
+          onsubmit: (event) => {
+            event.preventDefault();
+            if (this.stop) this.stop.abort();
+            else this.#run();
+          },
+        },
+        h(
+          "div",
+          { class: "column" },
+          field("Request", this.request),
+          field("JSON schema", this.schema),
+          h("div", { class: "row" }, this.button),
+          this.complaint,
+          h("details", { class: "options" }, h("summary", {}, "Settings"), this.settings),
+        ),
+        h("div", { class: "column" }, this.result, this.panel),
+      ),
+    );
+  }
+
+  async #run() {
+    let schema;
+    try {
+      schema = JSON.parse(this.schema.value);
+    } catch (error) {
+      this.complaint.textContent = `The schema is not JSON: ${error.message}`;
+      return;
+    }
+    this.stop = new AbortController();
+    this.button.textContent = "Stop";
+    this.complaint.textContent = "";
+    const recording = new Recording();
+    this.panel.recording = recording;
+    let text = "";
+    const content = `${this.request.value}\nAnswer in JSON by this schema: ${JSON.stringify(schema)}`;
+    await record(
+      "/v1/chat/completions",
+      {
+        messages: [{ role: "user", content }],
+        response_format: { type: "json_schema", json_schema: { name: "answer", schema } },
+        max_tokens: this.settings.maxTokens,
+        seed: this.settings.seedOrNone ?? drawSeed(),
+        diffusion: this.settings.diffusion,
+      },
+      {
+        signal: this.stop.signal,
+        recording,
+        watch: (event) => {
+          for (const { delta } of event.choices) text += delta.content ?? "";
+          this.panel.refresh();
+        },
+      },
+    );
+    this.stop = null;
+    this.button.textContent = "Answer in JSON";
+    this.complaint.textContent = recording.trouble ?? "";
+    if (!recording.trouble) this.#show(text);
+  }
+
+  #show(text) {
+    let value;
+    try {
+      value = JSON.parse(text);
+    } catch {
+      this.result.replaceChildren(
+        h("p", { class: "complaint" }, "The answer was cut off; allow a longer one in Settings."),
+        h("pre", { tabindex: "0" }, text),
+      );
+      return;
+    }
+    const rows = value !== null && typeof value === "object" ? Object.entries(value) : [["", value]];
+    this.result.replaceChildren(
+      h(
+        "table",
+        { class: "facts" },
+        h(
+          "tbody",
+          {},
+          rows.map(([name, part]) =>
+            h(
+              "tr",
+              {},
+              h("th", { scope: "row" }, name),
+              h("td", {}, typeof part === "string" ? part : JSON.stringify(part)),
+            ),
+          ),
+        ),
+      ),
+      h(
+        "details",
+        {},
+        h("summary", {}, "As JSON"),
+        h("pre", { tabindex: "0" }, h("code", {}, JSON.stringify(value, null, 2))),
+      ),
+    );
+  }
+}
+
+customElements.define("form-view", FormView);

@@ -1,0 +1,90 @@
+// One message of a conversation: its text, its thoughts folded away, the tools it called.
+
+import { h } from "./dom.js";
+import { markdown } from "./markdown.js";
+
+const NAMES = { user: "You", assistant: "Gesso", tool: "Tool", system: "System" };
+
+export function messageView(message, { writing, onRetry, onWatch, onResult }) {
+  const isAnswer = message.role === "assistant";
+  return h(
+    "article",
+    { class: `message ${message.role}`, "aria-busy": writing ? "true" : false },
+    h("h2", { class: "who" }, NAMES[message.role] ?? message.role),
+    message.thinking
+      ? h(
+          "details",
+          { class: "thoughts" },
+          h("summary", {}, "Thoughts"),
+          h("div", { class: "text" }, markdown(message.thinking)),
+        )
+      : null,
+    body(message, isAnswer),
+    (message.toolCalls ?? []).map((call) => callView(call, onResult)),
+    isAnswer && !writing && isEmpty(message)
+      ? h("p", { class: "hint" }, "No text for you: see in the canvas what was written.")
+      : null,
+    message.trouble ? h("p", { class: "complaint" }, message.trouble) : null,
+    isAnswer && !writing ? actions(message, onRetry, onWatch) : null,
+  );
+}
+
+function isEmpty(message) {
+  return !message.content && !message.toolCalls?.length && !message.trouble;
+}
+
+function body(message, isAnswer) {
+  const text = h("div", { class: "text" });
+  if (isAnswer) text.append(markdown(message.content));
+  else text.textContent = message.content;
+  return text;
+}
+
+function callView(call, onResult) {
+  const result = h("input", {
+    type: "text",
+    "aria-label": `Result of ${call.function.name}`,
+    placeholder: "What the tool answers",
+  });
+  const give = (event) => {
+    event.preventDefault();
+    onResult(call, result.value);
+  };
+  return h(
+    "div",
+    { class: "call" },
+    h("div", {}, h("span", { class: "hint" }, "calls "), h("code", {}, call.function.name)),
+    h("pre", { tabindex: "0" }, h("code", {}, pretty(call.function.arguments))),
+    h("form", { class: "row", onsubmit: give }, result, h("button", { type: "submit" }, "Answer")),
+  );
+}
+
+function pretty(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
+}
+
+function actions(message, onRetry, onWatch) {
+  const copy = h(
+    "button",
+    {
+      type: "button",
+      class: "quiet",
+      onclick: async () => {
+        await navigator.clipboard.writeText(message.content);
+        copy.textContent = "Copied";
+      },
+    },
+    "Copy",
+  );
+  const parts = [copy, h("button", { type: "button", class: "quiet", onclick: onRetry }, "Retry")];
+  if (onWatch) parts.push(h("button", { type: "button", class: "quiet", onclick: onWatch }, "Show canvas"));
+  const facts = [
+    message.seed === undefined ? null : `seed ${message.seed}`,
+    message.usage ? `${message.usage.steps} steps` : null,
+  ];
+  return h("div", { class: "actions" }, parts, h("span", { class: "hint" }, facts.filter(Boolean).join(" · ")));
+}

@@ -1,0 +1,211 @@
+// All steps of all canvases of a run, kept compactly: typed arrays, and each token's text once.
+//
+// A step holds one canvas, positions `start` to `start + tokens.length` of the new text. What stands before it are the
+// last steps of earlier canvases, so a step also says which one that is (`previous`).
+
+const OPEN = ".".charCodeAt(0);
+
+/** Entropy in nats to one of nine levels; the first is as good as certain. */
+const LEVELS = [0.005, 0.05, 0.2, 0.5, 1, 2, 3.5, 5];
+
+export function levelOf(entropy) {
+  let level = 0;
+  while (level < LEVELS.length && entropy >= LEVELS[level]) level += 1;
+  return level;
+}
+
+export class Recording {
+  /** `before` and `after` are given texts around the new one, shown beside it; `hole`: it fills one.
+   * `pins`: what was asked to be pinned. */
+  constructor({ before = "", after = "", label = "", hole = false, pins = new Map() } = {}) {
+    this.before = before;
+    this.after = after;
+    this.hole = hole;
+    this.label = label;
+    this.pins = pins;
+    this.pieces = new Map();
+    this.special = new Set(); // tokens that are no part of the text
+    this.steps = [];
+    this.began = performance.now();
+    this.repeated = 0; // characters of `before` that the new text begins with
+    this.usage = null;
+    this.finish = null;
+    this.seed = null;
+    this.trouble = null;
+  }
+
+  static from(drafts, options) {
+    const recording = new Recording(options);
+    for (const draft of drafts) recording.add(draft, draft.at);
+    return recording;
+  }
+
+  /** Take in one `draft` of a stream (docs/serving.md), `at` seconds after the run began. */
+  add(draft, at = (performance.now() - this.began) / 1000) {
+    for (const [token, piece] of Object.entries(draft.pieces)) this.pieces.set(Number(token), piece);
+    for (const token of draft.special) this.special.add(token);
+    const count = draft.tokens.length;
+    const width = draft.candidates?.[0]?.length ?? 0;
+    const step = {
+      run: draft.run,
+      canvas: draft.canvas,
+      attempt: draft.attempt,
+      start: draft.start,
+      step: draft.step,
+      most: draft.steps,
+      reason: draft.reason,
+      at,
+      previous: this.#lastOf(draft.run, draft.canvas - 1),
+      tokens: Uint32Array.from(draft.tokens),
+      entropy: Float32Array.from(draft.entropy),
+      states: Uint8Array.from(draft.states, (letter) => letter.charCodeAt(0)),
+      width,
+      candidates: new Uint32Array(count * width),
+      shares: new Float32Array(count * width),
+    };
+    for (let i = 0; i < count * width; i += 1) {
+      const [token, share] = draft.candidates[Math.floor(i / width)][i % width];
+      step.candidates[i] = token;
+      step.shares[i] = share;
+    }
+    step.text = count; // how many tokens there are before what only fills the canvas
+    while (step.text > 0 && this.special.has(step.tokens[step.text - 1])) step.text -= 1;
+    step.settled = step.states.subarray(0, step.text).reduce((sum, state) => sum + (isSettled(state) ? 1 : 0), 0);
+    step.meanEntropy = step.entropy.reduce((sum, value) => sum + value, 0) / Math.max(1, count);
+    this.steps.push(step);
+    if (this.hole) this.repeated = overlap(this.before, draft.text);
+    return step;
+  }
+
+  /** What fills the hole is known now, and with it how much of what comes before was written once more. */
+  filledWith(middle) {
+    const text = this.textBetween(this.length - 1, 0, Infinity);
+    const found = text.indexOf(middle);
+    this.repeated = found > 0 && this.before.endsWith(text.slice(0, found)) ? found : 0;
+  }
+
+  get length() {
+    return this.steps.length;
+  }
+
+  piece(token) {
+    return this.pieces.get(token) ?? "";
+  }
+
+  /** The steps that make up the whole text at a moment: the last of each earlier canvas, and the one of the moment. */
+  textAt(index) {
+    const found = [];
+    for (let i = index; i >= 0; i = this.steps[i].previous) found.unshift(this.steps[i]);
+    return found;
+  }
+
+  /** The text of positions `from` to `to` at a moment, without special tokens; bytes make up characters together. */
+  textBetween(index, from, to) {
+    let text = "";
+    let bytes = [];
+    const flush = () => {
+      text += new TextDecoder().decode(Uint8Array.from(bytes));
+      bytes = [];
+    };
+    for (const step of this.textAt(index)) {
+      const last = Math.min(to, step.start + step.tokens.length);
+      for (let position = Math.max(from, step.start); position < last; position += 1) {
+        const token = step.tokens[position - step.start];
+        const byte = /^<0x([0-9A-F]{2})>$/.exec(this.piece(token));
+        if (byte) bytes.push(parseInt(byte[1], 16));
+        else if (!this.special.has(token)) {
+          flush();
+          text += this.piece(token);
+        }
+      }
+    }
+    flush();
+    return text;
+  }
+
+  /** The step that holds a position of the text at a moment, and where in it. */
+  locate(index, position) {
+    for (let i = index; i >= 0; i = this.steps[i].previous) {
+      const step = this.steps[i];
+      if (position >= step.start)
+        return position < step.start + step.tokens.length ? [step, position - step.start] : null;
+    }
+    return null;
+  }
+
+  /** What stood at a position, step by step of its canvas; equal neighbours are one entry. */
+  history(index, position) {
+    const found = [];
+    const here = this.locate(index, position);
+    if (!here) return found;
+    for (const step of this.steps) {
+      if (step.canvas !== here[0].canvas || step.run !== here[0].run || step.attempt !== here[0].attempt) continue;
+      const at = position - step.start;
+      const last = found.at(-1);
+      if (last && last.token === step.tokens[at]) last.until = step.step;
+      else found.push({ token: step.tokens[at], from: step.step, until: step.step, entropy: step.entropy[at] });
+    }
+    return found;
+  }
+
+  candidates(index, position) {
+    const here = this.locate(index, position);
+    if (!here) return [];
+    const [step, at] = here;
+    return Array.from({ length: step.width }, (_, i) => ({
+      token: step.candidates[at * step.width + i],
+      share: step.shares[at * step.width + i],
+    }));
+  }
+
+  /** Steps, settled tokens and speed up to a moment. */
+  counters(index) {
+    const step = this.steps[index];
+    if (!step) return null;
+    const tokens = step.start + step.settled;
+    return {
+      canvas: step.canvas + 1,
+      canvases: this.steps.at(-1).canvas + 1,
+      step: step.step,
+      most: step.most,
+      steps: index + 1,
+      tokens,
+      length: step.start + step.text,
+      perStep: tokens / (index + 1),
+      perSecond: step.at > 0 ? tokens / step.at : NaN,
+      seconds: step.at,
+      entropy: step.meanEntropy,
+      reason: step.reason,
+    };
+  }
+
+  #lastOf(run, canvas) {
+    for (let i = this.steps.length - 1; canvas >= 0 && i >= 0; i -= 1) {
+      if (this.steps[i].run === run && this.steps[i].canvas === canvas) return i;
+    }
+    return -1;
+  }
+}
+
+/** A hole whose text begins inside a token has the end of what comes before written with it: the longest such end. */
+function overlap(before, text) {
+  for (let count = Math.min(32, before.length, text.length); count > 0; count -= 1) {
+    if (before.endsWith(text.slice(0, count))) return count;
+  }
+  return 0;
+}
+
+export function isSettled(state) {
+  const letter = String.fromCharCode(state);
+  return letter === "s" || letter === "f" || letter === "p";
+}
+
+export function stateName(state) {
+  if (state === OPEN) return "open";
+  return { p: "pinned", f: "final", s: "settled", a: "accepted" }[String.fromCharCode(state)];
+}
+
+/** Why a canvas was done, in words. */
+export function reasonInWords(reason) {
+  return { converged: "converged early", steps: "ran out of steps" }[reason] ?? "still open";
+}

@@ -1,0 +1,233 @@
+// <run-panel>: one run to look at and to put a hand on: the canvas, its timeline, counters, the inspector, and pins.
+//
+// Events: "redenoise" {pins}: write the text again with these tokens pinned. "rewrite" {text, start, end, tokens}:
+// write the characters of a span of this text anew; so many tokens are there now.
+
+import { h, number, oncePerFrame } from "./dom.js";
+import { reasonInWords } from "./recording.js";
+import { visible } from "./inspector.js";
+
+export class RunPanel extends HTMLElement {
+  #recording = null;
+  #following = true; // the newest step is shown until somebody moves away from it
+  #pins = new Map(); // {token, piece} by position
+
+  connectedCallback() {
+    if (this.view) return;
+    this.view = document.createElement("canvas-view");
+    this.timeline = document.createElement("run-timeline");
+    this.inspector = document.createElement("token-inspector");
+    this.counters = h("dl", { class: "counters", "aria-label": "Counters" });
+    this.hand = h("div", { class: "hand", "aria-live": "polite" });
+    this.empty = h("p", { class: "empty" }, this.getAttribute("empty") ?? "Nothing has been written yet.");
+    this.mode = h("div", { class: "switch", role: "group", "aria-label": "How the canvas is shown" }, this.#modes());
+    this.append(
+      h("div", { class: "panel-head" }, this.counters, this.mode),
+      h("div", { class: "stage" }, this.empty, this.view),
+      legend(),
+      this.hand,
+      this.timeline,
+      this.inspector,
+    );
+    this.timeline.addEventListener("move", (event) => {
+      this.#following = event.detail.index === this.#recording.length - 1;
+      this.#go(event.detail.index);
+    });
+    this.view.addEventListener("inspect", (event) => this.#inspect(event.detail.position));
+    this.view.addEventListener("pick", (event) => this.#toggle(event.detail.position));
+    this.view.addEventListener("select", () => this.#drawHand());
+    this.inspector.addEventListener("choose", (event) => this.pin(event.detail.position, event.detail.token));
+    this.refresh = oncePerFrame(() => this.#refresh());
+    this.#drawHand();
+    this.#drawCounters();
+  }
+
+  get recording() {
+    return this.#recording;
+  }
+
+  /** Show a recording, from its end, or from its beginning as it grows. Its own pins are taken over. */
+  set recording(recording) {
+    this.#recording = recording;
+    this.#following = true;
+    this.#pins = new Map(recording?.pins ?? []);
+    this.view.recording = recording;
+    this.timeline.recording = recording;
+    this.inspector.clear();
+    this.view.pins = this.#pins;
+    this.#refresh();
+    this.#drawHand();
+  }
+
+  /** What can be done with this run: "pins" and "span" as far as the run's owner acts on them. */
+  get able() {
+    return (this.getAttribute("able") ?? "").split(" ");
+  }
+
+  get index() {
+    return this.view.index;
+  }
+
+  goTo(index) {
+    this.#following = index >= this.#recording.length - 1;
+    this.#go(index);
+  }
+
+  pin(position, token) {
+    this.#pins.set(position, { token, piece: this.#recording.piece(token) });
+    this.#pinned();
+  }
+
+  #toggle(position) {
+    if (!this.able.includes("pins")) return;
+    if (this.#pins.delete(position)) return this.#pinned();
+    const here = this.#recording.locate(this.index, position);
+    if (here) this.pin(position, here[0].tokens[here[1]]);
+  }
+
+  #pinned() {
+    this.view.pins = this.#pins;
+    this.#drawHand();
+  }
+
+  #refresh() {
+    this.empty.hidden = Boolean(this.#recording?.length);
+    this.timeline.grown();
+    if (this.#following && this.#recording?.length) this.#go(this.#recording.length - 1);
+    else this.#drawCounters();
+  }
+
+  #go(index) {
+    this.view.index = index;
+    this.timeline.index = index;
+    this.#drawCounters();
+    if (this.inspector.position >= 0) this.inspector.show(this.#recording, index, this.inspector.position);
+    this.dispatchEvent(new CustomEvent("step", { detail: { index } }));
+  }
+
+  #inspect(position) {
+    this.inspector.show(this.#recording, this.index, position);
+  }
+
+  #drawCounters() {
+    const now = this.#recording && this.#recording.counters(this.index);
+    if (!now) return this.counters.replaceChildren();
+    this.#values ??= this.#counterValues();
+    const values = [
+      `${now.canvas} of ${now.canvases}`,
+      `${now.step} of ${now.most}`,
+      `${now.tokens} of ${now.length}`,
+      number(now.perStep),
+      number(now.perSecond, 0),
+      now.reason ? reasonInWords(now.reason) : `entropy ${number(now.entropy, 2)}`,
+    ];
+    if (!this.counters.firstChild) this.counters.append(...this.#values.map(([box]) => box));
+    values.forEach((text, i) => {
+      const node = this.#values[i][1];
+      if (node.data !== text) node.data = text;
+    });
+  }
+
+  #values = null;
+
+  #counterValues() {
+    return ["canvas", "step", "settled", "tok/step", "tok/s", "canvas is"].map((name) => {
+      const text = document.createTextNode("");
+      return [h("div", {}, h("dt", {}, name), h("dd", {}, text)), text];
+    });
+  }
+
+  #modes() {
+    return ["text", "grid"].map((mode) =>
+      h(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(mode === "text"),
+          onclick: (event) => {
+            this.view.dataset.mode = mode;
+            for (const button of this.mode.children)
+              button.setAttribute("aria-pressed", String(button === event.target));
+          },
+        },
+        mode === "text" ? "Text" : "Grid",
+      ),
+    );
+  }
+
+  /** What can be done next, said where the eye is: pins to keep, a span to write anew. */
+  #drawHand() {
+    const parts = [];
+    const span = this.able.includes("span") ? this.view.selection : null;
+    if (span) {
+      const button = h(
+        "button",
+        { type: "button", class: "primary", onclick: () => this.#tell("rewrite", this.#characters(span)) },
+        `Write ${span.end - span.start} tokens anew`,
+      );
+      parts.push(button, h("span", { class: "hint" }, "The rest of the text stays as it is."));
+    } else if (this.#pins.size) {
+      const chips = [...this.#pins]
+        .sort((a, b) => a[0] - b[0])
+        .map(([position, { piece }]) =>
+          h(
+            "button",
+            {
+              type: "button",
+              class: "chip",
+              "aria-label": `Remove the pin ${visible(piece)} at ${position}`,
+              onclick: () => this.#unpin(position),
+            },
+            h("code", {}, visible(piece)),
+            h("span", { "aria-hidden": "true" }, "×"),
+          ),
+        );
+      const count = `${this.#pins.size} ${this.#pins.size === 1 ? "pin" : "pins"}`;
+      parts.push(
+        h(
+          "button",
+          { type: "button", class: "primary", onclick: () => this.#tell("redenoise", { pins: new Map(this.#pins) }) },
+          `Re-denoise with ${count}`,
+        ),
+        chips,
+        h(
+          "span",
+          { class: "hint" },
+          "The rest is written again around what is pinned. Choose a candidate below to pin something else.",
+        ),
+      );
+    }
+    this.hand.replaceChildren(...parts.flat());
+  }
+
+  #unpin(position) {
+    this.#pins.delete(position);
+    this.#pinned();
+    this.view.list.focus();
+  }
+
+  /** A span of positions as characters (code points, as the server counts them) of the new text. */
+  #characters({ start, end }) {
+    const text = (to) => this.#recording.textBetween(this.index, 0, to);
+    const count = (to) => [...text(to)].length;
+    return { text: text(Infinity), start: count(start), end: count(end), tokens: end - start };
+  }
+
+  #tell(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}
+
+/** What the colours mean; for the eye alone, the inspector says it in words. */
+function legend() {
+  const scale = [1, 3, 5, 7, 8].map((level) => h("span", { class: `t l${level}` }));
+  return h(
+    "p",
+    { class: "legend", "aria-hidden": "true" },
+    h("span", {}, "sure ", scale, " unsure"),
+    h("span", { class: "solid" }, "settled"),
+    h("span", { class: "pinned" }, "pinned"),
+  );
+}
+
+customElements.define("run-panel", RunPanel);

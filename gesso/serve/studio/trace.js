@@ -1,0 +1,10 @@
+// The page that `gesso trace` writes: one run, to scrub and to look into.
+
+import { Recording } from "./recording.js";
+import "./run-panel.js";
+
+const run = JSON.parse(document.getElementById("run").textContent);
+const panel = document.querySelector("run-panel");
+panel.recording = Recording.from(run.drafts, { before: run.prompt });
+panel.goTo(0);
+panel.timeline.toggle();

@@ -1,0 +1,61 @@
+"""A run as a picture that moves by itself, in any place that shows SVG. Where motion is unwanted it shows the end."""
+
+from html import escape
+
+from gesso.trace.layout import COLUMNS, Picture, picture
+from gesso.trace.run import Run
+
+CELL, LINE, MARGIN = 8.4, 22, 16  # pixels: a character, a row, the border
+FRAME, REST = 0.15, 3.0  # seconds: a step, and the finished text
+COLOURS = ("none", "#fbf1dc", "#f7e7c4", "#f2daa8", "#eccd8c", "#e9bd85", "#e6ae7f", "#e4a07b", "#e39378")
+
+
+def svg(run: Run) -> str:
+    drawn = picture(run)
+    width, height = 2 * MARGIN + CELL * COLUMNS, 2 * MARGIN + LINE * drawn.rows
+    body = [_text(row, column, text, "given") for row, column, text in drawn.given]
+    for glimpse in drawn.glimpses:
+        name = f"v{glimpse.start}-{glimpse.end}" + (" last" if glimpse.end == drawn.frames else " early")
+        if glimpse.level:
+            x, y = MARGIN + CELL * glimpse.column, MARGIN + LINE * glimpse.row
+            size = f'width="{CELL * glimpse.width:.1f}" height="{LINE - 3}"'
+            body.append(f'<rect class="{name}" x="{x:.1f}" y="{y}" {size} fill="{COLOURS[glimpse.level]}"/>')
+        if glimpse.text.strip():
+            body.append(_text(glimpse.row, glimpse.column, glimpse.text, name + " s" * glimpse.settled))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
+        f'height="{height}" role="img"><title>{_escape(run.prompt.strip()[:80])}</title><style>{_style(drawn)}</style>'
+        f'<rect width="100%" height="100%" fill="#fffefb"/>{"".join(body)}</svg>\n'
+    )
+
+
+def _text(row: int, column: int, text: str, name: str) -> str:
+    x, y = MARGIN + CELL * column, MARGIN + LINE * row + 14
+    return f'<text class="{name}" x="{x:.1f}" y="{y}" textLength="{CELL * len(text):.1f}">{_escape(text)}</text>'
+
+
+def _style(drawn: Picture) -> str:
+    """One rule for each stretch of frames in which something is seen, as shares of the whole time."""
+    total = FRAME * drawn.frames + REST
+    rules = [
+        "text{font:14px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#4a443b;white-space:pre}",
+        ".s{fill:#211e19;font-weight:600}.given{fill:#8a8276}",
+    ]
+    for start, end in sorted({(glimpse.start, glimpse.end) for glimpse in drawn.glimpses}):
+        if (start, end) == (0, drawn.frames):
+            continue
+        share = [100 * FRAME * frame / total for frame in (start, end)]
+        steps = [f"0%{{visibility:{'visible' if start == 0 else 'hidden'}}}"]
+        steps += [f"{share[0]:.2f}%{{visibility:visible}}"] if start else []
+        steps += [f"{share[1]:.2f}%{{visibility:hidden}}"] if end < drawn.frames else []
+        last = "visible" if end == drawn.frames else "hidden"
+        name = f"v{start}-{end}"
+        rules.append(f"@keyframes {name}{{{''.join(steps)}100%{{visibility:{last}}}}}")
+        rules.append(f".{name}{{animation:{name} {total:.2f}s step-end infinite}}")
+    rules.append("@media(prefers-reduced-motion:reduce){*{animation:none!important}.early{visibility:hidden}}")
+    return "".join(rules)
+
+
+def _escape(text: str) -> str:
+    """For XML, which has no way to say most control characters."""
+    return escape("".join(sign if sign.isprintable() or sign == " " else "�" for sign in text))

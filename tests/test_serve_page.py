@@ -1,0 +1,62 @@
+"""The studio's files as the server sends them; no browser needed."""
+
+import asyncio
+import re
+
+import httpx
+import pytest
+
+from gesso.serve.app import create_app
+from gesso.serve.assets import files
+from gesso.serve.settings import EngineSettings, ServerSettings
+
+
+@pytest.fixture(scope="module")
+def get(tiny_directory):
+    """What a server that asks for keys, and has not started its engine, answers to a path."""
+    app = create_app(ServerSettings(engine=EngineSettings(model=str(tiny_directory)), keys=("secret",)))
+
+    def get(path: str) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.get(path)
+
+        return asyncio.run(ask())
+
+    return get
+
+
+def test_every_file_comes_without_a_key_and_under_a_strict_policy(get):
+    for path in ("/", *(f"/studio/{name}" for name in files())):
+        response = get(path)
+        assert response.status_code == 200, path
+        policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert get("/v1/models").status_code == 401
+
+
+def test_only_the_files_of_the_studio_are_there(get):
+    for name in ("nothing.js", "..%2fpage.py", "%2fetc%2fpasswd", ".hidden"):
+        assert get(f"/studio/{name}").status_code == 404
+
+
+def test_the_page_fetches_nothing_from_elsewhere():
+    """No address of another host in any file, but for the name of the SVG format."""
+    for name, data in files().items():
+        addresses = set(re.findall(r"https?://[\w.-]+\.\w+|[\"'(]//\w+", data.decode()))
+        assert addresses <= {"http://www.w3.org"}, (name, addresses)
+
+
+def test_no_file_makes_markup_of_text():
+    forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser")
+    for name, data in files().items():
+        assert not forbidden.search(data.decode()), name
+
+
+def test_every_module_is_of_a_readable_length():
+    for name, data in files().items():
+        assert data.count(b"\n") <= 400, name
