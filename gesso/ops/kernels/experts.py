@@ -1,0 +1,230 @@
+"""The mixture of experts on a GPU: sort the (token, choice) pairs by expert, two grouped products, and the sum back.
+
+With one canvas an expert of 128 is given some 16 rows, so the products cost what it takes to read the weights: every
+kernel here is built to read each weight once, at the speed of the memory. Weights are bfloat16 (or float32), or FP8
+with a scale for each of an expert's output channels; FP8 rows are scaled one by one.
+
+Nothing here depends on numbers that only the GPU knows: grids are as large as they could have to be, and programs
+without work return. The sums of a row run in one order whatever else is in the batch.
+
+T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pairs, O out.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gesso.ops.kernels.linear import FP8, Tiling, fp8, fp8_scale, gelu, precision, quantize_rows
+
+# A tile of 16 or 32 rows wastes little on experts with some 16 rows each. By far most bytes are weights, so what counts
+# is how many of them are in flight: columns * depth * stages * 2 bytes, times the programs that fit a multiprocessor.
+UP = {
+    torch.bfloat16: Tiling(32, 64, 64, 4, 4),
+    torch.float32: Tiling(16, 32, 32, 4, 2),
+    FP8: Tiling(32, 64, 128, 4, 4),
+}
+DOWN = {
+    torch.bfloat16: Tiling(32, 128, 64, 4, 4),
+    torch.float32: Tiling(16, 32, 32, 4, 2),
+    FP8: Tiling(32, 128, 64, 4, 4),
+}
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """One matrix an expert, [E, O, I] in memory; FP8 ones with a scale an output channel [E, O]."""
+
+    weight_EOI: Tensor
+    scale_EO: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Pairs in the order of their experts, cut into tiles of one expert each."""
+
+    order_R: Tensor  # the pair at each place
+    end_E: Tensor  # the place where each expert's pairs end
+    expert_N: Tensor  # of each tile; -1: nothing to do
+    first_N: Tensor  # the place of its first pair
+
+
+def experts(x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, gate_up: Matrices, down: Matrices) -> Tensor:
+    """What `ops.experts` computes."""
+    (tokens, hidden), k = x_TH.shape, index_TK.shape[1]
+    count, double, _ = gate_up.weight_EOI.shape
+    up, out = UP[gate_up.weight_EOI.dtype], DOWN[down.weight_EOI.dtype]
+    groups = group(index_TK, count, up.rows)
+    rows = groups if out.rows == up.rows else group(index_TK, count, out.rows)
+    h_RI = x_TH.new_empty(tokens * k, double // 2)
+    low = gate_up.scale_EO is not None
+    x, x_scale_T = quantize_rows(x_TH) if low else (x_TH, None)
+    most_R = torch.zeros(tokens * k, device=x_TH.device) if down.scale_EO is not None else None
+    grid = (triton.cdiv(double // 2, up.columns), len(groups.expert_N))
+    _up[grid](
+        x, x_scale_T, gate_up.weight_EOI, gate_up.scale_EO, h_RI, most_R,
+        groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
+        k, hidden, double // 2,
+        ROWS=up.rows, COLUMNS=up.columns, DEPTH=up.depth, LOW=low, EVEN=_even(hidden, double // 2, up),
+        PRECISION=precision(x_TH), num_warps=up.warps, num_stages=up.stages,
+    )  # fmt: skip
+    y_RH = x_TH.new_empty(tokens * k, hidden)
+    grid = (triton.cdiv(hidden, out.columns), len(rows.expert_N))
+    _down[grid](
+        h_RI, most_R, down.weight_EOI, down.scale_EO, y_RH,
+        rows.order_R, rows.end_E, rows.expert_N, rows.first_N,
+        double // 2, hidden,
+        ROWS=out.rows, COLUMNS=out.columns, DEPTH=out.depth, LOW=down.scale_EO is not None,
+        EVEN=_even(double // 2, hidden, out), PRECISION=precision(x_TH), num_warps=out.warps, num_stages=out.stages,
+    )  # fmt: skip
+    y_TH = torch.empty_like(x_TH)
+    _sum[tokens, triton.cdiv(hidden, 1024)](y_RH, weight_TK, y_TH, hidden, K=k, COLUMNS=1024)
+    return y_TH
+
+
+def group(index_TK: Tensor, experts: int, rows: int) -> Groups:
+    pairs, device = index_TK.numel(), index_TK.device
+    order_R, end_E = (torch.empty(n, dtype=torch.int32, device=device) for n in (pairs, experts))
+    # An expert's tiles begin at slot (its first place) // rows + (its number): that leaves room for all before it,
+    # without counting their tiles.
+    tiles = pairs // rows + experts
+    expert_N, first_N = (torch.empty(tiles, dtype=torch.int32, device=device) for _ in range(2))
+    _group[(experts,)](index_TK.contiguous(), order_R, end_E, expert_N, first_N, pairs, ROWS=rows, CHUNK=1024)
+    return Groups(order_R, end_E, expert_N, first_N)
+
+
+def _even(depth: int, columns: int, tiling: Tiling) -> bool:
+    return depth % tiling.depth == 0 and columns % tiling.columns == 0
+
+
+@triton.jit
+def _group(index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, pairs, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """One program an expert. All read all choices, a few kilobytes; none waits for another."""
+    expert = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    before = tl.zeros((CHUNK,), tl.int32)
+    mine = tl.zeros((CHUNK,), tl.int32)
+    for start in range(0, pairs, CHUNK):
+        chosen = tl.load(index_ptr + start + lane, mask=start + lane < pairs, other=2147483647).to(tl.int32)
+        before += (chosen < expert).to(tl.int32)
+        mine += (chosen == expert).to(tl.int32)
+    first = tl.sum(before, 0)
+    end = first + tl.sum(mine, 0)
+    tl.store(end_ptr + expert, end)
+
+    place = first
+    for start in range(0, pairs, CHUNK):
+        chosen = tl.load(index_ptr + start + lane, mask=start + lane < pairs, other=2147483647).to(tl.int32)
+        is_mine = (chosen == expert).to(tl.int32)
+        tl.store(order_ptr + place + tl.cumsum(is_mine, 0) - is_mine, start + lane, mask=is_mine == 1)
+        place += tl.sum(is_mine, 0)
+
+    slot = first // ROWS + expert
+    after = end // ROWS + expert + 1  # where the next expert's begin
+    for tile in range(slot, after):
+        row = first + (tile - slot) * ROWS
+        tl.store(expert_ptr + tile, tl.where(row < end, expert, -1))
+        tl.store(first_ptr + tile, row)
+
+
+@triton.jit
+def _up(
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, h_ptr, most_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    choices, hidden, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """gelu(x gate) * (x up) of the rows of one tile, for as many columns; `most` gathers the largest of each row."""
+    expert = tl.load(expert_ptr + tl.program_id(1))
+    if expert < 0:
+        return
+    place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
+    live = place < tl.load(end_ptr + expert)
+    token = tl.load(order_ptr + place, mask=live, other=0) // choices
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, DEPTH)
+    x_at = x_ptr + token[:, None].to(tl.int64) * hidden + depth[None, :]
+    gate_at = weight_ptr + (expert.to(tl.int64) * 2 * width + column[None, :]) * hidden + depth[:, None]
+    up_at = gate_at + width.to(tl.int64) * hidden
+    gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+    up = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, hidden, DEPTH):
+        if EVEN:
+            x = tl.load(x_at, mask=live[:, None], other=0.0)
+            gate_weight = tl.load(gate_at)
+            up_weight = tl.load(up_at)
+        else:
+            inside = (start + depth[:, None] < hidden) & (column[None, :] < width)
+            x = tl.load(x_at, mask=live[:, None] & (start + depth[None, :] < hidden), other=0.0)
+            gate_weight = tl.load(gate_at, mask=inside, other=0.0)
+            up_weight = tl.load(up_at, mask=inside, other=0.0)
+        gate = tl.dot(x, gate_weight, gate, input_precision=PRECISION)
+        up = tl.dot(x, up_weight, up, input_precision=PRECISION)
+        x_at += DEPTH
+        gate_at += DEPTH
+        up_at += DEPTH
+    there = column < width
+    if LOW:
+        x_scale = tl.load(x_scale_ptr + token, mask=live, other=0.0)[:, None]
+        scale_at = scale_ptr + expert * 2 * width + column
+        gate *= x_scale * tl.load(scale_at, mask=there, other=0.0)[None, :]
+        up *= x_scale * tl.load(scale_at + width, mask=there, other=0.0)[None, :]
+    h = (gelu(gate) * up).to(h_ptr.dtype.element_ty)
+    tl.store(h_ptr + place[:, None].to(tl.int64) * width + column[None, :], h, mask=live[:, None] & there[None, :])
+    if most_ptr is not None:
+        # The largest of numbers is the same in any order; those without a sign compare like their bits.
+        tl.atomic_max(most_ptr + place, tl.max(tl.where(there[None, :], tl.abs(h.to(tl.float32)), 0.0), 1), mask=live)
+
+
+@triton.jit
+def _down(
+    h_ptr, most_ptr, weight_ptr, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, width, hidden,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """h down, each row written where its pair stands."""
+    expert = tl.load(expert_ptr + tl.program_id(1))
+    if expert < 0:
+        return
+    place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
+    live = place < tl.load(end_ptr + expert)
+    pair = tl.load(order_ptr + place, mask=live, other=0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, DEPTH)
+    h_at = h_ptr + place[:, None].to(tl.int64) * width + depth[None, :]
+    weight_at = weight_ptr + (expert.to(tl.int64) * hidden + column[None, :]) * width + depth[:, None]
+    if LOW:
+        h_scale = fp8_scale(tl.load(most_ptr + place, mask=live, other=0.0))
+    y = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, width, DEPTH):
+        if EVEN:
+            h = tl.load(h_at, mask=live[:, None], other=0.0)
+            weight = tl.load(weight_at)
+        else:
+            h = tl.load(h_at, mask=live[:, None] & (start + depth[None, :] < width), other=0.0)
+            inside = (start + depth[:, None] < width) & (column[None, :] < hidden)
+            weight = tl.load(weight_at, mask=inside, other=0.0)
+        if LOW:
+            h = fp8(h.to(tl.float32) / h_scale[:, None])
+        y = tl.dot(h, weight, y, input_precision=PRECISION)
+        h_at += DEPTH
+        weight_at += DEPTH
+    there = column < hidden
+    if LOW:
+        y *= h_scale[:, None] * tl.load(scale_ptr + expert * hidden + column, mask=there, other=0.0)[None, :]
+    y_at = y_ptr + pair[:, None].to(tl.int64) * hidden + column[None, :]
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[:, None] & there[None, :])
+
+
+@triton.jit
+def _sum(y_ptr, weight_ptr, out_ptr, hidden, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """The answers of a token's experts, weighted."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for choice in tl.static_range(K):
+        y = tl.load(y_ptr + (token * K + choice) * hidden + column, mask=column < hidden, other=0.0)
+        total += y.to(tl.float32) * tl.load(weight_ptr + token * K + choice).to(tl.float32)
+    tl.store(out_ptr + token * hidden + column, total.to(out_ptr.dtype.element_ty), mask=column < hidden)
