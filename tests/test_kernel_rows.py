@@ -1,0 +1,74 @@
+"""The row kernels against the plain operations, on small shapes, in Triton's interpreter."""
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+
+from gesso import ops
+
+kernel = pytest.importorskip("gesso.ops.kernels.rows")
+EPS = 1e-6
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (3, 4, 16)])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_norm_is_the_plain_one(shape, weighted):
+    x, weight = draw(*shape), draw(shape[-1], seed=1) if weighted else None
+    torch.testing.assert_close(kernel.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS))
+
+
+def test_queries_and_keys_are_normed_and_turned_values_only_normed():
+    q, k, v = draw(6, 4, 32), draw(6, 2, 32, seed=1), draw(6, 2, 32, seed=2)
+    q_weight, k_weight = draw(32, seed=3), draw(32, seed=4)
+    rotation = ops.rotation(torch.arange(6) + 7, ops.inverse_frequencies(32, 1e4, 0.5, True), torch.float32, [6])
+    found = kernel.heads((q, k, v), q_weight, k_weight, *(part[:, 0] for part in rotation), EPS)
+    expected = (
+        ops.rotate(ops.rms_norm(q, q_weight, EPS), *rotation),
+        ops.rotate(ops.rms_norm(k, k_weight, EPS), *rotation),
+        ops.rms_norm(v, None, EPS),
+    )
+    for mine, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, plain)
+
+
+def test_a_normed_sum_comes_with_its_own_norms():
+    x, y, weight, *then = draw(7, 24), *(draw(*s, seed=i) for i, s in enumerate([(7, 24), (24,), (24,), (24,), (24,)]))
+    total, normed = kernel.add_norms(x, y, weight, then, EPS)
+    expected = x + ops.rms_norm(y, weight, EPS)
+    torch.testing.assert_close(total, expected)
+    for mine, each in zip(normed, then, strict=True):
+        torch.testing.assert_close(mine, ops.rms_norm(expected, each, EPS))
+
+
+@pytest.mark.parametrize("tokens, experts, k", [(5, 16, 3), (40, 20, 8), (1, 128, 8)])
+def test_the_router_chooses_as_the_plain_one_does(tokens, experts, k):
+    x_TH, weight_EH, scale_E = draw(tokens, 100), draw(experts, 100, seed=1) * 0.1, draw(experts, seed=2).abs()
+    index_TK, weight_TK = kernel.route(x_TH, weight_EH, scale_E, k)
+    expected, shares = ops.route(x_TH @ weight_EH.T, scale_E, k)
+    assert torch.equal(index_TK.long(), expected), "in the order of their likelihood"
+    torch.testing.assert_close(weight_TK, shares)
+
+
+def test_of_experts_alike_the_first_are_chosen():
+    index_TK, weight_TK = kernel.route(torch.ones(2, 16), torch.ones(16, 16), torch.ones(16), 4)
+    assert index_TK.tolist() == [[0, 1, 2, 3]] * 2 and (weight_TK == 0.25).all()
+
+
+def test_a_layer_ends_as_the_plain_one_does():
+    tokens, hidden, k = 6, 48, 3
+    x, dense, answers = draw(tokens, hidden), draw(tokens, hidden, seed=1), draw(tokens * k, hidden, seed=2)
+    weight_TK, scalar_T = draw(tokens, k, seed=3).abs(), draw(tokens, seed=4)
+    *norms, following = (draw(hidden, seed=5 + i) for i in range(4))
+    sparse = (answers.view(tokens, k, hidden) * weight_TK[..., None]).sum(1)
+    both = ops.rms_norm(dense, norms[0], EPS) + ops.rms_norm(sparse, norms[1], EPS)
+    expected = (x + ops.rms_norm(both, norms[2], EPS)) * scalar_T[:, None]
+    out, then = kernel.join(x, dense, answers, weight_TK, norms, scalar_T, following, EPS)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(then, ops.rms_norm(expected, following, EPS))
