@@ -1,0 +1,56 @@
+"""The experts' products with weights of four bits against plain ones with the same weights, in Triton's interpreter."""
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+kernel = pytest.importorskip("gesso.ops.kernels.experts4")
+from gesso.ops.kernels.experts import group  # noqa: E402
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def make(kind: str, experts: int, outputs: int, inputs: int, seed: int):
+    """Packed weights of random bits, and what they stand for."""
+    g = torch.Generator().manual_seed(seed)
+    nibble = torch.randint(0, 16, (experts, outputs, inputs), generator=g)
+    packed = (nibble[..., 0::2] | (nibble[..., 1::2] << 4)).to(torch.uint8)
+    values, size = 32 if kind == "int4" else 16, inputs**-0.5
+    scale = (torch.rand(experts, outputs, inputs // values, generator=g) + 0.1) * size
+    if kind == "int4":
+        scale, over, number = scale.bfloat16(), None, (nibble - 8).float()
+    else:
+        scale, over = (scale * 16).to(torch.float8_e4m3fn), 4 + torch.arange(experts).float()
+        number = E2M1[nibble & 7] * torch.where(nibble > 7, -1.0, 1.0)
+    wide = number * scale.float().repeat_interleave(values, -1)
+    return kernel.Packed(packed, scale, over), wide if over is None else wide / over[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
+    tokens, hidden, experts, k, width = 37, 256, 3, 2, 64
+    g = torch.Generator().manual_seed(0)
+    x_TH = torch.randn(tokens, hidden, generator=g)
+    index_TK = torch.rand(tokens, experts, generator=g).topk(k).indices
+    gate_up, wide_up = make(kind, experts, 2 * width, hidden, 1)
+    down, wide_down = make(kind, experts, hidden, width, 2)
+    groups = group(index_TK, experts, kernel.UP.rows)
+    h_RI = kernel.up(x_TH, groups, k, gate_up)
+    y_RH = kernel.down(h_RI, groups, down)
+    pairs = [(t, e) for t, row in enumerate(index_TK.tolist()) for e in row]
+    for pair, (token, expert) in enumerate(pairs):
+        gate, up = (wide_up[expert] @ x_TH[token]).chunk(2)
+        h = F.gelu(gate, approximate="tanh") * up
+        place = groups.order_R.tolist().index(pair)
+        torch.testing.assert_close(h_RI[place], kernel.apart(h[None])[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(y_RH[pair], wide_down[expert] @ h, rtol=1e-4, atol=1e-3)
+
+
+def test_a_width_that_the_steps_do_not_fit_is_refused():
+    packed, _ = make("int4", 1, 8, 96, 0)
+    with pytest.raises(ValueError, match="96 values"):
+        kernel.up(torch.zeros(1, 96), group(torch.zeros(1, 1, dtype=torch.int64), 1, 32), 1, packed)
