@@ -38,9 +38,9 @@ def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
     index_TK = torch.rand(tokens, experts, generator=g).topk(k).indices
     gate_up, wide_up = make(kind, experts, 2 * width, hidden, 1)
     down, wide_down = make(kind, experts, hidden, width, 2)
-    groups = group(index_TK, experts, kernel.UP.rows)
+    groups = group(index_TK, experts, kernel.TILINGS["up"].rows)
     h_RI = kernel.up(x_TH, groups, k, gate_up)
-    y_RH = kernel.down(h_RI, groups, down)
+    y_RH = kernel.back(h_RI, groups, down)
     pairs = [(t, e) for t, row in enumerate(index_TK.tolist()) for e in row]
     for pair, (token, expert) in enumerate(pairs):
         gate, up = (wide_up[expert] @ x_TH[token]).chunk(2)

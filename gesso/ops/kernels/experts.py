@@ -53,35 +53,57 @@ class Groups:
 
 def experts(x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, gate_up: Matrices, down: Matrices) -> Tensor:
     """What `ops.experts` computes."""
-    (tokens, hidden), k = x_TH.shape, index_TK.shape[1]
-    count, double, _ = gate_up.weight_EOI.shape
-    up, out = UP[gate_up.weight_EOI.dtype], DOWN[down.weight_EOI.dtype]
-    groups = group(index_TK, count, up.rows)
-    rows = groups if out.rows == up.rows else group(index_TK, count, out.rows)
-    h_RI = x_TH.new_empty(tokens * k, double // 2)
-    low = gate_up.scale_EO is not None
+    y_RH, y_TH = answers(x_TH, index_TK, gate_up, down), torch.empty_like(x_TH)
+    tokens, hidden = x_TH.shape
+    _sum[tokens, triton.cdiv(hidden, 1024)](y_RH, weight_TK, y_TH, hidden, K=index_TK.shape[1], COLUMNS=1024)
+    return y_TH
+
+
+def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Matrices, down: Matrices) -> Tensor:
+    """What each token's experts say to it [R, H], not yet weighted."""
+    k, count = index_TK.shape[1], len(gate_up.weight_EOI)
+    first, second = UP[gate_up.weight_EOI.dtype], DOWN[down.weight_EOI.dtype]
+    groups = group(index_TK, count, first.rows)
+    h_RI, most_R = up(x_TH, groups, k, gate_up, keep_most=down.scale_EO is not None)
+    if second.rows != first.rows:
+        groups = group(index_TK, count, second.rows)
+    return back(h_RI, most_R, groups, down)
+
+
+def up(
+    x_TH: Tensor, groups: Groups, k: int, gate_up: Matrices, keep_most: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`; and the largest of each row, if asked."""
+    (tokens, hidden), width = x_TH.shape, gate_up.weight_EOI.shape[1] // 2
+    tiling, low = UP[gate_up.weight_EOI.dtype], gate_up.scale_EO is not None
     x, x_scale_T = quantize_rows(x_TH) if low else (x_TH, None)
-    most_R = torch.zeros(tokens * k, device=x_TH.device) if down.scale_EO is not None else None
-    grid = (triton.cdiv(double // 2, up.columns), len(groups.expert_N))
+    h_RI = x_TH.new_empty(tokens * k, width)
+    most_R = torch.zeros(tokens * k, device=x_TH.device) if keep_most else None
+    grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
         x, x_scale_T, gate_up.weight_EOI, gate_up.scale_EO, h_RI, most_R,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        k, hidden, double // 2,
-        ROWS=up.rows, COLUMNS=up.columns, DEPTH=up.depth, LOW=low, EVEN=_even(hidden, double // 2, up),
-        PRECISION=precision(x_TH), num_warps=up.warps, num_stages=up.stages,
+        k, hidden, width,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=low, EVEN=_even(hidden, width, tiling),
+        PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    y_RH = x_TH.new_empty(tokens * k, hidden)
-    grid = (triton.cdiv(hidden, out.columns), len(rows.expert_N))
+    return h_RI, most_R
+
+
+def back(h_RI: Tensor, most_R: Tensor | None, groups: Groups, matrices: Matrices) -> Tensor:
+    """h down [R, H], each row where its pair stands."""
+    (pairs, width), hidden = h_RI.shape, matrices.weight_EOI.shape[1]
+    tiling = DOWN[matrices.weight_EOI.dtype]
+    y_RH = h_RI.new_empty(pairs, hidden)
+    grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, most_R, down.weight_EOI, down.scale_EO, y_RH,
-        rows.order_R, rows.end_E, rows.expert_N, rows.first_N,
-        double // 2, hidden,
-        ROWS=out.rows, COLUMNS=out.columns, DEPTH=out.depth, LOW=down.scale_EO is not None,
-        EVEN=_even(double // 2, hidden, out), PRECISION=precision(x_TH), num_warps=out.warps, num_stages=out.stages,
+        h_RI, most_R, matrices.weight_EOI, matrices.scale_EO, y_RH,
+        groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
+        width, hidden,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=matrices.scale_EO is not None,
+        EVEN=_even(width, hidden, tiling), PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    y_TH = torch.empty_like(x_TH)
-    _sum[tokens, triton.cdiv(hidden, 1024)](y_RH, weight_TK, y_TH, hidden, K=k, COLUMNS=1024)
-    return y_TH
+    return y_RH
 
 
 def group(index_TK: Tensor, experts: int, rows: int) -> Groups:

@@ -16,8 +16,8 @@ from torch import Tensor
 from gesso.ops.kernels.experts import Groups
 from gesso.ops.kernels.linear import Tiling, gelu, precision
 
-UP = Tiling(32, 64, 64, 4, 4)  # depth: in bytes, each two values
-DOWN = Tiling(32, 128, 32, 4, 4)
+# Depth is in bytes, each two values.
+TILINGS = {"up": Tiling(32, 64, 64, 4, 4), "back": Tiling(32, 128, 32, 4, 4)}
 
 
 @dataclass(frozen=True)
@@ -42,38 +42,39 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
     """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`, with even and odd columns apart."""
     (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
     h_RI = x_TH.new_empty(tokens * k, width)
-    _check(gate_up, UP)
-    grid = (triton.cdiv(width, UP.columns), len(groups.expert_N))
+    tiling = _fitting(gate_up, "up")
+    grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
         apart(x_TH), gate_up.packed_EOB, gate_up.scale_EOG, gate_up.over_E, h_RI,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, hidden, width,
-        ROWS=UP.rows, COLUMNS=UP.columns, DEPTH=UP.depth, GROUP=gate_up.group, FLOAT=gate_up.over_E is not None,
-        PRECISION=precision(x_TH), num_warps=UP.warps, num_stages=UP.stages,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group,
+        FLOAT=gate_up.over_E is not None, PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return h_RI
 
 
-def down(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
+def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     """h down [R, H], each row where its pair stands."""
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
     y_RH = h_RI.new_empty(pairs, hidden)
-    _check(matrices, DOWN)
-    grid = (triton.cdiv(hidden, DOWN.columns), len(groups.expert_N))
+    tiling = _fitting(matrices, "back")
+    grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
         h_RI, matrices.packed_EOB, matrices.scale_EOG, matrices.over_E, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         width, hidden,
-        ROWS=DOWN.rows, COLUMNS=DOWN.columns, DEPTH=DOWN.depth, GROUP=matrices.group, FLOAT=matrices.over_E is not None,
-        PRECISION=precision(h_RI), num_warps=DOWN.warps, num_stages=DOWN.stages,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group,
+        FLOAT=matrices.over_E is not None, PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
 
 
-def _check(matrices: Packed, tiling: Tiling) -> None:
-    depth = matrices.packed_EOB.shape[-1]
+def _fitting(matrices: Packed, which: str) -> Tiling:
+    tiling, depth = TILINGS[which], matrices.packed_EOB.shape[-1]
     if depth % tiling.depth or tiling.depth % matrices.group:
         raise ValueError(f"rows of {2 * depth} values do not go into steps of {2 * tiling.depth}")
+    return tiling
 
 
 @triton.jit
