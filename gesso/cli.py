@@ -12,6 +12,7 @@ import typer
 
 import gesso
 from gesso.errors import GessoError, InputError
+from gesso.hardware import CARDS
 from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion
 from gesso.terminal import complain, follow, lines, note, prepare, print_json, print_styled, print_text, show_cursor
 
@@ -183,17 +184,29 @@ def info(
         typer.Argument(envvar="GESSO_MODEL", help=MODEL_HELP),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="CARD", help=f"And how it would run on a card: {', '.join(CARDS)}.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="With --gpu: denoising steps a canvas takes; 16 if not given.")
+    ] = None,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, what would keep it from loading."""
-    from gesso import checkpoint, untrained
+    from gesso import checkpoint, fit, hardware, untrained
     from gesso.info import describe, render
 
+    card = None if gpu is None else hardware.find(gpu)
+    if card is None and steps is not None:
+        raise InputError("--steps belongs to --gpu: it is how many denoising steps to reckon with on that card")
     directory = untrained.directory() if model is None else checkpoint.find(model)
     report = describe(directory, model or "the model in the box (untrained)")
+    plan = None if card is None else fit.plan(directory, card, steps or fit.STEPS)
     if json:
-        print_json(report.to_dict())
+        print_json(report.to_dict() | ({} if plan is None else {"gpu": plan.to_dict()}))
         return
     print_styled(lambda console: render(report, console))
+    if plan is not None:
+        print_styled(lambda console: fit.render(plan, console))
 
 
 @app.command(epilog=EXIT_CODES)

@@ -194,10 +194,10 @@ def _parameters(config: Config, model: "DiffusionGemma") -> Parameters:
 
 def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
     for precision in PRECISIONS:
-        weights = sum(_weight_bytes(name, p, precision) for name, p in model.named_parameters())
+        weights = sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
         for context in CONTEXTS:
             beyond = context > config.max_position_embeddings
-            cache = None if beyond else _cache_bytes(config, context)
+            cache = None if beyond else cache_bytes(config, context)
             yield Memory(
                 precision=precision,
                 context=context,
@@ -208,17 +208,22 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
             )
 
 
-def _weight_bytes(name: str, tensor: "Tensor", precision: str) -> int:
+def is_narrowed(name: str, tensor: "Tensor") -> bool:
+    """Whether fp8 and 4-bit apply to this parameter."""
+    rooms = {"self_attn", "mlp", "experts", "self_conditioning"} & set(name.split("."))
+    return tensor.ndim >= 2 and bool(rooms)
+
+
+def weight_bytes(name: str, tensor: "Tensor", precision: str) -> int:
     """MEMORY_RULES, as arithmetic."""
-    narrow = {"self_attn", "mlp", "experts", "self_conditioning"} & set(name.split("."))
-    if precision == "bf16" or tensor.ndim < 2 or not narrow:
+    if precision == "bf16" or not is_narrowed(name, tensor):
         return 2 * tensor.numel()
     if precision == "fp8":
         return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
     return math.ceil(tensor.numel() * 4.5 / 8)
 
 
-def _cache_bytes(config: Config, context: int) -> int:
+def cache_bytes(config: Config, context: int) -> int:
     import torch
 
     from gesso.model.cache import KVCache
@@ -282,8 +287,8 @@ def render(report: Report, console: Console) -> None:
 
     console.print(Text(printable(report.name), style="bold"))
     console.print(Text(printable(report.path), style="dim", overflow="fold"))
-    section("Architecture", _pairs(_architecture_rows(report.architecture)))
-    section("Parameters", _pairs(_parameter_rows(report.parameters)))
+    section("Architecture", pairs(_architecture_rows(report.architecture)))
+    section("Parameters", pairs(_parameter_rows(report.parameters)))
     section(f"Memory ({_memory_unit(report.memory)[0]})", _memory_table(report))
     for rule in report.memory_rules:
         console.print(Text(rule, style="dim"))
@@ -292,7 +297,7 @@ def render(report: Report, console: Console) -> None:
     console.print()
     if report.problems:
         console.print(Text("Would not load", style="bold red"))
-        console.print(_pairs([("-", problem) for problem in report.problems]))
+        console.print(pairs([("-", problem) for problem in report.problems]))
     elif report.weights.files:
         console.print(Text("Nothing found that would keep it from loading.", style="green"))
 
@@ -314,7 +319,7 @@ def _architecture_rows(a: Architecture) -> Iterator[tuple[str, str]]:
 def _parameter_rows(p: Parameters) -> Iterator[tuple[str, str]]:
     counts = {"total": p.total, "text": p.text, "vision tower": p.vision, "active per token": p.active}
     for label, count in counts.items():
-        yield label, f"{count:,} ({_short(count)})"
+        yield label, f"{count:,} ({short(count)})"
 
 
 def _memory_unit(memory: tuple[Memory, ...]) -> tuple[str, float]:
@@ -348,18 +353,18 @@ def _file_table(report: Report) -> Table:
     table.add_column()
     table.add_column(justify="right")
     for file in report.files:
-        table.add_row(Text(printable(file.name)), file.role, _short(file.bytes, (" GB", " MB", " kB", " B")))
+        table.add_row(Text(printable(file.name)), file.role, short(file.bytes, (" GB", " MB", " kB", " B")))
     return table
 
 
 def _stored(weights: Weights) -> str:
     if not weights.files:
         return "No weights here."
-    dtypes = ", ".join(f"{dtype} ({_short(count)} values)" for dtype, count in weights.values_by_dtype.items())
+    dtypes = ", ".join(f"{dtype} ({short(count)} values)" for dtype, count in weights.values_by_dtype.items())
     return f"Stored as {dtypes or 'nothing readable'}, {'with' if weights.vision else 'without'} the vision tower."
 
 
-def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column()
     table.add_column(overflow="fold")
@@ -369,7 +374,7 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _short(count: int, units: tuple[str, str, str, str] = (" B", " M", " K", "")) -> str:
+def short(count: int, units: tuple[str, str, str, str] = (" B", " M", " K", "")) -> str:
     for unit, size in zip(units, (1e9, 1e6, 1e3), strict=False):
         if count >= size:
             return f"{count / size:.2f}{unit}"

@@ -1,0 +1,145 @@
+"""The cards `gesso info --gpu` knows: what their makers say of them, and whether we could check it.
+
+Rates are dense (without structured sparsity) and with sums in float32. GeForce cards do such sums at half the rate of
+their headline figures, workstation and data-centre cards at the full one. `source` names the vendor's paper; "checked"
+means that an independent public listing gives the same figure, for the papers themselves were not at hand. What the
+driver reports was read off public `nvidia-smi` logs.
+"""
+
+from dataclasses import dataclass
+
+from gesso.errors import InputError
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    name: str  # as --gpu takes it
+    title: str
+    memory_gb: float  # as sold
+    driver_mib: int  # as the driver reports it
+    system_gb: float = 0.0  # of it, kept by the operating system where CPU and GPU share one memory
+    bandwidth_gbs: float
+    bf16_tflops: float
+    fp8_tflops: float | None  # None: not in hardware
+    fp4_tflops: float | None
+    source: str
+    note: str = ""
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.driver_mib * MIB - round(self.system_gb * 1e9)
+
+    def has(self, precision: str) -> bool:
+        """Whether the card multiplies in this precision. Otherwise its weights are widened on the way in."""
+        return {"bf16": self.bf16_tflops, "fp8": self.fp8_tflops, "4-bit": self.fp4_tflops}[precision] is not None
+
+    def tflops(self, precision: str) -> float:
+        """The rate of a product with weights kept in this precision; that of bf16 where the card lacks it."""
+        native = {"bf16": self.bf16_tflops, "fp8": self.fp8_tflops, "4-bit": self.fp4_tflops}[precision]
+        return self.bf16_tflops if native is None else native
+
+
+_ALL = (
+    Card(
+        name="rtx-4090",
+        title="GeForce RTX 4090",
+        memory_gb=24,
+        driver_mib=24_564,
+        bandwidth_gbs=1008,
+        bf16_tflops=165.2,
+        fp8_tflops=330.3,
+        fp4_tflops=None,
+        source="NVIDIA Ada architecture whitepaper; all checked",
+    ),
+    Card(
+        name="rtx-5090",
+        title="GeForce RTX 5090",
+        memory_gb=32,
+        driver_mib=32_607,
+        bandwidth_gbs=1792,
+        bf16_tflops=209.5,
+        fp8_tflops=419.0,
+        fp4_tflops=1676.0,
+        source=(
+            "NVIDIA RTX Blackwell architecture whitepaper; memory, bandwidth and fp4 checked; fp8: a published "
+            "measurement of the 5090 D reaches 427; bf16: datasheet, not checked"
+        ),
+    ),
+    Card(
+        name="rtx-pro-6000",
+        title="RTX PRO 6000 Blackwell Workstation Edition",
+        memory_gb=96,
+        driver_mib=97_887,
+        bandwidth_gbs=1792,
+        bf16_tflops=503.8,
+        fp8_tflops=1007.6,
+        fp4_tflops=2015.2,
+        source=(
+            "NVIDIA RTX PRO Blackwell architecture whitepaper; memory, bandwidth and fp4 checked; bf16 and fp8: one "
+            "listing agrees, another halves them for a sister card"
+        ),
+        note="The 300 W Max-Q edition has the same memory and bandwidth and less compute.",
+    ),
+    Card(
+        name="dgx-spark",
+        title="DGX Spark (GB10)",
+        memory_gb=128,
+        driver_mib=119 * 1024,
+        system_gb=8.0,
+        bandwidth_gbs=273,
+        bf16_tflops=125.0,
+        fp8_tflops=250.0,
+        fp4_tflops=500.0,
+        source=(
+            "NVIDIA DGX Spark datasheet; memory, bandwidth and 1 PFLOP/s of sparse fp4 checked; dense fp4 is half of "
+            "that, fp8 and bf16 a quarter and an eighth: derived, not checked (other listings give bf16 up to 209)"
+        ),
+        note="Unified memory: CPU and GPU share it, and 8 GB are left to the system here (our assumption).",
+    ),
+    Card(
+        name="dgx-station",
+        title="DGX Station (GB300)",
+        memory_gb=252,
+        driver_mib=256_703,
+        bandwidth_gbs=7100,
+        bf16_tflops=2500.0,
+        fp8_tflops=5000.0,
+        fp4_tflops=15_000.0,
+        source=(
+            "NVIDIA DGX Station datasheet; memory and bandwidth checked (the announcement still said 288 GB, 8 TB/s); "
+            "rates: those of a GB300 in a rack, checked, but not checked for the station"
+        ),
+        note="Coherent memory: 496 GB of the CPU's (LPDDR5X) stand behind the GPU's own; only the latter counts here.",
+    ),
+    Card(
+        name="h100",
+        title="H100 SXM",
+        memory_gb=80,
+        driver_mib=81_559,
+        bandwidth_gbs=3350,
+        bf16_tflops=989.4,
+        fp8_tflops=1978.9,
+        fp4_tflops=None,
+        source="NVIDIA H100 datasheet, halved where it counts sparsity; all checked",
+    ),
+    Card(
+        name="h200",
+        title="H200 SXM",
+        memory_gb=141,
+        driver_mib=143_771,
+        bandwidth_gbs=4800,
+        bf16_tflops=989.4,
+        fp8_tflops=1978.9,
+        fp4_tflops=None,
+        source="NVIDIA H200 datasheet, halved where it counts sparsity; all checked",
+    ),
+)
+CARDS = {card.name: card for card in _ALL}
+
+
+def find(name: str) -> Card:
+    if name not in CARDS:
+        raise InputError(f"{name!r} is not a card gesso knows; it knows {', '.join(CARDS)}")
+    return CARDS[name]
