@@ -54,3 +54,17 @@ def test_a_width_that_the_steps_do_not_fit_is_refused():
     packed, _ = make("int4", 1, 8, 96, 0)
     with pytest.raises(ValueError, match="96 values"):
         kernel.up(torch.zeros(1, 96), group(torch.zeros(1, 1, dtype=torch.int64), 1, 32), 1, packed)
+
+
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_a_matrix_of_four_bits_multiplies_all_tokens(kind):
+    from gesso.ops.kernels import linear4
+
+    x_TI = torch.randn(37, 128, generator=torch.Generator().manual_seed(0)) * 0.3
+    (gate, wide_gate), (up, wide_up) = (make(kind, 1, 40, 128, seed) for seed in (1, 2))
+    torch.testing.assert_close(linear4.linear(x_TI, gate), F.linear(x_TI, wide_gate[0]), rtol=1e-4, atol=1e-4)
+    expected = F.gelu(F.linear(x_TI, wide_gate[0]), approximate="tanh") * F.linear(x_TI, wide_up[0])
+    torch.testing.assert_close(linear4.gated(x_TI, gate, up), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(linear4.linear(x_TI[3:9], gate), linear4.linear(x_TI, gate)[3:9])
+    with pytest.raises(ValueError, match="96 values"):
+        linear4.linear(x_TI[:, :96], gate)

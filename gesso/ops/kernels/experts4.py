@@ -90,7 +90,7 @@ def _values(nibble, FLOAT: tl.constexpr):
 
 
 @triton.jit
-def _weights(
+def weights(
     packed_ptr, scale_ptr, row, start, bytes_a_row,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -130,10 +130,10 @@ def _up(
     for start in range(0, half, DEPTH):
         even_x = tl.load(x_at + start, mask=live[:, None], other=0.0)
         odd_x = tl.load(x_at + half + start, mask=live[:, None], other=0.0)
-        even, odd = _weights(packed_ptr, scale_ptr, gate_row, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
+        even, odd = weights(packed_ptr, scale_ptr, gate_row, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
         gate = tl.dot(even_x, even, gate, input_precision=PRECISION)
         gate = tl.dot(odd_x, odd, gate, input_precision=PRECISION)
-        even, odd = _weights(packed_ptr, scale_ptr, gate_row + width, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
+        even, odd = weights(packed_ptr, scale_ptr, gate_row + width, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
         up = tl.dot(even_x, even, up, input_precision=PRECISION)
         up = tl.dot(odd_x, odd, up, input_precision=PRECISION)
     if over_ptr is not None:
@@ -168,7 +168,7 @@ def _down(
     for start in range(0, half, DEPTH):
         even_h = tl.load(h_at + start, mask=live[:, None], other=0.0)
         odd_h = tl.load(h_at + half + start, mask=live[:, None], other=0.0)
-        even, odd = _weights(packed_ptr, scale_ptr, row, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
+        even, odd = weights(packed_ptr, scale_ptr, row, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
         y = tl.dot(even_h, even, y, input_precision=PRECISION)
         y = tl.dot(odd_h, odd, y, input_precision=PRECISION)
     if over_ptr is not None:
