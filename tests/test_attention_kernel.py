@@ -1,24 +1,21 @@
 """The kernel against the plain version: compiled where there is a GPU, in Triton's interpreter where there is none."""
 
 import copy
-import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
-pytest.importorskip("triton")
+from gesso import ops
+from gesso.config import LayerShape, Rope
+from gesso.model.cache import LayerKV
+from gesso.ops import Segment
 
-from gesso import ops  # noqa: E402
-from gesso.config import LayerShape, Rope  # noqa: E402
-from gesso.model.cache import LayerKV  # noqa: E402
-from gesso.ops import Segment  # noqa: E402
+pytest.importorskip("triton")
 from gesso.ops import attention_kernel as kernel  # noqa: E402
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1)
 TEXT, CANVAS = True, False
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter multiplies the bits of bfloat16
@@ -138,6 +135,23 @@ def test_the_number_of_slots_and_the_longest_segment_of_a_table_change_no_bit():
     assert torch.equal(exact, roomy)
     with pytest.raises(ValueError, match="do not fit"):
         kernel.table(segments, cache, longest=19)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_computes_what_its_table_says_now():
+    first, later = ([Segment(a, 18, 20, CANVAS), Segment(b, 18, 5, TEXT)] for a, b in ((0, 1), (1, 0)))
+    cache, qkv = cache_of([18, 18], window=16), packed(first)
+    table = kernel.table(first, cache, slots=3, longest=32)
+    kernel.attention(*qkv, table, SMALL)  # compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = kernel.attention(*qkv, table, SMALL)
+    other = copy.deepcopy(cache)
+    now = kernel.table(later, cache)
+    table.segments_S7[:2], table.rows_S3[:2] = now.segments_S7, now.rows_S3
+    graph.replay()
+    assert torch.equal(captured, kernel.attention(*qkv, kernel.table(later, other), SMALL))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(cache.k + cache.v, other.k + other.v, strict=True))
 
 
 def test_what_is_cut_off_the_values_in_another_program_is_computed_alike():
