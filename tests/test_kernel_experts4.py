@@ -1,9 +1,5 @@
 """The experts' products with weights of four bits against plain ones with the same weights, in Triton's interpreter."""
 
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,9 +1,5 @@
 """The product kernels against the plain version, on small shapes, in Triton's interpreter."""
 
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,9 +1,5 @@
 """The row kernels against the plain operations, on small shapes, in Triton's interpreter."""
 
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import pytest
 import torch
 

@@ -1,0 +1,287 @@
+"""The attention of `ops/attention.py` as two Triton kernels: one attends, one then appends the text to the cache.
+
+All that changes from step to step is read from tensors on the device, and the grid follows from shapes alone, so that
+a captured CUDA graph stays valid while texts grow and rows change hands. Cached keys are read where they lie.
+
+T tokens of all segments, S segments, N query heads, M key/value heads, G = N/M queries a key head, D head dim,
+L capacity of a cache row; R rows of a tile (queries times G), B keys of a block, V a slice of the values' D.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gesso.ops.attention import Segment
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+# The columns of `Table.segments_S7`.
+OFFSET = tl.constexpr(0)  # its first token in T
+LENGTH = tl.constexpr(1)  # 0: nothing to do
+START = tl.constexpr(2)  # position of the first token in its row
+CAUSAL = tl.constexpr(3)
+CACHED = tl.constexpr(4)  # tokens of the row that were in the cache before this call
+FRESH = tl.constexpr(5)  # where in T those from CACHED to START are: earlier text of the same call
+END = tl.constexpr(6)  # tokens of the row after this call
+COLUMNS = tl.constexpr(7)
+
+
+class CacheRows(Protocol):
+    """One layer's cache: `k[row]` and `v[row]` are [L, M, D], and position p lies in slot p % L."""
+
+    window: int | None
+    k: list[Tensor]
+    v: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Who attends to what. The tensors are on the device and may be filled anew; the rest is baked into the launch.
+
+    They hold addresses and keep nothing alive: a row that grows moves, and needs a new table.
+    """
+
+    segments_S7: Tensor  # int32, the columns above: the same for all layers
+    rows_S3: Tensor  # int64: addresses of the row's keys and of its values, its capacity L
+    longest: int  # no segment has more tokens
+    appends: bool  # whether there is text among the segments
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Tiles:
+    rows: int  # R
+    keys: int  # B
+    values: int  # V: each program computes this many of the D numbers of its outputs
+    warps: int
+    stages: int  # blocks of keys and values in flight
+
+
+def tiles(dim: int, dtype: torch.dtype) -> Tiles:
+    """What fits a Hopper multiprocessor: 228 KB of shared memory, 65,536 registers, at most 255 of them a thread.
+
+    The sums of the outputs, R x V float32, stay in registers all along: 64 x 256 over four warps is 128 a thread, and
+    the scores (R x B), the weights made of them and the addresses of the keys take most of the rest. Shared memory
+    holds the queries, R x D, and `stages` blocks of keys, B x D, and of values, B x V, two bytes a number.
+
+    D 256:  32 + 2 x (16 + 16) = 96 KB with 32 keys, so that two programs share a multiprocessor, and one computes its
+            weights while the other has the matrix unit. With 64 keys, 160 KB, only one fits, and registers spill.
+    D 512:  64 + 2 x (32 + 16) = 160 KB with 32 keys. All of the 64 x 512 sums in four warps would be 256 registers;
+            with a second group of four warps both compute all the scores, for these are split by rows only, of which
+            the matrix unit takes at least 64. That is the price of two programs with half of the values each, too, and
+            one canvas needs both: its 64 tiles of rows alone would leave half of the 132 multiprocessors idle.
+
+    float32 does without the matrix units, which would round to ten bits: it is there to compare, not to be fast.
+    """
+    if dtype == torch.float32:
+        return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1)
+    return Tiles(rows=64, keys=32, values=min(dim, 256), warps=4, stages=2)
+
+
+def table(segments: Sequence[Segment], cache: CacheRows, slots: int | None = None, longest: int | None = None) -> Table:
+    """The table of one layer. A captured graph gets one with `slots` and `longest` of its own, to copy others into."""
+    slots, longest = slots or len(segments), longest or max(segment.length for segment in segments)
+    if len(segments) > slots or any(segment.length > longest for segment in segments):
+        raise ValueError(f"{len(segments)} segments do not fit a table of {slots} with at most {longest} tokens each")
+    filling = [[0] * 7] * (slots - len(segments)), [[0] * 3] * (slots - len(segments))
+    device = cache.k[segments[0].row].device
+    return Table(
+        torch.tensor([*_columns(segments), *filling[0]], dtype=torch.int32, device=device),
+        torch.tensor([*(_row(segment, cache) for segment in segments), *filling[1]], dtype=torch.int64, device=device),
+        longest,
+        any(segment.causal for segment in segments),
+        cache.window,
+    )
+
+
+def _columns(segments: Sequence[Segment]) -> list[list[int]]:
+    """Texts of one row in one call must stand next to each other: what follows reads them as one stretch of T."""
+    columns, offset = [], 0
+    texts: dict[int, tuple[int, int, int]] = {}  # by row: its stretch's first position and token, and where it ends
+    for segment in segments:
+        cached, fresh, end = texts.get(segment.row, (segment.start, offset, segment.start))
+        if segment.start != end or (segment.causal and offset != fresh + end - cached):
+            raise ValueError(
+                f"text of row {segment.row} at position {segment.start} does not follow its text before it, which ends "
+                f"at position {end}, token {fresh + end - cached}; put the pieces of a row next to each other, in order"
+            )
+        columns.append([offset, segment.length, segment.start, int(segment.causal), cached, fresh])
+        if segment.causal:
+            texts[segment.row] = cached, fresh, end + segment.length
+        offset += segment.length
+    return [[*column, texts.get(segment.row, (0, 0, 0))[2]] for column, segment in zip(columns, segments, strict=True)]
+
+
+def _row(segment: Segment, cache: CacheRows) -> list[int]:
+    k_LMD, v_LMD = cache.k[segment.row], cache.v[segment.row]
+    for tensor in (k_LMD, v_LMD):
+        if not tensor.is_contiguous() or tensor.data_ptr() % 16:
+            raise ValueError(f"row {segment.row} of the cache must be contiguous and start at a multiple of 16 bytes")
+    return [k_LMD.data_ptr(), v_LMD.data_ptr(), len(k_LMD)]
+
+
+def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: Tiles | None = None) -> Tensor:
+    """[T, N, D]; text is appended to the cache. Tokens of T that belong to no segment get no value at all."""
+    (tokens, heads, dim), kv_heads = q_TND.shape, k_TMD.shape[1]
+    _check(q_TND, k_TMD, v_TMD)
+    shape = shape or tiles(dim, q_TND.dtype)
+    out_TND = torch.empty(tokens, heads, dim, dtype=q_TND.dtype, device=q_TND.device)
+    slots, groups = len(table.segments_S7), heads // kv_heads
+    _attend[triton.cdiv(table.longest * groups, shape.rows), kv_heads * (dim // shape.values), slots](
+        q_TND, k_TMD, v_TMD, out_TND, table.segments_S7, table.rows_S3,
+        *q_TND.stride()[:2], *k_TMD.stride()[:2], *v_TMD.stride()[:2], *out_TND.stride()[:2],
+        WINDOW=table.window or 0, GROUPS=groups, HEADS=kv_heads, DIM=dim,
+        ROWS=shape.rows, KEYS=shape.keys, VALUES=shape.values,
+        num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    if table.appends:
+        # Only when all have read: in a ring, new tokens take the place of what the first queries still see.
+        _append[triton.cdiv(table.longest, 16), kv_heads, slots](
+            k_TMD, v_TMD, table.segments_S7, table.rows_S3, *k_TMD.stride()[:2], *v_TMD.stride()[:2],
+            HEADS=kv_heads, DIM=dim, TOKENS=16,
+        )  # fmt: skip
+    return out_TND
+
+
+def _check(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor) -> None:
+    dim = q_TND.shape[2]
+    if dim < 16 or dim & (dim - 1):
+        raise ValueError(f"the head dim must be a power of two, at least 16, got {dim}")
+    if not q_TND.dtype == k_TMD.dtype == v_TMD.dtype:
+        raise ValueError(f"one dtype for all, got {q_TND.dtype}, {k_TMD.dtype}, {v_TMD.dtype}")
+    for tensor in (q_TND, k_TMD, v_TMD):
+        apart = [tensor.stride(0) * tensor.itemsize, tensor.stride(1) * tensor.itemsize, tensor.data_ptr()]
+        if tensor.stride(2) != 1 or any(distance % 16 for distance in apart):
+            raise ValueError("heads must be contiguous and start at multiples of 16 bytes")
+
+
+@triton.jit
+def _attend(
+    q_ptr, k_ptr, v_ptr, out_ptr, segment_ptr, row_ptr,
+    q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
+    WINDOW: tl.constexpr,  # 0: all of the text
+    GROUPS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows of one segment: FlashAttention (arXiv 2205.14135), the text before the segment first.
+
+    A segment's blocks are counted from the first key its tile sees, whether that is cached or came in this call, and
+    taken in order. So its sums know nothing of other segments, nor of how its text was cut into calls.
+    """
+    segment_ptr += tl.program_id(2) * COLUMNS
+    length = tl.load(segment_ptr + LENGTH)
+    tile = tl.program_id(0) * ROWS
+    if tile >= length * GROUPS:
+        return
+    offset = tl.load(segment_ptr + OFFSET)
+    start = tl.load(segment_ptr + START)
+    causal = tl.load(segment_ptr + CAUSAL)
+    cached = tl.load(segment_ptr + CACHED)
+    fresh = tl.load(segment_ptr + FRESH)
+
+    head = tl.program_id(1) % HEADS
+    d_D = tl.arange(0, DIM)
+    value_V = tl.program_id(1) // HEADS * VALUES + tl.arange(0, VALUES)
+    row_R = tile + tl.arange(0, ROWS)
+    # What is over in the last tile repeats the last query: no row without a key, and every load is in bounds.
+    query_R = tl.minimum(row_R // GROUPS, length - 1)
+    token_R = (offset + query_R).to(tl.int64)
+    head_R = head * GROUPS + row_R % GROUPS
+    q_RD = tl.load(q_ptr + (token_R * q_token + head_R * q_head)[:, None] + d_D[None, :])
+
+    # Each row sees the positions from first_R to last_R, the tile those from low to before top. A canvas has one first
+    # and one last for all, a text moves both along.
+    first_query = tile // GROUPS
+    last_query = tl.minimum((tile + ROWS - 1) // GROUPS, length - 1)
+    last_R = start + tl.where(causal != 0, query_R, length - 1)
+    top = start + tl.where(causal != 0, last_query, length - 1) + 1
+    first_R = tl.zeros_like(query_R)
+    low = start * 0
+    if WINDOW:
+        first_R = start + causal * query_R - (WINDOW - 1)
+        low = tl.maximum(start + causal * first_query - (WINDOW - 1), 0)
+    own_low = tl.maximum(low, start)
+    past_blocks = tl.cdiv(tl.maximum(start - low, 0), KEYS)
+    blocks = past_blocks + tl.cdiv(top - own_low, KEYS)
+
+    row_ptr += tl.program_id(2) * 3
+    cached_k = tl.load(row_ptr).to(tl.pointer_type(k_ptr.dtype.element_ty)) + head * DIM
+    cached_v = tl.load(row_ptr + 1).to(tl.pointer_type(v_ptr.dtype.element_ty)) + head * DIM
+    capacity = tl.load(row_ptr + 2).to(tl.int32)
+    low_slot = low % tl.maximum(capacity, 1)
+    k_ptr += head * k_head
+    v_ptr += head * v_head
+
+    peak_R = tl.full([ROWS], float("-inf"), tl.float32)  # of the scores, in powers of two
+    total_R = tl.zeros([ROWS], tl.float32)
+    sum_RV = tl.zeros([ROWS, VALUES], tl.float32)
+    for block in range(blocks):
+        own = block >= past_blocks
+        base = tl.where(own, own_low + (block - past_blocks) * KEYS, low + block * KEYS)
+        limit = tl.where(own, top, start)
+        position_B = base + tl.arange(0, KEYS)
+
+        # Beyond the limit the last key is loaded again, and then not seen: loads need no mask.
+        key_B = tl.minimum(position_B, limit - 1)
+        slot_B = key_B - low + low_slot
+        slot_B = tl.where(slot_B >= capacity, slot_B - capacity, slot_B).to(tl.int64) * (HEADS * DIM)
+        token_B = (key_B + tl.where(own, offset - start, fresh - cached)).to(tl.int64)
+        in_cache_B = key_B < cached
+        # The compiler cannot know how an address from a table is aligned; untold, it would load number by number.
+        k_B = tl.multiple_of(tl.where(in_cache_B, cached_k + slot_B, k_ptr + token_B * k_token), 16)
+        v_B = tl.multiple_of(tl.where(in_cache_B, cached_v + slot_B, v_ptr + token_B * v_token), 16)
+        k_BD = tl.load(k_B[:, None] + d_D[None, :])
+        v_BV = tl.load(v_B[:, None] + value_V[None, :])
+
+        score_RB = tl.dot(q_RD, tl.trans(k_BD), input_precision="ieee")
+        seen_RB = position_B[None, :] <= tl.minimum(last_R, limit - 1)[:, None]
+        if WINDOW:
+            seen_RB = seen_RB & (position_B[None, :] >= first_R[:, None])
+        score_RB = tl.where(seen_RB, score_RB, float("-inf"))
+
+        new_R = tl.maximum(peak_R, tl.max(score_RB, 1) * LOG2E)
+        # A row that has seen nothing yet must not subtract infinity from itself.
+        shift_R = tl.where(new_R == float("-inf"), 0.0, new_R)
+        weight_RB = tl.exp2(score_RB * LOG2E - shift_R[:, None])
+        fade_R = tl.exp2(peak_R - shift_R)
+        total_R = total_R * fade_R + tl.sum(weight_RB, 1)
+        sum_RV = sum_RV * fade_R[:, None]
+        sum_RV = tl.dot(weight_RB.to(v_BV.dtype), v_BV, sum_RV, input_precision="ieee")
+        peak_R = new_R
+
+    out_RV = (sum_RV / total_R[:, None]).to(out_ptr.dtype.element_ty)
+    out_R = out_ptr + token_R * out_token + head_R * out_head
+    tl.store(out_R[:, None] + value_V[None, :], out_RV, mask=(row_R < length * GROUPS)[:, None])
+
+
+@triton.jit
+def _append(
+    k_ptr, v_ptr, segment_ptr, row_ptr, k_token, k_head, v_token, v_head,
+    HEADS: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    segment_ptr += tl.program_id(2) * COLUMNS
+    length = tl.load(segment_ptr + LENGTH) * tl.load(segment_ptr + CAUSAL)
+    if tl.program_id(0) * TOKENS >= length:
+        return
+    row_ptr += tl.program_id(2) * 3
+    capacity = tl.load(row_ptr + 2).to(tl.int32)
+
+    head = tl.program_id(1)
+    d_D = tl.arange(0, DIM)
+    query_B = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    position_B = tl.load(segment_ptr + START) + query_B
+    token_B = (tl.load(segment_ptr + OFFSET) + query_B).to(tl.int64)
+    # Of tokens that share a slot the last one stays; programs run in no order, so the others are not written at all.
+    kept_B1 = ((query_B < length) & (position_B >= tl.load(segment_ptr + END) - capacity))[:, None]
+    slot_B = (position_B % tl.maximum(capacity, 1)).to(tl.int64) * (HEADS * DIM) + head * DIM
+    cached_k_B = tl.multiple_of(tl.load(row_ptr).to(tl.pointer_type(k_ptr.dtype.element_ty)) + slot_B, 16)
+    cached_v_B = tl.multiple_of(tl.load(row_ptr + 1).to(tl.pointer_type(v_ptr.dtype.element_ty)) + slot_B, 16)
+    k_BD = tl.load(k_ptr + (token_B * k_token + head * k_head)[:, None] + d_D[None, :], mask=kept_B1)
+    v_BD = tl.load(v_ptr + (token_B * v_token + head * v_head)[:, None] + d_D[None, :], mask=kept_B1)
+    tl.store(cached_k_B[:, None] + d_D[None, :], k_BD, mask=kept_B1)
+    tl.store(cached_v_B[:, None] + d_D[None, :], v_BD, mask=kept_B1)
