@@ -24,23 +24,21 @@ def test_queries_and_keys_are_normed_and_turned_values_only_normed():
     q, k, v = draw(6, 4, 32), draw(6, 2, 32, seed=1), draw(6, 2, 32, seed=2)
     q_weight, k_weight = draw(32, seed=3), draw(32, seed=4)
     rotation = ops.rotation(torch.arange(6) + 7, ops.inverse_frequencies(32, 1e4, 0.5, True), torch.float32, [6])
-    found = kernel.heads((q, k, v), q_weight, k_weight, *(part[:, 0] for part in rotation), EPS)
-    expected = (
-        ops.rotate(ops.rms_norm(q, q_weight, EPS), *rotation),
-        ops.rotate(ops.rms_norm(k, k_weight, EPS), *rotation),
-        ops.rms_norm(v, None, EPS),
-    )
+    found = kernel.heads(q, k, v, q_weight, k_weight, rotation, EPS)
+    expected = ops.heads(q, k, v, q_weight, k_weight, rotation, EPS)
     for mine, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, plain)
 
 
 def test_a_normed_sum_comes_with_its_own_norms():
-    x, y, weight, *then = draw(7, 24), *(draw(*s, seed=i) for i, s in enumerate([(7, 24), (24,), (24,), (24,), (24,)]))
-    total, normed = kernel.add_norms(x, y, weight, then, EPS)
-    expected = x + ops.rms_norm(y, weight, EPS)
+    x, y = draw(7, 24), draw(7, 24, seed=1)
+    weight, *then, scale = (draw(24, seed=2 + i) for i in range(4))
+    given = x, y, weight, then, scale, 24**-0.5, EPS
+    (total, normed), (expected, plain) = kernel.add_norms(*given), ops.add_norms(*given)
     torch.testing.assert_close(total, expected)
-    for mine, each in zip(normed, then, strict=True):
-        torch.testing.assert_close(mine, ops.rms_norm(expected, each, EPS))
+    assert len(normed) == len(plain) == 3
+    for mine, other in zip(normed, plain, strict=True):
+        torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize("tokens, experts, k", [(5, 16, 3), (40, 20, 8), (1, 128, 8)])
@@ -58,13 +56,7 @@ def test_of_experts_alike_the_first_are_chosen():
 
 
 def test_a_layer_ends_as_the_plain_one_does():
-    tokens, hidden, k = 6, 48, 3
-    x, dense, answers = draw(tokens, hidden), draw(tokens, hidden, seed=1), draw(tokens * k, hidden, seed=2)
-    weight_TK, scalar_T = draw(tokens, k, seed=3).abs(), draw(tokens, seed=4)
-    *norms, following = (draw(hidden, seed=5 + i) for i in range(4))
-    sparse = (answers.view(tokens, k, hidden) * weight_TK[..., None]).sum(1)
-    both = ops.rms_norm(dense, norms[0], EPS) + ops.rms_norm(sparse, norms[1], EPS)
-    expected = (x + ops.rms_norm(both, norms[2], EPS)) * scalar_T[:, None]
-    out, then = kernel.join(x, dense, answers, weight_TK, norms, scalar_T, following, EPS)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(then, ops.rms_norm(expected, following, EPS))
+    x, dense, sparse = (draw(6, 48, seed=i) for i in range(3))
+    weights, scalar_T1 = [draw(48, seed=3 + i) for i in range(3)], draw(6, 1, seed=9)
+    given = x, dense, sparse, weights, scalar_T1, EPS
+    torch.testing.assert_close(kernel.join(*given), ops.join(*given))

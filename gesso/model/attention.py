@@ -30,7 +30,5 @@ class Attention(nn.Module):
         k_TMD = self.k_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
         # In a global layer key and value are one projection; only norm and rotation tell them apart.
         v_TMD = k_TMD if self.v_proj is None else self.v_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
-        q_TND = ops.rotate(self.q_norm(q_TND), *rotation)
-        k_TMD = ops.rotate(self.k_norm(k_TMD), *rotation)
-        v_TMD = ops.rms_norm(v_TMD, None, self.eps)
-        return self.o_proj(attend(q_TND, k_TMD, v_TMD).flatten(1), lengths)
+        q, k, v = ops.heads(q_TND, k_TMD, v_TMD, self.q_norm.weight, self.k_norm.weight, rotation, self.eps)
+        return self.o_proj(attend(q, k, v).flatten(1), lengths)

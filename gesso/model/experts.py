@@ -14,15 +14,14 @@ from gesso.model.parts import Linear
 class Router(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.k, self.eps, self.root = config.top_k_experts, config.rms_norm_eps, config.hidden_size**-0.5
+        self.k, self.root = config.top_k_experts, config.hidden_size**-0.5
         self.scale = nn.Parameter(torch.empty(config.hidden_size))
         self.proj = Linear(config.hidden_size, config.num_experts)
         self.per_expert_scale = nn.Parameter(torch.empty(config.num_experts))
 
-    def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, normed_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """The chosen experts and their weights [T, K], and the scores [T, E] of all."""
-        x_TH = ops.rms_norm(x_TH, None, self.eps) * self.scale * self.root
-        scores_TE = self.proj(x_TH, lengths)
+        scores_TE = self.proj(normed_TH, lengths)
         return *ops.route(scores_TE, self.per_expert_scale, self.k), scores_TE
 
 

@@ -31,6 +31,7 @@ class Layer(nn.Module):
         def norm() -> RMSNorm:
             return RMSNorm(config.hidden_size, config.rms_norm_eps)
 
+        self.eps = config.rms_norm_eps
         self.self_attn = Attention(config, shape)
         self.mlp = GatedMLP(config)
         self.router = Router(config)
@@ -48,14 +49,21 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The tokens one layer on, and the router's scores [T, E]."""
         attended_TH = self.self_attn(self.input_layernorm(x_TH), lengths, attend, rotation)
-        x_TH = x_TH + self.post_attention_layernorm(attended_TH)
-        dense_TH = self.mlp(self.pre_feedforward_layernorm(x_TH), lengths)
-        index_TK, weight_TK, scores_TE = self.router(
-            x_TH, lengths
-        )  # routed by the residual stream itself, not its norm
-        sparse_TH = self.experts(self.pre_feedforward_layernorm_2(x_TH), index_TK, weight_TK, lengths)
-        both_TH = self.post_feedforward_layernorm_1(dense_TH) + self.post_feedforward_layernorm_2(sparse_TH)
-        return (x_TH + self.post_feedforward_layernorm(both_TH)) * scalar_T1, scores_TE
+        # Dense MLP, experts and router see the same tokens, each under a norm of its own.
+        x_TH, (dense_TH, sparse_TH, routed_TH) = ops.add_norms(
+            x_TH,
+            attended_TH,
+            self.post_attention_layernorm.weight,
+            (self.pre_feedforward_layernorm.weight, self.pre_feedforward_layernorm_2.weight),
+            self.router.scale,
+            self.router.root,
+            self.eps,
+        )
+        dense_TH = self.mlp(dense_TH, lengths)
+        index_TK, weight_TK, scores_TE = self.router(routed_TH, lengths)
+        sparse_TH = self.experts(sparse_TH, index_TK, weight_TK, lengths)
+        norms = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
+        return ops.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, self.eps), scores_TE
 
 
 class Stack(nn.Module):

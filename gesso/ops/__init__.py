@@ -3,8 +3,8 @@
 from gesso.ops.attention import LayerCache, Segment, attention
 from gesso.ops.experts import Rows, chosen, experts, few_experts, matrices, route
 from gesso.ops.linear import gelu, linear
-from gesso.ops.norm import rms_norm
-from gesso.ops.rope import inverse_frequencies, rotate, rotation
+from gesso.ops.norm import add_norms, join, rms_norm
+from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
 
 __all__ = [
@@ -12,13 +12,16 @@ __all__ = [
     "Reading",
     "Rows",
     "Segment",
+    "add_norms",
     "attention",
     "chosen",
     "draw",
     "experts",
     "few_experts",
     "gelu",
+    "heads",
     "inverse_frequencies",
+    "join",
     "linear",
     "matrices",
     "read",

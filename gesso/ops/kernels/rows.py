@@ -27,31 +27,29 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor | None, eps: float) -> Tensor:
 
 
 def heads(
-    qkv: Sequence[Tensor], q_weight_D: Tensor, k_weight_D: Tensor, cos_TD: Tensor, sin_TD: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm and rotation of queries [T, N, D] and keys [T, M, D]; values [T, M, D] are normed without a weight.
-
-    A global layer's values are its keys before both: give that tensor twice.
-    """
-    q_TND, k_TMD, v_TMD = qkv
+    q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, q_weight_D: Tensor, k_weight_D: Tensor,
+    rotation: tuple[Tensor, Tensor], eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """What `ops.heads` computes. A global layer's values are its keys before norm and rotation: the same tensor."""
     out = torch.empty_like(q_TND), torch.empty_like(k_TMD), torch.empty_like(v_TMD)
     tokens, queries, dim = q_TND.shape
     keys = k_TMD.shape[1]
     _heads[tokens, queries + 2 * keys](
-        q_TND, k_TMD, v_TMD, *out, q_weight_D, k_weight_D, cos_TD, sin_TD, eps, queries, keys, DIM=dim
+        q_TND, k_TMD, v_TMD, *out, q_weight_D, k_weight_D, *rotation, eps, queries, keys, DIM=dim
     )
     return out
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[Tensor], eps: float
+    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[Tensor], scale_H: Tensor, factor: float, eps: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """x + norm(y), and the norm of that under each of the weights of `then`: three of them."""
-    sum_TH, outs = torch.empty_like(x_TH), [torch.empty_like(x_TH) for _ in then]
+    """What `ops.add_norms` computes."""
+    sum_TH, outs = torch.empty_like(x_TH), [torch.empty_like(x_TH) for _ in range(3)]
     width = x_TH.shape[1]
     _add_norms[(len(x_TH),)](
-        x_TH, y_TH, weight_H, *then, sum_TH, *outs, width, eps, COLUMNS=triton.next_power_of_2(width)
-    )
+        x_TH, y_TH, weight_H, *then, scale_H, factor, sum_TH, *outs, width, eps,
+        COLUMNS=triton.next_power_of_2(width), num_warps=8,
+    )  # fmt: skip
     return sum_TH, outs
 
 
@@ -75,20 +73,15 @@ def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tu
 
 
 def join(
-    x_TH: Tensor, dense_TH: Tensor, answers_RH: Tensor, weight_TK: Tensor, norms: Sequence[Tensor], scalar_T: Tensor,
-    next_H: Tensor, eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The end of a layer: both halves of the feed-forward, normed, summed and added; and the next layer's first norm.
-
-    `norms` are the weights for the dense half, the experts' half and their sum.
-    """
-    out_TH, next_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
-    width = x_TH.shape[1]
+    x_TH: Tensor, dense_TH: Tensor, sparse_TH: Tensor, weights: Sequence[Tensor], scalar_T1: Tensor, eps: float
+) -> Tensor:
+    """What `ops.join` computes."""
+    out_TH, width = torch.empty_like(x_TH), x_TH.shape[1]
     _join[(len(x_TH),)](
-        x_TH, dense_TH, answers_RH, weight_TK, *norms, scalar_T, next_H, out_TH, next_TH, width, eps,
-        K=weight_TK.shape[1], COLUMNS=triton.next_power_of_2(width), num_warps=8,
+        x_TH, dense_TH, sparse_TH, *weights, scalar_T1, out_TH, width, eps,
+        COLUMNS=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
-    return out_TH, next_TH
+    return out_TH
 
 
 @triton.jit
@@ -145,8 +138,9 @@ def _turn(x_ptr, out_ptr, weight_ptr, cos_ptr, sin_ptr, token, row, eps, half, D
 
 @triton.jit
 def _add_norms(
-    x_ptr, y_ptr, weight_ptr, a_ptr, b_ptr, c_ptr, sum_ptr, a_out, b_out, c_out, width, eps, COLUMNS: tl.constexpr
-):
+    x_ptr, y_ptr, weight_ptr, a_ptr, b_ptr, scale_ptr, factor, sum_ptr, a_out, b_out, c_out, width, eps,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     start = tl.program_id(0).to(tl.int64) * width
     y = _normed(_row(y_ptr, start, column, width), width, eps) * _row(weight_ptr, 0, column, width)
@@ -157,7 +151,9 @@ def _add_norms(
     kind = a_out.dtype.element_ty
     tl.store(a_out + start + column, (normed * _row(a_ptr, 0, column, width)).to(kind), mask=column < width)
     tl.store(b_out + start + column, (normed * _row(b_ptr, 0, column, width)).to(kind), mask=column < width)
-    tl.store(c_out + start + column, (normed * _row(c_ptr, 0, column, width)).to(kind), mask=column < width)
+    # A router's choice may hang on the last bit, so this one is rounded wherever the plain version rounds.
+    routed = (normed.to(kind).to(tl.float32) * _row(scale_ptr, 0, column, width)).to(kind).to(tl.float32) * factor
+    tl.store(c_out + start + column, routed.to(kind), mask=column < width)
 
 
 @triton.jit
@@ -210,20 +206,14 @@ def _choose(
 
 @triton.jit
 def _join(
-    x_ptr, dense_ptr, answers_ptr, weight_ptr, dense_norm, sparse_norm, both_norm, scalar_ptr, next_norm,
-    out_ptr, next_ptr, width, eps, K: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, dense_ptr, sparse_ptr, dense_norm, sparse_norm, both_norm, scalar_ptr, out_ptr, width, eps,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     token = tl.program_id(0).to(tl.int64)
     start = token * width
-    sparse = tl.zeros((COLUMNS,), tl.float32)
-    for choice in tl.static_range(K):
-        weight = tl.load(weight_ptr + token * K + choice).to(tl.float32)
-        sparse += weight * _row(answers_ptr, (token * K + choice) * width, column, width)
     both = _normed(_row(dense_ptr, start, column, width), width, eps) * _row(dense_norm, 0, column, width)
-    both += _normed(sparse, width, eps) * _row(sparse_norm, 0, column, width)
+    both += _normed(_row(sparse_ptr, start, column, width), width, eps) * _row(sparse_norm, 0, column, width)
     out = _row(x_ptr, start, column, width) + _normed(both, width, eps) * _row(both_norm, 0, column, width)
-    out = (out * tl.load(scalar_ptr + token).to(tl.float32)).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + start + column, out, mask=column < width)
-    then = _normed(out.to(tl.float32), width, eps) * _row(next_norm, 0, column, width)
-    tl.store(next_ptr + start + column, then.to(next_ptr.dtype.element_ty), mask=column < width)
+    out *= tl.load(scalar_ptr + token).to(tl.float32)
+    tl.store(out_ptr + start + column, out.to(out_ptr.dtype.element_ty), mask=column < width)
