@@ -8,22 +8,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not torch.cuda.is_available():
+    # Kernels run in Triton's interpreter. Asked for here, because triton reads it when it is imported, and importing
+    # peft or the oracle imports triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    import torch
-
     torch.set_num_threads(1)  # the processes of pytest-xdist share the cores
 
 
 @pytest.fixture(autouse=True)
 def same_numbers_every_time():
     """Tests draw prompts from torch's generator; a test that passes must pass again."""
-    import torch
-
     torch.manual_seed(0)
 
 
