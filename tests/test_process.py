@@ -55,6 +55,12 @@ def test_every_coordinate_changes_the_draws():
     assert torch.equal(hash.position_keys(1, 2, 3, 0, 20, CPU), base[:20]), "a shorter canvas draws the same"
 
 
+def test_no_hash_gives_a_token_a_sure_win():
+    extremes = torch.tensor([-1, 0, -(2**31), 2**31 - 1, -256, -512], dtype=torch.int32)
+    uniform = hash.uniform(extremes)
+    assert ((uniform > 0) & (uniform < 1)).all() and hash.gumbel(extremes).isfinite().all()
+
+
 def test_noise_is_uniform_over_the_vocabulary():
     counts = torch.stack([draws(seed).tokens(256, 50) for seed in range(400)]).flatten().bincount(minlength=50)
     expected = 400 * 256 / 50

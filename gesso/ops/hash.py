@@ -45,8 +45,11 @@ def token_hash(key_C2: Tensor, vocab_size: int) -> Tensor:
 
 
 def uniform(hashes: Tensor) -> Tensor:
-    """Numbers strictly between 0 and 1 from the upper 24 bits, each exact in float32."""
-    return (((hashes >> 8) & 0xFFFFFF).float() + 0.5) * 2.0**-24
+    """Numbers strictly between 0 and 1 from the upper 23 bits, each exact in float32.
+
+    With one bit more the largest would be rounded to 1, and the token that drew it would win whatever the model says.
+    """
+    return (((hashes >> 9) & 0x7FFFFF).float() + 0.5) * 2.0**-23
 
 
 def gumbel(hashes: Tensor) -> Tensor:
