@@ -29,20 +29,30 @@ def load(
     *,
     device: "str | torch.device | None" = None,
     dtype: "str | torch.dtype | None" = None,
+    quantize: str | None = None,
     adapter: str | Path | Mapping[str, str | Path] | None = None,
     max_batch: int = 8,
     max_length: int | None = None,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or (None) the model in the box.
 
-    `device` defaults to the first GPU, or the CPU; `dtype` to bfloat16 on a GPU and float32 on the CPU. `adapter` is
-    the directory of one in peft's format, or several by name, of which the first acts until `Gesso.use_adapter` says
-    otherwise. `max_batch` requests share the engine at once; `max_length` bounds prompt and answer below what the
-    model itself allows.
+    `device` defaults to the first GPU, or the CPU; `dtype` to bfloat16 on a GPU and float32 on the CPU. `quantize`
+    (fp8, int4, nvfp4) packs the matrices while they load; a directory that `gesso quantize` wrote needs no such word.
+    `adapter` is the directory of one in peft's format, or several by name, of which the first acts until
+    `Gesso.use_adapter` says otherwise. `max_batch` requests share the engine at once; `max_length` bounds prompt and
+    answer below what the model itself allows.
     """
     from gesso.api import load as load_model
 
-    return load_model(name, device=device, dtype=dtype, adapter=adapter, max_batch=max_batch, max_length=max_length)
+    return load_model(
+        name,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        adapter=adapter,
+        max_batch=max_batch,
+        max_length=max_length,
+    )
 
 
 _LAZY = {

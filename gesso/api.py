@@ -188,6 +188,7 @@ def load(
     *,
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
+    quantize: str | None,
     adapter: str | Path | Mapping[str, str | Path] | None,
     max_batch: int,
     max_length: int | None,
@@ -201,7 +202,7 @@ def load(
     config = Config.from_directory(directory)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
-    model = checkpoint.load(directory, config, where, _dtype(dtype, where))
+    model = checkpoint.load(directory, config, where, _dtype(dtype, where), quantize)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
         adapters.load(model, checkpoint.find(path), adapter_name)

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # torch takes a second to import; `gesso info` on a bad path 
     from torch import Tensor
 
     from gesso.model.transformer import DiffusionGemma
+    from gesso.ops import Weight
+    from gesso.quantize.matrices import Layout
 
 logger = logging.getLogger("gesso")
 
@@ -107,21 +109,44 @@ def problems(directory: Path, config: Config) -> list[str]:
             wrong.append(str(error))
     if wrong:  # with a file unread, every tensor in it would seem missing too
         return wrong
-    expected = _expected_shapes(config)
+    try:
+        expected, packed = _expected(config)
+    except InputError as error:
+        return [str(error)]
     missing = [name for name in expected if name not in found]
     surplus = [name for name in found if name not in expected and not is_vision(name)]
     if missing:
         wrong.append(f"missing tensors: {_some(missing)}")
     if surplus:
         wrong.append(f"surplus tensors that this configuration has no place for: {_some(surplus)}")
-    for name, shape in expected.items():
-        if name in found and found[name] != shape:
-            wrong.append(f"tensor {name} has shape {list(found[name])}, the configuration asks for {list(shape)}")
+    for name in (name for name in expected if name in found):
+        shape, dtype = found[name]
+        if shape != expected[name]:
+            wrong.append(f"tensor {name} has shape {list(shape)}, the configuration asks for {list(expected[name])}")
+        if name in packed and dtype not in (able := _dtypes(packed[name][1])):
+            wrong.append(f"tensor {name} is stored as {dtype}, {config.quantization} asks for {able[0]}")
     return wrong
 
 
-def _expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    return {checkpoint_name(name): tuple(p.shape) for name, p in empty_model(config).named_parameters()}
+def _expected(config: Config) -> "tuple[dict[str, tuple[int, ...]], Layout]":
+    """Name and shape of every tensor; for those of packed matrices the dtype too, for there bits are what counts."""
+    from gesso.quantize.formats import format_of, is_low_bit
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    packed: Layout = {}
+    for ours, parameter in empty_model(config).named_parameters():
+        name, shape = checkpoint_name(ours), tuple(parameter.shape)
+        if config.quantization is not None and is_low_bit(ours, shape):
+            packed |= format_of(config.quantization).stored(name, shape)
+        else:
+            shapes[name] = shape
+    return {**shapes, **{name: shape for name, (shape, _) in packed.items()}}, packed
+
+
+def _dtypes(dtype: "torch.dtype") -> tuple[str, ...]:
+    """What safetensors calls it; a float32 scale may be stored as a shorter float, since every one of those is one."""
+    names = {"float8_e4m3fn": "F8_E4M3", "uint8": "U8", "int32": "I32", "int64": "I64", "bfloat16": "BF16"}
+    return (names[name],) if (name := str(dtype).removeprefix("torch.")) in names else ("F32", "BF16", "F16")
 
 
 def empty_model(config: Config) -> "DiffusionGemma":
@@ -134,9 +159,11 @@ def empty_model(config: Config) -> "DiffusionGemma":
         return DiffusionGemma(config)
 
 
-def _header(file: Path) -> dict[str, tuple[int, ...]]:
+def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of every tensor."""
     with opened(file) as tensors:
-        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+        return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
 
 
 @contextmanager
@@ -160,55 +187,99 @@ def _some(names: Iterable[str], most: int = 5) -> str:
 # --- load ---------------------------------------------------------------------------------------------------------
 
 
-def load(directory: Path, config: Config, device: "torch.device", dtype: "torch.dtype") -> "DiffusionGemma":
-    import torch
+def load(
+    directory: Path, config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None
+) -> "DiffusionGemma":
+    """`quantize` packs each matrix as it comes, on its device; `dtype` is that of the rest, and of the products."""
+    from gesso.ops import Packed
+    from gesso.quantize.formats import format_of, gather, pack_all
 
-    if wrong := problems(directory, config):
-        raise CheckpointError(f"cannot load {directory}:\n  " + "\n  ".join(wrong))
-    model = empty_model(config)
+    if quantize is not None and format_of(quantize).name != (config.quantization or quantize):
+        raise InputError(
+            f"{directory} is quantized to {config.quantization} already; give the checkpoint it was made from"
+        )
+    check(directory, config)
+    model = empty_model(config if quantize is None else config.quantized(quantize))
     ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}
-    vision = 0
-    for name, tensor in _tensors(directory):
-        if is_vision(name):
-            vision += 1
-            continue
-        if tensor.is_floating_point() and not torch.stack(tensor.aminmax()).isfinite().all():
-            raise CheckpointError(f"tensor {name} in {directory} holds NaN or infinite values; the file is damaged")
-        # copy=True: a tensor that still points into the mapped file would change with it
-        assign(model, ours[name], tensor.to(device=device, dtype=dtype, copy=True))
-    if vision:
-        logger.warning("text only: %d tensors of the vision tower are left out", vision)
+    stored: Iterator[tuple[str, Weight]] = _text(directory)
+    if config.quantization is not None:
+        shapes = {name: model.get_parameter(path).shape for name, path in ours.items()}
+        stored = gather(format_of(config.quantization), shapes, _text(directory), device)
+    elif quantize is not None:
+        stored = pack_all(format_of(quantize), _text(directory), device)
+    for name, weight in stored:
+        if not isinstance(weight, Packed):
+            # copy=True: a tensor that still points into the mapped file would change with it
+            weight = weight.to(device=device, dtype=dtype, copy=True)
+        assign(model, ours[name], weight)
     return model.eval()
 
 
-def _tensors(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+def check(directory: Path, config: Config) -> None:
+    if wrong := problems(directory, config):
+        raise CheckpointError(f"cannot load {directory}:\n  " + "\n  ".join(wrong))
+
+
+def _text(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+    """The tensors of the text model; the vision tower is left out."""
+    vision = 0
+    for name, tensor in tensors(directory, "loading weights"):
+        if is_vision(name):
+            vision += 1
+            continue
+        if not _is_finite(tensor):
+            raise CheckpointError(f"tensor {name} in {directory} holds NaN or infinite values; the file is damaged")
+        yield name, tensor
+    if vision:
+        logger.warning("text only: %d tensors of the vision tower are left out", vision)
+
+
+def _is_finite(tensor: "Tensor") -> bool:
+    import torch
+
+    if not tensor.is_floating_point():
+        return True
+    if tensor.dtype == torch.float8_e4m3fn:  # has no infinity, and one NaN of either sign; torch has no minimum for it
+        return not (tensor.view(torch.uint8) & 0x7F == 0x7F).any()
+    return bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def tensors(directory: Path, label: str) -> Iterator[tuple[str, "Tensor"]]:
     """Every tensor in turn. Each is read through its own mapping, so that the pages of the last one are let go."""
     files = weight_files(directory)
-    with _progress(sum(file.stat().st_size for file in files)) as advance:
+    with _progress(sum(file.stat().st_size for file in files), label) as advance:
         for file in files:
             for name in _header(file):
-                with opened(file) as tensors:
-                    tensor = tensors.get_tensor(name)
+                with opened(file) as stored:
+                    tensor = stored.get_tensor(name)
                 yield name, tensor
                 advance(tensor.nbytes)
 
 
-def assign(model: "DiffusionGemma", name: str, tensor: "Tensor") -> None:
+def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
+    """Put a weight where the parameter of this name is."""
     from torch import nn
 
+    from gesso.ops import Packed
+
     path, _, leaf = name.rpartition(".")
-    model.get_submodule(path).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+    module = model.get_submodule(path)
+    if isinstance(weight, Packed):
+        delattr(module, leaf)  # a module refuses to take another one in a parameter's place
+        module.add_module(leaf, weight)
+    else:
+        module.register_parameter(leaf, nn.Parameter(weight, requires_grad=False))
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Any]:
+def _progress(total: int, label: str) -> Iterator[Any]:
     if total < LONG_LOAD or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda amount: bar.advance(task, amount)
@@ -237,6 +308,18 @@ def save(
             f"the model has adapters ({', '.join(names)}); merge one first (gesso.train.adapters.merge), "
             "or save the adapter alone (gesso.train.adapters.save)"
         )
+    raw = {**model.config.raw, "dtype": str(model.dtype).removeprefix("torch.")}
+    raw["architectures"] = ["DiffusionGemmaForBlockDiffusion"]
+    with whole(directory) as partial:
+        write_companions(partial, raw, source)
+        for name, text in files.items():
+            (partial / name).write_text(text, encoding="utf-8")
+        _write_weights(model, partial, source, shard_bytes)
+
+
+@contextmanager
+def whole(directory: Path) -> Iterator[Path]:
+    """A directory to write into, which takes this name when all went well and is gone otherwise."""
     directory = directory.expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InputError(f"{directory} exists and is not empty; choose another place to save")
@@ -244,15 +327,7 @@ def save(
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     partial.chmod(0o755)  # mkdtemp's are for the user alone
     try:
-        for file in () if source is None else sorted(source.iterdir()):
-            if file.suffix in (".json", ".jinja", ".model") and file.name not in ("config.json", INDEX):
-                shutil.copyfile(file, partial / file.name)
-        for name, text in files.items():
-            (partial / name).write_text(text, encoding="utf-8")
-        raw = {**model.config.raw, "dtype": str(model.dtype).removeprefix("torch.")}
-        raw["architectures"] = ["DiffusionGemmaForBlockDiffusion"]
-        (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-        _write_weights(model, partial, source, shard_bytes)
+        yield partial
         if directory.exists():
             directory.rmdir()
         partial.rename(directory)
@@ -260,25 +335,56 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def write_companions(directory: Path, raw: Mapping[str, Any], source: Path | None) -> None:
+    """All but the weights: `raw` as config.json, and the source's tokenizer, template and generation settings."""
+    for file in () if source is None else sorted(source.iterdir()):
+        if file.suffix in (".json", ".jinja", ".model") and file.name not in ("config.json", INDEX):
+            shutil.copyfile(file, directory / file.name)
+    (directory / "config.json").write_text(json.dumps(dict(raw), indent=2) + "\n", encoding="utf-8")
+
+
 def _write_weights(model: "DiffusionGemma", directory: Path, source: Path | None, shard_bytes: int) -> None:
     from safetensors.torch import save_file
 
-    own = {checkpoint_name(name): parameter for name, parameter in model.named_parameters()}
+    own = _own(model)
     sizes = {name: parameter.nbytes for name, parameter in own.items()}
     for name, shape in vision_tensors(model.config).items():
         sizes[name] = math.prod(shape) * model.dtype.itemsize
     shards = _shards(sizes, shard_bytes)
-    names = [SINGLE]
-    if len(shards) > 1:
-        names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    names = shard_names(len(shards))
     for file_name, shard in zip(names, shards, strict=True):
         tensors = {name: own[name].detach().cpu().contiguous() for name in shard if name in own}
         tensors |= _vision(model, [name for name in shard if name not in own], source)
         save_file(tensors, directory / file_name, metadata={"format": "pt"})
-    if len(shards) > 1:
-        weight_map = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    write_index(directory, shards, sum(sizes.values()))
+
+
+def _own(model: "DiffusionGemma") -> dict[str, "Tensor"]:
+    """The model's tensors by the names they are stored under."""
+    from gesso.ops import Packed
+    from gesso.quantize.formats import stored_name
+
+    own: dict[str, Tensor] = {checkpoint_name(name): parameter for name, parameter in model.named_parameters()}
+    for name, module in model.named_modules():
+        if isinstance(module, Packed):
+            own |= {stored_name(checkpoint_name(name), key): tensor for key, tensor in module.tensors.items()}
+    return own
+
+
+def shard_names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE]
+    return [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+
+
+def write_index(directory: Path, shards: Sequence[Sequence[str]], total_size: int) -> None:
+    """Which file holds which tensor; one file needs no index."""
+    if len(shards) == 1:
+        return
+    files = zip(shard_names(len(shards)), shards, strict=True)
+    weight_map = {name: file_name for file_name, shard in files for name in shard}
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _vision(model: "DiffusionGemma", names: list[str], source: Path | None) -> dict[str, "Tensor"]:

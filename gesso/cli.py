@@ -235,6 +235,23 @@ def train(
         print_styled(lambda console: checks.render(report, console))
 
 
+@app.command(epilog=EXIT_CODES)
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Directory or hub name of a checkpoint.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write; new, or empty.")],
+    to: Annotated[str, typer.Option(help="fp8 (half the size), int4 or nvfp4 (a quarter).")],
+    json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Write a checkpoint with its matrices in few bits, and report how far they are from the original."""
+    from gesso.quantize import command
+
+    report = command.quantize(source, target, to)
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_styled(lambda console: command.render(report, console))
+
+
 @app.command(epilog=f"{EXIT_CODES} A puzzle that was not solved is 1, too.")
 def sudoku(
     puzzle: Annotated[

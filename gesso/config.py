@@ -8,7 +8,7 @@ are named in a warning; fields without meaning for text generation pass in silen
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -57,6 +57,7 @@ class Config:
     tie_word_embeddings: bool = True
     pad_token_id: int = 0
     eos_token_ids: tuple[int, ...] = (1,)
+    quantization: str | None = None  # one of QUANTIZATIONS
     # The file as it was read: saving writes it back, so that nothing another tool needs gets lost.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -122,12 +123,18 @@ class Config:
             tie_word_embeddings=first(raw.get("tie_word_embeddings"), True),
             pad_token_id=first(text.get("pad_token_id"), 0),
             eos_token_ids=token_ids(eos),
+            quantization=_quantization(raw.get("quantization_config")),
             raw=MappingProxyType(dict(raw)),
         )
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
         return cls.from_dict(read_json(directory / "config.json"))
+
+    def quantized(self, name: str) -> Self:
+        """The same model with its matrices in this format."""
+        raw = MappingProxyType({**self.raw, "quantization_config": quantization_config(name)})
+        return replace(self, quantization=name, raw=raw)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -242,6 +249,61 @@ def _refuse_unsupported(text: Mapping[str, Any]) -> None:
     unknown = {name for name, value in text.items() if value is not None} - _KNOWN - set(_REQUIRED_VALUES)
     if unknown:
         logger.warning("config: fields unknown to gesso are not used: %s", ", ".join(sorted(unknown)))
+
+
+# --- quantized weights, as compressed-tensors describes them ---------------------------------------------------------
+
+# `format`, and the fields of `weights` that fix what the numbers mean.
+QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "fp8": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+        "int4": ("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}),
+        "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group",
+                                           "group_size": 16}),
+    }
+)  # fmt: skip
+_NOT_QUANTIZED = ("lm_head", "re:.*embed_tokens", "re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
+
+
+def quantization_config(name: str) -> dict[str, Any]:
+    stored, weights = QUANTIZATIONS[name]
+    group = {
+        "targets": ["Linear"],
+        "weights": {**weights, "symmetric": True, "dynamic": False},
+        "input_activations": None,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": stored,
+        "config_groups": {"group_0": group},
+        "ignore": list(_NOT_QUANTIZED),
+    }
+
+
+def _quantization(given: Any) -> str | None:
+    """Which of QUANTIZATIONS the file means. How activations are to be rounded is advice that gesso does not take."""
+    if given is None:
+        return None
+    groups = given.get("config_groups") if isinstance(given, Mapping) else None
+    group = next(iter(groups.values())) if isinstance(groups, Mapping) and len(groups) == 1 else None
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping) or given.get("quant_method") != "compressed-tensors":
+        raise CheckpointError(
+            "config: quantization_config is not one that gesso reads; expected quant_method compressed-tensors and one "
+            "config group with weights, as gesso quantize writes it"
+        )
+    for name, (stored, fields) in QUANTIZATIONS.items():
+        if (given.get("format"), {field: weights.get(field) for field in fields}) == (stored, fields):
+            if weights.get("symmetric", True) is not True:
+                raise CheckpointError("config: quantization_config: weights that are not symmetric are not supported")
+            return name
+    described = {"format": given.get("format"), **weights}
+    raise CheckpointError(
+        f"config: quantization_config describes weights as {described}; gesso reads "
+        + ", ".join(f"{stored} with {dict(fields)}" for stored, fields in QUANTIZATIONS.values())
+    )
 
 
 def first(*values: Any) -> Any:

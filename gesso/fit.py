@@ -18,7 +18,7 @@ from rich.text import Text
 from gesso import checkpoint
 from gesso.config import Config
 from gesso.hardware import Card
-from gesso.info import CONTEXTS, PRECISIONS, cache_bytes, is_narrowed, pairs, short, weight_bytes
+from gesso.info import CONTEXTS, PRECISIONS, cache_bytes, pairs, short, weight_bytes
 
 if TYPE_CHECKING:
     from gesso.model.transformer import DiffusionGemma
@@ -173,6 +173,8 @@ def _sequence_bytes(config: Config, context: int) -> int:
 
 
 def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
+    from gesso.quantize.formats import is_low_bit
+
     dense = experts = narrowed = plain = 0
     for name, p in model.named_parameters():
         if name.startswith("encoder."):
@@ -182,7 +184,7 @@ def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
             narrowed += p.numel() // config.num_experts * config.top_k_experts
             continue
         dense += weight_bytes(name, p, precision)
-        if is_narrowed(name, p):
+        if is_low_bit(name, p.shape):
             narrowed += p.numel()
         elif p.ndim >= 2:
             plain += p.numel()

@@ -111,6 +111,7 @@ class Weights:
     files: int
     values_by_dtype: dict[str, int]
     vision: bool
+    quantization: str | None  # fp8, int4, nvfp4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ def describe(directory: Path, name: str) -> Report:
         parameters=_parameters(config, model),
         memory=tuple(_memory(config, model)),
         memory_rules=MEMORY_RULES,
-        weights=_weights(files),
+        weights=_weights(files, config.quantization),
         files=tuple(
             File(name=file.name, role="weights" if file in files else _role(file.name), bytes=file.stat().st_size)
             for file in sorted(directory.iterdir())
@@ -208,15 +209,11 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
             )
 
 
-def is_narrowed(name: str, tensor: "Tensor") -> bool:
-    """Whether fp8 and 4-bit apply to this parameter."""
-    rooms = {"self_attn", "mlp", "experts", "self_conditioning"} & set(name.split("."))
-    return tensor.ndim >= 2 and bool(rooms)
-
-
 def weight_bytes(name: str, tensor: "Tensor", precision: str) -> int:
     """MEMORY_RULES, as arithmetic."""
-    if precision == "bf16" or not is_narrowed(name, tensor):
+    from gesso.quantize.formats import is_low_bit
+
+    if precision == "bf16" or not is_low_bit(name, tensor.shape):
         return 2 * tensor.numel()
     if precision == "fp8":
         return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
@@ -253,7 +250,7 @@ def _examine(directory: Path, config: Config) -> tuple[list[Path], list[str]]:
     return files, problems
 
 
-def _weights(files: list[Path]) -> Weights:
+def _weights(files: list[Path], quantization: str | None) -> Weights:
     values: Counter[str] = Counter()
     vision = False
     for file in files:
@@ -265,7 +262,7 @@ def _weights(files: list[Path]) -> Weights:
                     vision |= is_vision(name)
         except CheckpointError:
             continue  # missing or damaged: among the problems already
-    return Weights(files=len(files), values_by_dtype=dict(values), vision=vision)
+    return Weights(files=len(files), values_by_dtype=dict(values), vision=vision, quantization=quantization)
 
 
 def _role(name: str) -> str:
@@ -361,6 +358,8 @@ def _stored(weights: Weights) -> str:
     if not weights.files:
         return "No weights here."
     dtypes = ", ".join(f"{dtype} ({short(count)} values)" for dtype, count in weights.values_by_dtype.items())
+    if weights.quantization:
+        dtypes += f"; {weights.quantization} matrices"
     return f"Stored as {dtypes or 'nothing readable'}, {'with' if weights.vision else 'without'} the vision tower."
 
 

@@ -16,7 +16,8 @@ BELOW = {
     "engine": PLAIN | {"ops", "model", "diffusion"},
     "train": PLAIN
     | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
-    "bench": PLAIN | {"model", "train", "untrained"},
+    "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
+    "bench": PLAIN | {"ops", "model", "train", "untrained"},
 }
 
 
@@ -36,6 +37,13 @@ def rooms_imported(path: Path) -> set[str]:
 def test_a_room_imports_only_from_below(room):
     for path in (PACKAGE / room).glob("*.py"):
         assert rooms_imported(path) <= BELOW[room] | {room}, path
+
+
+def test_the_formats_know_no_checkpoint():
+    """`checkpoint` uses them; of this room, only what the command does may use `checkpoint`."""
+    for path in (PACKAGE / "quantize").glob("*.py"):
+        if path.name != "command.py":
+            assert rooms_imported(path) <= PLAIN | {"ops", "quantize"}, path
 
 
 def test_the_package_never_imports_its_oracle():

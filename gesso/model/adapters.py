@@ -26,7 +26,7 @@ from gesso import ops
 class Lora(nn.Module):
     """The two factors of one weight's change: A [L, I] and B [O, L], or for experts A [E, L, I] and B [E, O, L]."""
 
-    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+    def __init__(self, weight: ops.Weight, rank: int, alpha: float) -> None:
         super().__init__()
         self.rank, self.alpha = rank, alpha
         *experts, outputs, inputs = weight.shape
@@ -73,7 +73,7 @@ class Adapters(nn.Module):
 _PREFIX = "lora_"
 
 
-def per_expert(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> list[ops.Rows]:
+def per_expert(weight_EOI: ops.Weight, lora: Lora | None, dtype: torch.dtype) -> list[ops.Rows]:
     """Each expert's matrix, with its change where there is one.
 
     `unbind`, not indexing: the gradient of `A[e]` is a tensor of zeros as large as all of A but for one slice, made
@@ -83,15 +83,17 @@ def per_expert(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> lis
         return ops.matrices(weight_EOI)
     scale = lora.scale
 
-    def apply(x_RI: Tensor, weight_OI: Tensor, a_LI: Tensor, b_OL: Tensor) -> Tensor:
-        return F.linear(x_RI, weight_OI) + F.linear(F.linear(x_RI, a_LI) * scale, b_OL)
+    def apply(x_RI: Tensor, weight_OI: ops.Weight, a_LI: Tensor, b_OL: Tensor) -> Tensor:
+        return ops.multiply(x_RI, weight_OI) + F.linear(F.linear(x_RI, a_LI) * scale, b_OL)
 
-    factors = zip(weight_EOI.unbind(), lora.A.to(dtype).unbind(), lora.B.to(dtype).unbind(), strict=True)
+    weights: Sequence[ops.Weight] = weight_EOI.unbind()
+    factors = zip(weights, lora.A.to(dtype).unbind(), lora.B.to(dtype).unbind(), strict=True)
     return [partial(apply, weight_OI=weight_OI, a_LI=a_LI, b_OL=b_OL) for weight_OI, a_LI, b_OL in factors]
 
 
-def fan_out(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
+def fan_out(weight: ops.Weight, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
     """All experts at once: [S, I] to [S, E, O]."""
+    weight_EOI = ops.dense(weight, dtype)
 
     def apply(x_SI: Tensor) -> Tensor:
         y_SEO = F.linear(x_SI, weight_EOI.flatten(0, 1)).unflatten(1, (len(weight_EOI), -1))
@@ -103,8 +105,9 @@ def fan_out(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> ops.Ro
     return apply
 
 
-def fan_in(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
+def fan_in(weight: ops.Weight, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
     """All experts at once, and their sum: [S, E, I] to [S, O]."""
+    weight_EOI = ops.dense(weight, dtype)
 
     def apply(x_SEI: Tensor) -> Tensor:
         y_SO = F.linear(x_SEI.flatten(1), weight_EOI.transpose(0, 1).flatten(1))
@@ -114,6 +117,14 @@ def fan_in(weight_EOI: Tensor, lora: Lora | None, dtype: torch.dtype) -> ops.Row
         return y_SO + F.linear(low_SEL.flatten(1), lora.B.to(dtype).transpose(0, 1).flatten(1))
 
     return apply
+
+
+def weight_of(model: nn.Module, path: str) -> ops.Weight:
+    """The parameter of this name, or what stands in its place."""
+    parent, _, leaf = path.rpartition(".")
+    weight = getattr(model.get_submodule(parent), leaf)
+    assert isinstance(weight, ops.Weight)
+    return weight
 
 
 def adapter_sites(model: nn.Module) -> dict[str, Adapters]:

@@ -26,6 +26,9 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
+    gate_up_proj: nn.Parameter | ops.Packed
+    down_proj: nn.Parameter | ops.Packed
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         experts, hidden, width = config.num_experts, config.hidden_size, config.moe_intermediate_size
@@ -36,7 +39,7 @@ class Experts(nn.Module):
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
         gate_up = self.gate_up_proj, self.gate_up_proj_adapters.acting
         down = self.down_proj, self.down_proj_adapters.acting
-        if weight_TK.shape[1] == len(self.down_proj):
+        if weight_TK.shape[1] == self.down_proj.shape[0]:
             return ops.few_experts(x_TH, weight_TK, fan_out(*gate_up, x_TH.dtype), fan_in(*down, x_TH.dtype), lengths)
         gate_up_E, down_E = per_expert(*gate_up, x_TH.dtype), per_expert(*down, x_TH.dtype)
         return ops.experts(x_TH, index_TK, weight_TK, gate_up_E, down_E, lengths)

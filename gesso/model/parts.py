@@ -13,6 +13,8 @@ from gesso.model.adapters import Adapters
 class Linear(nn.Module):
     """A matrix whose rows do not feel what else is in the batch (see `ops/linear.py`)."""
 
+    weight: nn.Parameter | ops.Packed
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))

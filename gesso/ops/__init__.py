@@ -6,15 +6,19 @@ from gesso.ops.linear import gelu, linear
 from gesso.ops.norm import add_norms, join, rms_norm
 from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
+from gesso.ops.weight import Packed, Weight, dense, multiply
 
 __all__ = [
     "LayerCache",
+    "Packed",
     "Reading",
     "Rows",
     "Segment",
+    "Weight",
     "add_norms",
     "attention",
     "chosen",
+    "dense",
     "draw",
     "experts",
     "few_experts",
@@ -24,6 +28,7 @@ __all__ = [
     "join",
     "linear",
     "matrices",
+    "multiply",
     "read",
     "rms_norm",
     "rotate",

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gesso.ops.weight import Weight, multiply
+
 Rows = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
 
 
@@ -46,9 +48,9 @@ def few(experts: int, k: int) -> bool:
     return experts <= 2 * k
 
 
-def matrices(weight_EOI: Tensor) -> list[Rows]:
+def matrices(weight_EOI: Weight) -> list[Rows]:
     """Unbound once: the gradient of `weight[e]` is a tensor of all experts' size for every expert."""
-    return [partial(F.linear, weight=weight_OI) for weight_OI in weight_EOI.unbind()]
+    return [partial(multiply, weight_OI=weight_OI) for weight_OI in weight_EOI.unbind()]
 
 
 def experts(

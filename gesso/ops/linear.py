@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gesso.ops.weight import Weight, dense
 
-def linear(x_TI: Tensor, weight_OI: Tensor, lengths: Sequence[int]) -> Tensor:
+
+def linear(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:
+    weight_OI = dense(weight, x_TI.dtype)
     if len(lengths) == 1:
         return F.linear(x_TI, weight_OI)
     return torch.cat([F.linear(x_SI, weight_OI) for x_SI in x_TI.split(list(lengths))])

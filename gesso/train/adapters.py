@@ -28,8 +28,9 @@ from torch import Tensor
 from gesso.checkpoint import checkpoint_name, logger
 from gesso.config import read_json
 from gesso.errors import CheckpointError, InputError
-from gesso.model.adapters import Adapters, Lora, adapter_sites, attached
+from gesso.model.adapters import Adapters, Lora, adapter_sites, attached, weight_of
 from gesso.model.transformer import DiffusionGemma
+from gesso.ops import Packed, Weight
 from gesso.vision import is_vision
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -71,7 +72,7 @@ def add(model: DiffusionGemma, settings: LoraSettings, name: str = "default", se
     for path, site in adapter_sites(model).items():
         if not _groups([path], settings.targets):
             continue
-        weight = model.get_parameter(path)
+        weight = weight_of(model, path)
         if id(weight) not in made:
             lora = made[id(weight)] = Lora(weight, settings.rank, settings.alpha)
             bound = weight.shape[-1] ** -0.5  # as `peft`: Kaiming uniform with a = sqrt(5)
@@ -97,6 +98,11 @@ def activate(model: DiffusionGemma, name: str | None) -> None:
 def merge(model: DiffusionGemma, name: str = "default") -> None:
     """Fold an adapter into the base weights, each of them once, and remove it: a plain model is left."""
     _check_known(model, name)
+    if model.config.quantization:
+        raise InputError(
+            f"cannot merge {name!r} into weights quantized to {model.config.quantization}: rounding would take most of "
+            "it away; merge it into the checkpoint they were made from, and quantize that (gesso quantize)"
+        )
     if others := [other for other in attached(model) if other != name]:
         raise InputError(
             f"cannot merge {name!r} while {others} are attached: they were made for the weights as they are now; "
@@ -105,7 +111,7 @@ def merge(model: DiffusionGemma, name: str = "default") -> None:
     sites = adapter_sites(model)
     by_weight: dict[int, list[str]] = {}
     for path in sites:
-        by_weight.setdefault(id(model.get_parameter(path)), []).append(path)
+        by_weight.setdefault(id(weight_of(model, path)), []).append(path)
     for paths in by_weight.values():
         if len({None if (lora := sites[path].get(name)) is None else id(lora.A) for path in paths}) > 1:
             raise InputError(
@@ -132,10 +138,11 @@ def _fold(lora: Lora, weight: Tensor) -> None:
 def _split(model: DiffusionGemma) -> None:
     """Give the encoder layers of its own over the same weights, so that it can be changed apart from the decoder.
 
-    The modules are copied, the parameters are not. Text and canvases then take a pass each (`DiffusionGemma.run`).
+    The modules are copied, the weights are not. Text and canvases then take a pass each (`DiffusionGemma.run`).
     """
     if model.encoder.layers is model.decoder.layers:
-        shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+        packed = (module for module in model.modules() if isinstance(module, Packed))
+        shared: dict[int, Any] = {id(weight): weight for weight in (*model.parameters(), *packed)}
         model.encoder.layers = copy.deepcopy(model.decoder.layers, shared)
 
 
@@ -235,7 +242,7 @@ def _from_file(a: Tensor, b: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
     return a.view(lora.A.shape), b.view(len(b), lora.rank, -1).permute(2, 0, 1)
 
 
-def _file_shapes(weight: Tensor, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def _file_shapes(weight: Weight, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
     *experts, outputs, inputs = weight.shape
     rows = rank * math.prod(experts)
     return (rows, inputs), (outputs, rows)
@@ -263,7 +270,7 @@ def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool =
         sites = adapter_sites(model)
     made: dict[object, Lora] = {}
     for path in paths:
-        weight = model.get_parameter(path)
+        weight = weight_of(model, path)
         key = id(weight) if tied else path
         if key not in made:
             lora = made[key] = Lora(weight, rank, alpha)
@@ -284,7 +291,7 @@ def _equal_where_tied(
     first: dict[int, tuple[Tensor, Tensor] | None] = {}
     for path in sites:
         pair = pairs.get(path)
-        other = first.setdefault(id(model.get_parameter(path)), pair)
+        other = first.setdefault(id(weight_of(model, path)), pair)
         if (pair is None) != (other is None):
             return False
         if pair is not None and other is not None and not all(map(torch.equal, pair, other)):
@@ -363,7 +370,7 @@ def _problems(
         wrong.append("it has no targets: neither target_modules nor target_parameters")
     expected: dict[str, tuple[int, int]] = {}
     for path, prefix in stored.items():
-        shapes = _file_shapes(model.get_parameter(path), rank)
+        shapes = _file_shapes(weight_of(model, path), rank)
         expected |= {f"{prefix}.lora_{factor}.weight": shape for factor, shape in zip("AB", shapes, strict=True)}
     if missing := expected.keys() - found.keys():
         wrong.append(f"missing tensors: {_some(missing)}")

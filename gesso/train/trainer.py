@@ -83,6 +83,11 @@ class Trainer:
         if score is not None and self.world > 1:
             raise InputError("eval while training runs in one process; leave [eval] out, or torchrun")
         if recipe.lora is None:
+            if model.config.quantization:
+                raise InputError(
+                    f"weights quantized to {model.config.quantization} cannot be trained; add [lora] to the recipe, or "
+                    "train the checkpoint they were made from"
+                )
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_("layer_scalars" not in name)
         else:

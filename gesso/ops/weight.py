@@ -1,0 +1,61 @@
+"""What a product is made with: a tensor, or a matrix kept in few bits.
+
+The plain operations turn the latter into a tensor when they use it, one expert at a time, and forget it again. A kernel
+looks at `Packed.format` and takes `Packed.tensors` as they are; `gesso/quantize/` has the layout of each format.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Unpack = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class Packed(nn.Module):
+    """A matrix [O, I], or experts [E, O, I], as the tensors of a format. It stands where the parameter stood."""
+
+    def __init__(self, format: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor], unpack: Unpack) -> None:
+        super().__init__()
+        self.format, self.shape, self.unpack = format, shape, unpack
+        for key, tensor in tensors.items():
+            self.register_buffer(key, tensor)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {key: tensor for key, tensor in self._buffers.items() if tensor is not None}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.buffers()).device
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.unpack(self.tensors).to(dtype)
+
+    def unbind(self) -> "list[Packed]":
+        """The matrices of a stack: in every format, each of its tensors leads with the experts."""
+        keys, columns = self.tensors.keys(), zip(*(tensor.unbind() for tensor in self.tensors.values()), strict=True)
+        return [Packed(self.format, self.shape[1:], dict(zip(keys, one, strict=True)), self.unpack) for one in columns]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """`module.to(dtype)` is about numbers to compute with; these are codes, and only move."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved: Tensor = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+
+
+Weight = Tensor | Packed
+
+
+def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """A tensor as it is; under autocast it may have a dtype of its own."""
+    return weight.dense(dtype) if isinstance(weight, Packed) else weight
+
+
+def multiply(x: Tensor, weight_OI: Weight) -> Tensor:
+    return F.linear(x, dense(weight_OI, x.dtype))

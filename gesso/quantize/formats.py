@@ -1,0 +1,95 @@
+"""The formats by name, which tensors they are for, and what those are called in a file."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from gesso.errors import InputError
+from gesso.ops import Packed
+from gesso.quantize import fp8, int4, nvfp4
+from gesso.quantize.matrices import Layout, Tensors
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+    pack: Callable[[Tensor], Tensors]
+    unpack: Callable[[Mapping[str, Tensor]], Tensor]
+    layout: Callable[[Sequence[int]], Layout]
+
+    def packed(self, shape: Sequence[int], tensors: Mapping[str, Tensor]) -> Packed:
+        return Packed(self.name, tuple(shape), tensors, self.unpack)
+
+    def stored(self, parameter: str, shape: Sequence[int]) -> Layout:
+        """Name, shape and dtype of what a file holds for this parameter."""
+        try:
+            return {stored_name(parameter, key): found for key, found in self.layout(shape).items()}
+        except InputError as error:
+            raise InputError(f"tensor {parameter} cannot be stored as {self.name}: {error}") from None
+
+    def quantize(self, parameter: str, weight: Tensor) -> Packed:
+        try:
+            return self.packed(weight.shape, self.pack(weight))
+        except InputError as error:
+            raise InputError(f"tensor {parameter} cannot be stored as {self.name}: {error}") from None
+
+
+FORMATS = MappingProxyType(
+    {
+        "fp8": Format("fp8", fp8.pack, fp8.unpack, fp8.layout),
+        "int4": Format("int4", int4.pack, int4.unpack, int4.layout),
+        "nvfp4": Format("nvfp4", nvfp4.pack, nvfp4.unpack, nvfp4.layout),
+    }
+)
+
+
+def format_of(name: str) -> Format:
+    if name not in FORMATS:
+        raise InputError(f"unknown format {name!r} to quantize to; known are {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def stored_name(parameter: str, key: str) -> str:
+    """`…q_proj.weight` has a `…q_proj.weight_scale`, and the experts' `…gate_up_proj` a `…gate_up_proj_scale`."""
+    return parameter + key.removeprefix("weight")
+
+
+def is_low_bit(name: str, shape: Sequence[int]) -> bool:
+    """The matrices of attention, MLP, experts and self-conditioning, by their name in the text model.
+
+    Router, norms, embeddings and scalars stay as they are: they are small, and what they decide is not.
+    """
+    return len(shape) > 1 and not {"self_attn", "mlp", "experts", "self_conditioning"}.isdisjoint(name.split("."))
+
+
+# --- tensors on their way into a model ----------------------------------------------------------------------------
+
+
+def gather(
+    format: Format, shapes: Mapping[str, Sequence[int]], stored: Iterable[tuple[str, Tensor]], device: torch.device
+) -> Iterator[tuple[str, Tensor | Packed]]:
+    """Packed matrices out of their tensors, which may come in any order; what is not packed passes as it is."""
+    layouts = {parameter: format.layout(shape) for parameter, shape in shapes.items() if is_low_bit(parameter, shape)}
+    parts = {stored_name(parameter, key): (parameter, key) for parameter, keys in layouts.items() for key in keys}
+    arrived: dict[str, Tensors] = {parameter: {} for parameter in layouts}
+    for name, tensor in stored:
+        if name not in parts:
+            yield name, tensor
+            continue
+        parameter, key = parts[name]
+        _, dtype = layouts[parameter][key]
+        arrived[parameter][key] = tensor.to(device=device, dtype=dtype, copy=True)
+        if len(arrived[parameter]) == len(layouts[parameter]):
+            yield parameter, format.packed(shapes[parameter], arrived.pop(parameter))
+
+
+def pack_all(
+    format: Format, stored: Iterable[tuple[str, Tensor]], device: torch.device
+) -> Iterator[tuple[str, Tensor | Packed]]:
+    """Every matrix packed as it comes, from the values as they are stored: the same numbers as `gesso quantize`."""
+    for name, tensor in stored:
+        low_bit = is_low_bit(name, tensor.shape)
+        yield name, format.quantize(name, tensor.to(device)) if low_bit else tensor

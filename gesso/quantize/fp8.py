@@ -1,0 +1,43 @@
+"""FP8: e4m3 values and one float32 scale an output channel. Names and layout of compressed-tensors' `float-quantized`.
+
+    weight        float8_e4m3fn  [O, I]
+    weight_scale  float32        [O, 1]     value = weight · weight_scale
+
+Experts have a leading E on both. The largest value of a channel becomes 448, the largest of e4m3, and the scale is
+never zero. Trying fifteen scales a channel lowers the error by 4 % at fifteen times the work: a floating-point grid is
+much the same at every scale. So there is no search. O out, I in.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gesso.quantize.matrices import Layout, Tensors, check, each
+
+LARGEST = 448.0
+TINY = torch.finfo(torch.float32).tiny
+
+
+def pack(weight: Tensor) -> Tensors:
+    return each(_pack, weight)
+
+
+def _pack(weight_OI: Tensor) -> Tensors:
+    top_O1 = weight_OI.abs().amax(1, keepdim=True)
+    scale_O1 = torch.where(top_O1 > 0, (top_O1 / LARGEST).clamp(min=TINY), 1.0)
+    # Clamped: beyond 448 torch makes NaN, and the division may land a bit above.
+    scaled_OI = (weight_OI / scale_O1).clamp_(-LARGEST, LARGEST)
+    return {"weight": scaled_OI.to(torch.float8_e4m3fn), "weight_scale": scale_O1}
+
+
+def unpack(tensors: Mapping[str, Tensor]) -> Tensor:
+    return tensors["weight"].float() * tensors["weight_scale"]
+
+
+def layout(shape: Sequence[int]) -> Layout:
+    check(shape)
+    return {
+        "weight": (tuple(shape), torch.float8_e4m3fn),
+        "weight_scale": ((*shape[:-1], 1), torch.float32),
+    }
