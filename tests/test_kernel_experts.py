@@ -21,11 +21,11 @@ def draw(tokens: int, hidden: int, experts: int, k: int, width: int, dtype=torch
 
 
 def plain(x_TH, index_TK, weight_TK, gate_up, down):
-    return ops.experts(x_TH, index_TK, weight_TK, ops.matrices(gate_up), ops.matrices(down), [len(x_TH)])
+    return ops.experts(x_TH, index_TK, weight_TK, ops.Adapted(gate_up), ops.Adapted(down), [len(x_TH)])
 
 
 def fast(x_TH, index_TK, weight_TK, gate_up, down):
-    return kernel.experts(x_TH, index_TK, weight_TK, kernel.Matrices(gate_up), kernel.Matrices(down))
+    return kernel.weighted(kernel.answers(x_TH, index_TK, kernel.Matrices(gate_up), kernel.Matrices(down)), weight_TK)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_low_precision_is_near_the_plain_version_of_the_same_weights():
     up8, down8 = low(gate_up), low(down)
     wide = [(m.weight_EOI.float() * m.scale_EO[..., None]) for m in (up8, down8)]
     expected = plain(x_TH, index_TK, weight_TK, *wide)
-    found = kernel.experts(x_TH, index_TK, weight_TK, up8, down8)
+    found = kernel.weighted(kernel.answers(x_TH, index_TK, up8, down8), weight_TK)
     error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
     # Three bits of mantissa cost some 5 %; the interpreter gets the carry of some roundings wrong, a GPU none.
     assert error.mean() < (0.06 if DEVICE == "cuda" else 0.1)
@@ -88,5 +88,5 @@ def test_low_precision_is_near_the_plain_version_of_the_same_weights():
 def test_a_row_of_zeros_stays_zero_in_low_precision():
     x_TH, index_TK, weight_TK, gate_up, down = draw(4, 64, 4, 2, 32)
     x_TH[1] = 0
-    found = kernel.experts(x_TH, index_TK, weight_TK, low(gate_up), low(down))
+    found = kernel.weighted(kernel.answers(x_TH, index_TK, low(gate_up), low(down)), weight_TK)
     assert found.isfinite().all() and not found[1].any() and found[0].any()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gesso import ops
 from gesso.config import Config
-from gesso.model.adapters import Adapters, fan_in, fan_out, per_expert
+from gesso.model.adapters import Adapters
 from gesso.model.parts import Linear
 
 
@@ -37,9 +37,6 @@ class Experts(nn.Module):
         self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
-        gate_up = self.gate_up_proj, self.gate_up_proj_adapters.acting
-        down = self.down_proj, self.down_proj_adapters.acting
-        if weight_TK.shape[1] == self.down_proj.shape[0]:
-            return ops.few_experts(x_TH, weight_TK, fan_out(*gate_up, x_TH.dtype), fan_in(*down, x_TH.dtype), lengths)
-        gate_up_E, down_E = per_expert(*gate_up, x_TH.dtype), per_expert(*down, x_TH.dtype)
-        return ops.experts(x_TH, index_TK, weight_TK, gate_up_E, down_E, lengths)
+        gate_up = ops.Adapted(self.gate_up_proj, self.gate_up_proj_adapters.acting)
+        down = ops.Adapted(self.down_proj, self.down_proj_adapters.acting)
+        return ops.experts(x_TH, index_TK, weight_TK, gate_up, down, lengths)

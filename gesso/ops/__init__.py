@@ -1,18 +1,18 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
 from gesso.ops.attention import LayerCache, Segment, attention
-from gesso.ops.experts import Rows, chosen, experts, few_experts, matrices, route
-from gesso.ops.linear import gelu, linear
+from gesso.ops.experts import chosen, experts, route
+from gesso.ops.linear import gated, linear
 from gesso.ops.norm import add_norms, join, rms_norm
 from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
-from gesso.ops.weight import Packed, Weight, dense, multiply
+from gesso.ops.weight import Adapted, Packed, Weight, dense
 
 __all__ = [
+    "Adapted",
     "LayerCache",
     "Packed",
     "Reading",
-    "Rows",
     "Segment",
     "Weight",
     "add_norms",
@@ -21,14 +21,11 @@ __all__ = [
     "dense",
     "draw",
     "experts",
-    "few_experts",
-    "gelu",
+    "gated",
     "heads",
     "inverse_frequencies",
     "join",
     "linear",
-    "matrices",
-    "multiply",
     "read",
     "rms_norm",
     "rotate",

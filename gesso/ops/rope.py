@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gesso.ops import fast
 from gesso.ops.norm import rms_norm
 
 
@@ -41,6 +42,8 @@ def heads(
     rotation: tuple[Tensor, Tensor], eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Queries and keys normed and rotated, values normed without a weight. M key/value heads."""
+    if fast.kernels(q_TND):
+        return fast.load("rows").heads(q_TND, k_TMD, v_TMD, q_weight_D, k_weight_D, rotation, eps)
     return (
         rotate(rms_norm(q_TND, q_weight_D, eps), *rotation),
         rotate(rms_norm(k_TMD, k_weight_D, eps), *rotation),

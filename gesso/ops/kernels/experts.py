@@ -51,11 +51,11 @@ class Groups:
     first_N: Tensor  # the place of its first pair
 
 
-def experts(x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, gate_up: Matrices, down: Matrices) -> Tensor:
-    """What `ops.experts` computes."""
-    y_RH, y_TH = answers(x_TH, index_TK, gate_up, down), torch.empty_like(x_TH)
-    tokens, hidden = x_TH.shape
-    _sum[tokens, triton.cdiv(hidden, 1024)](y_RH, weight_TK, y_TH, hidden, K=index_TK.shape[1], COLUMNS=1024)
+def weighted(answers_RH: Tensor, weight_TK: Tensor) -> Tensor:
+    """The answers of each token's experts, summed [T, H]."""
+    (tokens, k), hidden = weight_TK.shape, answers_RH.shape[1]
+    y_TH = answers_RH.new_empty(tokens, hidden)
+    _sum[tokens, triton.cdiv(hidden, 1024)](answers_RH, weight_TK, y_TH, hidden, K=k, COLUMNS=1024)
     return y_TH
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.ops.kernels.experts import Groups
+from gesso.ops.kernels.experts import Groups, group
 from gesso.ops.kernels.linear import Tiling, gelu, precision
 
 # Depth is in bytes, each two values.
@@ -36,6 +36,14 @@ class Packed:
 
 def apart(x_TI: Tensor) -> Tensor:
     return x_TI.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
+
+
+def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Tensor:
+    """What each token's experts say to it [R, H], not yet weighted."""
+    first, second = TILINGS["up"].rows, TILINGS["back"].rows
+    groups = group(index_TK, len(gate_up.packed_EOB), first)
+    h_RI = up(x_TH, groups, index_TK.shape[1], gate_up)
+    return back(h_RI, groups if first == second else group(index_TK, len(down.packed_EOB), second), down)
 
 
 def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
