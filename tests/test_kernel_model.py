@@ -54,7 +54,7 @@ def test_a_model_on_kernels_says_what_it_says_on_plain_operations(monkeypatch, c
     load = fast.load
     monkeypatch.setattr(fast, "load", lambda name: ran.append(name) or load(name))
     found = logits(model)
-    assert {"rows", "products"} <= set(ran)
+    assert {"rows", "products", "attention"} <= set(ran)
     error = (found - expected).norm() / expected.norm()
     # In FP8 the tokens are rounded too, which the plain version leaves as they are (and the interpreter rounds badly).
     assert error < (0.3 if kept_in == "fp8" else 1e-4)

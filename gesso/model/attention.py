@@ -1,6 +1,6 @@
 """Attention of one layer. T tokens of all segments, H hidden, N query heads, M key/value heads, D head dim."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -9,8 +9,6 @@ from gesso.config import Config, LayerShape
 from gesso.model.parts import Linear, RMSNorm
 
 Rotation = tuple[Tensor, Tensor]  # cosine and sine [T, 1, D]
-# Queries [T, N, D], keys and values [T, M, D] to [T, N, D]: who sees whom is not the layer's business.
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -25,7 +23,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
 
-    def forward(self, x_TH: Tensor, lengths: Sequence[int], attend: Attend, rotation: Rotation) -> Tensor:
+    def forward(self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation) -> Tensor:
         q_TND = self.q_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
         k_TMD = self.k_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
         # In a global layer key and value are one projection; only norm and rotation tell them apart.

@@ -9,7 +9,7 @@ B batch, S text, C canvas, T tokens of all segments, H hidden, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gesso import ops
 from gesso.config import Config, LayerShape
 from gesso.errors import InputError
-from gesso.model.attention import Attend, Attention, Rotation
+from gesso.model.attention import Attention, Rotation
 from gesso.model.cache import KVCache
 from gesso.model.experts import Experts, Router
 from gesso.model.parts import GatedMLP, RMSNorm, SelfConditioning
@@ -45,7 +45,7 @@ class Layer(nn.Module):
         self.post_feedforward_layernorm = norm()
 
     def forward(
-        self, x_TH: Tensor, lengths: Sequence[int], attend: Attend, rotation: Rotation, scalar_T1: Tensor
+        self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation, scalar_T1: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The tokens one layer on, and the router's scores [T, E]."""
         attended_TH = self.self_attn(self.input_layernorm(x_TH), lengths, attend, rotation)
@@ -168,7 +168,7 @@ class DiffusionGemma(nn.Module):
         x_TH = torch.cat([self._embed(piece, stack) for piece in pieces])
         position_T = torch.cat([torch.arange(s.start, s.start + s.length, device=self.device) for s in segments])
         causal_T = torch.cat([torch.full((s.length,), s.causal, device=self.device) for s in segments])
-        attends = [partial(ops.attention, cache=kv, segments=segments) for kv in cache.layers]
+        attends = ops.attends(cache.layers, segments, x_TH)
         out_TH, _ = self.through(stack, x_TH, lengths, position_T, causal_T, attends)
         return list(out_TH.split(lengths))
 
@@ -179,7 +179,7 @@ class DiffusionGemma(nn.Module):
         lengths: Sequence[int],
         position_T: Tensor,
         causal_T: Tensor,
-        attends: Sequence[Attend],
+        attends: Sequence[ops.Attend],
         call: Callable[..., tuple[Tensor, Tensor]] = nn.Module.__call__,
     ) -> tuple[Tensor, list[Tensor]]:
         """The layers and the final norm, and each router's scores [T, E].

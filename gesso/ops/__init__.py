@@ -1,6 +1,6 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
-from gesso.ops.attention import LayerCache, Segment, attention
+from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention
 from gesso.ops.experts import chosen, experts, route
 from gesso.ops.linear import gated, linear
 from gesso.ops.norm import add_norms, join, rms_norm
@@ -10,12 +10,14 @@ from gesso.ops.weight import Adapted, Packed, Weight, dense
 
 __all__ = [
     "Adapted",
+    "Attend",
     "LayerCache",
     "Packed",
     "Reading",
     "Segment",
     "Weight",
     "add_norms",
+    "attends",
     "attention",
     "chosen",
     "dense",

@@ -4,13 +4,18 @@ T tokens of all segments, S tokens of one segment, L keys it sees, N query heads
 key head, D head dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from gesso.ops import fast
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries [T, N, D], keys and values [T, M, D] to [T, N, D]
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,14 @@ class LayerCache(Protocol):
         ...
 
     def write(self, row: int, start: int, k_SMD: Tensor, v_SMD: Tensor) -> None: ...
+
+
+def attends(caches: Sequence[LayerCache], segments: Sequence[Segment], x_TH: Tensor) -> list[Attend]:
+    """The attention of every layer, over its own cache, of tokens like these."""
+    if fast.kernels(x_TH):
+        found: list[Attend] = fast.load("attention").attends(caches, segments)
+        return found
+    return [partial(attention, cache=cache, segments=segments) for cache in caches]
 
 
 def attention(

@@ -9,6 +9,7 @@ L capacity of a cache row; R rows of a tile (queries times G), B keys of a block
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.ops.attention import Segment
+from gesso.ops.attention import Attend, Segment
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -97,6 +98,19 @@ def table(segments: Sequence[Segment], cache: CacheRows, slots: int | None = Non
         any(segment.causal for segment in segments),
         cache.window,
     )
+
+
+def attends(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[Attend]:
+    """The attention of every layer. What all tables hold goes to the device in two copies, not two a layer."""
+    device = caches[0].k[segments[0].row].device
+    segments_S7 = torch.tensor(_columns(segments), dtype=torch.int32, device=device)
+    rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches], device=device)
+    longest, appends = max(segment.length for segment in segments), any(segment.causal for segment in segments)
+    tables = [
+        Table(segments_S7, rows_S3, longest, appends, cache.window)
+        for rows_S3, cache in zip(rows.unbind(), caches, strict=True)
+    ]
+    return [partial(attention, table=each) for each in tables]
 
 
 def _columns(segments: Sequence[Segment]) -> list[list[int]]:
