@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso.ops import hash
+from gesso.ops import fast, hash
 
 CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
 
@@ -73,6 +73,16 @@ def vocab_tail(
     lengths: Sequence[int],
 ) -> Reading:
     """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding; one temperature a segment."""
+    if (
+        fast.kernels(hidden_TH) and hidden_TH.dtype != torch.float32
+    ):  # in float32 the kernel's tiles do not fit the chip
+        temperature_T = torch.tensor(
+            [t for t, length in zip(temperatures, lengths, strict=True) for _ in range(length)], device=hidden_TH.device
+        )
+        found: Reading = fast.load("vocab").vocab_tail(
+            hidden_TH, head_VH, embedding_VH, embed_scale, softcap, temperature_T, key_T2
+        )
+        return found
     rows = max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
     readings = []
     for temperature, hidden_SH, key_S2 in zip(
