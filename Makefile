@@ -5,12 +5,34 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 2
 
+# Texts of several lines reach a command through the environment: a line of a recipe ends at a line break.
+define BEGINNING
+class Point:
+    def __init__(self, x, y):
+
+endef
+define HOLE
+class Point:
+    def __init__(self, x, y):
+        self.x = x
+        <FILL>
+
+    def __repr__(self):
+        return f"Point({self.x}, {self.y})"
+endef
+PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
+export BEGINNING HOLE PUZZLE
+
 .PHONY: demo test lint mini-data sudoku-data clean
 demo: $(VENV)/.installed
-	@echo "1/2  gesso info: what is in the box"
+	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
-	@echo "2/2  gesso generate: text out of noise"
-	$(BIN)/gesso generate "def fib(n):" --max-new-tokens 64 --seed 7 --preset fast
+	@echo "2/4  gesso generate: Python out of noise"
+	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 40 --seed 7
+	@echo "3/4  gesso infill: the line that is missing in the midst of others"
+	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 6 --seed 1
+	@echo "4/4  gesso sudoku: 51 empty cells, all at once"
+	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
 
 test: $(VENV)/.installed-dev
 	$(MAKE) lint

@@ -34,7 +34,7 @@ def load(
     max_batch: int = 8,
     max_length: int | None = None,
 ) -> "Gesso":
-    """Load a checkpoint: a directory, a hub name, or (None) the model in the box.
+    """Load a checkpoint: a directory, a hub name, or a model in the box: gesso-mini (also None) or gesso-sudoku.
 
     `device` defaults to the first GPU, or the CPU; `dtype` to bfloat16 on a GPU and float32 on the CPU. `quantize`
     (fp8, int4, nvfp4) packs the matrices while they load; a directory that `gesso quantize` wrote needs no such word.
@@ -58,6 +58,7 @@ def load(
 _LAZY = {
     "Gesso": "gesso.api",
     "ChatResult": "gesso.api",
+    **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.filling"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
 }
 

@@ -13,8 +13,9 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gesso.errors import InputError
 
@@ -68,6 +69,18 @@ class Answer:
     """False while a thought, a channel, a call or half a tag is open."""
     malformed: tuple[str, ...] = ()
     """Source of calls that are closed but cannot be read: not text for a user, yet the caller must know of them."""
+
+
+class Decode(Protocol):
+    def __call__(self, tokens: Sequence[int], *, special: bool = False) -> str: ...
+
+
+def read(tokens: Sequence[int], text: str, decode: Decode) -> Answer:
+    """The answer that these tokens are; `text` is theirs as far as it counts, for a stop string may end it inside the
+    last of them.
+    """
+    beyond = decode(tokens)[len(text) :]
+    return parse(decode(tokens, special=True).removesuffix(beyond))
 
 
 def parse(raw: str) -> Answer:
@@ -130,7 +143,7 @@ def format_value(value: Any, depth: int = 0) -> str:
     if isinstance(value, dict | list | tuple) and depth >= MAX_DEPTH:
         raise InputError(f"tool argument is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
-        items = (f"{_format_key(key)}:{format_value(item, depth + 1)}" for key, item in value.items())
+        items = (f"{format_key(key)}:{format_value(item, depth + 1)}" for key, item in value.items())
         return "{" + ",".join(items) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(format_value(item, depth + 1) for item in value) + "]"
@@ -146,7 +159,8 @@ def _format_string(text: str) -> str:
     return f"{QUOTE}{text}{QUOTE}"
 
 
-def _format_key(key: Any) -> str:
+def format_key(key: Any) -> str:
+    """A key of an object in the model's own syntax."""
     if not isinstance(key, str):
         raise InputError(f"tool argument key {key!r} must be a string")
     return key if key.replace("-", "_").isidentifier() else _format_string(key)

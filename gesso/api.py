@@ -1,28 +1,33 @@
 """The Python interface: a loaded model with its tokenizer and its engine."""
 
-import logging
 import secrets
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gesso import checkpoint, untrained
-from gesso.answer import Answer, ToolCall, parse
+from gesso import checkpoint, filling
+from gesso.answer import Answer, ToolCall, read
 from gesso.config import Config
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
+from gesso.filling import EditResult, HolesResult, InfillResult, Plan, T
+from gesso.guide.boundary import Healer
+from gesso.guide.constraint import NAMES, Guides
+from gesso.guide.guide import Guide
+from gesso.messages import check_tools
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
 from gesso.train import adapters
-
-logger = logging.getLogger("gesso")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # An answer may open with these; with any other special token it would be empty.
@@ -53,6 +58,7 @@ class Gesso:
         self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length)
         openings = {tokenizer.id_of(piece) for piece in OPENINGS}
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
+        self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self._inboxes: dict[int, deque[Event]] = {}
 
     @property
@@ -64,7 +70,9 @@ class Gesso:
 
         Options: `max_new_tokens`, `seed` (None draws one; the result tells which), `preset`, `stop` (a string or
         several), `pins` ({position in the new text: token id}), `resume` (a draft event of an earlier run with the
-        same arguments), and every field of `gesso.Diffusion`.
+        same arguments), `top_logprobs` (have commit events say how likely their tokens were, and so many others), and
+        every field of `gesso.Diffusion`. What the text must be, one of: `choice` (texts, one of which is written),
+        `regex` (Rust's syntax), `json_schema`, `grammar` (EBNF).
         """
         return _last(self.stream(prompt, **options))
 
@@ -82,7 +90,11 @@ class Gesso:
         thinking: bool = False,
         **options: Any,
     ) -> ChatResult:
-        """Answer a conversation, OpenAI-style messages; `options` as for `generate`."""
+        """Answer a conversation, OpenAI-style messages; `options` as for `generate`.
+
+        `tool_choice` is "auto", "none", "required", or the tool to call by its name; where one has to be called, the
+        arguments are valid under its parameters. `parallel_tool_calls` allows several.
+        """
         done = _last(self.stream_chat(messages, tools=tools, thinking=thinking, **options))
         answer = self.read_answer(done)
         return ChatResult(
@@ -100,13 +112,101 @@ class Gesso:
         thinking: bool = False,
         **options: Any,
     ) -> Generator[Event]:
-        return self.stream(self.tokenizer.chat(messages, tools=tools, thinking=thinking), **options)
+        request = self.chat_request(messages, tools=tools, thinking=thinking, **options)
+        self.engine.check(request)
+        return self._events(request)
+
+    def chat_request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = False,
+        **options: Any,
+    ) -> Request:
+        """What `chat` with these arguments asks of the engine."""
+        guide = self.guides.calls(check_tools(tools) or (), tool_choice, parallel_tool_calls)
+        if thinking and (guide or any(options.get(name) is not None for name in NAMES)):
+            raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+        shown = None if tool_choice == "none" else tools
+        return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
+
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        *,
+        method: str = "auto",
+        lengths: Sequence[int] | None = None,
+        context: int | None = None,
+        **options: Any,
+    ) -> InfillResult:
+        """Write what is missing between two texts; `options` as for `generate`, without `pins` and `resume`.
+
+        `method`: "prompt" shows the suffix by the tokenizer's markers for it, "pinned" pins it in the canvas behind
+        holes of several lengths (`lengths`; None: searched up to `max_new_tokens`) and takes the likeliest, "auto" is
+        the former where there are markers. `context`: the model sees only so many tokens of either side.
+        """
+        plan = filling.infill(self, prefix, suffix, method=method, lengths=lengths, context=context, **options)
+        return self._carry_out(plan)
+
+    def infill_holes(self, parts: Sequence[str], **options: Any) -> HolesResult:
+        """Fill the holes between several texts, from left to right; `options` as for `infill`.
+
+        A hole sees all that is filled and given before it, and what is given between it and the next one.
+        """
+        return filling.infill_holes(self, parts, **options)
+
+    def edit(
+        self,
+        text: str,
+        span: tuple[int, int],
+        *,
+        instruction: str | None = None,
+        level: float = 1.0,
+        method: str = "auto",
+        context: int | None = None,
+        **options: Any,
+    ) -> EditResult:
+        """Write the characters `text[start:end]` of a span anew and leave the others as they are; else as `infill`.
+
+        `level` 1 knows nothing of what is there. A lower one is the share of the span's tokens, drawn by the seed, that
+        become noise and are written anew; the others stand, and so does their number. An `instruction` is a user's
+        turn ahead of the text.
+        """
+        plan = filling.edit(
+            self, text, span, instruction=instruction, level=level, method=method, context=context, **options
+        )
+        return self._carry_out(plan)
+
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """The results of several requests that run side by side."""
+        results: dict[int, Result] = {}
+        with ExitStack() as open_streams:
+            streams = [open_streams.enter_context(closing(self._events(request))) for request in requests]
+            for events in zip_longest(*streams):
+                results |= {i: event.result for i, event in enumerate(events) if isinstance(event, Done)}
+        return [results[i] for i in range(len(requests))]
+
+    def _carry_out(self, plan: Plan[T]) -> T:
+        results: list[Result] | None = None
+        while True:
+            try:
+                requests = next(plan) if results is None else plan.send(results)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            results = self.run(requests)
+
+    @cached_property
+    def healer(self) -> Healer:
+        return Healer(self.tokenizer)
 
     def read_answer(self, result: Result) -> Answer:
         """Thoughts, tool calls and text of an answer, complete or not."""
-        raw = self.decode(result.tokens, special=True)
-        beyond = self.decode(result.tokens)[len(result.text) :]  # a stop string may end the text inside its last token
-        return parse(raw.removesuffix(beyond))
+        return read(result.tokens, result.text, self.decode)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of what the model wrote. Embeddings are often padded beyond the tokenizer: such ids mean nothing."""
@@ -133,10 +233,19 @@ class Gesso:
         stop: str | Sequence[str] = (),
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
+        top_logprobs: int | None = None,
+        choice: Sequence[str] | None = None,
+        regex: str | None = None,
+        json_schema: Mapping[str, Any] | bool | None = None,
+        grammar: str | None = None,
+        guide: Guide | None = None,
         **diffusion: Any,
     ) -> Request:
         """What `generate` with these arguments asks of the engine; for those who step `Gesso.engine` themselves."""
         ids = self._ids(prompt)
+        asked = self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar)
+        if asked and guide:
+            raise InputError("a text has one constraint; this one must be a tool call already")
         if max_new_tokens is None:  # as many as the checkpoint wants, or as there is room for
             max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
         if seed is None:
@@ -149,7 +258,10 @@ class Gesso:
             eos=frozenset(self.defaults.eos_token_ids),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
+            guide=asked or guide,
             never_first=self._never_first,
+            unsure=self.tokenizer.byte_ids,
+            top_logprobs=top_logprobs,
             resume=resume,
         )
 
@@ -194,11 +306,7 @@ def load(
     max_length: int | None,
 ) -> Gesso:
     where = find_device(device)
-    if name is None:
-        logger.warning("gesso: this model is untrained (random weights); give a checkpoint for real text")
-        directory = untrained.directory()
-    else:
-        directory = checkpoint.find(name)
+    directory = checkpoint.find(name)
     config = Config.from_directory(directory)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)

@@ -11,12 +11,14 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gesso import box
 from gesso.config import Config, read_json
 from gesso.errors import CheckpointError, InputError
 from gesso.vision import is_vision, vision_tensors
@@ -39,15 +41,26 @@ LONG_LOAD = 10**9  # bytes from which on a progress bar is worth showing
 # --- find ---------------------------------------------------------------------------------------------------------
 
 
-def find(name: str | Path) -> Path:
-    """The directory of a checkpoint: a local one, or a hub name, downloaded once and resumed if cut off."""
+def find(name: str | Path | None) -> Path:
+    """The directory of a checkpoint: one in the box (None is the base), a local one, or a hub name.
+
+    A name in the box is that one wherever it is said: a directory of the same name is `./` and the name, or a `Path`.
+    What comes from the hub is downloaded once and resumed if cut off.
+    """
+    if name is None:
+        return box.directory()
+    if isinstance(name, str) and name in box.DIRECTORIES:
+        return box.directory(name)
     path = Path(name).expanduser()
     if str(name) and path.is_dir():
         return path
     if path.is_file():
         raise CheckpointError(f"{path} is a file; give the checkpoint's directory")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(name)):
-        raise CheckpointError(f"no directory {str(name)!r}, and it is not a hub name of the form owner/model")
+        raise CheckpointError(
+            f"no directory {str(name)!r}, and it is neither a hub name of the form owner/model nor in the box "
+            f"({', '.join(box.DIRECTORIES)})"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -222,15 +235,16 @@ def check(directory: Path, config: Config) -> None:
 
 def _text(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
     """The tensors of the text model; the vision tower is left out."""
-    vision = 0
+    vision, sees = 0, False
     for name, tensor in tensors(directory, "loading weights"):
         if is_vision(name):
             vision += 1
+            sees = sees or bool(tensor.any())  # `save` writes zeros for a tower that never was
             continue
         if not _is_finite(tensor):
             raise CheckpointError(f"tensor {name} in {directory} holds NaN or infinite values; the file is damaged")
         yield name, tensor
-    if vision:
+    if sees:
         logger.warning("text only: %d tensors of the vision tower are left out", vision)
 
 
@@ -271,8 +285,30 @@ def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
         module.register_parameter(leaf, nn.Parameter(weight, requires_grad=False))
 
 
+_watcher: ContextVar[Callable[[int, int], None] | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched(report: Callable[[int, int], None]) -> Iterator[None]:
+    """While a checkpoint is read, have `report` called with the bytes read so far and all there are."""
+    before = _watcher.set(report)
+    try:
+        yield
+    finally:
+        _watcher.reset(before)
+
+
 @contextmanager
 def _progress(total: int, label: str) -> Iterator[Any]:
+    if report := _watcher.get():
+        amounts = [0]
+
+        def advance(amount: int) -> None:
+            amounts.append(amounts.pop() + amount)
+            report(amounts[0], total)
+
+        yield advance
+        return
     if total < LONG_LOAD or not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +11,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import gesso
+from gesso import rewriting
+from gesso.box import BASE, SOLVER
 from gesso.errors import GessoError, InputError
 from gesso.hardware import CARDS
-from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion
+from gesso.options import (
+    EXIT_CODES,
+    MODEL_HELP,
+    Adapter,
+    Device,
+    Dtype,
+    EntropyBound,
+    First,
+    Json,
+    Last,
+    Live,
+    Model,
+    Options,
+    Preset,
+    Seed,
+    Steps,
+    diffusion_option,
+    with_options,
+)
 from gesso.terminal import complain, follow, lines, note, prepare, print_json, print_styled, print_text, show_cursor
 
 if TYPE_CHECKING:
@@ -21,17 +41,12 @@ if TYPE_CHECKING:
     from gesso.engine.events import Result
     from gesso.tasks import Task
 
-EXIT_CODES = (
-    "Exit codes: 0 all is well; 1 the model or its checkpoint cannot be used; 2 the command or its input cannot be; "
-    "130 stopped with Ctrl-C."
-)
 CHAT_HELP = """\
 /reset   forget the conversation, keep the system message
 /retry   the last question again, with the next seed
 /seed N  draw the answers from this seed
 /exit    leave, as Ctrl-D does
 A message that begins with a slash: put a space before it. Ctrl-C stops an answer."""
-MODEL_HELP = "Directory or hub name of a checkpoint; without it, the model in the box."
 SEEDS = 2**64
 
 app = typer.Typer(
@@ -42,92 +57,11 @@ app = typer.Typer(
 )
 
 
-# --- the options that commands share --------------------------------------------------------------------------------
-
-
-def _diffusion(help: str, *, min: int | None = None, names: Sequence[str] = ()) -> Any:
-    def known(value: str | None) -> str | None:
-        if names and value is not None and value not in names:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
-        return value
-
-    return typer.Option(
-        help=help, min=min, metavar="|".join(names) or None, callback=known, rich_help_panel="Diffusion"
-    )
-
-
-Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
-Adapter = Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text; default: chance.")]
-Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
-Preset = Annotated[str | None, _diffusion("Settings to start from.", names=tuple(PRESETS))]
-Steps = Annotated[int | None, _diffusion("The most denoising steps a canvas may take.", min=1)]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="sudoku, python_infill or structured.")]
 Data = Annotated[list[Path] | None, typer.Option(help="A file of items instead of our own; may be repeated.")]
 Clues = Annotated[
     str | None, typer.Option(metavar="LOW-HIGH", help="Clues of a Sudoku of our own, such as 30-36 or 24.")
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Of generate and chat. None is "not given": the preset decides, or the checkpoint."""
-
-    model: Model = None
-    device: Device = None
-    dtype: Dtype = None
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens an answer may have.")] = None
-    seed: Seed = None
-    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
-    live: Live = True
-    json: Json = False
-
-    preset: Preset = None
-    steps: Steps = None
-    entropy_bound: Annotated[float | None, _diffusion("How much uncertainty a step may accept, in nats.")] = None
-    t_max: Annotated[float | None, _diffusion("Temperature of the first step.")] = None
-    t_min: Annotated[float | None, _diffusion("Temperature of the last step.")] = None
-    stability: Annotated[int | None, _diffusion("Steps without a change before a canvas is done.", min=0)] = None
-    confidence: Annotated[float | None, _diffusion("Mean entropy below which a canvas is done.")] = None
-    sampler: Annotated[str | None, _diffusion("Which positions take their token.", names=SAMPLERS)] = None
-    stopping: Annotated[str | None, _diffusion("When a canvas is done.", names=STOPPINGS)] = None
-    canvas_length: Annotated[int | None, _diffusion("Tokens of a canvas.", min=1)] = None
-    eos_settles: Annotated[bool | None, _diffusion("Judge a canvas only up to its first end of text.")] = None
-
-    def diffusion(self) -> dict[str, Any]:
-        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-
-    def request(self) -> dict[str, Any]:
-        """The keyword arguments of `Gesso.stream`."""
-        common = {name: getattr(self, name) for name in ("max_new_tokens", "seed", "preset")}
-        return {**common, "stop": self.stop or (), **self.diffusion()}
-
-    @property
-    def watch(self) -> bool:
-        return self.live and not self.json
-
-    def load(self) -> "Gesso":
-        # A large model takes minutes to load, so what is wrong by itself is found before. Whether t_max goes with t_min
-        # depends on the checkpoint: here their defaults are wide enough for any value.
-        replace(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **self.diffusion())
-        return gesso.load(self.model, device=self.device, dtype=self.dtype)
-
-
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Typer reads options off a signature: there, the fields of `Options` take the place of the parameter `options`."""
-    shared = inspect.signature(Options).parameters
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
-
-    def run(**given: Any) -> None:
-        options = Options(**{name: given.pop(name) for name in shared})
-        command(**given, options=options)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
-    return run
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -143,9 +77,9 @@ def generate(
     options: Options,
 ) -> None:
     """Continue a text."""
-    text = _prompt(prompt)
+    text, asked = _prompt(prompt), options.request()
     model = options.load()
-    result = follow(model, model.stream(text, **options.request()), options.watch)
+    result = follow(model, model.stream(text, **asked), options.watch)
     _deliver(result, as_json=options.json)
 
 
@@ -177,6 +111,10 @@ def chat(
             complain(str(error))
 
 
+app.command(epilog=EXIT_CODES)(rewriting.infill)
+app.command(epilog=EXIT_CODES)(rewriting.edit)
+
+
 @app.command(epilog=EXIT_CODES)
 def info(
     model: Annotated[
@@ -192,14 +130,14 @@ def info(
     ] = None,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, what would keep it from loading."""
-    from gesso import checkpoint, fit, hardware, untrained
+    from gesso import checkpoint, fit, hardware
     from gesso.info import describe, render
 
     card = None if gpu is None else hardware.find(gpu)
     if card is None and steps is not None:
         raise InputError("--steps belongs to --gpu: it is how many denoising steps to reckon with on that card")
-    directory = untrained.directory() if model is None else checkpoint.find(model)
-    report = describe(directory, model or "the model in the box (untrained)")
+    directory = checkpoint.find(model)
+    report = describe(directory, model or f"the model in the box ({BASE})")
     plan = None if card is None else fit.plan(directory, card, steps or fit.STEPS)
     if json:
         print_json(report.to_dict() | ({} if plan is None else {"gpu": plan.to_dict()}))
@@ -263,7 +201,7 @@ def sudoku(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", envvar="GESSO_MODEL", help="Directory or hub name of a checkpoint trained on Sudoku."
+            "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; without it, {SOLVER}."
         ),
     ] = None,
     adapter: Adapter = None,
@@ -279,9 +217,7 @@ def sudoku(
     from gesso.sudoku import read, solve
 
     puzzles = read(puzzle)
-    if model is None:
-        raise InputError("the model in the box knows no Sudoku; give a checkpoint that was trained on it with -m")
-    solver = gesso.load(model, device=device, dtype=dtype, adapter=adapter)
+    solver = gesso.load(model or SOLVER, device=device, dtype=dtype, adapter=adapter)
     limit = {} if steps is None else {"steps": steps}
     solved = 0
     for asked in puzzles:
@@ -314,15 +250,23 @@ def evaluate(
     steps: Annotated[
         list[int] | None, typer.Option(min=1, help="Step limit; several give accuracy against steps.")
     ] = None,
+    entropy_bound: EntropyBound = None,
+    t_max: First = None,
+    t_min: Last = None,
     plot: Annotated[Path | None, typer.Option(help="Write accuracy against steps as SVG.")] = None,
+    constrained: Annotated[bool, typer.Option("--constrained", help="Hold answers to what items say of them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
 ) -> None:
     """Score a model on a task, every figure with its 95 % interval."""
     from gesso.tasks.command import run
 
     task = _task(name, data, clues)
+    given = {"preset": preset, "entropy_bound": entropy_bound, "t_max": t_max, "t_min": t_min}
     found = gesso.load(model, device=device, adapter=adapter, max_batch=batch)
-    evaluations = run(found, task, split=split, count=count, seed=seed, preset=preset, steps=steps or [], plot=plot)
+    evaluations = run(
+        found, task, split=split, count=count, seed=seed, steps=steps or [], plot=plot, constrained=constrained,
+        **{name: value for name, value in given.items() if value is not None},
+    )  # fmt: skip
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])
         return
@@ -350,19 +294,123 @@ def training_data(
 
 @app.command(epilog=EXIT_CODES)
 def bench(
-    what: Annotated[str, typer.Argument(help="train: steps on random weights.")],
-    shape: Annotated[str, typer.Option(help="mini (from scratch) or 26b-a4b (LoRA).")] = "mini",
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="train: steps on random weights; guide: what a constraint costs a step; serve: many clients at once."
+        ),
+    ],
+    shape: Annotated[str, typer.Option(help="mini (the model in the box, from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
     compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
+    fields: Annotated[int, typer.Option(min=1, help="guide: properties of the JSON schema.")] = 50,
+    url: Annotated[str | None, typer.Option(help="serve: a running server; without it, one of its own.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="serve: how many at once.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, help="serve: how long.")] = 60.0,
 ) -> None:
     """Measure what this machine does; one JSON object."""
-    if what != "train":
-        raise InputError(f"nothing to measure by the name of {what!r}; known is train")
-    from gesso.api import find_device
-    from gesso.bench.train import measure
+    if what == "train":
+        from gesso.api import find_device
+        from gesso.bench import train
 
-    print_json(measure(shape, steps, find_device(device), compile))
+        print_json(train.measure(shape, steps, find_device(device), compile))
+    elif what == "guide":
+        from gesso.bench import guide
+
+        print_json(guide.measure(fields, steps))
+    elif what == "serve":
+        from gesso.bench import serve as load_test
+
+        print_json(load_test.measure(url, clients, seconds))
+    else:
+        raise InputError(f"nothing to measure by the name of {what!r}; known are train, guide and serve")
+
+
+@app.command(epilog=EXIT_CODES)
+def serve(
+    model: Model = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="An adapter to serve as a model; may be repeated.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    quantize: Annotated[str | None, typer.Option(help="Pack the matrices while loading: fp8, int4 or nvfp4.")] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer; default: all.")] = None,
+    prefill: Annotated[int, typer.Option(min=1, help="Prompt tokens read between two denoising steps.")] = 2048,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait; more get 429.", rich_help_panel="Limits")
+    ] = 256,
+    request_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one request.", rich_help_panel="Limits")
+    ] = None,
+    total_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of all requests under way.", rich_help_panel="Limits")
+    ] = None,
+    body_bytes: Annotated[int, typer.Option(min=1, help="Size of a request.", rich_help_panel="Limits")] = 8 * 2**20,
+    timeout: Annotated[float, typer.Option(help="Seconds for an answer.", rich_help_panel="Limits")] = 600.0,
+    io_timeout: Annotated[
+        float, typer.Option(help="Seconds a client may take to send, or to read.", rich_help_panel="Limits")
+    ] = 30.0,
+    drain: Annotated[float, typer.Option(help="Seconds to finish in after SIGTERM.", rich_help_panel="Limits")] = 60.0,
+    settle: Annotated[int, diffusion_option("Steps after which a prefix is final; 0: with the canvas.", min=0)] = 1,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys that clients need, one a line; or set GESSO_API_KEYS.")
+    ] = None,
+    without_keys: Annotated[bool, typer.Option("--without-keys", help="Let everyone in who can connect.")] = False,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origin whose pages may call; may be repeated.")
+    ] = None,
+) -> None:
+    """Serve the OpenAI API; without arguments, the model in the box to this machine alone."""
+    try:
+        from gesso.serve import command
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gesso"):
+            raise
+        raise InputError(f"gesso serve needs {error.name}: pip install 'gesso[serve]'") from None
+    from gesso.serve.keys import read_keys
+    from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+
+    keys = read_keys(api_key_file)
+    settings = ServerSettings(
+        engine=EngineSettings(
+            model=model,
+            adapters=dict(map(_named, adapter or [])),
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            max_batch=max_batch,
+            max_length=max_length,
+            prefill=prefill,
+        ),
+        limits=Limits(
+            queue=queue,
+            request_tokens=request_tokens,
+            total_tokens=total_tokens,
+            body_bytes=body_bytes,
+            timeout=timeout,
+            io_timeout=io_timeout,
+            drain=drain,
+        ),
+        name=name or ("gesso" if model is None else Path(model).name),
+        keys=keys,
+        cors_origins=tuple(cors_origin or ()),
+        settle=settle,
+        hosts=command.check_keys(host, keys, without_keys),
+    )
+    command.serve(settings, host, port)
+
+
+def _named(adapter: str) -> tuple[str, str]:
+    name, equals, directory = adapter.partition("=")
+    if not (name and equals and directory):
+        raise InputError(f"--adapter takes a name and a directory, like sql=adapters/sql; got {adapter!r}")
+    return name, directory
 
 
 def _version(wanted: bool) -> None:

@@ -27,11 +27,17 @@ class Diffusion:
     t_min: float = 0.4
     stability: int = 1
     confidence: float = 0.005
+    # The chance that a position takes its likeliest token where it would take a draw. Unlike a lower temperature, it
+    # leaves the entropies alone, by which the process judges how sure it is.
+    greed: float = 0.0
     sampler: Any = "entropy-bound"
     stopping: Any = "stable"
     canvas_length: int | None = None  # None: the checkpoint's
     # Judge convergence only up to the first end of text: what follows it is padding nobody reads.
     eos_settles: bool = False
+    # A prefix becomes final once each of its positions took the same token so many steps in a row, each time with an
+    # entropy below `confidence`; 0: nothing is final before the canvas is. What is final is never taken back.
+    settle: int = 0
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, wanted: str) -> None:
@@ -43,7 +49,9 @@ class Diffusion:
         check(_is_number(self.t_min) and self.t_min > 0, "t_min", "a number above 0")
         check(_is_number(self.t_max) and self.t_max >= self.t_min, "t_max", f"a number not below t_min ({self.t_min})")
         check(_is_int(self.stability) and self.stability >= 0, "stability", "an integer of at least 0")
+        check(_is_int(self.settle) and self.settle >= 0, "settle", "an integer of at least 0")
         check(_is_number(self.confidence) and self.confidence > 0, "confidence", "a number above 0")
+        check(_is_number(self.greed) and 0 <= self.greed <= 1, "greed", "a number from 0 to 1")
         length = self.canvas_length
         check(length is None or (_is_int(length) and length >= 1), "canvas_length", "an integer of at least 1")
         for name, known in (("sampler", SAMPLERS), ("stopping", STOPPINGS)):

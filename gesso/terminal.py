@@ -73,6 +73,14 @@ def print_text(text: str) -> None:
     _write((printable(text) if sys.stdout.isatty() else text) + "\n")
 
 
+def print_as_is(text: str) -> None:
+    """A file's text, to the byte; only a terminal gets the line break that its last line lacks."""
+    if not sys.stdout.isatty():
+        _write(text)
+    elif text:
+        print_text(text.removesuffix("\n"))
+
+
 def print_json(value: Any) -> None:
     _write(json.dumps(value) + "\n")
 
@@ -105,6 +113,16 @@ def lines(interactive: bool) -> Iterator[str]:
     """Lines of stdin without their ends; from a keyboard with a prompt, history and editing, until Ctrl-D."""
     try:
         yield from _typed() if interactive else (line.removesuffix("\n") for line in sys.stdin)
+    except UnicodeDecodeError as error:
+        raise InputError(f"stdin is not {error.encoding} text: {error.reason} at byte {error.start}") from None
+
+
+def whole_stdin() -> str:
+    """All of stdin, its line ends as they are."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", newline="")
+    try:
+        return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InputError(f"stdin is not {error.encoding} text: {error.reason} at byte {error.start}") from None
 

@@ -34,6 +34,8 @@ class Tokenizer:
         self.files = files
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in core.get_added_tokens_decoder().items() if token.special)
+        # Spelled-out bytes, where the vocabulary has them: a run of them is decoded as a whole, or not at all.
+        self.byte_ids = frozenset(i for byte in range(256) if (i := self.id_of(f"<0x{byte:02X}>")) is not None)
         self.bos_id, self.eos_id, self.pad_id = (
             self.id_of(names[role]) if role in names else None for role in ("bos_token", "eos_token", "pad_token")
         )
@@ -60,19 +62,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
         """Special tokens written in the text become special tokens, as in `transformers`."""
-        if not isinstance(text, str):
-            raise InputError(f"expected text to encode, got {type(text).__name__}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"character {error.start} of the text is half a surrogate pair, which no encoding has: "
-                "decode the source with errors='replace'"
-            ) from error
-        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._encoded(text).ids
         if bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
+
+    def starts(self, text: str) -> list[int]:
+        """The character at which each token of `encode(text, bos=False)` begins; bytes of one character share it."""
+        return [start for start, _ in self._encoded(text).offsets]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         return str(self._core.decode(self._checked(ids), skip_special_tokens=not special))
@@ -85,6 +82,11 @@ class Tokenizer:
             text if text and "\ufffd" not in text else str(self._core.id_to_token(i) or "")
             for i, text in zip(checked, texts, strict=True)
         ]
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """No token stands for more characters than this, so a text has at least length / longest_piece tokens."""
+        return max(map(len, self._core.get_vocab(with_added_tokens=True)))
 
     def id_of(self, piece: str) -> int | None:
         found: int | None = self._core.token_to_id(piece)
@@ -134,6 +136,18 @@ class Tokenizer:
         except TemplateSyntaxError as error:
             where = self.files.get("chat_template.jinja", "chat_template in tokenizer_config.json")
             raise CheckpointError(f"{where}, line {error.lineno}: {error}: download it again") from error
+
+    def _encoded(self, text: str) -> tokenizers.Encoding:
+        if not isinstance(text, str):
+            raise InputError(f"expected text to encode, got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"character {error.start} of the text is half a surrogate pair, which no encoding has: "
+                "decode the source with errors='replace'"
+            ) from error
+        return self._core.encode(text, add_special_tokens=False)
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         try:

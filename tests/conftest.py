@@ -1,6 +1,7 @@
 """Shared by all tests: nothing is fetched, nothing is written outside the test's directory, one thread a process."""
 
 import io
+import json
 import logging
 import os
 import sys
@@ -35,11 +36,39 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def box(own_cache):
-    """The model in the box, shared: an engine outlives its requests."""
+def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a moment's work, to be read only."""
+    from tests.tiny import make
+
+    return make(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_directory: Path):
+    """The same, loaded and shared: an engine outlives its requests."""
     import gesso
 
-    return gesso.load()
+    return gesso.load(tiny_directory)
+
+
+@pytest.fixture(scope="session")
+def marked(tiny, tmp_path_factory):
+    """The tiny model, with a tokenizer that has the markers of fill in the middle."""
+    import gesso
+    from gesso.tokenizer import FILL
+
+    directory = tmp_path_factory.mktemp("marked") / "model"
+    tiny.save(directory)
+    path = directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    for i, mark in enumerate(FILL, start=107):
+        vocabulary = tokenizer["model"]["vocab"]
+        del vocabulary[f"<unused{i}>"]
+        vocabulary[mark] = i
+        tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] != i]
+        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": i, "content": mark})
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return gesso.load(directory)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import gesso
-from gesso import untrained
 from gesso.engine.events import Commit, Done, Draft
 
 FEW = {"max_new_tokens": 8, "steps": 2}
@@ -25,45 +24,45 @@ def test_importing_gesso_imports_no_torch_and_takes_less_than_a_second():
     assert min(map(float, seconds)) < 1.0
 
 
-def test_the_names_others_rely_on_are_there(box):
-    out = box.generate("def fib(n):", max_new_tokens=12, seed=7, preset="balanced", steps=2)
+def test_the_names_others_rely_on_are_there(tiny):
+    out = tiny.generate("def fib(n):", max_new_tokens=12, seed=7, preset="balanced", steps=2)
     assert isinstance(out.text, str)
     assert len(out.tokens) <= 12
     assert out.finish_reason in ("stop", "length")
     usage = out.usage
-    assert usage.prompt_tokens == len(box.tokenizer.encode("def fib(n):"))
+    assert usage.prompt_tokens == len(tiny.tokenizer.encode("def fib(n):"))
     assert usage.completion_tokens == len(out.tokens)
     assert usage.tokens_per_step == usage.completion_tokens / usage.denoising_steps
     assert usage.canvases == 1
-    assert isinstance(box.model, torch.nn.Module)
-    cache = box.model.new_cache(1, 64)
-    hidden = box.model.encode(torch.tensor([[2, 5, 6]]), cache)
-    logits = box.model.denoise(torch.zeros(1, 4, dtype=torch.long), cache, previous_logits=None)
+    assert isinstance(tiny.model, torch.nn.Module)
+    cache = tiny.model.new_cache(1, 64)
+    hidden = tiny.model.encode(torch.tensor([[2, 5, 6]]), cache)
+    logits = tiny.model.denoise(torch.zeros(1, 4, dtype=torch.long), cache, previous_logits=None)
     assert (hidden.shape, logits.shape, logits.dtype) == ((1, 3, 64), (1, 4, 384), torch.float32)
-    assert box.tokenizer.decode(box.tokenizer.encode("héllo")) == "héllo"
+    assert tiny.tokenizer.decode(tiny.tokenizer.encode("héllo")) == "héllo"
 
 
-def test_a_stream_is_drafts_then_commits_then_done(box):
-    events = list(box.stream("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1))
+def test_a_stream_is_drafts_then_commits_then_done(tiny):
+    events = list(tiny.stream("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1))
     assert [type(e) for e in events] == [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit, Done]
     draft = events[1]
     assert len(draft.tokens) == len(draft.entropy) == len(draft.settled) == 16
-    assert draft.text == box.decode(draft.tokens)
-    again = box.generate("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1)
+    assert draft.text == tiny.decode(draft.tokens)
+    again = tiny.generate("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1)
     assert events[-1].result.tokens == again.tokens
 
 
-def test_a_seed_not_given_is_drawn_and_told(box):
-    first, second = (box.generate("abc", **FEW) for _ in range(2))
+def test_a_seed_not_given_is_drawn_and_told(tiny):
+    first, second = (tiny.generate("abc", **FEW) for _ in range(2))
     assert first.seed != second.seed
-    assert box.generate("abc", seed=first.seed, **FEW).tokens == first.tokens
+    assert tiny.generate("abc", seed=first.seed, **FEW).tokens == first.tokens
 
 
-def test_chat_renders_the_template_and_splits_the_answer(box):
+def test_chat_renders_the_template_and_splits_the_answer(tiny):
     """The answer is pinned, so that what comes back is known: a thought, a tool call, and text."""
     written = '<|channel>thought\nhm<channel|>Hi.<|tool_call>call:f{a:<|"|>x<|"|>,n:3}<tool_call|>'
-    ids = box.tokenizer.encode(written, bos=False)
-    out = box.chat(
+    ids = tiny.tokenizer.encode(written, bos=False)
+    out = tiny.chat(
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
         tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
         thinking=True,
@@ -74,50 +73,38 @@ def test_chat_renders_the_template_and_splits_the_answer(box):
     assert [(call.name, call.arguments) for call in out.tool_calls] == [("f", {"a": "x", "n": 3})]
 
 
-def test_an_answer_may_open_with_a_thought_or_a_call_but_not_with_another_control_token(box):
-    special = {box.tokenizer.id_of(piece) for piece in ("<|channel>", "<|tool_call>")}
-    assert not special & box._never_first
-    assert {0, 1, 2, 106, 105, 50} <= box._never_first
+def test_an_answer_may_open_with_a_thought_or_a_call_but_not_with_another_control_token(tiny):
+    special = {tiny.tokenizer.id_of(piece) for piece in ("<|channel>", "<|tool_call>")}
+    assert not special & tiny._never_first
+    assert {0, 1, 2, 106, 105, 50} <= tiny._never_first
 
 
-def test_a_stop_string_inside_a_token_ends_a_chat_there(box):
-    ids = [box.tokenizer.id_of(f"<unused{i}>") for i in (90, 91, 92)]
-    special = dict(enumerate(box.tokenizer.encode("<|channel>thought\nhm<channel|>", bos=False)))
+def test_a_stop_string_inside_a_token_ends_a_chat_there(tiny):
+    ids = [tiny.tokenizer.id_of(f"<unused{i}>") for i in (90, 91, 92)]
+    special = dict(enumerate(tiny.tokenizer.encode("<|channel>thought\nhm<channel|>", bos=False)))
     pins = special | {len(special) + i: token for i, token in enumerate(ids)}
-    out = box.chat([{"role": "user", "content": "Hi"}], pins=pins, max_new_tokens=len(pins), stop="used91", seed=0)
+    out = tiny.chat([{"role": "user", "content": "Hi"}], pins=pins, max_new_tokens=len(pins), stop="used91", seed=0)
     assert (out.text, out.thinking, out.finish_reason) == ("<unused90><un", "hm", "stop")
 
 
-def test_a_stream_left_early_or_never_begun_leaves_nothing_behind(box):
-    box.stream("abc", **FEW)
-    events = box.stream("abc", **FEW)
+def test_a_stream_left_early_or_never_begun_leaves_nothing_behind(tiny):
+    tiny.stream("abc", **FEW)
+    events = tiny.stream("abc", **FEW)
     next(events)
     events.close()
-    box.generate("abc", **FEW)
-    assert not box.engine.busy
-    assert not box._inboxes
+    tiny.generate("abc", **FEW)
+    assert not tiny.engine.busy
+    assert not tiny._inboxes
 
 
-def test_a_loaded_model_saves_and_loads_to_the_same_text(box, tmp_path):
-    box.save(tmp_path / "copy")
+def test_a_loaded_model_saves_and_loads_to_the_same_text(tiny, tmp_path):
+    tiny.save(tmp_path / "copy")
     copy = gesso.load(tmp_path / "copy")
-    assert copy.generate("abc", seed=4, **FEW).tokens == box.generate("abc", seed=4, **FEW).tokens
+    assert copy.generate("abc", seed=4, **FEW).tokens == tiny.generate("abc", seed=4, **FEW).tokens
 
 
-def test_ids_beyond_the_tokenizer_are_left_out_of_the_text(box):
-    assert box.decode([200, 10_000, 201]) == box.decode([200, 201])
-
-
-def test_the_box_says_that_it_is_untrained(own_cache, caplog):
-    gesso.load()
-    assert "untrained" in caplog.text
-
-
-def test_making_the_box_is_repeatable(tmp_path):
-    for name in ("one", "two"):
-        untrained.make(tmp_path / name)
-    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one == two
+def test_ids_beyond_the_tokenizer_are_left_out_of_the_text(tiny):
+    assert tiny.decode([200, 10_000, 201]) == tiny.decode([200, 201])
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------
@@ -158,31 +145,31 @@ def test_making_the_box_is_repeatable(tmp_path):
         ({"stop": [3]}, "stop string"),
     ],
 )
-def test_a_bad_option_is_named_and_nothing_is_left_running(box, options, words):
+def test_a_bad_option_is_named_and_nothing_is_left_running(tiny, options, words):
     with pytest.raises(gesso.InputError, match=words):
-        box.generate("abc", **options)
-    assert not box.engine.busy
+        tiny.generate("abc", **options)
+    assert not tiny.engine.busy
 
 
 @pytest.mark.parametrize("prompt", ["", [], ()])
-def test_an_empty_prompt_is_refused(box, prompt):
+def test_an_empty_prompt_is_refused(tiny, prompt):
     with pytest.raises(gesso.InputError, match="prompt is empty"):
-        box.generate(prompt)
+        tiny.generate(prompt)
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(box):
+def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(tiny):
     with pytest.raises(gesso.InputError, match=r"8101 tokens and 100 new ones exceed the context of 8192"):
-        box.generate("a" * 8100, max_new_tokens=100)
+        tiny.generate("a" * 8100, max_new_tokens=100)
 
 
-def test_a_prompt_token_outside_the_vocabulary_is_named(box):
+def test_a_prompt_token_outside_the_vocabulary_is_named(tiny):
     with pytest.raises(gesso.InputError, match="384"):
-        box.generate([2, 384])
+        tiny.generate([2, 384])
 
 
-def test_bad_input_is_refused_when_the_stream_is_asked_for_not_when_it_is_read(box):
+def test_bad_input_is_refused_when_the_stream_is_asked_for_not_when_it_is_read(tiny):
     with pytest.raises(gesso.InputError):
-        box.stream("abc", steps=0)
+        tiny.stream("abc", steps=0)
 
 
 def test_unknown_arguments_of_load_are_refused():
@@ -191,25 +178,25 @@ def test_unknown_arguments_of_load_are_refused():
 
 
 @pytest.mark.parametrize("prompt", [None, 5, [2, 3.5], {"a": 1}])
-def test_a_prompt_that_is_neither_text_nor_ids_is_refused(box, prompt):
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(tiny, prompt):
     with pytest.raises(gesso.InputError, match="prompt"):
-        box.generate(prompt)
+        tiny.generate(prompt)
 
 
-def test_without_a_length_the_answer_takes_the_room_there_is(box):
-    out = box.generate([200] * 8180, steps=1)
+def test_without_a_length_the_answer_takes_the_room_there_is(tiny):
+    out = tiny.generate([200] * 8180, steps=1)
     assert len(out.tokens) <= 12
 
 
-def test_settings_can_be_given_as_an_object(box):
+def test_settings_can_be_given_as_an_object(tiny):
     settings = gesso.Diffusion(steps=3, stopping="fixed")
-    out = box.generate("abc", preset=settings, max_new_tokens=4, seed=1)
+    out = tiny.generate("abc", preset=settings, max_new_tokens=4, seed=1)
     assert out.usage.denoising_steps in (3, 6)
-    assert out.tokens == box.generate("abc", steps=3, stopping="fixed", max_new_tokens=4, seed=1).tokens
+    assert out.tokens == tiny.generate("abc", steps=3, stopping="fixed", max_new_tokens=4, seed=1).tokens
 
 
-def test_the_types_of_what_comes_back_are_exported(box):
-    events = list(box.stream("abc", **FEW))
+def test_the_types_of_what_comes_back_are_exported(tiny):
+    events = list(tiny.stream("abc", **FEW))
     assert isinstance(events[0], gesso.Draft)
     assert isinstance(events[-2], gesso.Commit)
     assert isinstance(events[-1], gesso.Done)
@@ -217,24 +204,24 @@ def test_the_types_of_what_comes_back_are_exported(box):
 
 
 @pytest.mark.parametrize("options", [{"max_batch": 0}, {"max_batch": -1}, {"max_length": 0}, {"max_length": -5}])
-def test_an_engine_without_room_is_refused(options):
+def test_an_engine_without_room_is_refused(tiny_directory, options):
     with pytest.raises(gesso.InputError, match=next(iter(options))):
-        gesso.load(**options)
+        gesso.load(tiny_directory, **options)
 
 
 @pytest.mark.parametrize("options", [{"device": "gpu"}, {"dtype": "float8"}, {"dtype": torch.int8}])
-def test_unknown_devices_and_dtypes_are_refused(options):
+def test_unknown_devices_and_dtypes_are_refused(tiny_directory, options):
     with pytest.raises(gesso.InputError):
-        gesso.load(**options)
+        gesso.load(tiny_directory, **options)
 
 
-def test_the_cache_refuses_what_it_cannot_hold_before_writing(box):
-    cache = box.model.new_cache(2, 10)
+def test_the_cache_refuses_what_it_cannot_hold_before_writing(tiny):
+    cache = tiny.model.new_cache(2, 10)
     with pytest.raises(gesso.InputError, match="context overflow"):
-        box.model.encode(torch.zeros(2, 11, dtype=torch.long), cache)
+        tiny.model.encode(torch.zeros(2, 11, dtype=torch.long), cache)
     assert cache.lengths == [0, 0]
     for wrong in (torch.zeros(3, 4), torch.zeros(4), torch.zeros(1, 0)):
         with pytest.raises(gesso.InputError):
-            box.model.encode(wrong.long(), cache)
+            tiny.model.encode(wrong.long(), cache)
     with pytest.raises(gesso.InputError, match="padding"):
-        box.model.encode(torch.zeros(1, 3, dtype=torch.long), cache, padding=torch.ones(1, 3, dtype=torch.bool))
+        tiny.model.encode(torch.zeros(1, 3, dtype=torch.long), cache, padding=torch.ones(1, 3, dtype=torch.bool))

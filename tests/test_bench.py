@@ -1,5 +1,6 @@
 """What `gesso bench` measures can be measured: on shapes cut down to a second's work."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -31,3 +32,10 @@ def test_every_shape_can_be_measured(monkeypatch, name):
 def test_an_unknown_shape_is_refused():
     with pytest.raises(InputError, match="mini, 26b-a4b"):
         bench.measure("huge", 1, torch.device("cpu"))
+
+
+def test_what_a_constraint_costs_is_measured(main, monkeypatch):
+    monkeypatch.setattr("gesso.bench.guide.VOCABULARY", 4096)
+    found = json.loads(main("bench", "guide", "--fields", "3", "--steps", "2").out)
+    assert found["vocabulary"] == 4096 and found["states"] > 50
+    assert all(found[name] > 0 for name in ("search_ms", "search_ms_worst", "candidates_ms", "compile_seconds"))

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
-from gesso import checkpoint, untrained
+from gesso import checkpoint
 from gesso.config import Config
 from gesso.errors import CheckpointError, InputError
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion, GenerationDefaults
-from tests import oracle
+from tests import oracle, tiny
 
 CPU = torch.device("cpu")
 
@@ -29,9 +29,8 @@ def load(directory, dtype=torch.float32):
 
 @pytest.fixture
 def directory(tmp_path):
-    """A fresh copy of the model in the box, to be damaged."""
-    untrained.make(tmp_path / "model")
-    return tmp_path / "model"
+    """A fresh one, to be damaged."""
+    return tiny.make(tmp_path / "model")
 
 
 def damage(directory, change):
@@ -116,10 +115,17 @@ def test_saving_over_something_is_refused(directory):
 
 
 def test_the_vision_tower_is_left_out_with_one_line(directory, caplog):
+    tiny.give_eyes(directory)
     with caplog.at_level(logging.WARNING, logger="gesso"):
         model = load(directory)
     assert [record.message for record in caplog.records] == ["text only: 16 tensors of the vision tower are left out"]
     assert not any("vision" in name for name, _ in model.named_parameters())
+
+
+def test_a_vision_tower_of_zeros_is_none_and_needs_no_words(directory, caplog):
+    with caplog.at_level(logging.WARNING, logger="gesso"):
+        load(directory)
+    assert caplog.records == []
 
 
 def test_a_long_load_shows_its_progress_on_a_terminal_and_only_there(directory, monkeypatch):
@@ -168,7 +174,7 @@ print(peak - before, sum(sizes.values()), max(sizes.values()))
 @pytest.mark.parametrize("shard_bytes", [10**10, 10**8])
 def test_loading_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
     """In bfloat16 on disk, float32 in memory, 300 MB: two copies or a file left mapped would show."""
-    raw = json.loads(json.dumps(untrained.CONFIG))
+    raw = json.loads(json.dumps(tiny.CONFIG))
     raw["text_config"] |= {"hidden_size": 512, "moe_intermediate_size": 768, "num_experts": 16, "dtype": "bfloat16"}
     model = DiffusionGemma(Config.from_dict(raw)).to(torch.bfloat16)
     with torch.no_grad():
@@ -292,18 +298,6 @@ def test_an_index_reaches_no_file_outside_its_directory(tmp_path, name):
     index["weight_map"]["model.decoder.norm.weight"] = name
     (tmp_path / "model" / checkpoint.INDEX).write_text(json.dumps(index))
     refused(tmp_path / "model", checkpoint.INDEX, repr(name))
-
-
-def test_two_processes_may_make_the_box_at_once(tmp_path):
-    code = "from gesso import untrained; print(untrained.directory())"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    runs = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    assert {run.communicate()[0].strip() for run in runs} == {str(tmp_path / "gesso" / "untrained-1")}
-    assert [run.returncode for run in runs] == [0, 0, 0]
-    assert [path.name for path in (tmp_path / "gesso").iterdir()] == ["untrained-1"]
 
 
 def test_a_path_that_is_not_there_says_what_was_tried(tmp_path):

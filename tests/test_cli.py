@@ -24,6 +24,7 @@ import pytest
 
 import gesso
 from gesso import cli, terminal
+from tests.tiny import give_eyes, make
 
 ROOT = Path(__file__).parent.parent
 GESSO = [sys.executable, "-m", "gesso"]
@@ -35,18 +36,13 @@ SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
 Main = Callable[..., SimpleNamespace]
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(autouse=True)
-def environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+def environment(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GESSO_MODEL", str(tiny_directory))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("GESSO_MODEL", "NO_COLOR", "PYTHONIOENCODING", "COLUMNS", "LINES"):
+    for name in ("NO_COLOR", "PYTHONIOENCODING", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -224,10 +220,13 @@ def test_terminals_get_harmless_text_and_pipes_the_text_itself(
 # --- generate -------------------------------------------------------------------------------------------------------
 
 
-def test_stdout_has_the_text_and_stderr_all_else_without_escape_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdout_has_the_text_and_stderr_all_else_without_escape_codes(
+    tiny: gesso.Gesso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_eyes(make(tmp_path / "model"))  # which loading warns of
     monkeypatch.setenv("FORCE_COLOR", "1")
-    done = run_process("generate", "hi", *SHORT)
-    expected = gesso.load().generate("hi", steps=2, max_new_tokens=8, seed=3)
+    done = run_process("generate", "hi", *SHORT, "-m", str(tmp_path / "model"))
+    expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)
     assert done.returncode == 0
     assert done.stdout.decode() == expected.text + "\n"
     assert b"\x1b" not in done.stderr
@@ -242,10 +241,10 @@ def test_same_seed_same_text(main: Main) -> None:
     assert first == second != other
 
 
-def test_json_is_one_object_with_everything(main: Main) -> None:
+def test_json_is_one_object_with_everything(main: Main, tiny: gesso.Gesso) -> None:
     done = main("generate", "hi", *SHORT, "--json")
     found = json.loads(done.out)
-    expected = gesso.load().generate("hi", steps=2, max_new_tokens=8, seed=3)
+    expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)
     assert done.out.count("\n") == 1
     assert found["text"] == expected.text and found["tokens"] == list(expected.tokens)
     assert (found["finish_reason"], found["seed"]) == (expected.finish_reason, 3)
@@ -279,8 +278,10 @@ def test_input_that_only_the_model_can_judge_is_exit_code_2(main: Main, bad: lis
     assert re.fullmatch(r"(gesso: .+\n)+", done.err)
 
 
-def test_characters_that_stdout_cannot_write_are_replaced(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = gesso.load().generate("hi", steps=2, max_new_tokens=8, seed=3).text
+def test_characters_that_stdout_cannot_write_are_replaced(
+    main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3).text
     assert not text.isascii()
     stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with monkeypatch.context() as patch:
@@ -309,15 +310,15 @@ def test_a_reader_that_leaves_ends_it_quietly(command: list[str]) -> None:
 # --- the live view --------------------------------------------------------------------------------------------------
 
 
-def test_the_live_view_fits_the_terminal_and_leaves_only_the_text() -> None:
-    # 256 tokens of an untrained model take more lines than the terminal has.
+def test_the_live_view_fits_the_terminal_and_leaves_only_the_text(tiny: gesso.Gesso) -> None:
+    # 256 tokens of noise take more lines than the terminal has.
     long = ["--steps", "4", "--max-new-tokens", "256", "--seed", "1"]
     terminal = Terminal("generate", "hi", *long, stdout=subprocess.PIPE)
     assert terminal.end() == 0
     assert terminal.process.stdout
     with terminal.process.stdout as stdout:
         written = stdout.read().decode()
-    text = gesso.load().generate("hi", steps=4, max_new_tokens=256, seed=1).text
+    text = tiny.generate("hi", steps=4, max_new_tokens=256, seed=1).text
     assert written == text + "\n"
     for step in range(1, 5):
         assert f"canvas 1 · step {step}/4" in terminal.output
@@ -369,16 +370,15 @@ def answers(output: str) -> list[Any]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_chat_over_a_pipe_answers_every_line_and_remembers(main: Main) -> None:
+def test_chat_over_a_pipe_answers_every_line_and_remembers(main: Main, tiny: gesso.Gesso) -> None:
     done = main("chat", *SHORT, "--json", "--system", "Be brief.", stdin="one\n\ntwo\n")
     first, second = answers(done.out)
-    g = gesso.load()
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
-    expected = g.chat(messages, steps=2, max_new_tokens=8, seed=3)
+    expected = tiny.chat(messages, steps=2, max_new_tokens=8, seed=3)
     assert done.code == 0
     assert (first["text"], first["thinking"]) == (expected.text, expected.thinking)
     messages += [{"role": "assistant", "content": expected.text}, {"role": "user", "content": "two"}]
-    assert second["tokens"] == list(g.chat(messages, steps=2, max_new_tokens=8, seed=3).tokens)
+    assert second["tokens"] == list(tiny.chat(messages, steps=2, max_new_tokens=8, seed=3).tokens)
 
 
 def test_chat_without_json_prints_the_answers_alone(main: Main) -> None:
@@ -408,18 +408,20 @@ def test_commands_answer_on_stderr_and_exit_ends(main: Main) -> None:
         assert said in done.err
 
 
-def test_thoughts_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    result = gesso.load().generate("hi", steps=1, max_new_tokens=1)
+def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tiny.generate("hi", steps=1, max_new_tokens=1)
     cli._deliver(result, as_json=False, thinking="let me\x07 see")
     output = capsys.readouterr()
     assert output.out == result.text + "\n"
     assert output.err.startswith("let me␇ see\n")
 
 
-def test_a_stopped_answer_leaves_the_conversation_as_it_was(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_answer_leaves_the_conversation_as_it_was(
+    main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def talk(*lines: str) -> cli.Conversation:
         options = cli.Options(steps=2, max_new_tokens=8, seed=3, live=False)
-        conversation = cli.Conversation(options.load(), options, thinking=False, system=None)
+        conversation = cli.Conversation(tiny, options, thinking=False, system=None)
         for line in lines:
             conversation.hear(line)
         return conversation
@@ -473,16 +475,20 @@ def test_ctrl_d_ends_the_chat(main: Main, monkeypatch: pytest.MonkeyPatch) -> No
 # --- info -----------------------------------------------------------------------------------------------------------
 
 
-def test_info_describes_the_model_in_the_box(main: Main) -> None:
+def test_info_describes_the_model_in_the_box(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GESSO_MODEL")
     done = main("info")
     assert done.code == 0 and "experts" in done.out and "\x1b" not in done.out
+    assert done.out.startswith("the model in the box (gesso-mini)\n")
     found = json.loads(main("info", "--json").out)
-    assert found["architecture"]["canvas"] == 256 and found["problems"] == []
+    assert found["problems"] == []
+    named = json.loads(main("info", "gesso-mini", "--json").out)
+    assert (named.pop("name"), found.pop("name")) == ("gesso-mini", "the model in the box (gesso-mini)")
+    assert named == found
 
 
-def test_info_lists_problems_and_that_is_no_failure(main: Main, cache: Path, tmp_path: Path) -> None:
-    main("info")
-    (tmp_path / "config.json").write_text((cache / "gesso/untrained-1/config.json").read_text())
+def test_info_lists_problems_and_that_is_no_failure(main: Main, tiny_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_directory / "config.json").read_text())
     done = main("info", str(tmp_path), "--json")
     assert done.code == 0
     assert any("tokenizer.json" in problem for problem in json.loads(done.out)["problems"])

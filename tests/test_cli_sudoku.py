@@ -18,6 +18,7 @@ from rich.console import Console
 
 import gesso
 from gesso import sudoku as view
+from gesso.box import SOLVER
 from gesso.engine.events import Done, Result, Usage
 from gesso.tasks import command
 from gesso.tasks.sudoku import Sudoku, spaced
@@ -69,7 +70,6 @@ def fake(monkeypatch) -> Fake:
     model = Fake()
     monkeypatch.setattr(gesso, "load", model.load)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
-    monkeypatch.setenv("GESSO_MODEL", "solver")
     return model
 
 
@@ -92,12 +92,13 @@ def test_a_puzzle_may_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_pa
     assert fake.asked == [(spaced(PUZZLE), {**Sudoku.options, "seed": 5, "preset": None, "steps": 9})]
 
 
-def test_a_solver_must_be_named(main: Main, fake: Fake, monkeypatch: pytest.MonkeyPatch):
+def test_the_solver_in_the_box_is_loaded_unless_another_is_named(main: Main, fake: Fake):
+    main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
-    assert fake.loaded == [("mine", {"device": "cpu", "dtype": "float32", "adapter": "a"})]
-    monkeypatch.delenv("GESSO_MODEL")
-    done = main("sudoku", PUZZLE)
-    assert done.code == 2 and "-m" in done.err and len(fake.loaded) == 1
+    assert fake.loaded == [
+        (SOLVER, {"device": None, "dtype": None, "adapter": None}),
+        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a"}),
+    ]
 
 
 def test_all_puzzles_of_a_file_are_solved_in_their_order(main: Main, fake: Fake, tmp_path: Path):
@@ -221,13 +222,13 @@ def test_frames_stand_long_enough_to_be_seen_and_that_time_is_not_the_models(mai
     assert slept == [10.0, 10.0, 10.0]
 
 
-def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, box, monkeypatch):
+def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, tiny, monkeypatch):
     """The drafts of a real engine, whose tokens are anything, even wider than a cell."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(gesso, "load", lambda *_, **__: box)
+    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
-    done = main("sudoku", PUZZLE, "-m", "any", "--steps", "2", "--seed", "1")
+    done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1")
     assert done.code == 1 and "not solved: the answer is not a grid" in done.err
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
     assert "step 2 · cells settled" in shown
@@ -267,9 +268,9 @@ def test_a_low_terminal_gets_the_grid_without_its_lines(height: int, lines: int)
 
 
 @pytest.mark.parametrize(("given", "clues"), [("40-45", (40, 45)), ("70", (70, 70))])
-def test_eval_asks_puzzles_with_so_many_clues(main: Main, box, monkeypatch, given: str, clues: tuple[int, int]):
+def test_eval_asks_puzzles_with_so_many_clues(main: Main, tiny, monkeypatch, given: str, clues: tuple[int, int]):
     loaded: dict[str, Any] = {}
-    monkeypatch.setattr(gesso, "load", lambda *_, **options: loaded.update(options) or box)
+    monkeypatch.setattr(gesso, "load", lambda *_, **options: loaded.update(options) or tiny)
     seen = []
     monkeypatch.setattr(Sudoku, "score", lambda self, item, _: seen.append(item) or dict.fromkeys(self.scores, 0.0))
     assert main("eval", "sudoku", "--count", "2", "--steps", "1", "--clues", given, "--batch", "3").code == 0
@@ -301,16 +302,16 @@ def test_clues_that_cannot_be_are_told(main: Main, fake: Fake, command: list[str
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.xz", "rows.jsonl.zst"])
-def test_training_reads_the_rows_that_data_writes(main: Main, box, tmp_path: Path, name: str):
+def test_training_reads_the_rows_that_data_writes(main: Main, tiny, tmp_path: Path, name: str):
     out = tmp_path / name
     done = main("data", "sudoku", "--count", "20", "--seed", "3", "--clues", "50-52", "--out", str(out))
     assert (done.code, done.out) == (0, "") and "20 rows" in done.err
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    dataset = Dataset(DataSettings(files=(str(out),), max_length=512), box.tokenizer, eos=1)
+    dataset = Dataset(DataSettings(files=(str(out),), max_length=512), tiny.tokenizer, eos=1)
     assert (dataset.good, dataset.rejected) == (20, [])
     rows = list(Sudoku(clues=(50, 52)).training_rows(20, 3))
     for example, row in zip(dataset.read(), rows, strict=True):
-        assert box.tokenizer.decode(example.tokens) == row["prompt"] + row["completion"]
+        assert tiny.tokenizer.decode(example.tokens) == row["prompt"] + row["completion"]
         assert is_valid(row["completion"].replace(" ", ""))
     if name.endswith(".gz"):
         assert out.read_bytes()[4:8] == bytes(4), "no time of writing: the same rows give the same bytes"

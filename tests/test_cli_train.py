@@ -17,7 +17,7 @@ def recipe(tmp_path, monkeypatch):
     shutil.copytree(RECIPES, tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "recipes" / "box-overfit.toml"
-    text = path.read_text().replace("steps = 60", "steps = 3").replace("save_every = 20", "save_every = 2")
+    text = path.read_text().replace("steps = 40", "steps = 3").replace("save_every = 20", "save_every = 2")
     path.write_text(text)
     return path
 
@@ -59,6 +59,12 @@ def test_a_recipe_trains_and_what_it_leaves_is_a_model(recipe, tmp_path, capsys)
         "1",
         "--steps",
         "2",
+        "--t-max",
+        "0.5",
+        "--t-min",
+        "0.25",
+        "--entropy-bound",
+        "0.2",
         "--plot",
         str(plot),
         "--json",
@@ -66,6 +72,8 @@ def test_a_recipe_trains_and_what_it_leaves_is_a_model(recipe, tmp_path, capsys)
     assert main(command) == 0
     found = json.loads(capsys.readouterr().out)
     assert [evaluation["settings"]["steps"] for evaluation in found] == [1, 2]
+    chosen = [found[0]["settings"][name] for name in ("t_max", "t_min", "entropy_bound")]
+    assert chosen == [0.5, 0.25, 0.2]
     assert found[0]["fingerprint"] == found[1]["fingerprint"], "the same items under both limits"
     assert plot.read_text().startswith("<svg")
 

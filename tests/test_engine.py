@@ -1,4 +1,4 @@
-"""What the one loop promises, whatever the model says: the model in the box is asked, on small canvases."""
+"""What the one loop promises, whatever the model says: a tiny model is asked, on small canvases."""
 
 from dataclasses import replace
 
@@ -19,20 +19,20 @@ PROMPT = (2, 200, 210, 220)
 
 
 @pytest.fixture
-def engine(box):
-    return Engine(box.model, box.decode)
+def engine(tiny):
+    return Engine(tiny.model, tiny.decode)
 
 
 @pytest.fixture
-def passes(box, monkeypatch):
+def passes(tiny, monkeypatch):
     """Records the pieces of every pass through the model."""
-    seen, run = [], box.model.run
+    seen, run = [], tiny.model.run
 
     def record(pieces, cache):
         seen.append(list(pieces))
         return run(pieces, cache)
 
-    monkeypatch.setattr(box.model, "run", record)
+    monkeypatch.setattr(tiny.model, "run", record)
     return seen
 
 
@@ -70,19 +70,19 @@ def strangers():
     ]
 
 
-def test_same_seed_same_text_alone_and_among_seven_strangers(box):
+def test_same_seed_same_text_alone_and_among_seven_strangers(tiny):
     for seed in range(4):
-        alone = result(Engine(box.model, box.decode), request(seed=seed))
-        crowd = Engine(box.model, box.decode, max_batch=8)
+        alone = result(Engine(tiny.model, tiny.decode), request(seed=seed))
+        crowd = Engine(tiny.model, tiny.decode, max_batch=8)
         ids = [crowd.submit(other) for other in strangers()]
         mine = crowd.submit(request(seed=seed))
         assert finish(crowd, mine, *ids)[0][-1].result.tokens == alone.tokens
 
 
-def test_not_only_the_tokens_but_every_bit_is_the_same_in_a_crowd(box):
+def test_not_only_the_tokens_but_every_bit_is_the_same_in_a_crowd(tiny):
     """Tokens forgive small differences; entropies and the soft embedding, after some steps, do not."""
-    alone = finish(engine := Engine(box.model, box.decode), engine.submit(request(max_new_tokens=16)))[0]
-    crowd = Engine(box.model, box.decode)
+    alone = finish(engine := Engine(tiny.model, tiny.decode), engine.submit(request(max_new_tokens=16)))[0]
+    crowd = Engine(tiny.model, tiny.decode)
     ids = [crowd.submit(other) for other in strangers()]
     together = finish(crowd, crowd.submit(request(max_new_tokens=16)), *ids)[0]
     for mine, theirs in zip(alone, together, strict=True):
@@ -91,9 +91,9 @@ def test_not_only_the_tokens_but_every_bit_is_the_same_in_a_crowd(box):
             assert torch.equal(mine.canvas.soft_CH, theirs.canvas.soft_CH)
 
 
-def test_those_already_running_do_not_feel_others_come_in(box):
+def test_those_already_running_do_not_feel_others_come_in(tiny):
     """The strangers make the cache grow; everyone's text is what it is alone, whoever was there first."""
-    engine = Engine(box.model, box.decode, piece=32)
+    engine = Engine(tiny.model, tiny.decode, piece=32)
     wanted = [request(prompt=long_prompt(90), seed=seed) for seed in range(3)] + strangers()[:4]
     ids = []
     for other in wanted:
@@ -101,11 +101,11 @@ def test_those_already_running_do_not_feel_others_come_in(box):
         engine.step()
     # Steps taken meanwhile are not in `finish`, but the last event of each is.
     together = [events[-1].result.tokens for events in finish(engine, *ids)]
-    assert together == [result(Engine(box.model, box.decode, piece=32), other).tokens for other in wanted]
+    assert together == [result(Engine(tiny.model, tiny.decode, piece=32), other).tokens for other in wanted]
 
 
-def test_every_canvas_and_every_attempt_has_its_own_noise(box):
-    process = Engine(box.model, box.decode)
+def test_every_canvas_and_every_attempt_has_its_own_noise(tiny):
+    process = Engine(tiny.model, tiny.decode)
     process.submit(request())
     process = process.running[0].process
     blanks = [process.blank(index, 16, {}, attempt).tokens_C for index, attempt in ((0, 0), (1, 0), (0, 1))]
@@ -116,9 +116,9 @@ def test_every_canvas_and_every_attempt_has_its_own_noise(box):
         assert not torch.equal(keys[a], keys[b])
 
 
-def test_same_seed_same_text_when_joining_late_and_when_others_leave(box):
-    alone = result(Engine(box.model, box.decode), request())
-    crowd = Engine(box.model, box.decode)
+def test_same_seed_same_text_when_joining_late_and_when_others_leave(tiny):
+    alone = result(Engine(tiny.model, tiny.decode), request())
+    crowd = Engine(tiny.model, tiny.decode)
     others = [crowd.submit(other) for other in strangers()]
     for _ in range(3):
         crowd.step()
@@ -133,11 +133,11 @@ def long_prompt(length, start=130):
 
 
 @pytest.mark.parametrize("length", [70, 128, 200, 300])
-def test_same_seed_same_text_whatever_the_cache_holds(box, length):
+def test_same_seed_same_text_whatever_the_cache_holds(tiny, length):
     """Below, at and beyond the window of 128; after another prompt that shares a part of this one; and after itself."""
     wanted = request(prompt=long_prompt(length))
-    alone = result(Engine(box.model, box.decode, piece=32), wanted)
-    engine = Engine(box.model, box.decode, piece=32)
+    alone = result(Engine(tiny.model, tiny.decode, piece=32), wanted)
+    engine = Engine(tiny.model, tiny.decode, piece=32)
     for shared in (length, length - 30, 33, 5):
         result(engine, request(prompt=(*wanted.prompt[:shared], 129, 128), seed=99))
         assert result(engine, wanted).tokens == alone.tokens
@@ -148,23 +148,23 @@ def test_another_seed_gives_another_text(engine):
     assert len({result(engine, request(seed=seed)).tokens for seed in (1, 2, 2**32 + 1, 2**63)}) == 4
 
 
-def test_a_run_can_be_resumed_from_any_of_its_drafts(box):
+def test_a_run_can_be_resumed_from_any_of_its_drafts(tiny):
     events = finish(
-        engine := Engine(box.model, box.decode), engine.submit(request(diffusion=replace(SMALL, stopping="fixed")))
+        engine := Engine(tiny.model, tiny.decode), engine.submit(request(diffusion=replace(SMALL, stopping="fixed")))
     )
     whole = events[0][-1].result
     drafts = [event for event in events[0] if isinstance(event, Draft) and event.canvas.reason is None]
     assert len(drafts) == 15, "three canvases of six steps, each with five drafts before its last"
     for draft in drafts:
         again = request(diffusion=replace(SMALL, stopping="fixed"), resume=draft)
-        assert result(Engine(box.model, box.decode), again).tokens == whole.tokens
+        assert result(Engine(tiny.model, tiny.decode), again).tokens == whole.tokens
 
 
-def test_a_resumed_stream_hands_out_only_what_is_new(box):
-    events = list(box.stream([*PROMPT], max_new_tokens=40, canvas_length=16, steps=4, stopping="fixed", seed=5))
+def test_a_resumed_stream_hands_out_only_what_is_new(tiny):
+    events = list(tiny.stream([*PROMPT], max_new_tokens=40, canvas_length=16, steps=4, stopping="fixed", seed=5))
     draft = next(event for event in events if isinstance(event, Draft) and event.canvas.index == 1)
     again = list(
-        box.stream([*PROMPT], max_new_tokens=40, canvas_length=16, steps=4, stopping="fixed", resume=draft)
+        tiny.stream([*PROMPT], max_new_tokens=40, canvas_length=16, steps=4, stopping="fixed", resume=draft)
     )  # no seed: the draft's
     commits = [[event.text for event in run if isinstance(event, Commit)] for run in (events, again)]
     assert commits[1] == commits[0][1:]
@@ -193,7 +193,7 @@ def test_a_draft_goes_on_only_in_its_own_request(engine, changes, words):
 # --- what is computed, and what is not ----------------------------------------------------------------------------
 
 
-def test_twenty_tokens_asked_are_twenty_positions_paid(box, engine, passes):
+def test_twenty_tokens_asked_are_twenty_positions_paid(tiny, engine, passes):
     answer = result(engine, request(max_new_tokens=20, diffusion=replace(SMALL, canvas_length=256)))
     assert len(answer.tokens) <= 20
     assert {len(piece.ids_S) for pieces in passes for piece in pieces if not piece.causal} == {20}
@@ -220,9 +220,9 @@ def test_committing_a_canvas_costs_no_pass_of_its_own(engine, passes):
 
 
 @pytest.mark.parametrize("length", [70, 300])
-def test_the_next_turn_finds_the_conversation_in_the_cache(box, length):
+def test_the_next_turn_finds_the_conversation_in_the_cache(tiny, length):
     """All of the previous prompt but its last, partial piece; beyond the window of 128 as well."""
-    engine = Engine(box.model, box.decode, piece=32)
+    engine = Engine(tiny.model, tiny.decode, piece=32)
     prompt, held = long_prompt(length), 0
     for turn in range(3):
         answer = result(engine, request(prompt=prompt))
@@ -232,17 +232,17 @@ def test_the_next_turn_finds_the_conversation_in_the_cache(box, length):
         prompt = (*prompt, *answer.tokens, 230 + turn, 231)
 
 
-def test_a_prompt_that_turns_elsewhere_reuses_what_the_cache_still_has(box):
+def test_a_prompt_that_turns_elsewhere_reuses_what_the_cache_still_has(tiny):
     """Within the window any whole piece will do; beyond it only where the ring was saved."""
     for length, reused in ((80, 32), (300, 0)):
-        engine = Engine(box.model, box.decode, piece=32)
+        engine = Engine(tiny.model, tiny.decode, piece=32)
         prompt = long_prompt(length)
         result(engine, request(prompt=prompt))
         assert result(engine, request(prompt=(*prompt[:60], 129, 129))).usage.cached_tokens == reused
 
 
-def test_a_long_prompt_does_not_hold_up_a_running_canvas(box):
-    engine = Engine(box.model, box.decode, prefill=32, piece=32)
+def test_a_long_prompt_does_not_hold_up_a_running_canvas(tiny):
+    engine = Engine(tiny.model, tiny.decode, prefill=32, piece=32)
     running = engine.submit(request(max_new_tokens=16, diffusion=replace(SMALL, stopping="fixed")))
     engine.step()
     reading = engine.submit(request(prompt=(2,) * 320))
@@ -250,16 +250,16 @@ def test_a_long_prompt_does_not_hold_up_a_running_canvas(box):
     assert all(running in ids and reading not in ids for ids in steps)
 
 
-def test_prompts_share_the_room_for_text_in_a_pass(box, passes):
-    engine = Engine(box.model, box.decode, prefill=32, piece=32)
+def test_prompts_share_the_room_for_text_in_a_pass(tiny, passes):
+    engine = Engine(tiny.model, tiny.decode, prefill=32, piece=32)
     ids = [engine.submit(request(prompt=tuple(range(130 + i, 230 + i)))) for i in range(3)]
     finish(engine, *ids)
     prompt_tokens = [sum(len(p.ids_S) for p in pieces if p.causal and len(p.ids_S) not in (16,)) for pieces in passes]
     assert max(prompt_tokens) <= 32
 
 
-def test_more_requests_than_rows_wait_their_turn(box):
-    engine = Engine(box.model, box.decode, max_batch=2)
+def test_more_requests_than_rows_wait_their_turn(tiny):
+    engine = Engine(tiny.model, tiny.decode, max_batch=2)
     ids = [engine.submit(request(seed=seed, max_new_tokens=8)) for seed in range(5)]
     results = [events[-1].result for events in finish(engine, *ids)]
     assert [len(r.tokens) for r in results] == [8] * 5
@@ -267,33 +267,33 @@ def test_more_requests_than_rows_wait_their_turn(box):
     assert not engine.busy
 
 
-def test_a_long_text_costs_its_own_length_only(box):
-    engine = Engine(box.model, box.decode, max_batch=8)
+def test_a_long_text_costs_its_own_length_only(tiny):
+    engine = Engine(tiny.model, tiny.decode, max_batch=8)
     finish(engine, *[engine.submit(request(seed=seed, max_new_tokens=8)) for seed in range(8)])
     small = engine.cache.nbytes
     result(engine, request(prompt=long_prompt(4000)))
-    alone = Engine(box.model, box.decode)
+    alone = Engine(tiny.model, tiny.decode)
     result(alone, request(prompt=long_prompt(4000)))
     assert engine.cache.nbytes < small + alone.cache.nbytes
 
 
-def test_a_row_that_grows_keeps_what_it_holds(box):
+def test_a_row_that_grows_keeps_what_it_holds(tiny):
     """Below the window and beyond it, where the ring has wrapped; saved rings too."""
     canvas = torch.arange(16)[None] + 130
     for length in (40, 300):
-        cache = box.model.new_cache(1, length)
-        box.model.encode(torch.tensor([long_prompt(length)]), cache)
+        cache = tiny.model.new_cache(1, length)
+        tiny.model.encode(torch.tensor([long_prompt(length)]), cache)
         cache.save(0)
-        before = box.model.denoise(canvas, cache)
+        before = tiny.model.denoise(canvas, cache)
         cache.grow(0, 2 * length)
-        assert torch.equal(box.model.denoise(canvas, cache), before)
-        box.model.encode(canvas, cache)
+        assert torch.equal(tiny.model.denoise(canvas, cache), before)
+        tiny.model.encode(canvas, cache)
         cache.cut(0, length)
-        assert torch.equal(box.model.denoise(canvas, cache), before)
+        assert torch.equal(tiny.model.denoise(canvas, cache), before)
 
 
-def test_two_conversations_in_turn_both_find_their_past(box):
-    engine = Engine(box.model, box.decode, piece=32)
+def test_two_conversations_in_turn_both_find_their_past(tiny):
+    engine = Engine(tiny.model, tiny.decode, piece=32)
     prompts = [long_prompt(70), long_prompt(70, start=150)]
     cached = []
     for turn in range(3):
@@ -315,14 +315,14 @@ def test_a_text_ends_before_its_first_eos(engine):
     assert answer.finish_reason == "stop"
 
 
-def test_a_text_ends_before_its_first_stop_string(engine, box):
+def test_a_text_ends_before_its_first_stop_string(engine, tiny):
     whole = result(engine, request())
     stop = whole.text[25:28]
     answer = result(engine, request(stop=("never to be found", stop, whole.text[27:29])))
     cut = min(whole.text.find(stop), whole.text.find(whole.text[27:29]))
     assert answer.text == whole.text[:cut]
     assert answer.finish_reason == "stop"
-    assert box.decode(answer.tokens).startswith(answer.text)
+    assert tiny.decode(answer.tokens).startswith(answer.text)
 
 
 def test_commits_make_up_the_text_even_where_a_canvas_cuts_a_character(engine):
@@ -335,12 +335,12 @@ def test_commits_make_up_the_text_even_where_a_canvas_cuts_a_character(engine):
     assert "".join(commits) == events[-1].result.text == "€" * 16
 
 
-def test_convergence_after_a_settled_eos_does_not_matter_when_allowed(box):
+def test_convergence_after_a_settled_eos_does_not_matter_when_allowed(tiny):
     """Pinned up to the eos, the rest noise that never settles: nothing that counts is open, so one step is enough."""
     settings = replace(SMALL, confidence=1e-9, steps=12)
     pinned = {"pins": {0: 140, 1: 141, 2: 7}, "eos": frozenset({7}), "max_new_tokens": 16}
-    strict = result(Engine(box.model, box.decode), request(diffusion=settings, **pinned))
-    relaxed = result(Engine(box.model, box.decode), request(diffusion=replace(settings, eos_settles=True), **pinned))
+    strict = result(Engine(tiny.model, tiny.decode), request(diffusion=settings, **pinned))
+    relaxed = result(Engine(tiny.model, tiny.decode), request(diffusion=replace(settings, eos_settles=True), **pinned))
     assert strict.tokens == relaxed.tokens == (140, 141)
     assert (strict.usage.denoising_steps, relaxed.usage.denoising_steps) == (12, 1)
 
@@ -355,7 +355,7 @@ def test_an_empty_answer_is_drawn_once_more_and_usage_says_so(engine):
     assert everything.tokens == again.tokens, "the second draw is a function of the seed too"
 
 
-def test_the_end_of_text_must_itself_have_settled(box):
+def test_the_end_of_text_must_itself_have_settled(tiny):
     """Allowed to stop at an eos, a canvas whose eos came up only now goes on; one step later it may stop."""
     process = Process(
         settings=Diffusion(steps=9, stability=1, confidence=9.0, eos_settles=True), source=HashSource(), seed=0,
@@ -372,16 +372,16 @@ def test_the_end_of_text_must_itself_have_settled(box):
 
 
 @pytest.mark.parametrize("stop", ["END", "zEND", "€END"])
-def test_a_stop_string_is_found_across_canvases_and_after_characters_of_many_bytes(box, stop):
+def test_a_stop_string_is_found_across_canvases_and_after_characters_of_many_bytes(tiny, stop):
     written = "price €€€zEND and more" if stop != "€END" else "price €€€END and more text"
-    ids = box.tokenizer.encode(written, bos=False)
+    ids = tiny.tokenizer.encode(written, bos=False)
     for canvas_length in (4, 5, 9, 64):
         settings = replace(SMALL, canvas_length=canvas_length)
         wanted = request(max_new_tokens=len(ids), pins=dict(enumerate(ids)), stop=(stop, "NDx"), diffusion=settings)
-        events = finish(engine := Engine(box.model, box.decode), engine.submit(wanted))[0]
+        events = finish(engine := Engine(tiny.model, tiny.decode), engine.submit(wanted))[0]
         text = written[: written.index(stop)]
         assert events[-1].result.text == text
-        assert box.decode(events[-1].result.tokens).startswith(text)
+        assert tiny.decode(events[-1].result.tokens).startswith(text)
         assert "".join(event.text for event in events if isinstance(event, Commit)) == text
 
 
@@ -425,10 +425,10 @@ def test_a_canvas_that_is_all_pins_takes_one_step(engine):
     assert answer.usage.denoising_steps == 1
 
 
-def test_what_is_pinned_is_what_the_next_step_is_conditioned_on(engine, box):
+def test_what_is_pinned_is_what_the_next_step_is_conditioned_on(engine, tiny):
     events = finish(engine, engine.submit(request(max_new_tokens=16, pins={4: 160})))[0]
     soft_H = events[0].canvas.soft_CH[4]
-    assert torch.allclose(soft_H, box.model.decoder.embed_tokens.weight[160] * box.model.embed_scale)
+    assert torch.allclose(soft_H, tiny.model.decoder.embed_tokens.weight[160] * tiny.model.embed_scale)
 
 
 # --- leaving ------------------------------------------------------------------------------------------------------
@@ -446,8 +446,8 @@ def test_cancelling_ends_a_request_before_its_next_pass(engine, passes):
     assert finish(engine, kept)[0][-1].result.finish_reason == "length"
 
 
-def test_a_waiting_request_can_be_cancelled(box):
-    engine = Engine(box.model, box.decode, max_batch=1)
+def test_a_waiting_request_can_be_cancelled(tiny):
+    engine = Engine(tiny.model, tiny.decode, max_batch=1)
     running, waiting = engine.submit(request()), engine.submit(request(seed=9))
     engine.step()
     engine.cancel(waiting)
@@ -455,14 +455,14 @@ def test_a_waiting_request_can_be_cancelled(box):
     finish(engine, running)
 
 
-def test_an_error_in_a_pass_leaves_every_row_readable(box, monkeypatch):
+def test_an_error_in_a_pass_leaves_every_row_readable(tiny, monkeypatch):
     """Interrupted while the ring is being written: what was half written is read again, and the text is the same."""
     long = tuple(130 + i % 200 for i in range(300))
-    expected = result(Engine(box.model, box.decode, prefill=100, piece=50), request(prompt=long)).tokens
-    engine = Engine(box.model, box.decode, prefill=100, piece=50)
+    expected = result(Engine(tiny.model, tiny.decode, prefill=100, piece=50), request(prompt=long)).tokens
+    engine = Engine(tiny.model, tiny.decode, prefill=100, piece=50)
     mine = engine.submit(request(prompt=long))
     engine.step()
-    last = box.model.decoder.layers[-1]
+    last = tiny.model.decoder.layers[-1]
     with monkeypatch.context() as patch:
         patch.setattr(last, "forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -470,11 +470,11 @@ def test_an_error_in_a_pass_leaves_every_row_readable(box, monkeypatch):
     assert finish(engine, mine)[0][-1].result.tokens == expected
 
 
-def test_an_error_while_the_cache_is_saved_changes_no_text(box, monkeypatch):
+def test_an_error_while_the_cache_is_saved_changes_no_text(tiny, monkeypatch):
     """Half saved is not saved; and what was read before the error is not read twice."""
     wanted = [request(prompt=long_prompt(200)), request(prompt=long_prompt(170, start=140))]
-    expected = [result(Engine(box.model, box.decode, piece=32), one).tokens for one in wanted]
-    engine = Engine(box.model, box.decode, piece=32)
+    expected = [result(Engine(tiny.model, tiny.decode, piece=32), one).tokens for one in wanted]
+    engine = Engine(tiny.model, tiny.decode, piece=32)
     result(engine, request(prompt=long_prompt(200)))  # so that something is saved already
     ids = [engine.submit(one) for one in wanted]
     ring, failing = engine.cache.rings[-1], {"now": True}
@@ -494,14 +494,12 @@ def test_an_error_while_the_cache_is_saved_changes_no_text(box, monkeypatch):
             continue
     assert not failing, "the error did happen"
     assert [e.result.tokens for i in ids for e in events if isinstance(e, Done) and e.request_id == i] == expected
-    again = result(engine, request(prompt=(*long_prompt(200), 130)))
-    assert (
-        again.tokens == result(Engine(box.model, box.decode, piece=32), request(prompt=(*long_prompt(200), 130))).tokens
-    )
+    longer = request(prompt=(*long_prompt(200), 130))
+    assert result(engine, longer).tokens == result(Engine(tiny.model, tiny.decode, piece=32), longer).tokens
 
 
-def test_a_request_the_memory_has_no_room_for_fails_alone(box, monkeypatch):
-    engine = Engine(box.model, box.decode)
+def test_a_request_the_memory_has_no_room_for_fails_alone(tiny, monkeypatch):
+    engine = Engine(tiny.model, tiny.decode)
     fine = engine.submit(request())
     engine.step()
     grow = engine.cache.grow
@@ -514,12 +512,12 @@ def test_a_request_the_memory_has_no_room_for_fails_alone(box, monkeypatch):
         events += engine.step()
     last = {event.request_id: event for event in events}
     assert isinstance(last[large].error, MemoryError)
-    assert last[fine].result.tokens == result(Engine(box.model, box.decode), request()).tokens
+    assert last[fine].result.tokens == result(Engine(tiny.model, tiny.decode), request()).tokens
 
 
-def test_events_survive_an_error_that_stops_the_step(box, monkeypatch):
+def test_events_survive_an_error_that_stops_the_step(tiny, monkeypatch):
     """One is done in the very pass in which Ctrl-C interrupts another: its last event comes with the next step."""
-    engine = Engine(box.model, box.decode)
+    engine = Engine(tiny.model, tiny.decode)
     settings = replace(SMALL, steps=1)
     first = engine.submit(request(max_new_tokens=16, diffusion=settings))
 
@@ -533,30 +531,30 @@ def test_events_survive_an_error_that_stops_the_step(box, monkeypatch):
     assert [event.kind for event in engine.step() if event.request_id == first] == ["draft", "commit", "done"]
 
 
-def test_a_sampler_that_fails_takes_nobody_with_it(box):
+def test_a_sampler_that_fails_takes_nobody_with_it(tiny):
     def broken(canvas_C, prediction, moment):
         raise RuntimeError("my sampler is broken")
 
-    whole = box.generate("abc", seed=1, max_new_tokens=8, steps=3, stopping="fixed").tokens
-    other = box.stream("abc", seed=1, max_new_tokens=8, steps=3, stopping="fixed")
+    whole = tiny.generate("abc", seed=1, max_new_tokens=8, steps=3, stopping="fixed").tokens
+    other = tiny.stream("abc", seed=1, max_new_tokens=8, steps=3, stopping="fixed")
     next(other)
     with pytest.raises(RuntimeError, match="my sampler"):
-        box.generate("abc", max_new_tokens=8, sampler=broken)
+        tiny.generate("abc", max_new_tokens=8, sampler=broken)
     assert list(other)[-1].result.tokens == whole
-    assert not box.engine.busy
+    assert not tiny.engine.busy
 
 
-def test_streams_may_interleave_and_be_left_early(box):
-    one, two = (box.stream("abc", seed=s, max_new_tokens=16, steps=3, stopping="fixed") for s in (1, 2))
+def test_streams_may_interleave_and_be_left_early(tiny):
+    one, two = (tiny.stream("abc", seed=s, max_new_tokens=16, steps=3, stopping="fixed") for s in (1, 2))
     kinds = [next(one).kind, next(two).kind, next(one).kind]
     assert kinds == ["draft", "draft", "draft"]
     one.close()
     texts = [event.text for event in two if event.kind == "done"]
-    assert texts == [box.generate("abc", seed=2, max_new_tokens=16, steps=3, stopping="fixed").text]
-    assert not box.engine.busy
+    assert texts == [tiny.generate("abc", seed=2, max_new_tokens=16, steps=3, stopping="fixed").text]
+    assert not tiny.engine.busy
 
 
-def test_a_sampler_of_ones_own_may_ask_for_logits(box):
+def test_a_sampler_of_ones_own_may_ask_for_logits(tiny):
     class Greedy(EntropyBound):
         needs_logits = True
 
@@ -564,6 +562,6 @@ def test_a_sampler_of_ones_own_may_ask_for_logits(box):
             assert torch.equal(prediction.logits_CV.argmax(-1), prediction.argmax_C)
             return super().__call__(canvas_C, prediction, moment)
 
-    plain = box.generate("abc", seed=3, max_new_tokens=16, steps=4, entropy_bound=1.0)
-    own = box.generate("abc", seed=3, max_new_tokens=16, steps=4, sampler=Greedy(1.0))
+    plain = tiny.generate("abc", seed=3, max_new_tokens=16, steps=4, entropy_bound=1.0)
+    own = tiny.generate("abc", seed=3, max_new_tokens=16, steps=4, sampler=Greedy(1.0))
     assert own.tokens == plain.tokens, "the way through logits draws what the streamed way draws"

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import gesso
-from gesso import checkpoint, untrained
+from gesso import checkpoint
 from gesso.config import Config
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
-from gesso.model.init import randomise
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
 from tests.test_engine import finish, request, result, strangers
+from tests.tiny import CONFIG, randomise
 
 pytestmark = pytest.mark.gpu
 
@@ -39,8 +39,8 @@ def test_the_random_numbers_of_the_gpu_are_those_of_the_cpu():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_same_seed_same_text_on_the_gpu_alone_in_a_batch_of_eight_and_resumed(dtype):
-    model = gesso.load(device="cuda", dtype=dtype)
+def test_same_seed_same_text_on_the_gpu_alone_in_a_batch_of_eight_and_resumed(tiny_directory, dtype):
+    model = gesso.load(tiny_directory, device="cuda", dtype=dtype)
     for seed in range(3):
         alone = finish(engine := Engine(model.model, model.decode), engine.submit(request(seed=seed)))[0]
         tokens = alone[-1].result.tokens
@@ -54,10 +54,10 @@ def test_same_seed_same_text_on_the_gpu_alone_in_a_batch_of_eight_and_resumed(dt
                 assert result(Engine(model.model, model.decode), again).tokens == tokens
 
 
-def test_a_calm_model_writes_the_same_text_on_cpu_and_gpu_in_float32():
+def test_a_calm_model_writes_the_same_text_on_cpu_and_gpu_in_float32(tiny_directory):
     texts = []
     for device in ("cpu", "cuda"):
-        model = gesso.load(device=device, dtype="float32")
+        model = gesso.load(tiny_directory, device=device, dtype="float32")
         with torch.no_grad():
             for name, weight in model.model.named_parameters():
                 if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
@@ -71,7 +71,7 @@ def real_width(tmp_path_factory):
     """Three layers of real width in the reference's float32: the truth, and the directory it was read from."""
     transformers = pytest.importorskip("transformers")
     directory = tmp_path_factory.mktemp("real") / "model"
-    raw = json.loads(json.dumps(untrained.CONFIG))
+    raw = json.loads(json.dumps(CONFIG))
     layers = ["sliding_attention", "sliding_attention", "full_attention"]
     raw["text_config"] |= REAL | {"num_hidden_layers": 3, "layer_types": layers, "vocab_size": 32_768}
     with CUDA:
@@ -143,7 +143,7 @@ def test_layers_of_real_width_in_bfloat16_are_as_near_the_truth_as_the_reference
 
 
 def test_the_26b_shape_runs_in_the_memory_that_info_tells():
-    raw = json.loads(json.dumps(untrained.CONFIG))
+    raw = json.loads(json.dumps(CONFIG))
     raw["text_config"] |= REAL | {"num_hidden_layers": 30, "layer_types": REAL["layer_types"] * 5}
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()

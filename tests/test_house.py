@@ -13,11 +13,12 @@ BELOW = {
     "ops": PLAIN,
     "model": PLAIN | {"ops"},
     "diffusion": PLAIN | {"ops"},
-    "engine": PLAIN | {"ops", "model", "diffusion"},
-    "train": PLAIN
-    | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "untrained", "vision"},
+    "guide": PLAIN | {"ops", "tokenizer", "answer"},
+    "engine": PLAIN | {"ops", "model", "diffusion", "guide"},
+    "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
-    "bench": PLAIN | {"ops", "model", "train", "untrained"},
+    "serve": PLAIN | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages"},
+    "bench": PLAIN | {"ops", "model", "guide", "engine", "train", "box"},
 }
 
 

@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from gesso import untrained
 from gesso.errors import CheckpointError
 from gesso.info import CONTEXTS, MEMORY_RULES, PRECISIONS, Report, describe, render
+from tests.tiny import make
 
 # google/diffusiongemma-26B-A4B-it, the fields that have to do with size.
 REAL = {
@@ -305,7 +305,7 @@ def test_importing_info_does_not_import_torch():
 
 
 def test_names_out_of_files_reach_the_terminal_as_text_only(tmp_path):
-    untrained.make(tmp_path / "model")
+    make(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     tensors = load_file(weights)
     save_file({**tensors, "evil\x1b]0;pwned\x07": torch.ones(3)}, weights)

@@ -244,8 +244,8 @@ def test_fixed_steps_never_stop_early():
 
 @pytest.mark.parametrize("stopping", ["stable", "plateau", "fixed"])
 @pytest.mark.parametrize("sampler", ["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax"])
-def test_every_sampler_and_stopping_runs_to_an_end(box, sampler, stopping):
-    answer = box.generate("abc", max_new_tokens=12, steps=5, sampler=sampler, stopping=stopping, seed=0)
+def test_every_sampler_and_stopping_runs_to_an_end(tiny, sampler, stopping):
+    answer = tiny.generate("abc", max_new_tokens=12, steps=5, sampler=sampler, stopping=stopping, seed=0)
     assert 1 <= answer.usage.denoising_steps <= 5 * (1 + answer.usage.redrawn)
     if stopping == "fixed":
         assert answer.usage.denoising_steps == 5 * (1 + answer.usage.redrawn)

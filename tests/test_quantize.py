@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gesso
-from gesso import checkpoint, untrained
+from gesso import checkpoint
 from gesso.config import QUANTIZATIONS, Config
 from gesso.errors import CheckpointError, InputError
 from gesso.info import describe
-from gesso.model.init import randomise
 from gesso.model.transformer import DiffusionGemma
 from gesso.ops import Packed
 from gesso.quantize import command
@@ -23,6 +22,8 @@ from gesso.train import adapters
 from gesso.train.command import train
 from gesso.train.recipe import load as load_recipe
 from gesso.vision import is_vision
+from tests import tiny
+from tests.tiny import randomise
 
 CPU = torch.device("cpu")
 
@@ -54,7 +55,7 @@ def logits(model, dtype=torch.float32):
 def source(tmp_path_factory):
     """The model in the box in bfloat16, as real checkpoints are, with a template and a vision tower that sees."""
     made = tmp_path_factory.mktemp("quantize")
-    untrained.make(made / "float32")
+    tiny.make(made / "float32")
     checkpoint.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
     tensors = load_file(made / "source" / checkpoint.SINGLE)
     tensors |= {name: torch.randn_like(t) for name, t in tensors.items() if is_vision(name)}
@@ -208,10 +209,10 @@ def test_a_loaded_one_can_be_saved_and_loaded_again(source, quantized, tmp_path)
 
 
 def test_untied_networks_quantize_too(tmp_path):
-    config = Config.from_dict({**untrained.CONFIG, "tie_word_embeddings": False})
+    config = Config.from_dict({**tiny.CONFIG, "tie_word_embeddings": False})
     model = DiffusionGemma(config)
     randomise(model, 0, std=0.2)
-    checkpoint.save(model, tmp_path / "untied", files={"tokenizer.json": untrained.tokenizer_json()})
+    checkpoint.save(model, tmp_path / "untied", files={"tokenizer.json": tiny.tokenizer_json()})
     report = command.quantize(tmp_path / "untied", tmp_path / "small", "int4")
     assert sum(name.startswith("model.encoder.") for name in report.errors) == 4 * 9 - 1
     quantized = load(tmp_path / "small")
@@ -298,7 +299,7 @@ def test_a_scale_that_is_nan_is_named(damaged):
     ],
 )
 def test_quantization_gesso_cannot_read_is_refused(change):
-    raw = json.loads(json.dumps(Config.from_dict(untrained.CONFIG).quantized("int4").raw, default=dict))
+    raw = json.loads(json.dumps(Config.from_dict(tiny.CONFIG).quantized("int4").raw, default=dict))
     assert Config.from_dict(raw).quantization == "int4"
     change(raw["quantization_config"])
     with pytest.raises(CheckpointError, match="quantization_config"):
@@ -364,10 +365,10 @@ def test_an_infinite_weight_is_refused_by_name_and_leaves_nothing(source, tmp_pa
 
 
 def test_sizes_that_do_not_fit_the_blocks_are_refused_by_name(tmp_path):
-    text = {**untrained.CONFIG["text_config"], "moe_intermediate_size": 24}
-    model = DiffusionGemma(Config.from_dict({**untrained.CONFIG, "text_config": text}))
+    text = {**tiny.CONFIG["text_config"], "moe_intermediate_size": 24}
+    model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text}))
     randomise(model, 0)
-    checkpoint.save(model, tmp_path / "odd", files={"tokenizer.json": untrained.tokenizer_json()})
+    checkpoint.save(model, tmp_path / "odd", files={"tokenizer.json": tiny.tokenizer_json()})
     for attempt in (
         lambda: command.quantize(tmp_path / "odd", tmp_path / "out", "int4"),
         lambda: load(tmp_path / "odd", quantize="int4"),
@@ -408,11 +409,11 @@ print(peak - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_holds_a_shard_and_a_tensor_not_the_model(source, tmp_path):
-    text = {**untrained.CONFIG["text_config"], "hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 32,
+    text = {**tiny.CONFIG["text_config"], "hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 32,
             "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}  # fmt: skip
-    model = DiffusionGemma(Config.from_dict({**untrained.CONFIG, "text_config": text})).to(torch.bfloat16)
+    model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text})).to(torch.bfloat16)
     randomise(model, 0)
-    checkpoint.save(model, tmp_path / "large", files={"tokenizer.json": untrained.tokenizer_json()})
+    checkpoint.save(model, tmp_path / "large", files={"tokenizer.json": tiny.tokenizer_json()})
     largest = max(p.nbytes for p in model.parameters()) / 2**20
     whole = sum(p.nbytes for p in model.parameters()) / 2**20
     paths = (source, tmp_path / "large", tmp_path / "small out", tmp_path / "large out")

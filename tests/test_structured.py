@@ -118,16 +118,16 @@ def test_same_seed_same_items_and_rows():
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_training_row_is_accepted_and_its_span_is_the_answer(box, rows):
+def test_every_training_row_is_accepted_and_its_span_is_the_answer(tiny, rows):
     kinds = set()
     for row in json.loads(json.dumps(rows)):
-        tokens, spans, context_only = tokenise(row, box.tokenizer, 1)
+        tokens, spans, context_only = tokenise(row, tiny.tokenizer, 1)
         (start, end), message = spans[0], row["messages"][-1]
-        written = box.decode(tokens[start:end], special=True)
+        written = tiny.decode(tokens[start:end], special=True)
         assert (len(spans), context_only, end) == (1, 0, len(tokens))
         assert written.endswith("<turn|>")
         # The tokens before the span are what an evaluation starts from.
-        assert tokens[:start] == box.tokenizer.chat(row["messages"][:-1], tools=row.get("tools"))
+        assert tokens[:start] == tiny.tokenizer.chat(row["messages"][:-1], tools=row.get("tools"))
         answer = parse(written)
         calls = [call["function"] for call in message.get("tool_calls", ())]
         assert answer.tool_calls == tuple(ToolCall(call["name"], call["arguments"]) for call in calls)
@@ -136,9 +136,9 @@ def test_every_training_row_is_accepted_and_its_span_is_the_answer(box, rows):
     assert kinds == {(True, True, False), (False, False, True), (False, False, False), (True, False, False)}
 
 
-def test_rows_are_short_enough_for_a_small_model(box, rows):
+def test_rows_are_short_enough_for_a_small_model(tiny, rows):
     # Four characters a token and more with a vocabulary of 4,096 pieces of this text; `<|"|>` is one token in any.
-    lengths = [len(tokenise(row, box.tokenizer, 1)[0]) for row in rows]
+    lengths = [len(tokenise(row, tiny.tokenizer, 1)[0]) for row in rows]
     assert max(lengths) < 1150
     assert sorted(lengths)[len(lengths) // 2] < 600
 
@@ -246,22 +246,22 @@ def test_the_validator_knows_every_keyword_that_a_schema_here_has(drawn):
 # --- evaluation -----------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_shows_the_tools_and_scores_the_call(box, drawn, monkeypatch):
-    """The untrained model is made to write the answer by pins: what it says must reach the scorer, tags and all."""
+def test_an_evaluation_shows_the_tools_and_scores_the_call(tiny, drawn, monkeypatch):
+    """A model that knows nothing writes the answer by pins: what it says must reach the scorer, tags and all."""
     items = [next(item for item in drawn["test"] if ("tools" in item.meta) is tools) for tools in (True, False)]
-    asked, request = [], box.request
+    asked, request = [], tiny.request
 
     def with_pins(prompt, **options):
         expected = next(item.expected for item in items if prompt == ids(item))
         asked.append(list(prompt))
-        return request(prompt, pins=dict(enumerate([*box.tokenizer.encode(expected, bos=False), 106])), **options)
+        return request(prompt, pins=dict(enumerate([*tiny.tokenizer.encode(expected, bos=False), 106])), **options)
 
     def ids(item):
-        return box.tokenizer.chat(item.prompt, tools=item.meta.get("tools"))
+        return tiny.tokenizer.chat(item.prompt, tools=item.meta.get("tools"))
 
-    monkeypatch.setattr(box, "request", with_pins)
-    found = evaluate(box, TASK, items, steps=1, max_new_tokens=256)
+    monkeypatch.setattr(tiny, "request", with_pins)
+    found = evaluate(tiny, TASK, items, steps=1, max_new_tokens=256)
     assert asked == [ids(item) for item in items]
-    assert "declaration:" in box.decode(asked[0])
+    assert "declaration:" in tiny.decode(asked[0])
     assert [outcome.output for outcome in found.outcomes] == [item.expected for item in items]
     assert [outcome.scores["fields"] for outcome in found.outcomes] == [1, 1]

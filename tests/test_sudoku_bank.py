@@ -9,10 +9,12 @@ import pytest
 
 from gesso import InputError
 from gesso.tasks import Sudoku
-from gesso.tasks.sudoku_bank import TRAIN_17, Bank, build, draw, without_kin
+from gesso.tasks.sudoku_bank import HARD, TRAIN_17, Bank, build, draw, without_kin
 from gesso.tasks.sudoku_dig import Diggers, others
 from gesso.tasks.sudoku_grid import (
+    CELLS,
     SEVENTEEN,
+    UNITS,
     Symmetry,
     is_valid,
     kinship,
@@ -194,8 +196,8 @@ def test_examples_keep_to_the_shares_and_the_clues_asked_for(bank):
     assert 800 < counts[17] < 1200
     counts = Counter((draw(bank, np.arange(4000), seed=0, shares={17: 1}, clues=(17, 26))[0] > 0).sum(axis=1).tolist())
     assert set(counts) == set(range(17, 27))
-    assert 1900 < counts[17] < 2500  # half of them as they are, and a tenth of the others
-    assert all(130 < counts[n] < 280 for n in range(18, 27))
+    assert 2900 < counts[17] < 3300  # three quarters of them as they are, and a tenth of the others
+    assert all(60 < counts[n] < 140 for n in range(18, 27))
     counts = Counter((draw(bank, np.arange(500), seed=0, clues=(30, 36))[0] > 0).sum(axis=1).tolist())
     assert set(counts) == set(range(30, 37))
     with pytest.raises(InputError, match="no puzzles with 40 clues; it has some with 17, "):
@@ -211,6 +213,36 @@ def where_go(*cells: int, count: int):
     _, drawn = draw(Bank(board, np.ones((1, 81), bool)), np.arange(count), seed=0, shares={81: 1})
     odd = drawn != np.array([np.bincount(row).argmax() for row in drawn])[:, None]
     return np.nonzero(odd)[1].reshape(count, len(cells))
+
+
+def test_hard_puzzles_are_those_that_forced_moves_leave_open_and_are_drawn_more_often(bank):
+    for i in (*np.flatnonzero(bank.hard)[:20], *np.flatnonzero(~bank.hard)[:20]):
+        puzzle = "".join(str(d) for d in np.where(bank.given[i], bank.solutions[i], 0))
+        assert ("0" in _forced(puzzle)) == bank.hard[i]
+    drawn, solution = draw(bank, np.arange(3000), seed=0, shares={24: 1}, plain=1)
+    share = Bank(solution, drawn > 0).hard.mean()
+    hard = bank.hard[bank.by_clues[24]].mean()
+    assert share == pytest.approx(HARD * hard / (HARD * hard + 1 - hard), abs=0.05)
+
+
+def _forced(puzzle: str) -> str:
+    """The grid after all cells with one candidate and all digits with one place are filled in."""
+    grid = list(puzzle)
+    while True:
+        may = {
+            cell: set("123456789") - {grid[other] for unit in UNITS.values() if cell in unit for other in unit}
+            for cell in CELLS
+            if grid[cell] == "0"
+        }
+        found = {cell: digits for cell, digits in may.items() if len(digits) == 1}
+        for unit in UNITS.values():
+            for digit in "123456789":
+                if len(places := [cell for cell in unit if digit in may.get(cell, ())]) == 1:
+                    found[places[0]] = {digit}
+        if not found:
+            return "".join(grid)
+        for cell, digits in found.items():
+            (grid[cell],) = digits
 
 
 def test_symmetries_of_every_kind_are_drawn_evenly():

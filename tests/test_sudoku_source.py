@@ -13,7 +13,7 @@ from gesso.tasks.sudoku_source import SudokuSource
 from gesso.tokenizer import Tokenizer
 from gesso.train.data import DataSettings
 from gesso.train.vocabulary import learn
-from gesso.untrained import tokenizer_json
+from tests.tiny import tokenizer_json
 
 EOS = 1
 WORDS = "".join(chr(97 + i) + chr(97 + j) + chr(97 + k) + " " for i in range(26) for j in range(26) for k in range(9))

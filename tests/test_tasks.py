@@ -342,20 +342,20 @@ def without_times(document: dict) -> dict:
     return {**document, "seconds": None, "items": items}
 
 
-def test_an_evaluation_is_the_same_whatever_the_batch_and_ready_for_json(box, puzzles):
+def test_an_evaluation_is_the_same_whatever_the_batch_and_ready_for_json(tiny, puzzles):
     items, heard = puzzles["test"][:5], []
 
     def run(batch):
         def hear(done, total):
             heard.append((done, total))
 
-        return evaluate(box, Sudoku(), items, seed=2, batch=batch, progress=hear, data={"split": "test"}, **FEW)
+        return evaluate(tiny, Sudoku(), items, seed=2, batch=batch, progress=hear, data={"split": "test"}, **FEW)
 
     one, four = run(1), run(4)
     assert heard == [(n, 5) for n in range(1, 6)] * 2
     documents = [json.loads(json.dumps(found.to_dict(), allow_nan=False)) for found in (one, four)]
     assert without_times(documents[0]) == without_times(documents[1])
-    assert without_times(documents[0]) != without_times(evaluate(box, Sudoku(), items, seed=3, **FEW).to_dict())
+    assert without_times(documents[0]) != without_times(evaluate(tiny, Sudoku(), items, seed=3, **FEW).to_dict())
     found = documents[0]
     assert (found["task"], found["count"], found["seed"], found["failures"]) == ("sudoku", 5, 2, [])
     assert found["settings"]["steps"] == 2
@@ -365,11 +365,11 @@ def test_an_evaluation_is_the_same_whatever_the_batch_and_ready_for_json(box, pu
     assert 1 <= found["denoising_steps"]["mean"] <= 4  # two steps, and two more where a canvas was drawn again
     assert 0 < found["tokens_per_step"]["mean"] <= 16
     assert len({item["seed"] for item in found["items"]}) == 5
-    alone = box.generate(items[1].prompt, seed=found["items"][1]["seed"], **FEW)
+    alone = tiny.generate(items[1].prompt, seed=found["items"][1]["seed"], **FEW)
     assert alone.text == found["items"][1]["output"]
 
 
-def test_an_item_that_cannot_run_scores_zero_and_is_named_and_the_others_run(box, puzzles):
+def test_an_item_that_cannot_run_scores_zero_and_is_named_and_the_others_run(tiny, puzzles):
     good = puzzles["test"][0]
     long = Item(name="too long", prompt="1 " * 9000, expected=good.expected, meta=good.meta)
     talk = Item(name="talk", prompt=({"role": "user", "content": good.prompt},), expected=good.expected, meta=good.meta)
@@ -378,7 +378,7 @@ def test_an_item_that_cannot_run_scores_zero_and_is_named_and_the_others_run(box
         def __call__(self, *args, **kwargs):
             raise RuntimeError("not today")
 
-    found = evaluate(box, Sudoku(), [good, long, talk], **FEW)
+    found = evaluate(tiny, Sudoku(), [good, long, talk], **FEW)
     assert [outcome.name for outcome in found.failures] == ["too long"]
     assert "context overflow" in found.to_dict()["failures"][0]["error"]
     assert found.outcomes[1].scores == {"exact": 0, "cells": 0, "valid": 0}
@@ -387,54 +387,65 @@ def test_an_item_that_cannot_run_scores_zero_and_is_named_and_the_others_run(box
     assert lines[1].split() == ["exact", "0.0", "%", "(0.0", "to", "56.1)"]
     assert [line.split()[0] for line in lines[1:]] == ["exact", "cells", "valid", "denoising", "tokens", "failed:"]
     assert found.denoising_steps.mean >= 2  # of those that ran
-    broken = evaluate(box, Sudoku(), [good, good], stopping=Moody(), **FEW)
+    broken = evaluate(tiny, Sudoku(), [good, good], stopping=Moody(), **FEW)
     assert [outcome.error for outcome in broken.outcomes] == ["not today"] * 2
     assert "Moody" in broken.to_dict()["settings"]["stopping"]
-    assert not box.engine.busy
+    assert not tiny.engine.busy
 
 
-def test_settings_wrong_for_every_item_and_engines_in_use_are_refused_at_once(box, puzzles):
+def test_settings_wrong_for_every_item_and_engines_in_use_are_refused_at_once(tiny, puzzles):
     items = puzzles["test"][:1]
     for options, message in (({"colour": 1}, "colour"), ({"steps": 0}, "steps"), ({"preset": "best"}, "preset")):
         with pytest.raises(InputError, match=message):
-            evaluate(box, Sudoku(), items, **options)
+            evaluate(tiny, Sudoku(), items, **options)
     with pytest.raises(InputError, match="no items"):
-        evaluate(box, Sudoku(), [])
+        evaluate(tiny, Sudoku(), [])
     with pytest.raises(InputError, match="batch"):
-        evaluate(box, Sudoku(), items, batch=0)
-    stream = box.stream("abc", **FEW)
+        evaluate(tiny, Sudoku(), items, batch=0)
+    stream = tiny.stream("abc", **FEW)
     next(stream)
     with pytest.raises(InputError, match="open requests"):
-        evaluate(box, Sudoku(), items, **FEW)
+        evaluate(tiny, Sudoku(), items, **FEW)
     stream.close()
-    assert len(evaluate(box, Sudoku(), items, **FEW).outcomes) == 1  # a stream left early is not in the way
+    assert len(evaluate(tiny, Sudoku(), items, **FEW).outcomes) == 1  # a stream left early is not in the way
 
 
-def test_an_evaluation_broken_off_leaves_the_engine_usable(box, puzzles):
+def test_an_evaluation_broken_off_leaves_the_engine_usable(tiny, puzzles):
     slow = Item(name="slow", prompt="1 " * 3000, expected="", meta={})  # still being read when the first is done
 
     def stop(done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(box, Sudoku(), [puzzles["test"][0], slow], progress=stop, **FEW)
-    box.engine.step()
-    assert not box.engine.busy  # what was under way is let go, not worked off
-    again = evaluate(box, Sudoku(), puzzles["test"][:2], **FEW)
+        evaluate(tiny, Sudoku(), [puzzles["test"][0], slow], progress=stop, **FEW)
+    tiny.engine.step()
+    assert not tiny.engine.busy  # what was under way is let go, not worked off
+    again = evaluate(tiny, Sudoku(), puzzles["test"][:2], **FEW)
     assert not again.failures
 
 
 # --- the plot -------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_asks_the_same_items_under_every_limit_and_its_plot_shows_every_point(box, puzzles):
-    found = sweep(box, Sudoku(), iter(puzzles["test"][:2]), steps=(1, 2), max_new_tokens=16)
+def test_a_sweep_asks_the_same_items_under_every_limit_and_its_plot_shows_every_point(tiny, puzzles):
+    found = sweep(tiny, Sudoku(), iter(puzzles["test"][:2]), steps=(1, 2), max_new_tokens=16)
     assert [evaluation.settings["steps"] for evaluation in found] == [1, 2]
     assert found[0].fingerprint == found[1].fingerprint
-    line = series("untrained", found, "cells")
+    line = series("tiny", found, "cells")
     assert [point.x for point in line.points] == [1, 2]
     assert [point.y for point in line.points] == [evaluation.scores["cells"].mean for evaluation in found]
     assert "steps taken" in svg([line], title="t", y_label="cells")
+
+
+def test_a_plot_of_losses_has_an_axis_of_its_own():
+    text = svg([Series("loss", [Point(1, 9), Point(2, 4), Point(3, 1)])], title="t", y_label="loss", top=4)
+    root = ElementTree.fromstring(text)
+    tag = "{http://www.w3.org/2000/svg}"
+    assert {"0", "0.8", "4"} <= {node.text for node in root.iter(f"{tag}text")}
+    assert "%" not in text and "1 at 3" in root.find(f"{tag}desc").text
+    marks = [node for node in root.iter(f"{tag}path") if node.get("class") == "point" and len(node)]
+    beyond, at_top, low = (float(node.get("transform")[10:-1].split()[1]) for node in marks)
+    assert beyond == at_top < low  # what is beyond the axis is drawn at its end
 
 
 def test_the_plot_is_well_formed_and_holds_every_point_name_and_interval():

@@ -20,7 +20,7 @@ from gesso.errors import InputError
 from gesso.tokenizer import FILL, Tokenizer
 from gesso.train.check import inspect, render
 from gesso.train.data import WINDOW, Dataset, DataSettings, Example, Rejected, order
-from gesso.untrained import tokenizer_json
+from tests.tiny import tokenizer_json
 
 EOS = 1
 USER = {"role": "user", "content": "Why?"}
@@ -44,7 +44,7 @@ DENSE_TEMPLATE = """{{ bos_token }}
 
 
 def make_tokenizer(directory: Path, template: str | None = None) -> Tokenizer:
-    """The box's, with one merge, so that text can come out in other tokens when it is cut elsewhere."""
+    """The tiny one's, with one merge, so that text can come out in other tokens when it is cut elsewhere."""
     directory.mkdir(exist_ok=True)
     raw = json.loads(tokenizer_json())
     vocabulary = raw["model"]["vocab"]

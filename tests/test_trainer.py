@@ -1,4 +1,4 @@
-"""Runs of the trainer on the model in the box: they learn, resume, share the work, and stop when they must."""
+"""Runs of the trainer on a tiny model: they learn, resume, share the work, and stop when they must."""
 
 import json
 import os
@@ -17,13 +17,14 @@ import gesso
 from gesso.config import Config
 from gesso.errors import GessoError, InputError
 from gesso.model.init import begin
-from gesso.model.transformer import DiffusionGemma
+from gesso.model.transformer import DiffusionGemma, Layer
 from gesso.tasks.command import scorer
 from gesso.train import state
 from gesso.train.command import train
 from gesso.train.muon import Muon, orthogonal
 from gesso.train.recipe import load
 from gesso.train.trainer import learning_rate
+from tests.tiny import make
 
 RECIPE = """
 [model]
@@ -59,11 +60,9 @@ def rows(tmp_path):
 
 
 @pytest.fixture
-def small(own_cache, tmp_path):
-    """The box with canvases of 16, so that a step is quick."""
-    from gesso import untrained
-
-    untrained.make(tmp_path / "small")
+def small(tmp_path):
+    """Canvases of 16, so that a step is quick."""
+    make(tmp_path / "small")
     raw = json.loads((tmp_path / "small" / "config.json").read_text())
     raw["canvas_length"] = 16
     (tmp_path / "small" / "config.json").write_text(json.dumps(raw))
@@ -273,6 +272,20 @@ def test_training_from_scratch_begins_with_everything_of_one_size(small):
         layer.register_forward_hook(lambda _, given, out: sizes.append(out[0].square().mean().sqrt().item()))
     model.encode(torch.randint(0, config.vocab_size, (1, 64)), model.new_cache(1, 128))
     assert len(sizes) == 4 and all(0.7 < size < 2.0 for size in sizes), "the stream neither dies nor explodes"
+
+
+def test_under_autocast_the_stream_between_layers_is_as_narrow_as_the_products(tmp_path, rows, small, monkeypatch):
+    seen = set()
+    call = Layer.forward
+
+    def watched(self, x_TH, *rest):
+        seen.add(x_TH.dtype)
+        return call(self, x_TH, *rest)
+
+    monkeypatch.setattr(Layer, "forward", watched)
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    train(replace(recipe, run=replace(recipe.run, autocast="bfloat16")), lambda _: None)
+    assert seen == {torch.bfloat16}
 
 
 def test_a_run_stopped_by_the_clock_goes_on_where_it_was(tmp_path, rows, small):

@@ -10,8 +10,7 @@ import pytest
 from gesso import InputError
 from gesso.tasks import python_infill
 from gesso.tokenizer import Tokenizer
-from gesso.train.vocabulary import NAMED, learn
-from gesso.untrained import SPECIALS
+from gesso.train.vocabulary import NAMED, SPECIALS, learn
 
 SIZE = 1024
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parent.parent / "gesso").glob("*.py"))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gesso import untrained
+from gesso import box
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.model.init import begin
@@ -24,7 +24,7 @@ PEAK_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 by the vendor's datashe
 class Shape:
     """A model to train, and how: everything from scratch, or an adapter on frozen weights."""
 
-    text: dict[str, Any]
+    text: dict[str, Any]  # what its text_config has other than that of the model in the box
     lora: bool
     dtype: torch.dtype
     batch: int
@@ -35,13 +35,7 @@ class Shape:
 
 SHAPES = {
     "mini": Shape(
-        text={
-            "vocab_size": 8192, "hidden_size": 320, "intermediate_size": 640, "num_hidden_layers": 6,
-            "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 64, "global_head_dim": 64,
-            "num_global_key_value_heads": 5, "sliding_window": 256, "num_experts": 8, "top_k_experts": 2,
-            "moe_intermediate_size": 160, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]
-            + ["sliding_attention"] * 2 + ["full_attention"],
-        },
+        text={},
         lora=False, dtype=torch.float32, batch=64, prompt=256, response=256, checkpoint_activations=False,
     ),
     "26b-a4b": Shape(
@@ -50,6 +44,7 @@ SHAPES = {
             "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
             "num_global_key_value_heads": 2, "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8,
             "moe_intermediate_size": 704, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+            "max_position_embeddings": 262_144,
         },
         lora=True, dtype=torch.bfloat16, batch=1, prompt=512, response=256, checkpoint_activations=True,
     ),
@@ -110,8 +105,8 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
 
 
 def _objective(shape: Shape, device: torch.device) -> tuple[Objective, ObjectiveSettings]:
-    text = {**untrained.CONFIG["text_config"], **shape.text, "max_position_embeddings": 262_144}  # type: ignore[dict-item]
-    config = Config.from_dict({**untrained.CONFIG, "text_config": text})
+    raw = Config.from_directory(box.directory()).raw
+    config = Config.from_dict({**raw, "text_config": {**raw["text_config"], **shape.text}})
     before = torch.get_default_dtype()
     torch.set_default_dtype(shape.dtype)
     try:

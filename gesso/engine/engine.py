@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
-from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Result
+from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result
 from gesso.engine.request import Request, Running
 from gesso.engine.runner import Outcome, Runner
 from gesso.engine.scheduler import Row, Scheduler, Work
+from gesso.engine.standing import showable, would_be_empty
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -73,7 +74,9 @@ class Engine:
             running = Running(next(self.ids), request, process, self._blank(request, process, 0, 0))
         else:
             running = Running(next(self.ids), request, process, request.resume.canvas, list(request.resume.before))
-            running.shown = self._showable(running, self.decode(running.tokens))
+            running.shown = showable(running.tokens, request, self.decode)
+            if request.guide:
+                running.state = request.guide.walk(running.state, running.tokens)
         self.running[running.id] = running
         self.scheduler.waiting.append(running)
         return running.id
@@ -159,22 +162,31 @@ class Engine:
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode))
         if canvas.reason is None:
             return
-        tokens = canvas.result_C.tolist()
-        if self._would_be_empty(running, tokens):
+        if would_be_empty(canvas, request):
             running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
-            self._commit(running, tokens)
+            self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas))
+
+    def _likely(self, outcome: Outcome, canvas: Canvas) -> list[Likely]:
+        """What the step that ended the canvas thought of its tokens, for those who asked."""
+        running, count = outcome.running, outcome.running.request.top_logprobs
+        if count is None:
+            return []
+        temperature = running.process.temperature(replace(canvas, step=canvas.step - 1))
+        return self.runner.likely(outcome.hidden_CH, temperature, canvas.result_C, count)
 
     # --- where a canvas, and the text, ends ---------------------------------------------------------------------
 
-    def _commit(self, running: Running, tokens: list[int]) -> None:
+    def _commit(self, running: Running, tokens: list[int], likely: list[Likely]) -> None:
         """A canvas stands: trim it, end the text there or go on with the next canvas."""
         request, before = running.request, len(running.tokens)
         running.usage = replace(running.usage, canvases=running.usage.canvases + 1)
         first = max(request.pins, default=0) - before  # no end before the last pin
         end = next((i for i, token in enumerate(tokens) if i >= first and token in request.eos), None)
         running.tokens += tokens[:end]
+        if request.guide:
+            running.state = request.guide.walk(running.state, tokens[:end])
         text = self.decode(running.tokens)
         finish: Finish | None = None
         if stops := [at for at in map(text.find, request.stop) if at >= 0]:
@@ -184,27 +196,19 @@ class Engine:
         elif end is not None:
             finish = "stop"
         elif len(running.tokens) == request.max_new_tokens:
-            finish = "length"
-        shown = text if finish else self._showable(running, text)
+            complete = request.guide is not None and request.guide.may_end(running.state)
+            finish = "stop" if complete else "length"
+        shown = text if finish else showable(running.tokens, request, self.decode)
         added = shown[len(running.shown) :]
         running.shown += added
-        self.outbox.append(Commit(running.id, running.canvas.index, tuple(running.tokens[before:]), added))
+        kept = tuple(running.tokens[before:])
+        self.outbox.append(Commit(running.id, running.canvas.index, kept, added, tuple(likely[: len(kept)])))
         if finish is not None:
             self._finish(running, finish)
             return
         # Committing is encoding: the canvas is the next piece of text to read, and the next canvas stands on it.
         running.pending.append(tuple(tokens))
         running.canvas = self._blank(request, running.process, running.canvas.index + 1, len(running.tokens))
-
-    def _showable(self, running: Running, text: str) -> str:
-        """As much of an unfinished text as no later canvas can change.
-
-        A character cut in two decodes to a replacement mark until the next canvas completes it; and what may be the
-        beginning of a stop string may still have to be taken back.
-        """
-        text = text.rstrip("\ufffd")
-        held = max((n for s in running.request.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
-        return text[: len(text) - held]
 
     def _finish(self, running: Running, reason: Finish) -> None:
         usage = replace(running.usage, completion_tokens=len(running.tokens))
@@ -225,7 +229,3 @@ class Engine:
         length = request.length_after(done, self.model.config)
         pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
         return process.blank(index, length, pins, attempt)
-
-    def _would_be_empty(self, running: Running, tokens: list[int]) -> bool:
-        canvas, request = running.canvas, running.request
-        return canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins and tokens[0] in request.never_first

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from gesso.diffusion.canvas import Canvas
+from gesso.engine.standing import standing
 
 if TYPE_CHECKING:
     from gesso.engine.request import Request
@@ -73,6 +74,19 @@ class Draft:
         unchanged_C = self.canvas.history[-1].argmax_C == self.canvas.history[-2].argmax_C
         return (unchanged_C & self.canvas.accepted_C).tolist()
 
+    @property
+    def standing(self) -> tuple[int, ...]:
+        """The tokens of the text so far that will not change: their text may be shown. See `Diffusion.settle`."""
+        return standing(self)
+
+
+@dataclass(frozen=True)
+class Likely:
+    """What the last prediction of a canvas said of one position, in natural logarithms of probabilities."""
+
+    token: float  # of the token that stands there
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens, the first first
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -82,6 +96,7 @@ class Commit:
     index: int
     tokens: tuple[int, ...]
     text: str
+    likely: tuple[Likely, ...] = ()  # one a token, for a request with `top_logprobs`
     kind: Literal["commit"] = "commit"
 
 

@@ -8,6 +8,8 @@ from gesso.config import Config
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.engine.events import Draft, Usage
 from gesso.errors import InputError
+from gesso.guide.automaton import START
+from gesso.guide.guide import Guide
 from gesso.settings import Diffusion
 
 
@@ -22,8 +24,13 @@ class Request:
     # Token at a position of the new text, counted from its first token; it never changes. Up to the last pin the text
     # cannot end, whatever the model writes there.
     pins: Mapping[int, int] = field(default_factory=dict)
+    guide: Guide | None = None  # a constraint the whole new text keeps to
     # A text that begins with one of these would be empty: its first canvas is drawn once more with another hash.
     never_first: frozenset[int] = frozenset()
+    # The text of these tokens may change with the token after them: bytes that only together are a character.
+    unsure: frozenset[int] = frozenset()
+    # Have commits say how likely their tokens were, and so many others beside each. None: not wanted.
+    top_logprobs: int | None = None
     resume: Draft | None = None  # go on from a draft of an earlier run of the same request
 
     def check(self, config: Config, max_length: int) -> None:
@@ -50,6 +57,10 @@ class Request:
                 )
             if not 0 <= token < config.vocab_size:
                 raise InputError(f"pin {token} at position {position} is outside the vocabulary of {config.vocab_size}")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= config.vocab_size:
+            raise InputError(f"top_logprobs must be between 0 and {config.vocab_size}, got {self.top_logprobs}")
+        if self.guide is not None:
+            self._check_guide(self.guide)
         if any(not text for text in self.stop):
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
@@ -57,6 +68,7 @@ class Request:
 
     def _check_types(self) -> None:
         integers = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
+        integers |= {} if self.top_logprobs is None else {"top_logprobs": self.top_logprobs}
         integers |= {f"token {i} of the prompt": token for i, token in enumerate(self.prompt)}
         for position, token in self.pins.items():
             integers |= {"the position of a pin": position, f"the pin at {position}": token}
@@ -66,6 +78,15 @@ class Request:
         for text in self.stop:
             if not isinstance(text, str):
                 raise InputError(f"a stop string must be text, got {text!r}")
+
+    def _check_guide(self, guide: Guide) -> None:
+        if self.pins:
+            raise InputError("pins and a constraint cannot be combined: write the fixed text into the constraint")
+        if guide.shortest > self.max_new_tokens:
+            raise InputError(
+                f"the constraint cannot be met within max_new_tokens={self.max_new_tokens}: "
+                f"the shortest answer needs {guide.shortest} tokens"
+            )
 
     def _check_resume(self, draft: Draft, config: Config) -> None:
         """A draft goes on only in the request it came from; seed and the settings of the steps to come may differ."""
@@ -84,6 +105,8 @@ class Request:
             )
         if self.pins != draft.request.pins:
             raise InputError("resume: the draft was written under other pins")
+        if self.guide is not draft.request.guide:
+            raise InputError("resume: the draft was written under another constraint")
 
     def canvas_length(self, config: Config) -> int:
         return self.diffusion.canvas_length or config.canvas_length
@@ -102,6 +125,7 @@ class Running:
     process: Process
     canvas: Canvas
     tokens: list[int] = field(default_factory=list)  # finished canvases
+    state: int = START  # of the constraint, after them
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
     shown: str = ""  # their text, as far as it was handed out

@@ -1,7 +1,7 @@
 """One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,8 +9,10 @@ from torch import Tensor
 from gesso import ops
 from gesso.diffusion.canvas import FREE
 from gesso.diffusion.samplers import Prediction, sampler_of
+from gesso.engine.events import Likely
 from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
+from gesso.guide.guide import TOP, Guide, Scores
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma, Piece
 from gesso.ops import Reading
@@ -21,6 +23,7 @@ class Outcome:
     running: Running
     prediction: Prediction
     soft_CH: Tensor
+    hidden_CH: Tensor  # good until the next pass
 
 
 class Runner:
@@ -28,6 +31,7 @@ class Runner:
         self.model = model
 
     @torch.no_grad()
+    @ops.fast_products()
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome]:
         """Encode the text, denoise the canvases; an outcome for each canvas, in order."""
         pieces = []
@@ -44,6 +48,7 @@ class Runner:
 
     def _read(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
+        hidden_of = {running.id: hidden_CH for running, hidden_CH in zip(requests, hidden, strict=True)}
         streamed = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
             keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
@@ -64,7 +69,7 @@ class Runner:
                 lengths,
             )
             for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
-                outcomes[running.id] = self._outcome(running, part, None)
+                outcomes[running.id] = self._outcome(running, part, hidden_of[running.id])
         return [outcomes[running.id] for running in requests]
 
     def _read_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
@@ -72,16 +77,72 @@ class Runner:
         logits_CV = self.model.logits(hidden_CH) / running.process.temperature(running.canvas)
         candidate_C = running.process.draws(running.canvas).candidates(logits_CV)
         reading = ops.read(logits_CV, candidate_C, self.model.decoder.embed_tokens.weight, self.model.embed_scale)
-        return self._outcome(running, reading, logits_CV if _needs_logits(running) else None)
+        return self._outcome(running, reading, hidden_CH, logits_CV if _needs_logits(running) else None)
 
-    def _outcome(self, running: Running, reading: Reading, logits_CV: Tensor | None) -> Outcome:
+    @torch.no_grad()
+    def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
+        """How likely each token was, and which others were; from hidden states, to leave the pass itself as it is."""
+        found = []
+        for hidden_RH, token_R in zip(hidden_CH.split(32), tokens_C.split(32), strict=True):  # 32 V floats at once
+            log_probability_RV = (self.model.logits(hidden_RH) / temperature).log_softmax(-1)
+            own_R = log_probability_RV.gather(-1, token_R[:, None])[:, 0].tolist()
+            top = log_probability_RV.topk(count, -1)
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            rows = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
+            found += [Likely(own, row) for own, row in zip(own_R, rows, strict=True)]
+        return found
+
+    def _outcome(
+        self, running: Running, reading: Reading, hidden_CH: Tensor, logits_CV: Tensor | None = None
+    ) -> Outcome:
+        if running.request.guide:
+            reading = self._guided(running, running.request.guide, reading, hidden_CH)
         prediction = Prediction(
             reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, logits_CV
         )
         # A pinned token is certain, so its soft embedding is the embedding of that token.
         pin_C = running.canvas.pin_C
         pinned_CH = self.model.decoder.embed_tokens(pin_C.clamp(min=0)) * self.model.embed_scale
-        return Outcome(running, prediction, torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH))
+        soft_CH = torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH)
+        return Outcome(running, prediction, soft_CH, hidden_CH)
+
+    def _guided(self, running: Running, guide: Guide, reading: Reading, hidden_CH: Tensor) -> Reading:
+        """A reading whose tokens keep to a constraint: its own where they do, else the likeliest that do.
+
+        What has settled goes ahead as it is, and the search begins behind it.
+        """
+        canvas, after = running.canvas, running.request.max_new_tokens - len(running.tokens) - len(hidden_CH)
+        settled = canvas.pin_C[: canvas.final]
+        state = guide.walk(running.state, settled.tolist())
+        names = ("candidate_T", "argmax_T")
+        wrong = [n for n in names if not guide.fits(state, getattr(reading, n)[len(settled) :].tolist(), after)]
+        if not wrong:
+            return reading
+        if not guide.fits(state, (), after + len(hidden_CH) - len(settled)):
+            best_C = canvas.result_C  # what settled was a part of it; a search might find no way that is as short
+        else:
+            scores = scores_of(self.model.logits(hidden_CH[len(settled) :]), reading.entropy_T[len(settled) :], guide)
+            found = torch.from_numpy(guide.best(state, scores, after)).to(hidden_CH.device)
+            best_C = torch.cat([settled, found])
+        return replace(reading, **dict.fromkeys(wrong, best_C))
+
+
+def scores_of(logits_CV: Tensor, entropy_C: Tensor, guide: Guide) -> Scores:
+    """What the search for the likeliest text needs to know: how much worse than the likeliest tokens others are.
+
+    What a position says counts by how sure it is. Early in the process most are noise, and many that know nothing would
+    outvote the few that know: the shortest text would win, since after its end nothing can be wrong.
+    """
+    weight_C1 = torch.exp(-entropy_C)[:, None]
+    top = logits_CV.topk(min(TOP, logits_CV.shape[-1]), dim=-1)
+    best_C1 = top.values[:, :1]
+    moves_CU = logits_CV[:, torch.from_numpy(guide.moves.tokens_U).to(logits_CV.device)]
+    moves_CU = torch.cat([moves_CU, best_C1], dim=-1)
+    return Scores(
+        top.indices.cpu().numpy(),
+        ((top.values - best_C1) * weight_C1).cpu().numpy(),
+        ((moves_CU - best_C1) * weight_C1).cpu().numpy(),
+    )
 
 
 def _needs_logits(running: Running) -> bool:

@@ -75,15 +75,17 @@ class Stack(nn.Module):
 
     def __init__(self, config: Config, shared: "Stack | None" = None) -> None:
         super().__init__()
-        # padding_idx: as an input, the padding token learns nothing (in training; it changes no value).
-        self.embed_tokens = (
-            shared.embed_tokens
-            if shared
-            else nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        )
+        self.embed_tokens = shared.embed_tokens if shared else _embedding(config)
         self.layers = shared.layers if shared else nn.ModuleList(Layer(config, shape) for shape in config.layers)
         self.norm = shared.norm if shared else RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layer_scalars = nn.ParameterList(nn.Parameter(torch.empty(1), requires_grad=False) for _ in config.layers)
+
+
+def _embedding(config: Config) -> nn.Embedding:
+    """As an input, the padding token learns nothing (in training; it changes no value). The weight is given, not drawn:
+    drawing on the meta device imports torch's compiler, which takes longer than all else that loading does."""
+    weight_VH = torch.empty(config.vocab_size, config.hidden_size)
+    return nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id, _weight=weight_VH)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention
 from gesso.ops.experts import chosen, experts, route
-from gesso.ops.linear import gated, linear
+from gesso.ops.linear import fast_products, gated, linear
 from gesso.ops.norm import add_norms, join, rms_norm
 from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
@@ -23,6 +23,7 @@ __all__ = [
     "dense",
     "draw",
     "experts",
+    "fast_products",
     "gated",
     "heads",
     "inverse_frequencies",

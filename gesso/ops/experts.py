@@ -19,7 +19,7 @@ Rows = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is g
 def route(scores_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The K likeliest experts and their weights [T, K]: shares of the chosen, times each expert's own scale.
 
-    Where experts are few, all of them stand there, those not chosen with a weight of zero: see `few_experts`.
+    Where experts are few, all of them stand there, those not chosen with a weight of zero: see `_all`.
     """
     probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
     experts = scores_TE.shape[-1]

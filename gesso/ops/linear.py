@@ -5,7 +5,10 @@ segments would let a request's last bits depend on who shares the batch. The sam
 in vectors with another formula for what is left over. T tokens of all segments, I in, O out.
 """
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +16,20 @@ from torch import Tensor
 
 from gesso.ops import fast
 from gesso.ops.weight import Adapted, Weight, dense
+
+ARM = platform.machine() in ("aarch64", "arm64")
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """On ARM, oneDNN's products take longer than those of the BLAS that torch has beside it."""
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = before and not ARM
+    try:
+        yield
+    finally:
+        onednn.enabled = before
 
 
 def linear(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Tensor:

@@ -4,8 +4,7 @@
     weight_scale  float32        [O, 1]     value = weight · weight_scale
 
 Experts have a leading E on both. The largest value of a channel becomes 448, the largest of e4m3, and the scale is
-never zero. Trying fifteen scales a channel lowers the error by 4 % at fifteen times the work: a floating-point grid is
-much the same at every scale. So there is no search. O out, I in.
+never zero. No scale is searched for: a floating-point grid is much the same at every scale. O out, I in.
 """
 
 from collections.abc import Mapping, Sequence

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 def run(
-    g: "Gesso", asked: Task, *, split: str, count: int, seed: int, preset: str | None, steps: Sequence[int],
-    plot: Path | None,
+    g: "Gesso", asked: Task, *, split: str, count: int, seed: int, steps: Sequence[int], plot: Path | None,
+    constrained: bool = False, **settings: Any,
 ) -> "list[Evaluation]":  # fmt: skip
     """One evaluation, or one for each limit on the steps."""
     from gesso.tasks.evaluate import evaluate  # which needs torch, and `gesso data` does not
 
     items = list(asked.items(split, count, seed))
     data = {"split": split, "count": count, "seed": seed, "command": shlex.join(["gesso", *sys.argv[1:]])}
-    shared: dict[str, Any] = {"seed": seed, "data": data, **({"preset": preset} if preset else {})}
+    shared: dict[str, Any] = {"seed": seed, "data": data, "constrained": constrained, **settings}
     limits: Sequence[int | None] = steps or [None]
     found = []
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:

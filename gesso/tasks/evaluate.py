@@ -155,26 +155,31 @@ def evaluate(
     batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     data: Mapping[str, Any] | None = None,
+    constrained: bool = False,
     **options: Any,
 ) -> Evaluation:
     """Generate an answer to every item and score it.
 
     `options` are those of `Gesso.generate` (`preset`, `steps`, …), on top of the task's own. `batch` items are under
     way at once (None: as many as the engine runs together), which changes the time and nothing else: an item's seed
-    depends on `seed` and its place alone. `progress` is called with (done, total) after every item.
+    depends on `seed` and its place alone. `progress` is called with (done, total) after every item. `constrained`
+    answers keep to what their items say they have to be.
     """
     asked = list(items)
     if not asked:
         raise InputError("there are no items to evaluate")
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}")
+    if constrained and not any(item.constraint for item in asked):
+        raise InputError(f"the items of {task.name} say nothing of what an answer has to be")
     options = {**task.options, **options}
     # Wrong settings are wrong for every item: better said now than counted as failures of each.
     diffusion = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
     chosen = dataclasses.asdict(choose(g.defaults.diffusion, options.get("preset"), **diffusion))
     start = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
-    for index, result, seconds in _answers(g, asked, seed, batch or len(g.engine.scheduler.rows), options):
+    batch = batch or len(g.engine.scheduler.rows)
+    for index, result, seconds in _answers(g, asked, seed, batch, options, constrained):
         outcomes[index] = _outcome(g, task, asked[index], _item_seed(seed, index), result, seconds)
         if progress:
             progress(len(outcomes), len(asked))
@@ -183,7 +188,7 @@ def evaluate(
         data=dict(data or {}),
         fingerprint=hashlib.sha256(repr([_asked(i) for i in asked]).encode()).hexdigest()[:16],
         model={"name": str(g.directory), "device": str(g.model.device), "dtype": str(g.model.dtype).split(".")[-1]},
-        settings={name: _plain(value) for name, value in {**options, **chosen}.items()},
+        settings={name: _plain(value) for name, value in {**options, **chosen, "constrained": constrained}.items()},
         seed=seed,
         seconds=time.perf_counter() - start,
         outcomes=tuple(outcomes[index] for index in range(len(asked))),
@@ -200,7 +205,7 @@ def sweep(g: "Gesso", task: Task, items: Iterable[Item], *, steps: Sequence[int]
 
 
 def _answers(
-    g: "Gesso", items: Sequence[Item], seed: int, batch: int, options: Mapping[str, Any]
+    g: "Gesso", items: Sequence[Item], seed: int, batch: int, options: Mapping[str, Any], constrained: bool
 ) -> Iterator[tuple[int, Result | Exception, float]]:
     """(index, answer or what went wrong, seconds) of every item, as they come."""
     if g.engine.busy:  # their events would come to us and be lost to those who wait for them
@@ -210,10 +215,14 @@ def _answers(
     try:
         while True:
             while len(running) < batch and (index := next(waiting, None)) is not None:
-                prompt, tools = items[index].prompt, items[index].meta.get("tools")
+                item = items[index]
+                kept = {**options, "seed": _item_seed(seed, index), **(item.constraint if constrained else {})}
                 try:
-                    asked_as = prompt if isinstance(prompt, str) else g.tokenizer.chat(prompt, tools=tools)
-                    request_id = g.engine.submit(g.request(asked_as, seed=_item_seed(seed, index), **options))
+                    if isinstance(item.prompt, str):
+                        request = g.request(item.prompt, **kept)
+                    else:
+                        request = g.chat_request(item.prompt, tools=item.meta.get("tools"), **kept)
+                    request_id = g.engine.submit(request)
                 except InputError as error:
                     yield index, error, 0.0
                 else:

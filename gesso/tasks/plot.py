@@ -1,4 +1,4 @@
-"""Accuracy against steps, drawn as an SVG by itself: no library, no font, no script, readable on light and on dark."""
+"""Curves, drawn as an SVG by themselves: no library, no font, no script, readable on light and on dark."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "M-4-4h8v8h-8z", "M0-5l5 9h-10z"
 @dataclass(frozen=True)
 class Point:
     x: float
-    y: float  # 0 to 1
+    y: float
     low: float | None = None
     high: float | None = None
     note: str = ""  # shown where a pointer rests on the point
@@ -48,12 +48,21 @@ def series(name: str, evaluations: Sequence["Evaluation"], score: str) -> Series
     )
 
 
-def svg(lines: Sequence[Series], *, title: str, x_label: str = "denoising steps allowed", y_label: str) -> str:
-    """The plot. The x axis is logarithmic if the points span a factor of 8 or more."""
+def svg(
+    lines: Sequence[Series],
+    *,
+    title: str,
+    x_label: str = "denoising steps allowed",
+    y_label: str,
+    top: float | None = None,
+) -> str:
+    """The plot. The x axis is logarithmic if the points span a factor of 8 or more. The y axis ends at `top`; without
+    one, the ys are shares of 1, shown in percent."""
     xs = sorted({point.x for line in lines for point in line.points})
     place_x, ticks = _x_axis(xs)
+    place_y = _YAxis(top)
     described = "; ".join(
-        f"{line.name}: " + ", ".join(f"{_percent(p.y)} at {p.x:g}" for p in line.points) for line in lines
+        f"{line.name}: " + ", ".join(f"{place_y.text(p.y)} at {p.x:g}" for p in line.points) for line in lines
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -64,20 +73,21 @@ def svg(lines: Sequence[Series], *, title: str, x_label: str = "denoising steps 
         f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>',
         f'<text class="title" x="{LEFT}" y="26">{escape(title)}</text>',
     ]
-    for tick in (0, 0.2, 0.4, 0.6, 0.8, 1):
-        y = _place_y(tick)
+    for share in (0, 0.2, 0.4, 0.6, 0.8, 1):
+        y = place_y(share * place_y.top)
+        label = f"{share:.0%}" if top is None else f"{share * top:.2g}"
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 8}" y="{y + 4:.1f}">{tick:.0%}</text>')
+        parts.append(f'<text class="end" x="{LEFT - 8}" y="{y + 4:.1f}">{label}</text>')
     for tick in ticks:
         x = place_x(tick)
-        parts.append(f'<path class="axis" d="M{x:.1f} {_place_y(0):.1f}v5"/>')
-        parts.append(f'<text class="middle" x="{x:.1f}" y="{_place_y(0) + 19:.1f}">{tick:g}</text>')
+        parts.append(f'<path class="axis" d="M{x:.1f} {place_y(0):.1f}v5"/>')
+        parts.append(f'<text class="middle" x="{x:.1f}" y="{place_y(0) + 19:.1f}">{tick:g}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     parts.append(f'<text class="middle" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}">{escape(x_label)}</text>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<text class="middle" transform="translate(16 {middle}) rotate(-90)">{escape(y_label)}</text>')
     for n, line in enumerate(lines):
-        parts.append(_drawn(line, n, place_x))
+        parts.append(_drawn(line, n, place_x, place_y))
     if len(lines) > 1:
         parts += _legend(lines)
     return "\n".join([*parts, "</svg>", ""])
@@ -105,22 +115,31 @@ def _x_axis(xs: Sequence[float]) -> tuple[_XAxis, list[float]]:
     return axis, ticks
 
 
-def _place_y(y: float) -> float:
-    return HEIGHT - BOTTOM - y * (HEIGHT - TOP - BOTTOM)
+class _YAxis:
+    """Where a y stands, from 0 to the top, and how it is said."""
+
+    def __init__(self, top: float | None) -> None:
+        self.top, self.percent = (1.0, True) if top is None else (top, False)
+
+    def __call__(self, y: float) -> float:
+        return HEIGHT - BOTTOM - min(max(y / self.top, 0), 1) * (HEIGHT - TOP - BOTTOM)
+
+    def text(self, y: float) -> str:
+        return f"{100 * y:.1f} %" if self.percent else f"{y:.3g}"
 
 
-def _drawn(line: Series, n: int, place_x: _XAxis) -> str:
+def _drawn(line: Series, n: int, place_x: _XAxis, place_y: _YAxis) -> str:
     points = sorted(line.points, key=lambda point: point.x)
-    path = "L".join(f"{place_x(p.x):.1f} {_place_y(p.y):.1f}" for p in points)
+    path = "L".join(f"{place_x(p.x):.1f} {place_y(p.y):.1f}" for p in points)
     parts = [f'<g class="s{n % len(COLOURS)}">', f'<path class="line" d="M{path}"/>']
     for p in points:
-        x, y = place_x(p.x), _place_y(p.y)
+        x, y = place_x(p.x), place_y(p.y)
         interval = ""
         if p.low is not None and p.high is not None:
-            interval = f" ({_percent(p.low)} to {_percent(p.high)})"
-            low, high = _place_y(max(p.low, 0)), _place_y(min(p.high, 1))
+            interval = f" ({place_y.text(p.low)} to {place_y.text(p.high)})"
+            low, high = place_y(p.low), place_y(p.high)
             parts.append(f'<path class="bar" d="M{x:.1f} {low:.1f}V{high:.1f}m-4 0h8M{x - 4:.1f} {low:.1f}h8"/>')
-        note = escape(f"{line.name}, {p.x:g}: {_percent(p.y)}{interval}{'; ' if p.note else ''}{p.note}")
+        note = escape(f"{line.name}, {p.x:g}: {place_y.text(p.y)}{interval}{'; ' if p.note else ''}{p.note}")
         parts.append(f'<path class="point" transform="translate({x:.1f} {y:.1f})" d="{MARKERS[n % len(MARKERS)]}">')
         parts.append(f"<title>{note}</title></path>")
     return "\n".join([*parts, "</g>"])
@@ -136,10 +155,6 @@ def _legend(lines: Sequence[Series]) -> Iterator[str]:
             f'<text x="{x + 30}" y="50">{escape(line.name)}</text>'
         )
         x += 52 + 7 * len(line.name)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _style(count: int) -> str:

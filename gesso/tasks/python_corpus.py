@@ -33,7 +33,7 @@ from pathlib import Path
 from gesso.errors import InputError
 from gesso.tasks.python_infill import MIDDLE, PREFIX, SUFFIX, read_source, source_files
 from gesso.tasks.task import split_of
-from gesso.untrained import SPECIALS
+from gesso.train.vocabulary import SPECIALS
 
 HELD_OUT_FILES = 500
 PACKAGE_BYTES = 1_600_000  # of one package at most, a fifth of them held out: none should speak for all

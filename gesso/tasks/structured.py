@@ -43,7 +43,7 @@ GENERIC = 0.35  # share of values given by a field's name instead of a wording o
 class Structured:
     name: ClassVar[str] = "structured"
     scores: ClassVar[tuple[str, ...]] = ("fields", "valid", "share")
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 64})  # the longest answer needs 61
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 64})  # answers are shorter
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         check_draw(split, count)
@@ -95,7 +95,13 @@ def _item(name: str, split: str, rng: random.Random) -> Item:
     if not calls:
         content = f"{drawn.request}\n{INSTRUCTION}{compact(drawn.schema)}"
         meta["schema"] = drawn.schema
-        return Item(name=name, prompt=(_message("user", content),), expected=compact(drawn.value), meta=meta)
+        return Item(
+            name=name,
+            prompt=(_message("user", content),),
+            expected=compact(drawn.value),
+            meta=meta,
+            constraint={"json_schema": drawn.schema},
+        )
     right = _tool(drawn, split, rng)
     tools = {drawn.domain.name: right}
     for _ in range(rng.choice((0, 1, 1, 2))):
@@ -105,7 +111,13 @@ def _item(name: str, split: str, rng: random.Random) -> Item:
     meta["tools"] = tuple(rng.sample(list(tools.values()), len(tools)))
     meta["call"] = right["function"]["name"]
     expected = format_call(ToolCall(meta["call"], drawn.value))
-    return Item(name=name, prompt=(_message("user", drawn.request),), expected=expected, meta=meta)
+    return Item(
+        name=name,
+        prompt=(_message("user", drawn.request),),
+        expected=expected,
+        meta=meta,
+        constraint={"tool_choice": "required"},
+    )
 
 
 def compact(value: Any) -> str:

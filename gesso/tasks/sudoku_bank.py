@@ -10,7 +10,7 @@ that are named when it is made.
 
 Arrays carry their shape: N examples, P puzzles of the bank, 81 cells.
 
-    python -m gesso.tasks.sudoku_bank data/mini/sudoku-bank.npz --processes 2 --held-out ../shared/data/sudoku/*.txt
+    python -m gesso.tasks.sudoku_bank data/mini/sudoku-bank.npz --processes 2 --held-out puzzles.txt
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gesso.errors import InputError
-from gesso.tasks.sudoku_dig import Diggers, hashes
+from gesso.tasks.sudoku_dig import ALL, ONE, Diggers, hashes, settle
 from gesso.tasks.sudoku_grid import CELLS, SEVENTEEN, kinship, read_puzzles, solutions, solved_grid
 from gesso.tasks.task import split_of
 
@@ -44,8 +44,9 @@ A_JOB = 256  # grids dug side by side
 
 # How often an example starts from a puzzle with so many clues; by the bank's own shares few would have less than 21.
 SHARES: Mapping[int, float] = MappingProxyType(
-    {17: 3, 18: 1, 19: 2, 20: 2, 21: 2, 22: 2, 23: 3, 24: 3, 25: 2, 26: 1, 27: 0.2}
+    {17: 2, 18: 1, 19: 1, 20: 2, 21: 2, 22: 3, 23: 4, 24: 5, 25: 4, 26: 2, 27: 0.5}
 )
+HARD = 4  # times as often as another a puzzle is drawn that filling in what is forced does not solve
 
 
 # --- making ---------------------------------------------------------------------------------------------------------
@@ -131,6 +132,26 @@ class Bank:
         counts = self.given.sum(axis=1)
         return {int(count): np.flatnonzero(counts == count) for count in np.unique(counts)}
 
+    @functools.cached_property
+    def hard(self) -> NDArray[np.bool_]:
+        """Which puzzles are not solved by filling in cells with one candidate and digits with one place."""
+        found = np.zeros(len(self), bool)
+        for start in range(0, len(self), A_JOB):
+            given = self.given[start : start + A_JOB]
+            digits = ONE << (self.solutions[start : start + A_JOB].astype(np.uint16) - ONE)
+            may = np.ascontiguousarray(np.where(given, digits, ALL).T)
+            settle(may)
+            found[start : start + A_JOB] = (may & (may - ONE) != 0).any(axis=0)
+        return found
+
+    @functools.cached_property
+    def weighed(self) -> dict[int, NDArray[np.intp]]:
+        """As `by_clues`, with hard ones `HARD` times."""
+        return {
+            clues: np.concatenate([which, *[which[self.hard[which]]] * (HARD - 1)])
+            for clues, which in self.by_clues.items()
+        }
+
     def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> "Bank":
         return Bank(self.solutions[which], self.given[which])
 
@@ -208,12 +229,13 @@ def draw(
     seed: int,
     *,
     clues: tuple[int, int] = (17, 36),
-    plain: float = 0.5,
+    plain: float = 0.75,
     shares: Mapping[int, float] = SHARES,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Puzzles and solutions [N, 81] of the examples with these numbers; 0 is an empty cell.
 
-    `shares` weighs the puzzles of the bank by their number of clues; numbers it does not name are not drawn. A share
+    `shares` weighs the puzzles of the bank by their number of clues; numbers it does not name are not drawn. Of those
+    with as many clues hard ones come `HARD` times as often. A share
     `plain` of the puzzles stay as sparse as they are in the bank; the others are filled up to a number of clues drawn
     evenly from their own to the upper end of `clues`. All are filled up to its lower end.
     """
@@ -254,10 +276,10 @@ def _base(
         )
     ends = np.cumsum([*known.values()])
     at = np.searchsorted(ends, _unit(level) * ends[-1], side="right")
-    sizes = np.array([len(bank.by_clues[clues]) for clues in known])
+    sizes = np.array([len(bank.weighed[clues]) for clues in known])
     starts = np.cumsum(sizes) - sizes
     inside = (which % sizes[at].astype(np.uint64)).astype(np.intp)
-    return np.concatenate([bank.by_clues[clues] for clues in known])[starts[at] + inside]
+    return np.concatenate([bank.weighed[clues] for clues in known])[starts[at] + inside]
 
 
 def _lines(keys: NDArray[np.uint64]) -> NDArray[np.intp]:

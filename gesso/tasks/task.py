@@ -21,6 +21,8 @@ class Item:
     prompt: str | tuple[Mapping[str, Any], ...]
     expected: str
     meta: Mapping[str, Any] = field(default_factory=dict)  # what the scorer needs beyond `expected`
+    # What the answer has to be, as options of `Gesso.chat`; kept to only where an evaluation is `constrained`.
+    constraint: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task(Protocol):

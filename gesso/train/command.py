@@ -10,7 +10,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gesso import checkpoint, untrained
+from gesso import checkpoint
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.model.init import begin
@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def directory_of(recipe: Recipe) -> Path:
-    return untrained.directory() if recipe.model.path is None else checkpoint.find(recipe.model.path)
+    return checkpoint.find(recipe.model.path)
 
 
 def eos_of(directory: Path) -> int:

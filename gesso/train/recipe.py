@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    path: str | None = None  # directory or hub name; none: the model in the box
+    path: str | None = None  # directory, hub name or name in the box; none: gesso-mini
     scratch: bool = False  # random weights in the shape of that checkpoint
     dtype: str = "float32"  # of the weights; frozen weights under an adapter may be bfloat16
 

@@ -13,8 +13,13 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from gesso.errors import InputError
-from gesso.untrained import SPECIALS
 
+# The chat format's, at their ids in the real vocabulary.
+SPECIALS = {
+    0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
+    49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: '<|"|>', 98: "<|think|>",
+    100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>",
+}  # fmt: skip
 # The markers of tasks/python_infill.py, at ids that the real vocabulary has for other things than text.
 NAMED = SPECIALS | {107: "<|fim_prefix|>", 108: "<|fim_suffix|>", 109: "<|fim_middle|>"}
 BYTES = 128  # the id of byte 0

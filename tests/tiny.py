@@ -1,20 +1,20 @@
 """A tiny checkpoint with random weights, made on the spot: every part of a DiffusionGemma, none of its knowledge.
 
-It stands in for the model in the box. Its tokenizer spells text in bytes and knows the chat format's special tokens.
+Its tokenizer spells text in bytes and knows the chat format's special tokens.
 """
 
 import json
-import os
 from pathlib import Path
 
-from gesso.config import Config
-from gesso.errors import GessoError
+import torch
+from safetensors.torch import load_file, save_file
 
-SPECIALS = {
-    0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
-    49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: '<|"|>', 98: "<|think|>",
-    100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>",
-}  # fmt: skip
+from gesso.checkpoint import SINGLE, save
+from gesso.config import Config
+from gesso.model.transformer import DiffusionGemma
+from gesso.train.vocabulary import SPECIALS
+from gesso.vision import is_vision
+
 VOCABULARY = 384  # specials at the ids of the real vocabulary, then the 256 bytes
 
 CONFIG = {
@@ -59,33 +59,33 @@ CONFIG = {
 }
 
 
-def directory() -> Path:
-    """Where the checkpoint is, made at the first call."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gesso"
-    target = cache / "untrained-1"
-    if not target.exists():
-        try:
-            make(target)
-        except (GessoError, OSError):
-            if not target.exists():  # else another process was faster, and made the same
-                raise
-    return target
-
-
-def make(target: Path, seed: int = 0) -> None:
-    import torch
-
-    from gesso.checkpoint import save
-    from gesso.model.init import randomise
-    from gesso.model.transformer import DiffusionGemma
-
+def make(target: Path, seed: int = 0) -> Path:
     model = DiffusionGemma(Config.from_dict(CONFIG))
-    # Larger than the usual 0.02: an untrained model should have opinions, or no canvas would ever settle.
+    # Larger than the usual 0.02: a model without knowledge should have opinions, or no canvas would ever settle.
     randomise(model, seed, std=0.2)
     with torch.no_grad():
         for norm in (model.decoder.norm, model.encoder.norm):
             norm.weight.fill_(2.0)
     save(model, target, files={"tokenizer.json": tokenizer_json(), "generation_config.json": "{}\n"})
+    return target
+
+
+@torch.no_grad()
+def randomise(model: DiffusionGemma, seed: int, std: float = 0.02) -> None:
+    """Matrices get normal values, norms and scales ones: a pure function of the seed."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, std, generator=generator)
+
+
+def give_eyes(directory: Path) -> None:
+    """A vision tower that is not all zeros, as checkpoints have it that read images."""
+    tensors = load_file(directory / SINGLE)
+    eyes = {name: torch.ones_like(tensor) for name, tensor in tensors.items() if is_vision(name)}
+    save_file(tensors | eyes, directory / SINGLE, metadata={"format": "pt"})
 
 
 def tokenizer_json() -> str:

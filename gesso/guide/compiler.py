@@ -1,0 +1,77 @@
+"""Regular expression to automaton, as a program of its own: stdin to stdout, so that a limit can end it.
+
+Some expressions have automata of exponential size, and the library that builds them asks nobody before it does. The
+arguments are the most states and the most bytes of memory. What is written: an .npz of `edges` [E, 3] (state, byte,
+next state; numbered from 1 on, 1 is where it starts) and `accepting`. Imports nothing of the package, to start fast.
+"""
+
+import contextlib
+import io
+import itertools
+import sys
+
+import numpy as np
+from outlines_core import Index, Vocabulary
+
+END = 256  # the token that stands for the end of the text
+VOCABULARY = Vocabulary(END, {bytes([byte]): [byte] for byte in range(256)})
+MARK = b"@start@"
+# What the library builds is the automaton of a search, and it leaves out ways from an accepting state on through one
+# that is not ("(ab)*" takes no second "ab"; outlines-core 0.2.14). So the expression ends in a NUL, and where a NUL
+# leads to the end a text may end. A second alternative that is empty, and so preferred to searching on, keeps the
+# search from starting at every byte, which takes exponential room. The start is found by a mark behind a byte whose way
+# is left out.
+FRAME = "(?:.{mark}(?:{expression})\\x00|)"
+
+
+def main() -> None:
+    states, memory = map(int, sys.argv[1:])
+    with contextlib.suppress(ImportError):  # Windows has no such limit; the caller's time limit holds there too
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    expression = sys.stdin.buffer.read().decode("utf-8")
+    try:
+        edges, accepting = compiled(expression)
+    except ValueError as error:
+        sys.exit(f"invalid: {error}")
+    if (count := len({state for state, _, _ in edges})) > states:
+        sys.exit(f"states: {count}")
+    out = io.BytesIO()
+    np.savez(out, edges=np.array(edges, np.int32).reshape(-1, 3), accepting=np.array(accepting, np.int32))
+    sys.stdout.buffer.write(out.getvalue())
+
+
+def compiled(expression: str) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """(state, byte, next state) of every move, and the accepting states; 1 is where a text starts."""
+    if min(itertools.accumulate((c == "(") - (c == ")") for c in expression), default=0) < 0:
+        Index(expression, VOCABULARY)  # by itself: put between ours, the brackets of "a)(b" would be balanced
+    if "(?x" in expression:
+        expression += "\n"  # ends a comment
+    index = Index(FRAME.format(mark=MARK.decode(), expression=expression), VOCABULARY)
+    moves, finals = index.get_transitions(), index.get_final_states()
+    start = _start(index, moves)
+    number, waiting, edges = {start: 1}, [start], []
+    while waiting:
+        state = waiting.pop()
+        for byte, target in moves.get(state, {}).items():
+            if byte not in (0, END):
+                if target not in number:
+                    number[target] = len(number) + 1
+                    waiting.append(target)
+                edges.append((number[state], byte, number[target]))
+    return edges, [number[state] for state in number if moves.get(state, {}).get(0) in finals]
+
+
+def _start(index: Index, moves: dict[int, dict[int, int]]) -> int:
+    entered = {target for row in moves.values() for target in row.values()} | {index.get_initial_state()}
+    for state in moves.keys() - entered:
+        for byte in MARK:
+            state = moves.get(state, {}).get(byte, -1)
+        if state >= 0:
+            return state
+    raise ValueError("no text matches: incompatible with the regex")
+
+
+if __name__ == "__main__":
+    main()

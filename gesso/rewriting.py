@@ -1,0 +1,172 @@
+"""`gesso infill` and `gesso edit`: the text of a file in, the same text with something new in it out.
+
+All but the new is written as it was read, byte for byte.
+"""
+
+import os
+import re
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import gesso
+from gesso.errors import InputError
+from gesso.options import Adapter, Device, Dtype, MaxNewTokens, Model, Preset, Seed, Steps, Stop
+from gesso.terminal import note, print_as_is, print_json, print_text, whole_stdin
+
+if TYPE_CHECKING:
+    from gesso.engine.events import Result
+
+MARKER = "<FILL>"
+
+Source = Annotated[str, typer.Argument(metavar="FILE", help="A UTF-8 text; - for stdin.")]
+Method = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|prompt|pinned",
+        help="How the model sees what follows: in the prompt, or pinned in the canvas after a hole of searched length.",
+    ),
+]
+Context = Annotated[
+    int | None, typer.Option(min=1, help="Show the model only so many tokens on each side; default: all.")
+]
+InPlace = Annotated[bool, typer.Option("--in-place", help="Write the file anew instead of printing its text.")]
+Json = Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")]
+
+
+def infill(
+    file: Source,
+    marker: Annotated[str, typer.Option(help="What marks a hole in the file.")] = MARKER,
+    middle: Annotated[bool, typer.Option("--middle", help="Print only what fills the holes.")] = False,
+    in_place: InPlace = False,
+    method: Method = "auto",
+    context: Context = None,
+    model: Model = None,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_new_tokens: MaxNewTokens = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    preset: Preset = None,
+    steps: Steps = None,
+    json: Json = False,
+) -> None:
+    """Fill the holes of a text, from left to right."""
+    if not marker:
+        raise InputError("--marker is empty; give the text that marks a hole")
+    parts = _read(file, in_place).split(marker)
+    if len(parts) == 1:
+        raise InputError(
+            f"{_name(file)} has no hole: write {marker} where text is missing, or name the --marker it has"
+        )
+    g = gesso.load(model, device=device, dtype=dtype, adapter=adapter)
+    settings = _settings(method=method, context=context, max_new_tokens=max_new_tokens, seed=seed, preset=preset,
+                         steps=steps, stop=stop)  # fmt: skip
+    found = g.infill_holes(parts, **settings)
+    if in_place:
+        _replace(Path(file), found.text)
+    if json:
+        print_json({"text": found.text, "middles": [asdict(filled) for filled in found.middles]})
+    elif middle:
+        for filled in found.middles:
+            print_text(filled.text)
+    elif not in_place:
+        print_as_is(found.text)
+    if not json:
+        for filled in found.middles:
+            _note(filled, filled.method)
+
+
+def edit(
+    file: Source,
+    span: Annotated[str, typer.Option(metavar="START:END", help="Characters to write anew, counted from 0.")],
+    level: Annotated[
+        float, typer.Option(help="Above 0, at most 1: how far from what is there. 1 is written anew.")
+    ] = 1.0,
+    instruction: Annotated[str | None, typer.Option(help="What to change, in words.")] = None,
+    in_place: InPlace = False,
+    method: Method = "auto",
+    context: Context = None,
+    model: Model = None,
+    adapter: Adapter = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_new_tokens: MaxNewTokens = None,
+    stop: Stop = None,
+    seed: Seed = None,
+    preset: Preset = None,
+    steps: Steps = None,
+    json: Json = False,
+) -> None:
+    """Write a span of a text anew, and leave the rest as it is."""
+    from gesso.guide.edit import check_span
+
+    text = _read(file, in_place)
+    where = check_span(text, _span(span), level)  # before a large model is loaded
+    g = gesso.load(model, device=device, dtype=dtype, adapter=adapter)
+    settings = _settings(method=method, context=context, max_new_tokens=max_new_tokens, seed=seed, preset=preset,
+                         steps=steps, stop=stop)  # fmt: skip
+    found = g.edit(text, where, level=level, instruction=instruction, **settings)
+    if in_place:
+        _replace(Path(file), found.text)
+    if json:
+        print_json(asdict(found))
+        return
+    if not in_place:
+        print_as_is(found.text)
+    _note(found, found.method)
+
+
+def _settings(**given: Any) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _span(text: str) -> tuple[int, int]:
+    match = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
+    if not match:
+        raise InputError(f"--span is START:END, two numbers of characters such as 12:40; got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _note(result: "Result", method: str) -> None:
+    usage = result.usage
+    note(
+        f"{method}: {usage.completion_tokens} tokens, {usage.denoising_steps} steps, canvases {usage.canvases}, "
+        f"finish {result.finish_reason}, seed {result.seed}"
+    )
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _name(file: str) -> str:
+    return "stdin" if file == "-" else file
+
+
+def _read(file: str, in_place: bool) -> str:
+    if file == "-":
+        if in_place:
+            raise InputError("--in-place needs a file; what comes from stdin has no place")
+        return whole_stdin()
+    try:
+        return Path(file).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}; convert it first") from None
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """All or nothing: the file as it was, or with its new text; a link stays a link."""
+    path = path.resolve()
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        unfinished.write_bytes(text.encode("utf-8"))
+        shutil.copymode(path, unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,305 @@
+"""The fields of requests. What is not here, or not with that value, is refused by name and never ignored."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from gesso.errors import InputError
+from gesso.settings import PRESETS, SAMPLERS, STOPPINGS
+
+# OpenAI's fields that this server does not act on. A value that means "off" is as good as none: many clients send it.
+OFF: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "best_of": (1,),
+    "echo": (False,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "truncation": ("disabled",),
+    "background": (False,),
+    "include": ([],),
+}
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
+Stop = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
+
+
+class Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_is_off(cls, data: Any) -> Any:
+        """A null is a field not given, here as with OpenAI."""
+        if not isinstance(data, dict):
+            return data
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None
+            and not (name in OFF and name not in cls.model_fields and any(_same(value, off) for off in OFF[name]))
+        }
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+class DiffusionFields(Fields):
+    """The settings of `gesso.Diffusion`, by the same names, and what only this server has."""
+
+    preset: str | None = None
+    steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    entropy_bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    t_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    t_min: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    stability: Annotated[int, Field(ge=0, le=1000)] | None = None
+    confidence: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    greed: Annotated[float, Field(ge=0, le=1)] | None = None
+    sampler: str | None = None
+    stopping: str | None = None
+    canvas_length: Annotated[int, Field(ge=1)] | None = None
+    eos_settles: bool | None = None
+    settle: Annotated[int, Field(ge=0, le=1000)] | None = None
+    pins: dict[str, int] = Field(default={}, description="Token by position in the new text.")
+    drafts: bool = Field(default=False, description="Stream every canvas after every step, as extra events.")
+
+    @field_validator("preset", "sampler", "stopping")
+    @classmethod
+    def _known(cls, value: str | None, info: Any) -> str | None:
+        known = {"preset": tuple(PRESETS), "sampler": SAMPLERS, "stopping": STOPPINGS}[info.field_name]
+        if value is not None and value not in known:
+            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}")
+        return value
+
+    @field_validator("pins")
+    @classmethod
+    def _positions(cls, pins: dict[str, int]) -> dict[str, int]:
+        if wrong := [at for at in pins if not (at.isascii() and at.isdecimal() and len(at) < 10)]:
+            raise ValueError(f"a position is a number from 0 on, got {wrong[0]!r}")
+        return pins
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+
+
+class Common(Fields):
+    """What every endpoint that writes text takes."""
+
+    model: str | None = Field(default=None, description="The served model or one of its adapters; see /v1/models.")
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(
+        default=1.0, description="Below 1 the draws are greedier, above 1 it scales t_max and t_min."
+    )
+    seed: Seed | None = None
+    stream: bool = False
+    user: str | None = Field(default=None, max_length=512, description="Goes into the log.")
+    diffusion: DiffusionFields = DiffusionFields()
+
+
+class Constraint(Fields):
+    """What the text must be: one of these, by the names they have in Python."""
+
+    choice: list[str] | None = Field(default=None, description="Texts, one of which is written.")
+    regex: str | None = Field(default=None, description="A regular expression, in Rust's syntax.")
+    grammar: str | None = Field(default=None, description="EBNF.")
+
+    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
+        named = {"choice": self.choice, "regex": self.regex, "grammar": self.grammar, "json_schema": json_schema}
+        given = {name: value for name, value in named.items() if value is not None}
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} were given; a text has one constraint")
+        return given or None
+
+
+class Choices(Common, Constraint):
+    n: Count = 1
+    max_tokens: Count | None = None
+    stop: Stop = []
+    stream_options: StreamOptions = StreamOptions()
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise ValueError("stream_options belongs to stream: true")
+        return self
+
+
+class SchemaFields(Fields):
+    """A JSON schema to be kept to. It always is; `strict` changes nothing."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(default={"type": "object"}, alias="schema")
+    strict: bool | None = None
+
+
+class FormatFields(Fields):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: SchemaFields | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema and type json_schema belong together")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | bool | None:
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
+
+
+class ChosenFunction(Fields):
+    name: str
+
+
+class ChosenTool(Fields):
+    type: Literal["function"] = "function"
+    function: ChosenFunction
+
+
+class ChatFields(Choices):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
+    parallel_tool_calls: bool | None = Field(default=None, description="Whether there may be several; yes.")
+    response_format: FormatFields = FormatFields()
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking: bool | None = Field(default=None, description="Think before the answer; as any effort above minimal.")
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens and max_completion_tokens are the same; give one")
+        if self.parallel_tool_calls is False and self.tool_choice == "auto":
+            raise ValueError("parallel_tool_calls: false is kept where a call is asked for by tool_choice")
+        return self
+
+    def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
+        asked = super().constraint(self.response_format.wanted if json_schema is None else json_schema)
+        if self.tool_choice not in ("auto", "none"):
+            if asked:
+                raise InputError(f"{next(iter(asked))} and tool_choice were given; a text has one constraint")
+            choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
+            parallel = self.parallel_tool_calls is not False
+            asked = {"tools": self.tools or [], "choice": choice, "parallel": parallel}
+        if asked and self.thinks:
+            raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+        return asked
+
+    @property
+    def thinks(self) -> bool:
+        return thinks(self.reasoning_effort) if self.thinking is None else self.thinking
+
+
+class CompletionFields(Choices):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    suffix: str = Field(default="", description="What follows the text to be written.")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _a_hole(self) -> Self:
+        if not self.suffix:
+            return self
+        if not isinstance(self.prompt, str):
+            raise ValueError("suffix goes with one prompt, as text")
+        refused = ("logprobs", "choice", "regex", "grammar")
+        given = [name for name in refused if getattr(self, name) is not None]
+        if self.diffusion.drafts or self.diffusion.pins:
+            given.append("diffusion.drafts" if self.diffusion.drafts else "diffusion.pins")
+        if given:
+            raise ValueError(f"{given[0]} is not supported together with suffix")
+        return self
+
+
+class EditFields(Common):
+    """A span of a text to be written anew."""
+
+    input: str
+    span: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)] = Field(
+        description="Characters: from the first, up to and without the second."
+    )
+    instruction: str | None = None
+    level: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="Below 1: the share of the span's tokens that are written anew."
+    )
+    n: Count = 1
+    max_tokens: Count | None = None
+    stream: Literal[False] = False
+
+
+class ReasoningFields(Fields):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class ResponseFormat(Fields):
+    """As `FormatFields`, in the form of this API: the schema's fields stand beside its type."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema and type json_schema belong together")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | bool | None:
+        return {"type": "object"} if self.type == "json_object" else self.schema_
+
+
+class TextFields(Fields):
+    format: ResponseFormat = ResponseFormat()
+    verbosity: Literal["medium"] = "medium"
+
+
+class ResponseFields(Common):
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    reasoning: ReasoningFields = ReasoningFields()
+    text: TextFields = TextFields()
+
+
+class TokenizeFields(Fields):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = Field(default=True, description="Begin with the token that begins every text.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give prompt or messages, one of the two")
+        return self
+
+
+class DetokenizeFields(Fields):
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False
+
+
+def thinks(effort: str | None) -> bool:
+    return effort not in (None, "none", "minimal")

@@ -1,0 +1,119 @@
+"""What every request passes before a handler sees it, and every answer on its way out.
+
+A request id, the log line and the counters; the host and key checks; a bound on the size of a body and on the time a
+client may take to send it, or to take what is sent.
+"""
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gesso.serve.errors import ApiError
+from gesso.serve.keys import Keys
+from gesso.serve.metrics import Metrics
+from gesso.serve.settings import ServerSettings
+
+logger = logging.getLogger("gesso.serve")
+
+OPEN = ("/health", "/ready")  # no key needed: they say nothing but how the server is
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, paths: frozenset[str]) -> None:
+        self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
+        self.keys = Keys(settings.keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, began = Headers(scope=scope), time.monotonic()
+        given = headers.get("x-request-id", "")
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        state["log"] = log = {"request_id": request_id, "method": scope["method"], "path": scope["path"][:200]}
+        status = 499  # until a status is sent: the client left before
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            async with asyncio.timeout(self.settings.limits.io_timeout):
+                await send(message)
+
+        try:
+            state["client"] = log["client"] = self._admit(scope, headers)
+            await self.app(scope, Body(receive, self.settings).receive, answer)
+        except ApiError as error:
+            await error.response()(scope, receive, answer)
+        except TimeoutError:  # of a send: somebody has stopped reading; the connection goes with this
+            status = 499
+        except Exception:
+            status = 500
+            logger.exception("request failed", extra={"fields": log})
+            raise
+        finally:
+            seconds = time.monotonic() - began
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(seconds)
+            logger.info("request", extra={"fields": {**log, "status": status, "ms": round(1000 * seconds, 1)}})
+
+    def _admit(self, scope: Scope, headers: Headers) -> str:
+        """Who the client is, for the queue: the holder of a key, or an address."""
+        address = scope["client"][0] if scope.get("client") else "local"
+        host = re.sub(r":\d*$", "", headers.get("host", ""))
+        if self.settings.hosts is not None and host not in self.settings.hosts:
+            # A web page can send its visitors' browsers here under a name of its own (DNS rebinding).
+            raise ApiError(403, f"this server does not answer to the host name {host[:100]!r}", code="unknown_host")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > self.settings.limits.body_bytes:
+            raise too_large(self.settings.limits.body_bytes)
+        preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
+        if not self.keys or scope["path"] in OPEN or preflight:
+            return address
+        holder = self.keys.holder(headers.get("authorization", "").encode())
+        if holder is None:
+            raise ApiError(401, "give a valid API key: Authorization: Bearer KEY", code="invalid_api_key")
+        return holder
+
+
+class Body:
+    """`receive`, with a bound on what comes and on how long it takes."""
+
+    def __init__(self, receive: Receive, settings: ServerSettings) -> None:
+        self._receive, self._limits = receive, settings.limits
+        self._size, self._complete = 0, False
+        self._deadline = asyncio.get_running_loop().time() + settings.limits.io_timeout
+
+    async def receive(self) -> Message:
+        if self._complete:  # only the end of the connection can still come
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {self._limits.io_timeout:g} s") from None
+        if message["type"] == "http.request":
+            self._size += len(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
+            if self._size > self._limits.body_bytes:
+                raise too_large(self._limits.body_bytes)
+        return message
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+
+
+def note(scope_state: Any, **fields: Any) -> None:
+    """Add to the log line of a request. Never what a user wrote."""
+    scope_state.log.update(fields)

@@ -1,0 +1,60 @@
+"""API keys: read from a file or the environment, compared in constant time."""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gesso.errors import InputError
+
+VARIABLE = "GESSO_API_KEYS"
+
+
+def read_keys(file: Path | None) -> tuple[str, ...]:
+    """One key a line; in the environment, separated by commas."""
+    if file is None:
+        keys = os.environ.get(VARIABLE, "").split(",")
+    else:
+        try:
+            keys = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        except (OSError, ValueError) as error:
+            raise InputError(f"the keys in {file} cannot be read: {error}") from error
+    found = tuple(key.strip() for key in keys if key.strip())
+    if file is not None and not found:
+        raise InputError(f"{file} holds no key; write one a line")
+    return found
+
+
+class Keys:
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def holder(self, authorization: bytes) -> str | None:
+        """A name for whose key this is, which tells nothing of the key; None: nobody's.
+
+        Digests have one length, and every one is looked at: how long it takes tells nothing either.
+        """
+        scheme, _, key = authorization.partition(b" ")
+        given, found = _digest(key.strip()), None
+        for number, digest in enumerate(self._digests):
+            if hmac.compare_digest(given, digest):
+                found = f"key-{number}"
+        return found if scheme.lower() == b"bearer" else None
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,147 @@
+"""/v1/responses in its text form: text, or messages, in; one message out. Nothing is stored."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from gesso.answer import Answer
+from gesso.errors import InputError
+from gesso.serve.asking import Desk
+from gesso.serve.errors import ApiError
+from gesso.serve.fields import ResponseFields, thinks
+from gesso.serve.generation import Generation
+from gesso.serve.jobs import Job
+from gesso.serve.protocol import Ended, Settled
+from gesso.serve.stream import Writing, event
+
+PART_KINDS = ("input_text", "output_text", "text")
+
+
+async def jobs(desk: Desk, asked: ResponseFields, client: str) -> list[Job]:
+    desk.adapter(asked.model)
+    if asked.diffusion.drafts:
+        raise ApiError(400, "diffusion.drafts: only chat and completions stream drafts", param="diffusion.drafts")
+    schema, thinking = asked.text.format.wanted, thinks(asked.reasoning.effort)
+    if schema is not None and thinking:
+        raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+    constraint = None if schema is None else {"json_schema": schema}
+    await desk.check_constraint(constraint)
+    prompt = await desk.chat_ids(_messages(asked), thinking=thinking)
+    return desk.jobs(asked, [prompt], client=client, max_tokens=asked.max_output_tokens, constraint=constraint)
+
+
+async def answer(desk: Desk, asked: ResponseFields, generation: Generation) -> dict[str, Any]:
+    ended = (await generation.results())[0]
+    read = Writing(desk.tokenizer, chat=True).answer(ended)
+    return _finished(_response(desk, asked), read, ended, generation, f"msg_{uuid.uuid4().hex}")
+
+
+async def stream(desk: Desk, asked: ResponseFields, generation: Generation) -> AsyncGenerator[bytes]:
+    response, message_id, number = _response(desk, asked), f"msg_{uuid.uuid4().hex}", -1
+    writing = Writing(desk.tokenizer, chat=True)
+    here = {"item_id": message_id, "output_index": 0, "content_index": 0}
+
+    def tell(kind: str, **data: Any) -> bytes:
+        nonlocal number
+        number += 1
+        return event({"type": kind, "sequence_number": number, **data}, kind)
+
+    yield tell("response.created", response=response)
+    yield tell("response.in_progress", response=response)
+    yield tell("response.output_item.added", output_index=0, item=_message(message_id, None))
+    yield tell("response.content_part.added", **here, part=_part(""))
+    events = generation.events()
+    try:
+        async for job, happened in events:
+            new = writing.settle(happened.tokens) if isinstance(happened, Settled) else None
+            if isinstance(happened, Ended):
+                new = writing.end(happened)
+            if new and new.text:
+                generation.note_text(job)
+                yield tell("response.output_text.delta", **here, delta=new.text, logprobs=[])
+    finally:
+        await events.aclose()
+    text = writing.sent.text
+    finished = _finished(response, writing.sent, generation.ended[0], generation, message_id)
+    yield tell("response.output_text.done", **here, text=text, logprobs=[])
+    yield tell("response.content_part.done", **here, part=_part(text))
+    yield tell("response.output_item.done", output_index=0, item=_message(message_id, text))
+    kind = "response.completed" if finished["status"] == "completed" else "response.incomplete"
+    yield tell(kind, response=finished)
+
+
+def _messages(asked: ResponseFields) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    if isinstance(asked.input, str):
+        return [*messages, {"role": "user", "content": asked.input}]
+    for index, item in enumerate(asked.input):
+        if item.get("type", "message") != "message":
+            message = f"input[{index}].type: only messages are read, got {item['type']!r}"
+            raise ApiError(400, message, param=f"input[{index}].type")
+        content = item.get("content")
+        if isinstance(content, list):  # the parts of this API are named otherwise than those of the chat
+            content = [
+                {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in PART_KINDS else part
+                for part in content
+            ]
+        messages.append({"role": item.get("role"), "content": content})
+    return messages
+
+
+def _response(desk: Desk, asked: ResponseFields) -> dict[str, Any]:
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": asked.model or desk.settings.name,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "temperature": asked.temperature,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "store": False,
+        "metadata": {},
+        "text": asked.text.model_dump(exclude_none=True, by_alias=True),
+        "usage": None,
+    }
+
+
+def _finished(
+    response: dict[str, Any], read: Answer, ended: Ended, generation: Generation, message_id: str
+) -> dict[str, Any]:
+    output: list[dict[str, Any]] = []
+    if read.thinking:
+        summary = [{"type": "summary_text", "text": read.thinking}]
+        output.append({"type": "reasoning", "id": f"rs_{uuid.uuid4().hex}", "summary": summary})
+    output.append(_message(message_id, read.text))
+    whole = ended.finish_reason != "length"
+    usage = generation.usage()
+    return {
+        **response,
+        "status": "completed" if whole else "incomplete",
+        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "output": output,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "total_tokens": usage["total_tokens"],
+            "diffusion": usage["diffusion"],
+        },
+    }
+
+
+def _message(id: str, text: str | None) -> dict[str, Any]:
+    """None: it is only being begun."""
+    status, content = ("in_progress", []) if text is None else ("completed", [_part(text)])
+    return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

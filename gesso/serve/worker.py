@@ -1,0 +1,276 @@
+"""The engine process: `python -m gesso.serve.worker SETTINGS`, with requests on stdin and events on stdout.
+
+It ends when its stdin does, so it never outlives the server. Between two steps it takes in what was sent and hands out
+what the last step brought; it waits for nobody who reads.
+"""
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import IO, Any
+
+import gesso
+from gesso import checkpoint, filling
+from gesso.api import Gesso
+from gesso.engine import events as engine_events
+from gesso.engine.request import Request
+from gesso.errors import GessoError, InputError
+from gesso.guide.guide import Guide
+from gesso.serve.protocol import (
+    Broken,
+    Cancel,
+    Drafted,
+    Ended,
+    Failed,
+    Loading,
+    Message,
+    Ready,
+    Settled,
+    Started,
+    Submit,
+    decode,
+    encode,
+)
+from gesso.serve.settings import EngineSettings
+
+Send = Callable[[Message], None]
+EXIT_BROKEN = 3
+
+
+@dataclass
+class Filled:
+    """A hole being filled: the requests of this round of its plan, in order, and the results so far."""
+
+    plan: filling.Plan[filling.InfillResult | filling.EditResult]
+    ids: list[int] = field(default_factory=list)
+    results: dict[int, engine_events.Result] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A constraint is ready, or cannot be."""
+
+    asked: Submit
+    guide: "Future[Guide | None]"
+
+
+Inbox = queue.SimpleQueue[Message | Compiled]
+
+
+class Worker:
+    def __init__(self, model: Gesso, send: Send) -> None:
+        self.model, self.engine, self.send = model, model.engine, send
+        self.asked: dict[int, Submit] = {}  # by the engine's id
+        self.ids: dict[int, list[int]] = {}  # the engine's ids, by the server's; none while its constraint is compiled
+        self.sent: dict[int, int] = {}  # settled tokens told of, by the engine's id
+        self.likely: dict[int, list[engine_events.Likely]] = {}
+        self.holes: dict[int, Filled] = {}  # by the server's id
+        self.adapter: str | None = None
+        self.compiler = ThreadPoolExecutor(1)  # constraints are compiled while the engine goes on
+
+    def run(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+        while True:
+            while not self.engine.busy or not inbox.empty():
+                self.take(inbox.get())
+            try:
+                brought = self.engine.step()
+            except Exception as error:  # not a sampler's (the engine sees to those): memory, most likely
+                self.blame(error)
+                continue
+            self.announce()
+            for event in brought:
+                if event.request_id in self.asked:
+                    self.tell(event, self.asked[event.request_id])
+
+    def take(self, message: Message | Compiled) -> None:
+        match message:
+            case Submit():
+                self.ids[message.id] = []
+                self.attempt(message, partial(self.submit, message))
+            case Compiled(asked, guide) if asked.id in self.ids:  # nobody has cancelled it
+                self.attempt(asked, lambda: self.write(asked, guide.result()))
+            case Cancel(id):
+                self.forget(id)
+
+    def attempt(self, asked: Submit, action: Callable[[], None]) -> None:
+        """What goes wrong with one request is told to its client, and no one else."""
+        try:
+            action()
+        except Exception as error:
+            by_input = isinstance(error, InputError)
+            message = str(error) if by_input else f"{type(error).__name__}: {error}"
+            self.fail(asked, message, by_input)
+
+    def fail(self, asked: Submit, message: str, by_input: bool) -> None:
+        self.send(Failed(asked.id, message, by_input))
+        self.forget(asked.id)
+
+    def submit(self, asked: Submit) -> None:
+        if asked.adapter != self.adapter:
+            self.model.use_adapter(asked.adapter)
+            self.adapter = asked.adapter
+        if asked.hole is not None:
+            self.holes[asked.id] = Filled(self.plan(asked.hole, asked))
+            self.go_on(asked)
+        elif asked.constraint is not None:
+            compiled = self.compiler.submit(self.compile, asked.constraint)
+            compiled.add_done_callback(lambda guide: self.inbox.put(Compiled(asked, guide)))
+        else:
+            self.write(asked, None)
+
+    def compile(self, constraint: dict[str, Any]) -> Guide | None:
+        guides = self.model.guides
+        return guides.calls(**constraint) if "tools" in constraint else guides.guide(**constraint)
+
+    def write(self, asked: Submit, guide: Guide | None) -> None:
+        options = dict(asked.options)
+        options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
+        self.enter(asked, self.model.request(asked.prompt, guide=guide, **options))
+
+    def enter(self, asked: Submit, request: Request) -> None:
+        id = self.engine.submit(request)
+        self.asked[id] = asked
+        self.ids[asked.id].append(id)
+        self.sent[id], self.likely[id] = -1, []
+
+    # --- holes, whose plans run requests round by round ---------------------------------------------------------------
+
+    def plan(self, hole: dict[str, Any], asked: Submit) -> filling.Plan[Any]:
+        if "span" in hole:
+            span = (hole["span"][0], hole["span"][1])
+            return filling.edit(self.model, **{**hole, "span": span}, method="auto", context=None, **asked.options)
+        return filling.infill(self.model, **hole, method="auto", lengths=None, context=None, **asked.options)
+
+    def go_on(self, asked: Submit) -> None:
+        """Start the next round of a plan; the end of the last one is the end of the request."""
+        hole = self.holes[asked.id]
+        try:
+            requests = hole.plan.send([hole.results[id] for id in hole.ids]) if hole.ids else next(hole.plan)
+        except StopIteration as end:
+            found = end.value
+            text = found.replacement if isinstance(found, filling.EditResult) else found.text
+            tokens, usage = list(found.tokens), asdict(found.usage)
+            self.send(Ended(asked.id, text, tokens, found.finish_reason, found.seed, usage))
+            self.forget(asked.id)
+            return
+        entered = len(self.ids[asked.id])
+        for request in requests:
+            self.enter(asked, request)
+        hole.ids = self.ids[asked.id][entered:]
+
+    def announce(self) -> None:
+        """Tell of those that have come in."""
+        for running in self.engine.scheduler.running:
+            if self.sent.get(running.id) == -1:
+                self.sent[running.id] = 0
+                self.send(Started(self.asked[running.id].id))
+
+    def tell(self, event: engine_events.Event, asked: Submit) -> None:
+        hole = self.holes.get(asked.id)
+        match event:
+            case engine_events.Done(request_id, result) if hole is not None:
+                hole.results[request_id] = result
+                if all(id in hole.results for id in hole.ids):
+                    self.attempt(asked, lambda: self.go_on(asked))
+            case engine_events.Draft() | engine_events.Commit() if hole is not None:
+                pass  # which of the texts fills it is known in the end
+            case engine_events.Draft():
+                if asked.drafts:
+                    entropy = [round(value, 4) for value in event.entropy]
+                    self.send(Drafted(asked.id, event.canvas.index, event.canvas.step, event.text, entropy))
+                # With logprobs the text waits for them: they are those of the step that ends the canvas.
+                if asked.stream and asked.options.get("top_logprobs") is None:
+                    self.settle(event.request_id, list(event.standing), asked)
+            case engine_events.Commit():
+                self.likely[event.request_id] += event.likely
+            case engine_events.Done(request_id, result):
+                likely = [(entry.token, list(entry.top)) for entry in self.likely[request_id][: len(result.tokens)]]
+                usage = asdict(result.usage)
+                tokens = list(result.tokens)
+                self.send(Ended(asked.id, result.text, tokens, result.finish_reason, result.seed, usage, likely))
+                self.forget(asked.id)
+            case engine_events.Failed(_, error):
+                self.fail(asked, f"{type(error).__name__}: {error}", isinstance(error, InputError))
+
+    def settle(self, id: int, standing: list[int], asked: Submit) -> None:
+        if len(standing) > self.sent[id]:
+            self.send(Settled(asked.id, standing[self.sent[id] :]))
+            self.sent[id] = len(standing)
+
+    def blame(self, error: Exception) -> None:
+        """A pass failed as a whole. Whoever came in last goes, and the rest try again without it."""
+        last = max((running.id for running in self.engine.scheduler.running), default=max(self.asked, default=None))
+        if last is None:
+            raise error
+        if last in self.asked:
+            self.fail(self.asked[last], f"{type(error).__name__}: {error}", by_input=False)
+        else:
+            self.engine.cancel(last)
+
+    def forget(self, id: int) -> None:
+        """Of a request by the server's id: nobody waits for it any more. What has ended is not running."""
+        for of_engine in self.ids.pop(id, ()):
+            self.engine.cancel(of_engine)
+            del self.asked[of_engine], self.sent[of_engine], self.likely[of_engine]
+        self.holes.pop(id, None)
+
+
+def load(settings: EngineSettings, send: Send) -> Gesso:
+    shown = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        if (percent := 100 * done // max(total, 1)) > shown:
+            shown = percent
+            send(Loading(percent / 100))
+
+    with checkpoint.watched(progress):
+        return gesso.load(
+            settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            quantize=settings.quantize,
+            adapter=settings.adapters or None,
+            max_batch=settings.max_batch,
+            max_length=settings.max_length,
+        )
+
+
+def read(pipe: IO[bytes], inbox: Inbox) -> None:
+    for line in pipe:
+        inbox.put(decode(line))
+    os._exit(0)  # the server is gone; nobody is left to finish a step, or a load, for
+
+
+def main() -> None:
+    pipe = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # a stray print must not end up among the messages
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=read, args=(sys.stdin.buffer, inbox), daemon=True).start()
+
+    def send(message: Message) -> None:
+        view = memoryview(encode(message))
+        while view:
+            view = view[pipe.write(view) :]
+
+    settings = EngineSettings(**json.loads(sys.argv[1]))
+    try:
+        model = load(settings, send)
+        model.use_adapter(None)  # each request says which it wants
+        model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
+    except (GessoError, OSError) as error:
+        send(Broken(str(error)))
+        sys.exit(EXIT_BROKEN)
+    send(Ready(model.engine.max_length, str(model.model.device), str(model.model.dtype).removeprefix("torch.")))
+    Worker(model, send).run(inbox)
+
+
+if __name__ == "__main__":
+    main()

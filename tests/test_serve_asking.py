@@ -1,0 +1,175 @@
+"""What a client may ask of a text, over HTTP and with the official client: schemas, tools, holes, spans."""
+
+import json
+import re
+
+import jsonschema
+import openai
+import pytest
+
+from tests.serving import make_model, serving
+
+QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
+EXTRA = {"diffusion": QUICK}
+HELLO = [{"role": "user", "content": "Hello"}]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}, "ok": {"type": "boolean"}},
+    "required": ["name", "age", "ok"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": parameters}}
+    for name, parameters in (("save", PERSON), ("ping", {"type": "object", "properties": {}}))
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    model = make_model(tmp_path_factory.mktemp("served") / "tiny")
+    with serving(tmp_path_factory.mktemp("log") / "log", "--model", str(model), "--name", "tiny") as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0) as client:
+        yield client
+
+
+def chat(client, **options):
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 96, "seed": 1, "extra_body": EXTRA} | options
+    return client.chat.completions.create(**asked)
+
+
+# --- constraints ------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_by_a_schema_is_valid_streamed_or_not(client):
+    asked = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    for seed in range(3):
+        text = chat(client, response_format=asked, seed=seed).choices[0].message.content
+        jsonschema.validate(json.loads(text), PERSON)
+        chunks = chat(client, response_format=asked, seed=seed, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+
+
+def test_a_json_object_is_one(client):
+    text = chat(client, response_format={"type": "json_object"}).choices[0].message.content
+    assert isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"regex": "[a-c]{3,9}"}, "[a-c]{3,9}"),
+        ({"grammar": 'root ::= "x"+'}, "x+"),
+    ],
+    ids=["choice", "regex", "grammar"],
+)
+def test_the_other_constraints_have_the_names_they_have_in_python(client, server, constraint, pattern):
+    text = chat(client, extra_body=EXTRA | constraint).choices[0].message.content
+    assert re.fullmatch(pattern, text)
+    body = {"prompt": "Hello", "max_tokens": 40, "seed": 1, "diffusion": QUICK} | constraint
+    assert re.fullmatch(pattern, server.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+
+def test_a_response_by_a_schema_is_valid(client):
+    form = {"type": "json_schema", "name": "person", "schema": PERSON}
+    found = client.responses.create(
+        model="tiny", input="Hello", max_output_tokens=96, text={"format": form}, extra_body=EXTRA
+    )
+    jsonschema.validate(json.loads(found.output_text), PERSON)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "save"}}])
+def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(client, choice):
+    asked = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    for stream in (False, True):
+        answer = chat(client, stream=stream, **asked)
+        choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+        said = [choice.delta if stream else choice.message for choice in choices]
+        (call,) = [call for part in said for call in part.tool_calls or []]
+        assert choices[-1].finish_reason == "tool_calls"
+        assert call.function.name in ("save", "ping") if choice == "required" else call.function.name == "save"
+        if call.function.name == "save":
+            jsonschema.validate(json.loads(call.function.arguments), PERSON)
+
+
+REFUSED = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}}, "thing"),
+    ({"regex": "("}, "regex"),
+    ({"regex": "a", "choice": ["a"]}, "one constraint"),
+    ({"choice": []}, "choice"),
+    ({"grammar": "root ::= other"}, "other"),
+    ({"tool_choice": "required"}, "no tools"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "none"}}}, "'none'"),
+    ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "one constraint"),
+    ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"regex": "a", "reasoning_effort": "high"}, "thinking"),
+    ({"regex": "a{50}", "max_tokens": 5}, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_kept_is_refused_with_the_reason(server, change, message):
+    response = server.http.post("/v1/chat/completions", json={"messages": HELLO} | change)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+
+
+# --- holes and spans --------------------------------------------------------------------------------------------------
+
+
+def test_a_suffix_is_what_follows_the_text_that_is_written(client):
+    asked = {"model": "tiny", "prompt": "def f(x):", "suffix": "\nprint(f(2))", "max_tokens": 6, "seed": 1}
+    plain = client.completions.create(**asked, extra_body=EXTRA).choices[0]
+    assert plain.finish_reason in ("stop", "length")
+    streamed = client.completions.create(**asked, extra_body=EXTRA, stream=True)
+    assert "".join(choice.text for chunk in streamed for choice in chunk.choices) == plain.text
+    several = client.completions.create(**asked, extra_body=EXTRA, n=2)
+    assert several.choices[0].text == plain.text
+
+
+def test_a_hole_over_http_is_filled_as_in_python(server, tmp_path):
+    import gesso
+
+    g = gesso.load(make_model(tmp_path / "tiny"))
+    here = g.infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, **QUICK)
+    body = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}
+    there = server.http.post("/v1/completions", json=body).json()
+    assert there["choices"][0]["text"] == here.text
+    assert there["usage"]["diffusion"]["steps"] == here.usage.denoising_steps
+
+
+def test_a_span_is_written_anew_and_the_rest_stays(server):
+    text = "The quick brown fox jumps."
+    for more in ({}, {"level": 0.5}, {"instruction": "Make it a cat."}):
+        body = {"input": text, "span": [4, 9], "seed": 1, "diffusion": QUICK} | more
+        if "level" not in more:
+            body["max_tokens"] = 6
+        response = server.http.post("/v1/edits", json=body)
+        assert response.status_code == 200, response.text
+        choice = response.json()["choices"][0]
+        assert choice["text"] == text[:4] + choice["replacement"] + text[9:]
+        assert server.http.post("/v1/edits", json=body).json()["choices"] == [choice]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        ("completions", {"prompt": ["a", "b"], "suffix": "c"}, "suffix"),
+        ("completions", {"prompt": "a", "suffix": "c", "logprobs": 2}, "logprobs"),
+        ("completions", {"prompt": "a", "suffix": "c", "regex": "x"}, "regex"),
+        ("edits", {"input": "abc", "span": [2, 9]}, "span"),
+        ("edits", {"input": "abc", "span": [1, 2], "stream": True}, "stream"),
+        ("edits", {"input": "abc", "span": [0, 3]}, "instruction"),
+    ],
+)
+def test_holes_and_spans_that_make_no_sense_are_refused(server, path, change, message):
+    response = server.http.post(f"/v1/{path}", json=change)
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+    server.wait_metric("gesso_requests_running", 0)

@@ -1,0 +1,87 @@
+"""Other clients than the official one: LangChain, and a fuzzer that sends whatever the OpenAPI page allows."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from langchain_openai import ChatOpenAI, OpenAI
+
+from tests.serving import make_model, serving
+
+QUICK = {"steps": 4, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
+PERSON = {
+    "title": "person",
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    model = make_model(tmp_path_factory.mktemp("served") / "tiny")
+    log = tmp_path_factory.mktemp("log") / "log"
+    with serving(log, "--model", str(model), "--name", "tiny", "--max-length", "600") as running:
+        running.wait_ready()
+        yield running
+
+
+# --- LangChain --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def langchain(server):
+    return ChatOpenAI(
+        base_url=f"{server.url}/v1", api_key="none needed", model="tiny", max_tokens=64, seed=1, max_retries=0,
+        extra_body={"diffusion": QUICK}, use_responses_api=False,
+    )  # fmt: skip
+
+
+def test_langchain_gets_an_answer_and_the_same_as_a_stream(langchain):
+    answer = langchain.invoke("Hello")
+    assert answer.usage_metadata["output_tokens"] > 0
+    assert "".join(chunk.content for chunk in langchain.stream("Hello")) == answer.content
+
+
+def test_langchain_gets_structured_output(langchain):
+    found = langchain.with_structured_output(PERSON, method="json_schema").invoke("Ada is 36.")
+    assert isinstance(found["name"], str) and isinstance(found["age"], int)
+
+
+def test_langchain_gets_a_tool_called(langchain):
+    tool = {"type": "function", "function": {"name": "save", "parameters": PERSON}}
+    answer = langchain.bind_tools([tool], tool_choice="save").invoke("Ada is 36.")
+    assert answer.tool_calls[0]["name"] == "save"
+    assert isinstance(answer.tool_calls[0]["args"]["age"], int)
+
+
+def test_langchain_completes_text(server):
+    llm = OpenAI(
+        base_url=f"{server.url}/v1", api_key="none needed", model="tiny", max_tokens=8, seed=1, max_retries=0,
+        extra_body={"diffusion": QUICK},
+    )  # fmt: skip
+    assert isinstance(llm.invoke("def f(x):"), str)
+
+
+# --- a fuzzer ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_the_openapi_page_allows_is_a_server_error(server):
+    asked = []
+    drawing = settings(
+        max_examples=12, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    for operation in schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations():
+
+        @drawing
+        @given(case=operation.ok().as_strategy())
+        def ask(case):
+            response = case.call(base_url=server.url, timeout=60)
+            asked.append(response.status_code)
+            assert response.status_code < 500, response.text
+
+        ask()
+    assert len(asked) > 50 and 200 in asked and 400 in asked
+    server.wait_metric("gesso_requests_running", 0)
+    assert server.metric("gesso_engine_restarts_total") == 0
