@@ -18,7 +18,7 @@ BELOW = {
     "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
     "serve": PLAIN | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages"},
-    "bench": PLAIN | {"ops", "model", "guide", "engine", "train", "box"},
+    "bench": PLAIN | {"ops", "model", "guide", "engine", "train", "box", "untrained"},
 }
 
 

@@ -23,7 +23,7 @@ TEXT = {
 
 @pytest.fixture(scope="module")
 def config():
-    return Config.from_dict({**untrained.CONFIG, "text_config": {**untrained.CONFIG["text_config"], **TEXT}})
+    return untrained.config_of("mini", **TEXT)
 
 
 def make(config: Config, kept_in: str | None) -> DiffusionGemma:

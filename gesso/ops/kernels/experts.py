@@ -22,14 +22,14 @@ from gesso.ops.kernels.linear import FP8, Tiling, fp8, fp8_scale, gelu, precisio
 # A tile of 16 or 32 rows wastes little on experts with some 16 rows each. By far most bytes are weights, so what counts
 # is how many of them are in flight: columns * depth * stages * 2 bytes, times the programs that fit a multiprocessor.
 UP = {
-    torch.bfloat16: Tiling(32, 64, 64, 4, 4),
+    torch.bfloat16: Tiling(32, 64, 128, 4, 3),
     torch.float32: Tiling(16, 32, 32, 4, 2),
-    FP8: Tiling(32, 64, 128, 4, 4),
+    FP8: Tiling(32, 64, 256, 8, 3),
 }
 DOWN = {
-    torch.bfloat16: Tiling(32, 128, 64, 4, 4),
+    torch.bfloat16: Tiling(32, 128, 64, 4, 5),
     torch.float32: Tiling(16, 32, 32, 4, 2),
-    FP8: Tiling(32, 128, 64, 4, 4),
+    FP8: Tiling(16, 128, 64, 4, 5),
 }
 
 
