@@ -49,15 +49,14 @@ def make(
     import torch
 
     from gesso.model.init import begin_one
-    from gesso.ops import Weight
     from gesso.quantize.formats import format_of, is_low_bit
 
     model = checkpoint.empty_model(config if quantize is None else config.quantized(quantize))
+    format = None if quantize is None else format_of(quantize)
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(model.named_parameters()):
-        weight: Weight = torch.empty(parameter.shape, device=device, dtype=dtype)
+        weight = torch.empty(parameter.shape, device=device, dtype=dtype)
         begin_one(name, weight, len(config.layers), generator)
-        if quantize is not None and is_low_bit(name, parameter.shape):
-            weight = format_of(quantize).quantize(name, weight)
-        checkpoint.assign(model, name, weight)
+        low_bit = is_low_bit(name, parameter.shape)
+        checkpoint.assign(model, name, format.quantize(name, weight) if format and low_bit else weight)
     return model.eval()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gesso import untrained
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.model.init import begin

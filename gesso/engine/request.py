@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gesso.config import Config
 from gesso.diffusion.canvas import Canvas, Process
+from gesso.diffusion.samplers import sampler_of
 from gesso.engine.events import Draft, Usage
 from gesso.errors import InputError
 from gesso.guide.automaton import START
@@ -130,6 +131,11 @@ class Running:
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
     shown: str = ""  # their text, as far as it was handed out
     usage: Usage = field(default_factory=Usage)
+
+    @property
+    def needs_logits(self) -> bool:
+        # A sampler may be a plain function, which has no attributes of its own.
+        return getattr(sampler_of(self.request.diffusion), "needs_logits", False)
 
     def pieces(self, start: int, piece: int, canvas_length: int) -> deque[tuple[int, ...]]:
         """The text from token `start` on, cut where it is always cut: the prompt every `piece` tokens, then canvases.

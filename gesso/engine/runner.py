@@ -1,15 +1,17 @@
 """One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gesso import ops
-from gesso.diffusion.canvas import FREE
-from gesso.diffusion.samplers import Prediction, sampler_of
+from gesso.diffusion.canvas import Canvas
+from gesso.diffusion.samplers import Prediction
 from gesso.engine.events import Likely
+from gesso.engine.graphs import Graphs
 from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
 from gesso.guide.guide import TOP, Guide, Scores
@@ -21,19 +23,21 @@ from gesso.ops import Reading
 @dataclass(frozen=True)
 class Outcome:
     running: Running
-    prediction: Prediction
-    soft_CH: Tensor
+    advance: Callable[[], Canvas]  # the canvas after this step; may raise what a sampler of the caller's own raises
     hidden_CH: Tensor  # good until the next pass
 
 
 class Runner:
-    def __init__(self, model: DiffusionGemma) -> None:
-        self.model = model
+    def __init__(self, model: DiffusionGemma, graphs: Graphs | None = None) -> None:
+        self.model, self.graphs = model, graphs
 
     @torch.no_grad()
     @ops.fast_products()
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome]:
-        """Encode the text, denoise the canvases; an outcome for each canvas, in order."""
+        """Encode the text, denoise the canvases; an outcome for each canvas."""
+        work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # so that fewer shapes of work exist
+        if self.graphs and (graph := self.graphs.find(work, cache)):
+            return [self._replayed(*step) for step in graph.run(work, cache)]
         pieces = []
         for item in work:
             row, canvas = item.running.row, item.running.canvas
@@ -46,13 +50,18 @@ class Runner:
         requests = [item.running for item in work if item.denoise]
         return self._read(requests, canvases) if requests else []
 
+    def _replayed(self, running: Running, found: Reading | Canvas, hidden_CH: Tensor) -> Outcome:
+        if isinstance(found, Reading):
+            return self._outcome(running, found, hidden_CH)
+        return Outcome(running, lambda: found, hidden_CH)
+
     def _read(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         hidden_of = {running.id: hidden_CH for running, hidden_CH in zip(requests, hidden, strict=True)}
         streamed = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
             keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
-            if keys_C2 is None or _needs_logits(running):
+            if keys_C2 is None or running.needs_logits:
                 outcomes[running.id] = self._read_logits(running, hidden_CH)
             else:
                 streamed.append((running, hidden_CH, keys_C2))
@@ -64,7 +73,12 @@ class Runner:
                 self.model.decoder.embed_tokens.weight,
                 self.model.embed_scale,
                 self.model.config.final_logit_softcapping,
-                [running.process.temperature(running.canvas) for running, _, _ in streamed],
+                torch.cat(
+                    [
+                        hidden_CH.new_full((len(hidden_CH),), r.process.temperature(r.canvas), dtype=torch.float32)
+                        for r, hidden_CH, _ in streamed
+                    ]
+                ),
                 torch.cat([keys_C2 for _, _, keys_C2 in streamed]),
                 lengths,
             )
@@ -77,7 +91,7 @@ class Runner:
         logits_CV = self.model.logits(hidden_CH) / running.process.temperature(running.canvas)
         candidate_C = running.process.draws(running.canvas).candidates(logits_CV)
         reading = ops.read(logits_CV, candidate_C, self.model.decoder.embed_tokens.weight, self.model.embed_scale)
-        return self._outcome(running, reading, hidden_CH, logits_CV if _needs_logits(running) else None)
+        return self._outcome(running, reading, hidden_CH, logits_CV if running.needs_logits else None)
 
     @torch.no_grad()
     def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
@@ -100,11 +114,8 @@ class Runner:
         prediction = Prediction(
             reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, logits_CV
         )
-        # A pinned token is certain, so its soft embedding is the embedding of that token.
-        pin_C = running.canvas.pin_C
-        pinned_CH = self.model.decoder.embed_tokens(pin_C.clamp(min=0)) * self.model.embed_scale
-        soft_CH = torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH)
-        return Outcome(running, prediction, soft_CH, hidden_CH)
+        soft_CH = self.model.conditioning(running.canvas.pin_C, reading.soft_TH)
+        return Outcome(running, partial(running.process.advance, running.canvas, prediction, soft_CH), hidden_CH)
 
     def _guided(self, running: Running, guide: Guide, reading: Reading, hidden_CH: Tensor) -> Reading:
         """A reading whose tokens keep to a constraint: its own where they do, else the likeliest that do.
@@ -143,8 +154,3 @@ def scores_of(logits_CV: Tensor, entropy_C: Tensor, guide: Guide) -> Scores:
         ((top.values - best_C1) * weight_C1).cpu().numpy(),
         ((moves_CU - best_C1) * weight_C1).cpu().numpy(),
     )
-
-
-def _needs_logits(running: Running) -> bool:
-    # A sampler may be a plain function, which has no attributes of its own.
-    return getattr(sampler_of(running.request.diffusion), "needs_logits", False)

@@ -98,6 +98,25 @@ class Piece:
     soft_SH: Tensor | None = None
 
 
+class Plan:
+    """Where the pieces of a pass stand and what they see, as tensors on the device."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        self.lengths = [segment.length for segment in segments]
+        ends = torch.tensor([[s.start, s.length, s.causal] for s in segments], device=cache.device)
+        start_S, length_S, causal_S = ends.unbind(1)
+        within_T = torch.cat([torch.arange(length, device=cache.device) for length in self.lengths])
+        self.position_T = start_S.repeat_interleave(length_S, output_size=len(within_T)) + within_T
+        self.causal_T = causal_S.repeat_interleave(length_S, output_size=len(within_T)).bool()
+        self.attends = ops.attends(cache.layers, segments)
+
+    def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        """The same pieces elsewhere: in the very tensors that a captured graph reads."""
+        new = Plan(segments, cache)
+        self.position_T.copy_(new.position_T)
+        ops.move(self.attends, new.attends)
+
+
 class DiffusionGemma(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -147,32 +166,43 @@ class DiffusionGemma(nn.Module):
 
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
         """Hidden states of each piece, in order. A canvas sees the text that comes before it in the same call."""
-        segments, lengths = [], list(cache.lengths)
-        for piece in pieces:
-            segments.append(Segment(piece.row, lengths[piece.row], len(piece.ids_S), piece.causal))
-            lengths[piece.row] += len(piece.ids_S) if piece.causal else 0
-        if self.encoder.layers is self.decoder.layers:
-            hidden = self._pass(pieces, segments, cache, self.decoder)
+        segments = self.segments([(piece.row, len(piece.ids_S), piece.causal) for piece in pieces], cache)
+        if self.one_network:
+            hidden = self.flow(Plan(segments, cache), pieces, self.decoder)
         else:  # untied: two networks, the text first, since canvases read what it writes
             hidden = [torch.empty(0)] * len(pieces)
             for causal, stack in ((True, self.encoder), (False, self.decoder)):
                 chosen = [i for i, piece in enumerate(pieces) if piece.causal is causal]
-                outputs = self._pass([pieces[i] for i in chosen], [segments[i] for i in chosen], cache, stack)
-                for i, output in zip(chosen, outputs, strict=True):
-                    hidden[i] = output
-        cache.lengths = lengths
+                if chosen:
+                    plan = Plan([segments[i] for i in chosen], cache)
+                    outputs = self.flow(plan, [pieces[i] for i in chosen], stack)
+                    for i, output in zip(chosen, outputs, strict=True):
+                        hidden[i] = output
+        self.note(segments, cache)
         return hidden
 
-    def _pass(self, pieces: Sequence[Piece], segments: Sequence[Segment], cache: KVCache, stack: Stack) -> list[Tensor]:
-        if not pieces:
-            return []
-        lengths = [segment.length for segment in segments]
+    @property
+    def one_network(self) -> bool:
+        return self.encoder.layers is self.decoder.layers
+
+    def segments(self, pieces: Sequence[tuple[int, int, bool]], cache: KVCache) -> list[Segment]:
+        """Where pieces of these rows and lengths will stand, texts (True) one behind the other."""
+        segments, lengths = [], list(cache.lengths)
+        for row, length, causal in pieces:
+            segments.append(Segment(row, lengths[row], length, causal))
+            lengths[row] += length if causal else 0
+        return segments
+
+    def note(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        """The text of these segments is in the cache now."""
+        for segment in segments:
+            cache.lengths[segment.row] += segment.length if segment.causal else 0
+
+    def flow(self, plan: "Plan", pieces: Sequence[Piece], stack: Stack) -> list[Tensor]:
+        """Pieces through the network as planned. From here on all is on the device: this can be captured in a graph."""
         x_TH = torch.cat([self._embed(piece, stack) for piece in pieces])
-        position_T = torch.cat([torch.arange(s.start, s.start + s.length, device=self.device) for s in segments])
-        causal_T = torch.cat([torch.full((s.length,), s.causal, device=self.device) for s in segments])
-        attends = ops.attends(cache.layers, segments, x_TH)
-        out_TH, _ = self.through(stack, x_TH, lengths, position_T, causal_T, attends)
-        return list(out_TH.split(lengths))
+        out_TH, _ = self.through(stack, x_TH, plan.lengths, plan.position_T, plan.causal_T, plan.attends)
+        return list(out_TH.split(plan.lengths))
 
     def through(
         self,
@@ -216,6 +246,11 @@ class DiffusionGemma(nn.Module):
 
     def soft_embedding(self, logits_TV: Tensor) -> Tensor:
         return ops.soft_embedding(logits_TV, self.decoder.embed_tokens.weight, self.embed_scale)
+
+    def conditioning(self, token_T: Tensor, soft_TH: Tensor) -> Tensor:
+        """The soft embeddings, but where a token is certain (not negative), those of that token."""
+        certain_TH = self.decoder.embed_tokens(token_T.clamp(min=0)) * self.embed_scale
+        return torch.where((token_T >= 0)[:, None], certain_TH, soft_TH)
 
     @property
     def head(self) -> Tensor:

@@ -1,6 +1,6 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
-from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention
+from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention, move
 from gesso.ops.experts import chosen, experts, route
 from gesso.ops.linear import fast_products, gated, linear
 from gesso.ops.norm import add_norms, join, rms_norm
@@ -29,6 +29,7 @@ __all__ = [
     "inverse_frequencies",
     "join",
     "linear",
+    "move",
     "read",
     "rms_norm",
     "rotate",

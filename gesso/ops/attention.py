@@ -32,6 +32,7 @@ class LayerCache(Protocol):
     """The committed keys and values of one layer, as far as attention needs to know them."""
 
     window: int | None
+    k: list[Tensor]  # by row, [L, M, D]
 
     def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [L, M, D] in order: all `length` tokens, or the last window - 1 of them."""
@@ -40,12 +41,20 @@ class LayerCache(Protocol):
     def write(self, row: int, start: int, k_SMD: Tensor, v_SMD: Tensor) -> None: ...
 
 
-def attends(caches: Sequence[LayerCache], segments: Sequence[Segment], x_TH: Tensor) -> list[Attend]:
-    """The attention of every layer, over its own cache, of tokens like these."""
-    if fast.kernels(x_TH):
+def attends(caches: Sequence[LayerCache], segments: Sequence[Segment]) -> list[Attend]:
+    """The attention of every layer, over its own cache."""
+    if fast.kernels(caches[0].k[segments[0].row]):
         found: list[Attend] = fast.load("attention").attends(caches, segments)
         return found
     return [partial(attention, cache=cache, segments=segments) for cache in caches]
+
+
+def move(old: list[Attend], new: list[Attend]) -> None:
+    """Have `old` attend where `new` does. As kernels, they keep their tensors: a captured graph has those built in."""
+    if isinstance(old[0], partial) and "table" in old[0].keywords:
+        fast.load("attention").move(old, new)
+    else:
+        old[:] = new
 
 
 def attention(

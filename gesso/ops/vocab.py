@@ -29,6 +29,9 @@ class Reading:
         columns = (getattr(self, name).split(list(lengths)) for name in Reading.__annotations__)
         return [Reading(*parts) for parts in zip(*columns, strict=True)]
 
+    def clone(self) -> "Reading":
+        return Reading(*(getattr(self, name).clone() for name in Reading.__annotations__))
+
     @staticmethod
     def cat(readings: "Sequence[Reading]") -> "Reading":
         return Reading(*(torch.cat([getattr(r, name) for r in readings]) for name in Reading.__annotations__))
@@ -68,27 +71,21 @@ def vocab_tail(
     embedding_VH: Tensor,
     embed_scale: float,
     softcap: float,
-    temperatures: Sequence[float],
+    temperature_T: Tensor,
     key_T2: Tensor,
     lengths: Sequence[int],
 ) -> Reading:
-    """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding; one temperature a segment."""
-    if (
-        fast.kernels(hidden_TH) and hidden_TH.dtype != torch.float32
-    ):  # in float32 the kernel's tiles do not fit the chip
-        temperature_T = torch.tensor(
-            [t for t, length in zip(temperatures, lengths, strict=True) for _ in range(length)], device=hidden_TH.device
-        )
+    """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding of tokens in segments."""
+    if fast.kernels(hidden_TH) and hidden_TH.dtype != torch.float32:  # its tiles of float32 do not fit the chip
         found: Reading = fast.load("vocab").vocab_tail(
             hidden_TH, head_VH, embedding_VH, embed_scale, softcap, temperature_T, key_T2
         )
         return found
     rows = max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
     readings = []
-    for temperature, hidden_SH, key_S2 in zip(
-        temperatures, hidden_TH.split(list(lengths)), key_T2.split(list(lengths)), strict=True
-    ):
-        for hidden_RH, key_R2 in zip(hidden_SH.split(rows), key_S2.split(rows), strict=True):
-            logits_RV = softcapped_logits(hidden_RH, head_VH, softcap) / temperature
+    given = (hidden_TH, temperature_T, key_T2)
+    for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
+        for hidden_RH, temperature_R, key_R2 in zip(*(tensor.split(rows) for tensor in segment), strict=True):
+            logits_RV = softcapped_logits(hidden_RH, head_VH, softcap) / temperature_R[:, None]
             readings.append(read(logits_RV, draw(logits_RV, key_R2), embedding_VH, embed_scale))
     return Reading.cat(readings)

@@ -113,6 +113,14 @@ def attends(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[At
     return [partial(attention, table=each) for each in tables]
 
 
+def move(old: Sequence["partial[Tensor]"], new: Sequence["partial[Tensor]"]) -> None:
+    """The tables of `new` into the tensors of `old`. All layers have the first table's segments."""
+    tables = [(each.keywords["table"], other.keywords["table"]) for each, other in zip(old, new, strict=True)]
+    tables[0][0].segments_S7.copy_(tables[0][1].segments_S7)
+    for each, other in tables:
+        each.rows_S3.copy_(other.rows_S3)
+
+
 def _columns(segments: Sequence[Segment]) -> list[list[int]]:
     """Texts of one row in one call must stand next to each other: what follows reads them as one stretch of T."""
     columns, offset = [], 0
