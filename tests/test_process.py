@@ -223,7 +223,7 @@ FIRST = torch.tensor([True, False])
 )
 def test_stable_and_confident_looks_back_as_far_as_it_is_told(stability, judged, stops):
     steps = history(([9, 1], [0.1, 0.1]), ([1, 1], [0.1, 0.1]), ([1, 2], [0.1, 0.1]))
-    assert StableAndConfident(stability, 0.2)(steps, judged) is stops
+    assert bool(StableAndConfident(stability, 0.2)(steps, judged)) is stops
 
 
 def test_stable_but_unsure_goes_on():

@@ -100,6 +100,8 @@ class Process:
             greedy_C = moment.noise(prediction.argmax_C) < self.settings.greed * self.vocab_size
             candidate_C = torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C)
             prediction = replace(prediction, candidate_C=candidate_C)
+        if self.settings.autoregressive:  # the draw is the text
+            prediction = replace(prediction, argmax_C=prediction.candidate_C)
         next_C, accepted_C = sampler_of(self.settings)(canvas.tokens_C, prediction, moment)
         advanced = replace(
             canvas,

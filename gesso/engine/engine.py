@@ -114,7 +114,9 @@ class Engine:
             except Exception as error:  # out of memory: this request cannot run, the others can
                 self._fail(running, error)
                 continue
-            cached = self.scheduler.reusable(row, prompt, self.cache)
+            # What comes after the last token is known only when that token is read.
+            known = prompt[:-1] if running.request.diffusion.autoregressive else prompt
+            cached = self.scheduler.reusable(row, known, self.cache)
             running.row = row
             running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
@@ -166,7 +168,7 @@ class Engine:
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode))
         if canvas.reason is None:
             return
-        if would_be_empty(canvas, request):
+        if would_be_empty(canvas, request) and not request.diffusion.autoregressive:
             running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:

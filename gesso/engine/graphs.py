@@ -21,7 +21,7 @@ from gesso import ops
 from gesso.diffusion.canvas import Canvas
 from gesso.engine.canvases import Canvases
 from gesso.engine.request import Running
-from gesso.engine.scheduler import Work
+from gesso.engine.scheduler import Kind, Work
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma, Piece, Plan
 from gesso.ops import Reading, Segment
@@ -29,13 +29,14 @@ from gesso.settings import Diffusion
 
 MOST = 32  # shapes kept
 # What asks nothing of the host, so that it can be part of a graph.
-SAMPLERS, STOPPINGS = ("entropy-bound", "confidence-threshold", "argmax"), ("stable", "fixed")
+SAMPLERS = ("entropy-bound", "confidence-threshold", "argmax", "autoregressive")
+STOPPINGS = ("stable", "fixed")
 
 
 @dataclass(frozen=True)
 class Shape:
-    pieces: tuple[tuple[int, bool], ...]  # length, and whether it is text
-    lengths: tuple[int, ...]  # of the canvases
+    pieces: tuple[tuple[int, Kind], ...]
+    lengths: tuple[int, ...]  # of what is read: the canvases, and the last tokens of some texts
     settings: Diffusion | None  # under which all of them take their step; None: they take it outside
     eos: frozenset[int]
 
@@ -45,10 +46,7 @@ def shape_of(work: Sequence[Work]) -> Shape | None:
     canvases = [item.running for item in work if item.denoise]
     if any(running.needs_logits for running in canvases):
         return None
-    pieces: list[tuple[int, bool]] = []
-    for item in work:
-        pieces += [(len(text), True) for text in item.texts]
-        pieces += [(len(item.running.canvas.tokens_C), False)] if item.denoise else []
+    pieces = [piece for item in work for piece in item.pieces]
     lengths = tuple(len(running.canvas.tokens_C) for running in canvases)
     ways = {(running.request.diffusion, running.request.eos) for running in canvases if _unwatched(running)}
     if len(ways) == 1 and len(set(lengths)) == 1 and all(map(_unwatched, canvases)):
@@ -88,6 +86,16 @@ class Graphs:
         return graph
 
 
+def read_of(hidden: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Tensor]:
+    """The hidden states to make predictions of: those of canvases, and of texts whose next token is asked for."""
+    read = {"canvas": slice(None), "next": slice(-1, None)}
+    return [part[read[kind]] for part, kind in zip(hidden, kinds, strict=True) if kind in read]
+
+
+def _long(length: int, device: torch.device) -> Tensor:
+    return torch.zeros(length, dtype=torch.long, device=device)
+
+
 Step = tuple[Running, Reading | Canvas, Tensor]
 
 
@@ -95,8 +103,8 @@ class Graph:
     def __init__(self, model: DiffusionGemma, shape: Shape, work: Sequence[Work], cache: KVCache) -> None:
         self.model, self.shape = model, shape
         tokens, device = sum(shape.lengths), model.device
-        self.texts = [torch.zeros(length, dtype=torch.long, device=device) for length, text in shape.pieces if text]
-        self.tokens_T = torch.zeros(tokens, dtype=torch.long, device=device)
+        self.texts = [_long(length, device) for length, kind in shape.pieces if kind != "canvas"]
+        self.tokens_T = _long(tokens, device)
         self.soft_TH = torch.zeros(tokens, model.config.hidden_size, dtype=model.dtype, device=device)
         self.temperature_T = torch.ones(tokens, device=device)
         self.key_T2 = torch.zeros(tokens, 2, dtype=torch.int32, device=device)
@@ -134,8 +142,7 @@ class Graph:
         return list(zip(requests, found, self.hidden_TH.split(self.shape.lengths), strict=True))
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
-        rows = [item.running.row for item in work for _ in range(len(item.texts) + item.denoise)]
-        pieces = [(row, *piece) for row, piece in zip(rows, self.shape.pieces, strict=True)]
+        pieces = [(item.running.row, length, kind != "canvas") for item in work for length, kind in item.pieces]
         return self.model.segments(pieces, cache)
 
     def _load(self, requests: Sequence[Running]) -> None:
@@ -155,17 +162,17 @@ class Graph:
         model, lengths = self.model, self.shape.lengths
         if self.canvases:
             self.canvases.prepare(self.temperature_T, self.key_T2)
+        kinds = [kind for _, kind in self.shape.pieces]
         texts = iter(self.texts)
         parts = zip(self.tokens_T.split(lengths), self.soft_TH.split(lengths), strict=True)
         canvases = ((tokens_C, False, soft_CH) for tokens_C, soft_CH in parts)
         pieces = [
-            Piece(-1, next(texts), causal=True) if text else Piece(-1, *next(canvases))
-            for _, text in self.shape.pieces
+            Piece(-1, *next(canvases)) if kind == "canvas" else Piece(-1, next(texts), causal=True) for kind in kinds
         ]
         hidden = model.flow(self.plan, pieces, model.decoder)
         if not lengths:
             return
-        self.hidden_TH = torch.cat([part for part, piece in zip(hidden, pieces, strict=True) if not piece.causal])
+        self.hidden_TH = torch.cat(read_of(hidden, kinds))
         self.reading = ops.vocab_tail(
             self.hidden_TH,
             model.head,

@@ -11,7 +11,7 @@ from gesso import ops
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.samplers import Prediction
 from gesso.engine.events import Likely
-from gesso.engine.graphs import Graphs
+from gesso.engine.graphs import Graphs, read_of
 from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
 from gesso.guide.guide import TOP, Guide, Scores
@@ -38,17 +38,17 @@ class Runner:
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # so that fewer shapes of work exist
         if self.graphs and (graph := self.graphs.find(work, cache)):
             return [self._replayed(*step) for step in graph.run(work, cache)]
-        pieces = []
+        pieces, kinds = [], []
         for item in work:
             row, canvas = item.running.row, item.running.canvas
+            kinds += [kind for _, kind in item.pieces]
             for text in item.texts:
                 pieces.append(Piece(row, torch.tensor(text, device=self.model.device), causal=True))
-            if item.denoise:
+            if kinds[-1] == "canvas":
                 pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH))
-        hidden = self.model.run(pieces, cache)
-        canvases = [hidden_CH for piece, hidden_CH in zip(pieces, hidden, strict=True) if not piece.causal]
+        hidden = read_of(self.model.run(pieces, cache), kinds)
         requests = [item.running for item in work if item.denoise]
-        return self._read(requests, canvases) if requests else []
+        return self._read(requests, hidden) if requests else []
 
     def _replayed(self, running: Running, found: Reading | Canvas, hidden_CH: Tensor) -> Outcome:
         if isinstance(found, Reading):
