@@ -28,6 +28,7 @@ from gesso.ops.kernels.linear import FP8, Tiling
 READ = 4.27e12  # bytes a second that an H200 was seen to read (a sum over 2 GB); the datasheet says 4.8
 DENSE = {"bf16": 989e12, "fp8": 1979e12, "int4": 989e12, "nvfp4": 989e12}  # by the datasheet
 COPIES = 6  # of the weights, taken by turns: more than fit the 50 MB of the cache
+BLOCK = 64  # columns that share a scale between the two products of FP8 experts
 GROUP = {"int4": 32, "nvfp4": 16}
 
 
@@ -43,10 +44,12 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A kernel ready to run: `call(i)` uses the i-th copy of the weights, `plain()` is what call(0) should give."""
+    """A kernel ready to run: `call(i)` uses the i-th copy of the weights, `plain()` is what call(0) should give, when
+    `wide` has made numbers of it."""
 
-    call: Callable[[int], Tensor]
+    call: Callable[[int], Any]
     plain: Callable[[], Tensor]
+    wide: Callable[[Any], Tensor] = staticmethod(lambda found: found)
     bytes: int
     flops: int
     precision: str
@@ -139,43 +142,61 @@ def up(shape: Shape, precision: str) -> Case:
     copies = _copies(shape.experts, 2 * shape.expert_width, shape.hidden, precision)
     groups, four = _groups(index, shape, precision, "up"), precision in GROUP
 
-    def call(i: int) -> Tensor:
+    def call(i: int) -> Any:
         if four:
             return experts4.up(x, groups(), shape.k, copies.packed[i])
-        return experts.up(x, groups(), shape.k, copies.packed[i])[0]
+        return experts.up(x, groups(), shape.k, copies.packed[i])
 
     def plain() -> Tensor:
         order = groups().order_R.long()
-        y = _one_by_one(x[order // shape.k], index.flatten()[order], copies.wide)
+        seen = _rounded(x, shape.hidden) if precision == "fp8" else x
+        y = _one_by_one(seen[order // shape.k], index.flatten()[order], copies.wide)
         gate, other = y.chunk(2, -1)
         h = F.gelu(gate, approximate="tanh") * other
-        return experts4.apart(h) if four else h
+        return experts4.apart(h) if four else _rounded(h, BLOCK) if precision == "fp8" else h
+
+    def wide(found: Any) -> Tensor:
+        h, scale = (found, None) if four else found
+        return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
 
     flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
-    return Case(call=call, plain=plain, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
+    return Case(call=call, plain=plain, wide=wide, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
 
 
 def back(shape: Shape, precision: str) -> Case:
     index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices
     h = _normal(shape.tokens * shape.k, shape.expert_width)
-    most = h.abs().amax(-1).float()
+    low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
     copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
     groups, four = _groups(index, shape, precision, "back"), precision in GROUP
 
     def call(i: int) -> Tensor:
         if four:
             return experts4.back(h, groups(), copies.packed[i])
-        return experts.back(h, most, groups(), copies.packed[i])
+        return experts.back(low, scale, groups(), copies.packed[i], torch.bfloat16)
 
     def plain() -> Tensor:
         order = groups().order_R.long()
-        together = h.unflatten(1, (2, -1)).transpose(1, 2).flatten(1) if four else h
+        seen = _rounded(h, BLOCK) if precision == "fp8" else h
+        together = h.unflatten(1, (2, -1)).transpose(1, 2).flatten(1) if four else seen
         y = torch.empty(len(h), shape.hidden, device="cuda")
         y[order] = _one_by_one(together, index.flatten()[order], copies.wide)
         return y
 
     flops = 2 * len(h) * shape.hidden * shape.expert_width
     return Case(call=call, plain=plain, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
+
+
+def _blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """FP8 with a scale for every `block` columns."""
+    parts = x.float().unflatten(1, (-1, block))
+    scale = parts.abs().amax(-1).clamp(min=1e-12) / 448
+    return (parts / scale[..., None]).clamp(-448, 448).flatten(1).to(FP8), scale
+
+
+def _rounded(x: Tensor, block: int) -> Tensor:
+    low, scale = _blocks(x, block)
+    return low.float() * scale.repeat_interleave(block, 1)
 
 
 def _one_by_one(x: Tensor, expert: Tensor, wide: Tensor) -> Tensor:
@@ -198,7 +219,8 @@ def product(shape: Shape, precision: str, inputs: int, outputs: int, gated: bool
         return linear.linear(low, ready[i][0], scale, torch.bfloat16)
 
     def plain() -> Tensor:
-        first, *more = (x.float() @ each.wide[0].float().T for each in copies)
+        seen = _rounded(x, inputs) if precision == "fp8" else x.float()
+        first, *more = (seen @ each.wide[0].float().T for each in copies)
         return F.gelu(first, approximate="tanh") * more[0] if gated else first
 
     flops = 2 * shape.tokens * inputs * outputs * len(copies)
@@ -267,11 +289,17 @@ def candidates() -> dict[str, Candidate]:
     }
     for precision, key, deep in (("bf16", torch.bfloat16, (64, 128)), ("fp8", FP8, (128, 256))):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
-        found[f"up {precision}"] = Candidate(up_, tilings((16, 32), (32, 64), deep, (4, 8), (3, 4)), experts.UP, key)
+        wide = (BLOCK,) if precision == "fp8" else (32, 64)
+        found[f"up {precision}"] = Candidate(up_, tilings((16, 32), wide, deep, (4, 8), (3, 4)), experts.UP, key)
         found[f"down {precision}"] = Candidate(
-            back_, tilings((16, 32), (64, 128), (64,), (4, 8), (3, 5)), experts.DOWN, key
+            back_, tilings((16, 32), (64, 128, 256), (64,), (4, 8), (3, 5, 7)), experts.DOWN, key
         )
-        for name, inputs, outputs in (("q", 2816, 4096), ("o", 4096, 2816), ("mlp down", 2112, 2816)):
+        for name, inputs, outputs in (
+            ("qkv", 2816, 8192),
+            ("q", 2816, 4096),
+            ("o", 4096, 2816),
+            ("mlp down", 2112, 2816),
+        ):
             steps = (64, 128) if inputs % 128 == 0 else (64,)
             found[f"{name} {precision}"] = Candidate(
                 partial(product, precision=precision, inputs=inputs, outputs=outputs),
@@ -338,7 +366,7 @@ def _tiled(candidate: Candidate, tiling: Tiling | None) -> Iterator[None]:
 
 def _time(name: str, tiling: Tiling | None, case: Case, expected: Tensor) -> Row | None:
     try:
-        first = case.call(0).float()
+        first = case.wide(case.call(0)).float()
     except Exception as problem:  # too large for the chip's shared memory or registers, most likely
         print(f"{name} {tiling}: {str(problem)[:100]}", file=sys.stderr)
         return None

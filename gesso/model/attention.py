@@ -24,9 +24,9 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
 
     def forward(self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation) -> Tensor:
-        q_TND = self.q_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
-        k_TMD = self.k_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
+        projections = [self.q_proj, self.k_proj, *([self.v_proj] if self.v_proj else [])]
+        products = ops.linears(x_TH, [each.matrix for each in projections], lengths)
         # In a global layer key and value are one projection; only norm and rotation tell them apart.
-        v_TMD = k_TMD if self.v_proj is None else self.v_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
+        q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, self.dim)) for each in (*products, products[-1])[:3])
         q, k, v = ops.heads(q_TND, k_TMD, v_TMD, self.q_norm.weight, self.k_norm.weight, rotation, self.eps)
         return self.o_proj(attend(q, k, v).flatten(1), lengths)

@@ -21,8 +21,7 @@ class Router(nn.Module):
 
     def forward(self, normed_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """The chosen experts and their weights [T, K], and the scores [T, E] of all."""
-        scores_TE = self.proj(normed_TH, lengths)
-        return *ops.route(scores_TE, self.per_expert_scale, self.k), scores_TE
+        return ops.choose(normed_TH, self.proj.matrix, self.per_expert_scale, self.k, lengths)
 
 
 class Experts(nn.Module):

@@ -59,9 +59,11 @@ class Layer(nn.Module):
             self.router.root,
             self.eps,
         )
-        dense_TH = self.mlp(dense_TH, lengths)
+        with ops.beside(dense_TH) as beside:
+            dense_TH = self.mlp(dense_TH, lengths)
         index_TK, weight_TK, scores_TE = self.router(routed_TH, lengths)
         sparse_TH = self.experts(sparse_TH, index_TK, weight_TK, lengths)
+        beside.join()
         norms = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
         return ops.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, self.eps), scores_TE
 
@@ -222,12 +224,10 @@ class DiffusionGemma(nn.Module):
             shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype, lengths)
             for shape in set(self.config.layers)
         }
-        scalars = zip(self.encoder.layer_scalars, self.decoder.layer_scalars, strict=True)
+        encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (self.encoder, self.decoder))
+        scalars_LT1 = torch.where(causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
         routed = []
-        for layer, attend, shape, (encoder_scalar, decoder_scalar) in zip(
-            stack.layers, attends, self.config.layers, scalars, strict=True
-        ):
-            scalar_T1 = torch.where(causal_T[:, None], encoder_scalar, decoder_scalar).to(x_TH.dtype)
+        for layer, attend, shape, scalar_T1 in zip(stack.layers, attends, self.config.layers, scalars_LT1, strict=True):
             x_TH, scores_TE = call(layer, x_TH, lengths, attend, rotations[shape], scalar_T1)
             routed.append(scores_TE)
         return stack.norm(x_TH), routed

@@ -1,8 +1,9 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
 from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention, move
-from gesso.ops.experts import chosen, experts, route
-from gesso.ops.linear import fast_products, gated, linear
+from gesso.ops.experts import choose, chosen, experts, route
+from gesso.ops.fast import Beside as beside
+from gesso.ops.linear import fast_products, gated, linear, linears
 from gesso.ops.norm import add_norms, join, rms_norm
 from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
@@ -19,6 +20,8 @@ __all__ = [
     "add_norms",
     "attends",
     "attention",
+    "beside",
+    "choose",
     "chosen",
     "dense",
     "draw",
@@ -29,6 +32,7 @@ __all__ = [
     "inverse_frequencies",
     "join",
     "linear",
+    "linears",
     "move",
     "read",
     "rms_norm",

@@ -11,9 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.ops import fast
+from gesso.ops.linear import linear
 from gesso.ops.weight import Adapted, Weight, dense, multiply
 
 Rows = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
+
+
+def choose(
+    x_TH: Tensor, matrix: Adapted, expert_scale_E: Tensor, k: int, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The chosen experts and their weights [T, K], and the scores [T, E] of all, which only training asks for."""
+    if fast.kernels(x_TH) and isinstance(matrix.weight, Tensor) and not (few(len(matrix.weight), k) or matrix.change):
+        return *fast.load("rows").route(x_TH, matrix.weight, expert_scale_E, k), x_TH.new_empty(0)
+    scores_TE = linear(x_TH, matrix, lengths)
+    return *route(scores_TE, expert_scale_E, k), scores_TE
 
 
 def route(scores_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:

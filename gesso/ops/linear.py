@@ -40,6 +40,14 @@ def linear(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Tensor:
     return y_TO + _product(low_TL, change.B.to(x_TI.dtype), lengths)
 
 
+def linears(x_TI: Tensor, matrices: Sequence[Adapted], lengths: Sequence[int]) -> list[Tensor]:
+    """The same tokens times several matrices."""
+    if fast.kernels(x_TI) and not any(matrix.change for matrix in matrices):
+        found: list[Tensor] = fast.load("products").linears(x_TI, [matrix.weight for matrix in matrices])
+        return found
+    return [linear(x_TI, matrix, lengths) for matrix in matrices]
+
+
 def gated(x_TI: Tensor, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> Tensor:
     """gelu(x gate) * (x up)."""
     if fast.kernels(x_TI) and not (gate.change or up.change):
@@ -49,7 +57,7 @@ def gated(x_TI: Tensor, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> T
 
 def _product(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:
     if fast.kernels(x_TI):
-        return fast.load("products").linear(x_TI, weight)
+        return fast.load("products").linears(x_TI, [weight])[0]
     weight_OI = dense(weight, x_TI.dtype)
     if len(lengths) == 1:
         return F.linear(x_TI, weight_OI)

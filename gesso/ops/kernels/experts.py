@@ -2,7 +2,8 @@
 
 With one canvas an expert of 128 is given some 16 rows, so the products cost what it takes to read the weights: every
 kernel here is built to read each weight once, at the speed of the memory. Weights are bfloat16 (or float32), or FP8
-with a scale for each of an expert's output channels; FP8 rows are scaled one by one.
+with a scale for each of an expert's output channels. FP8 tokens have one scale each; between the two products, where
+no program sees a whole row, a scale for as many columns as a program makes of it.
 
 Nothing here depends on numbers that only the GPU knows: grids are as large as they could have to be, and programs
 without work return. The sums of a row run in one order whatever else is in the batch.
@@ -64,43 +65,43 @@ def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Matrices, down: Matrices) -
     k, count = index_TK.shape[1], len(gate_up.weight_EOI)
     first, second = UP[gate_up.weight_EOI.dtype], DOWN[down.weight_EOI.dtype]
     groups = group(index_TK, count, first.rows)
-    h_RI, most_R = up(x_TH, groups, k, gate_up, keep_most=down.scale_EO is not None)
+    h_RI, scale_RB = up(x_TH, groups, k, gate_up)
     if second.rows != first.rows:
         groups = group(index_TK, count, second.rows)
-    return back(h_RI, most_R, groups, down)
+    return back(h_RI, scale_RB, groups, down, x_TH.dtype)
 
 
-def up(
-    x_TH: Tensor, groups: Groups, k: int, gate_up: Matrices, keep_most: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`; and the largest of each row, if asked."""
+def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Matrices) -> tuple[Tensor, Tensor | None]:
+    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`; in FP8 with scales [R, B]."""
     (tokens, hidden), width = x_TH.shape, gate_up.weight_EOI.shape[1] // 2
     tiling, low = UP[gate_up.weight_EOI.dtype], gate_up.scale_EO is not None
     x, x_scale_T = quantize_rows(x_TH) if low else (x_TH, None)
-    h_RI = x_TH.new_empty(tokens * k, width)
-    most_R = torch.zeros(tokens * k, device=x_TH.device) if keep_most else None
-    grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
-    _up[grid](
-        x, x_scale_T, gate_up.weight_EOI, gate_up.scale_EO, h_RI, most_R,
+    blocks = triton.cdiv(width, tiling.columns)
+    h_RI = torch.empty(tokens * k, width, device=x_TH.device, dtype=FP8 if low else x_TH.dtype)
+    h_scale_RB = torch.empty(tokens * k, blocks, device=x_TH.device) if low else None
+    _up[blocks, len(groups.expert_N)](
+        x, x_scale_T, gate_up.weight_EOI, gate_up.scale_EO, h_RI, h_scale_RB,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, hidden, width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=low, EVEN=_even(hidden, width, tiling),
         PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return h_RI, most_R
+    return h_RI, h_scale_RB
 
 
-def back(h_RI: Tensor, most_R: Tensor | None, groups: Groups, matrices: Matrices) -> Tensor:
+def back(h_RI: Tensor, scale_RB: Tensor | None, groups: Groups, matrices: Matrices, dtype: torch.dtype) -> Tensor:
     """h down [R, H], each row where its pair stands."""
     (pairs, width), hidden = h_RI.shape, matrices.weight_EOI.shape[1]
     tiling = DOWN[matrices.weight_EOI.dtype]
-    y_RH = h_RI.new_empty(pairs, hidden)
+    if scale_RB is not None and scale_RB.shape[1] != triton.cdiv(width, tiling.depth):
+        raise ValueError(f"FP8 rows scaled by {scale_RB.shape[1]} blocks cannot be read in steps of {tiling.depth}")
+    y_RH = torch.empty(pairs, hidden, device=h_RI.device, dtype=dtype)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, most_R, matrices.weight_EOI, matrices.scale_EO, y_RH,
+        h_RI, scale_RB, matrices.weight_EOI, matrices.scale_EO, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         width, hidden,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=matrices.scale_EO is not None,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=scale_RB is not None,
         EVEN=_even(width, hidden, tiling), PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
@@ -153,12 +154,12 @@ def _group(index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, pairs, ROWS: tl
 
 @triton.jit
 def _up(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, h_ptr, most_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     choices, hidden, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """gelu(x gate) * (x up) of the rows of one tile, for as many columns; `most` gathers the largest of each row."""
+    """gelu(x gate) * (x up) of the rows of one tile, for as many columns."""
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
         return
@@ -193,16 +194,18 @@ def _up(
         scale_at = scale_ptr + expert * 2 * width + column
         gate *= x_scale * tl.load(scale_at, mask=there, other=0.0)[None, :]
         up *= x_scale * tl.load(scale_at + width, mask=there, other=0.0)[None, :]
-    h = (gelu(gate) * up).to(h_ptr.dtype.element_ty)
+    h = gelu(gate) * up
+    if LOW:
+        h_scale = fp8_scale(tl.max(tl.where(there[None, :], tl.abs(h), 0.0), 1))
+        tl.store(h_scale_ptr + place * tl.num_programs(0) + tl.program_id(0), h_scale, mask=live)
+        h = fp8(h / h_scale[:, None])
+    h = h.to(h_ptr.dtype.element_ty)
     tl.store(h_ptr + place[:, None].to(tl.int64) * width + column[None, :], h, mask=live[:, None] & there[None, :])
-    if most_ptr is not None:
-        # The largest of numbers is the same in any order; those without a sign compare like their bits.
-        tl.atomic_max(most_ptr + place, tl.max(tl.where(there[None, :], tl.abs(h.to(tl.float32)), 0.0), 1), mask=live)
 
 
 @triton.jit
 def _down(
-    h_ptr, most_ptr, weight_ptr, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, width, hidden,
+    h_ptr, h_scale_ptr, weight_ptr, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, width, hidden,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -218,7 +221,7 @@ def _down(
     h_at = h_ptr + place[:, None].to(tl.int64) * width + depth[None, :]
     weight_at = weight_ptr + (expert.to(tl.int64) * hidden + column[None, :]) * width + depth[:, None]
     if LOW:
-        h_scale = fp8_scale(tl.load(most_ptr + place, mask=live, other=0.0))
+        h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, DEPTH):
         if EVEN:
@@ -229,13 +232,15 @@ def _down(
             inside = (start + depth[:, None] < width) & (column[None, :] < hidden)
             weight = tl.load(weight_at, mask=inside, other=0.0)
         if LOW:
-            h = fp8(h.to(tl.float32) / h_scale[:, None])
-        y = tl.dot(h, weight, y, input_precision=PRECISION)
+            y += tl.dot(h, weight) * tl.load(h_scale_at, mask=live, other=0.0)[:, None]
+            h_scale_at += 1
+        else:
+            y = tl.dot(h, weight, y, input_precision=PRECISION)
         h_at += DEPTH
         weight_at += DEPTH
     there = column < hidden
     if LOW:
-        y *= h_scale[:, None] * tl.load(scale_ptr + expert * hidden + column, mask=there, other=0.0)[None, :]
+        y *= tl.load(scale_ptr + expert * hidden + column, mask=there, other=0.0)[None, :]
     y_at = y_ptr + pair[:, None].to(tl.int64) * hidden + column[None, :]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[:, None] & there[None, :])
 

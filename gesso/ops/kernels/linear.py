@@ -8,7 +8,9 @@ run at the same time, while their weights are in the cache.
 T tokens, I in, O out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -29,14 +31,14 @@ class Tiling:
 
 # 2816 columns in tiles of 64 are 44; with 256 rows in tiles of 64 that makes 176 programs for 132 multiprocessors.
 PLAIN = {
-    torch.bfloat16: Tiling(64, 64, 128, 4, 4),
+    torch.bfloat16: Tiling(64, 64, 128, 4, 3),
     torch.float32: Tiling(32, 32, 32, 4, 2),
     FP8: Tiling(64, 64, 128, 4, 4),
 }
 GATED = {
-    torch.bfloat16: Tiling(64, 64, 64, 4, 4),
+    torch.bfloat16: Tiling(64, 32, 128, 4, 3),
     torch.float32: Tiling(32, 32, 32, 4, 2),
-    FP8: Tiling(64, 64, 128, 4, 4),
+    FP8: Tiling(64, 32, 128, 4, 3),
 }
 
 
@@ -50,33 +52,52 @@ class Matrix:
 
 def linear(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """What `ops.linear` computes. An FP8 matrix takes FP8 rows, `scale_T` times which are the tokens."""
-    return _launch(x_TI, matrix, None, scale_T, dtype)
+    return linears(x_TI, [matrix], scale_T, dtype)[0]
+
+
+def linears(
+    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None = None, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU idle."""
+    tiling = PLAIN[matrices[0].weight_OI.dtype]
+    ys = [_out(x_TI, matrix, dtype) for matrix in matrices]
+    columns = [len(matrix.weight_OI) for matrix in matrices]
+    tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
+    given: list[Any] = []
+    for matrix, y_TO in zip(matrices, ys, strict=True):
+        given += [matrix.weight_OI, matrix.scale_O, y_TO]
+    missing = 3 - len(matrices)
+    _product[triton.cdiv(len(x_TI), tiling.rows), tiles](
+        x_TI, scale_T, *given, *[None] * 3 * missing, len(x_TI), x_TI.shape[1], *columns, *[0] * missing,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth,
+        LOW=matrices[0].scale_O is not None, GATED=False, EVEN=_even(x_TI, columns, tiling),
+        PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return ys
 
 
 def gated(
     x_TI: Tensor, gate: Matrix, up: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """gelu(x gate) * (x up)."""
-    return _launch(x_TI, gate, up, scale_T, dtype)
-
-
-def _launch(
-    x_TI: Tensor, matrix: Matrix, other: Matrix | None, scale_T: Tensor | None, dtype: torch.dtype | None
-) -> Tensor:
-    tokens, depth = x_TI.shape
-    columns, low = len(matrix.weight_OI), matrix.scale_O is not None
-    tiling = (PLAIN if other is None else GATED)[matrix.weight_OI.dtype]
-    y_TO = torch.empty(tokens, columns, device=x_TI.device, dtype=dtype or x_TI.dtype)
-    grid = (triton.cdiv(tokens, tiling.rows), triton.cdiv(columns, tiling.columns))
-    _product[grid](
-        x_TI, scale_T, matrix.weight_OI, matrix.scale_O,
-        other and other.weight_OI, other and other.scale_O, y_TO,
-        tokens, depth, columns,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=low, GATED=other is not None,
-        EVEN=depth % tiling.depth == 0 and columns % tiling.columns == 0,
+    tiling, columns = GATED[gate.weight_OI.dtype], len(gate.weight_OI)
+    y_TO = _out(x_TI, gate, dtype)
+    _product[triton.cdiv(len(x_TI), tiling.rows), triton.cdiv(columns, tiling.columns)](
+        x_TI, scale_T, gate.weight_OI, gate.scale_O, y_TO, up.weight_OI, up.scale_O, None, None, None, None,
+        len(x_TI), x_TI.shape[1], columns, 0, 0,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth,
+        LOW=gate.scale_O is not None, GATED=True, EVEN=_even(x_TI, [columns], tiling),
         PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_TO
+
+
+def _out(x_TI: Tensor, matrix: Matrix, dtype: torch.dtype | None) -> Tensor:
+    return torch.empty(len(x_TI), len(matrix.weight_OI), device=x_TI.device, dtype=dtype or x_TI.dtype)
+
+
+def _even(x_TI: Tensor, columns: Sequence[int], tiling: Tiling) -> bool:
+    return x_TI.shape[1] % tiling.depth == 0 and all(each % tiling.columns == 0 for each in columns)
 
 
 def precision(x: Tensor) -> str:
@@ -121,12 +142,31 @@ def _quantize_rows(x_ptr, low_ptr, scale_ptr, width, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _product(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, other_ptr, other_scale_ptr, y_ptr, tokens, width, columns,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, y_ptr, other_ptr, other_scale_ptr, other_y_ptr,
+    third_ptr, third_scale_ptr, third_y_ptr, tokens, width, columns, other_columns, third_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, GATED: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """A tile of x weight, or of gelu(x weight) * (x other). With several matrices, the tiles of one follow another's."""
+    tile = tl.program_id(1)
+    if other_y_ptr is not None:
+        tiles = tl.cdiv(columns, COLUMNS)
+        if tile >= tiles:
+            tile -= tiles
+            tiles = tl.cdiv(other_columns, COLUMNS)
+            weight_ptr, y_ptr, columns = other_ptr, other_y_ptr, other_columns
+            if LOW:
+                scale_ptr = other_scale_ptr
+            if third_y_ptr is not None:  # noqa: SIM102 - this is known when it is compiled, the next when it runs
+                if tile >= tiles:
+                    tile -= tiles
+                    weight_ptr, y_ptr, columns = third_ptr, third_y_ptr, third_columns
+                    if LOW:
+                        scale_ptr = third_scale_ptr
+        weight_ptr = tl.multiple_of(weight_ptr, 16)
+        y_ptr = tl.multiple_of(y_ptr, 16)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
     live, there = row < tokens, column < columns
     x_at = x_ptr + row[:, None].to(tl.int64) * width + depth[None, :]

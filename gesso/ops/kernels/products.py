@@ -3,6 +3,8 @@
 T tokens, I in, O out, H hidden, E experts, K experts a token.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,12 +17,13 @@ from gesso.ops.kernels.linear import Matrix
 from gesso.ops.weight import Weight
 
 
-def linear(x_TI: Tensor, weight: Weight) -> Tensor:
-    found = _stack(weight)
-    if isinstance(found, Packed4):
-        return linear4.linear(x_TI, found)
-    low, scale_T = _rows(x_TI, found)
-    return plain.linear(low, _matrix(found), scale_T, x_TI.dtype)
+def linears(x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+    found = [_stack(weight) for weight in weights]
+    wide_ones = [each for each in found if isinstance(each, Matrices)]
+    if len(wide_ones) < len(found):
+        return [linear4.linear(x_TI, each) for each in found if isinstance(each, Packed4)]
+    low, scale_T = _rows(x_TI, wide_ones[0])
+    return plain.linears(low, [_matrix(each) for each in wide_ones], scale_T, x_TI.dtype)
 
 
 def gated(x_TI: Tensor, gate: Weight, up: Weight) -> Tensor:

@@ -187,7 +187,8 @@ def _choose(
         score += tl.load(partial_ptr + (part * tokens + token) * experts + expert, mask=expert < experts, other=0.0)
     if ROUNDED:  # as the product of the plain version is
         score = score.to(tl.bfloat16).to(tl.float32)
-    score = tl.where(expert < experts, score, -float("inf"))
+    # Not a number is no reason to choose fewer than K: an index would be left unwritten, and read.
+    score = tl.where((expert < experts) & (score == score), score, -1e30)
     # The shares of the chosen do not need those of the others: exp(score - best), over the sum of the chosen.
     share = tl.exp(score - tl.max(score, 0))
     total = 0.0
