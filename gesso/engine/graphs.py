@@ -113,8 +113,7 @@ class Graph:
             size = len(shape.lengths), shape.lengths[0]
             states = self.tokens_T.view(size), self.soft_TH.view(*size, -1)
             self.canvases = Canvases(model, shape.settings, shape.eos, *states)
-        self.segments = self._segments(work, cache)
-        self.plan, self.version = Plan(self.segments, cache), cache.version
+        self.plan = Plan(self._segments(work, cache), cache)
         self.replay: Callable[[], None] = self._pass
 
     def capture(self, pool: Any) -> None:
@@ -126,9 +125,7 @@ class Graph:
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Step]:
         """Each request, what was read or its canvas a step on, and its hidden states, good until the next pass."""
         segments = self._segments(work, cache)
-        if (segments, cache.version) != (self.segments, self.version):
-            self.plan.move(segments, cache)
-            self.segments, self.version = segments, cache.version
+        self.plan.move(segments, cache)
         for target, text in zip(self.texts, (text for item in work for text in item.texts), strict=True):
             target.copy_(torch.tensor(text))
         requests = [item.running for item in work if item.denoise]

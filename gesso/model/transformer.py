@@ -104,19 +104,26 @@ class Plan:
     """Where the pieces of a pass stand and what they see, as tensors on the device."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        self.segments, self.version = segments, cache.version
         self.lengths = [segment.length for segment in segments]
-        ends = torch.tensor([[s.start, s.length, s.causal] for s in segments], device=cache.device)
-        start_S, length_S, causal_S = ends.unbind(1)
-        within_T = torch.cat([torch.arange(length, device=cache.device) for length in self.lengths])
-        self.position_T = start_S.repeat_interleave(length_S, output_size=len(within_T)) + within_T
-        self.causal_T = causal_S.repeat_interleave(length_S, output_size=len(within_T)).bool()
+        self.position_T = _positions(segments).to(cache.device)
+        causal = [torch.full((segment.length,), segment.causal) for segment in segments]
+        self.causal_T = torch.cat(causal).to(cache.device)
         self.attends = ops.attends(cache.layers, segments)
 
     def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
         """The same pieces elsewhere: in the very tensors that a captured graph reads."""
-        new = Plan(segments, cache)
-        self.position_T.copy_(new.position_T)
-        ops.move(self.attends, new.attends)
+        rows = [segment.row for segment in segments]
+        same_rows = self.version == cache.version and rows == [segment.row for segment in self.segments]
+        if same_rows and segments == self.segments:
+            return
+        self.position_T.copy_(_positions(segments))
+        ops.move(self.attends, cache.layers, segments, same_rows)
+        self.segments, self.version = segments, cache.version
+
+
+def _positions(segments: Sequence[Segment]) -> Tensor:
+    return torch.cat([torch.arange(s.start, s.start + s.length) for s in segments])
 
 
 class DiffusionGemma(nn.Module):

@@ -49,12 +49,13 @@ def attends(caches: Sequence[LayerCache], segments: Sequence[Segment]) -> list[A
     return [partial(attention, cache=cache, segments=segments) for cache in caches]
 
 
-def move(old: list[Attend], new: list[Attend]) -> None:
-    """Have `old` attend where `new` does. As kernels, they keep their tensors: a captured graph has those built in."""
-    if isinstance(old[0], partial) and "table" in old[0].keywords:
-        fast.load("attention").move(old, new)
+def move(attends: list[Attend], caches: Sequence[LayerCache], segments: Sequence[Segment], same_rows: bool) -> None:
+    """Have them attend elsewhere. As kernels they keep their tensors, for a captured graph has those built in; the
+    addresses of rows in the cache are left alone if they are the same."""
+    if isinstance(attends[0], partial) and "table" in attends[0].keywords:
+        fast.load("attention").move(attends, caches, segments, same_rows)
     else:
-        old[:] = new
+        attends[:] = [partial(attention, cache=cache, segments=segments) for cache in caches]
 
 
 def attention(

@@ -29,8 +29,7 @@ def position_keys(
 
     Numbers of several canvases, tensors [B], give [B, C, 2]: to each what it would be given alone.
     """
-    x = torch.zeros(2, dtype=torch.int32, device=device)
-    x[1] = GOLDEN
+    x = torch.arange(2, dtype=torch.int32, device=device) * GOLDEN  # made there: a captured graph can copy nothing in
     for word in (*halves(seed), canvas, step, stream):
         x = mix(x ^ (word.int()[:, None] if isinstance(word, Tensor) else _int32(word))) + GOLDEN
     x = x.unsqueeze(-2)

@@ -113,12 +113,15 @@ def attends(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[At
     return [partial(attention, table=each) for each in tables]
 
 
-def move(old: Sequence["partial[Tensor]"], new: Sequence["partial[Tensor]"]) -> None:
-    """The tables of `new` into the tensors of `old`. All layers have the first table's segments."""
-    tables = [(each.keywords["table"], other.keywords["table"]) for each, other in zip(old, new, strict=True)]
-    tables[0][0].segments_S7.copy_(tables[0][1].segments_S7)
-    for each, other in tables:
-        each.rows_S3.copy_(other.rows_S3)
+def move(
+    attends: Sequence["partial[Tensor]"], caches: Sequence[CacheRows], segments: Sequence[Segment], same_rows: bool
+) -> None:
+    """Other segments in the tensors of these tables. All layers have the first one's segments."""
+    tables = [each.keywords["table"] for each in attends]
+    tables[0].segments_S7.copy_(torch.tensor(_columns(segments), dtype=torch.int32))
+    if not same_rows:
+        for table, cache in zip(tables, caches, strict=True):
+            table.rows_S3.copy_(torch.tensor([_row(segment, cache) for segment in segments]))
 
 
 def _columns(segments: Sequence[Segment]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gesso.ops.kernels.linear import precision
 
-SPLIT = 4  # programs that share the sum of a router's score: with 256 tokens one row of tiles would leave most idle
+SPLIT = 11  # programs that share the sum of a router's score: with 256 tokens one row of tiles would leave most idle
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor | None, eps: float) -> Tensor:
