@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from gesso.ops.kernels import attention as kernel  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1)
+SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1, splits=3)
 TEXT, CANVAS = True, False
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter multiplies the bits of bfloat16
 M, D = 2, 16
