@@ -1,10 +1,15 @@
-"""The attention of `ops/attention.py` as two Triton kernels: one attends, one then appends the text to the cache.
+"""The attention of `ops/attention.py` as Triton kernels.
+
+  1. `_attend`   every tile of queries over its keys; those of a canvas in several parts, each by a program of its own.
+  2. `_combine`  a canvas' outputs from its parts, in one fixed order.
+  3. `_append`   the text to the cache.
 
 All that changes from step to step is read from tensors on the device, and the grid follows from shapes alone, so that
 a captured CUDA graph stays valid while texts grow and rows change hands. Cached keys are read where they lie.
 
 T tokens of all segments, S segments, N query heads, M key/value heads, G = N/M queries a key head, D head dim,
-L capacity of a cache row; R rows of a tile (queries times G), B keys of a block, V a slice of the values' D.
+L capacity of a cache row; R rows of a tile (queries times G), B keys of a block, V a slice of the values' D, P parts of
+a canvas' keys.
 """
 
 from collections.abc import Sequence
@@ -62,28 +67,37 @@ class Tiles:
     values: int  # V: each program computes this many of the D numbers of its outputs
     warps: int
     stages: int  # blocks of keys and values in flight
-    splits: int = 1  # C: a canvas has its keys cut into this many parts, each for programs of its own
+    splits: int = 1  # P, part of the definition of a canvas' sums: never a function of what else is computed
 
 
 def tiles(dim: int, dtype: torch.dtype) -> Tiles:
-    """What fits a Hopper multiprocessor: 228 KB of shared memory, 65,536 registers, at most 255 of them a thread.
+    """What fits a Hopper multiprocessor: 227 KB of shared memory, 65,536 registers, at most 255 of them a thread.
 
-    The sums of the outputs, R x V float32, stay in registers all along: 64 x 256 over four warps is 128 a thread, and
-    the scores (R x B), the weights made of them and the addresses of the keys take most of the rest. Shared memory
-    holds the queries, R x D, and `stages` blocks of keys, B x D, and of values, B x V, two bytes a number.
+    Every tile of rows reads all the keys and values it sees, most of them from the L2 cache, which feeds one of the 132
+    multiprocessors some 40 KB a microsecond. A block of 64 keys and values with D 256 is 64 KB, and 128 rows keep the
+    matrix unit busy with it for 1.4 microseconds; 64 rows would wait for the cache instead. So R = 128.
 
-    D 256:  32 + 2 x (16 + 16) = 96 KB with 32 keys, so that two programs share a multiprocessor, and one computes its
-            weights while the other has the matrix unit. With 64 keys, 160 KB, only one fits, and registers spill.
-    D 512:  64 + 2 x (32 + 16) = 160 KB with 32 keys. All of the 64 x 512 sums in four warps would be 256 registers;
-            with a second group of four warps both compute all the scores, for these are split by rows only, of which
-            the matrix unit takes at least 64. That is the price of two programs with half of the values each, too, and
-            one canvas needs both: its 64 tiles of rows alone would leave half of the 132 multiprocessors idle.
+    The sums of the outputs, R x V float32, stay in registers all along: 128 x 256 over eight warps is 128 a thread, and
+    the scores (R x B), the weights made of them and the addresses of the keys take the rest. Shared memory holds the
+    queries, R x D, and `stages` blocks of keys, B x D, and of values, B x V, two bytes a number.
+
+    D 256:  64 + 2 x (32 + 32) = 192 KB with 64 keys.
+    D 512:  128 + 2 x (32 + 16) = 224 KB with 32 keys. All of the 128 x 512 sums would be 256 registers. With 16 warps
+            each would have half, but both halves compute all the scores, for these are split by rows only. That is
+            the price of two programs with half of the values each, too.
+
+    One canvas of 256 tokens and 16 query heads is then 32 programs (D 256, 8 key heads) or 64 (D 512, 2 key heads,
+    halves of the values). With its keys in 4 and in 2 parts both are 128, whatever the length of the text. More parts
+    cost more than they bring: each is written, read again and rounded to two bytes in between, 8.4 MB a canvas and
+    layer in both cases (and about a quarter more rounding error in the output than one sum has).
 
     float32 does without the matrix units, which would round to ten bits: it is there to compare, not to be fast.
     """
     if dtype == torch.float32:
-        return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1)
-    return Tiles(rows=64, keys=32, values=min(dim, 256), warps=4, stages=2)
+        return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1, splits=2)
+    if dim > 256:
+        return Tiles(rows=128, keys=32, values=256, warps=8, stages=2, splits=2)
+    return Tiles(rows=128, keys=64, values=dim, warps=8, stages=2, splits=4)
 
 
 def table(segments: Sequence[Segment], cache: CacheRows, slots: int | None = None, longest: int | None = None) -> Table:
@@ -149,11 +163,11 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
     shape = shape or tiles(dim, q_TND.dtype)
     out_TND = torch.empty(tokens, heads, dim, dtype=q_TND.dtype, device=q_TND.device)
     slots, groups, splits = len(table.segments_S7), heads // kv_heads, shape.splits if table.canvases else 1
-    # Without splits nothing is written there, and nothing read.
-    part_TCND = out_TND if splits == 1 else out_TND.new_empty(tokens, splits, heads, dim)
-    mass_TCN = torch.empty(tokens, splits, heads, dtype=torch.float32, device=q_TND.device)
+    # Outputs by the keys of one part alone, and log2 of the sum of these keys' weights: how much the part counts.
+    part_TPND = out_TND if splits == 1 else out_TND.new_empty(tokens, splits, heads, dim)
+    mass_TPN = torch.empty(tokens, splits, heads, dtype=torch.float32, device=q_TND.device)
     _attend[triton.cdiv(table.longest * groups, shape.rows), kv_heads * splits * (dim // shape.values), slots](
-        q_TND, k_TMD, v_TMD, out_TND, part_TCND, mass_TCN, table.segments_S7, table.rows_S3,
+        q_TND, k_TMD, v_TMD, out_TND, part_TPND, mass_TPN, table.segments_S7, table.rows_S3,
         *q_TND.stride()[:2], *k_TMD.stride()[:2], *v_TMD.stride()[:2],
         WINDOW=table.window or 0, GROUPS=groups, HEADS=kv_heads, DIM=dim,
         ROWS=shape.rows, KEYS=shape.keys, VALUES=shape.values, SPLITS=splits,
@@ -162,7 +176,7 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
     if splits > 1:
         rows = max(2048 // dim, 1)
         _combine[triton.cdiv(table.longest * heads, rows), slots](
-            part_TCND, mass_TCN, out_TND, table.segments_S7, HEADS=heads, DIM=dim, SPLITS=splits, ROWS=rows
+            part_TPND, mass_TPN, out_TND, table.segments_S7, HEADS=heads, DIM=dim, SPLITS=splits, ROWS=rows
         )
     if table.appends:
         # Only when all have read: in a ring, new tokens take the place of what the first queries still see.
@@ -266,12 +280,13 @@ def _attend(
         # Beyond the limit the last key is loaded again, and then not seen: loads need no mask.
         key_B = tl.minimum(position_B, limit - 1)
         slot_B = key_B - low + low_slot
-        slot_B = tl.where(slot_B >= capacity, slot_B - capacity, slot_B).to(tl.int64) * (HEADS * DIM)
-        token_B = (key_B + tl.where(own, offset - start, fresh - cached)).to(tl.int64)
+        slot_B = tl.where(slot_B >= capacity, slot_B - capacity, slot_B)
         in_cache_B = key_B < cached
+        at_B = tl.where(in_cache_B, slot_B, key_B + tl.where(own, offset - start, fresh - cached)).to(tl.int64)
+        k_B = tl.where(in_cache_B, cached_k, k_ptr) + at_B * tl.where(in_cache_B, HEADS * DIM, k_token)
+        v_B = tl.where(in_cache_B, cached_v, v_ptr) + at_B * tl.where(in_cache_B, HEADS * DIM, v_token)
         # The compiler cannot know how an address from a table is aligned; untold, it would load number by number.
-        k_B = tl.multiple_of(tl.where(in_cache_B, cached_k + slot_B, k_ptr + token_B * k_token), 16)
-        v_B = tl.multiple_of(tl.where(in_cache_B, cached_v + slot_B, v_ptr + token_B * v_token), 16)
+        k_B, v_B = tl.multiple_of(k_B, 16), tl.multiple_of(v_B, 16)
         k_BD = tl.load(k_B[:, None] + d_D[None, :])
         v_BV = tl.load(v_B[:, None] + value_V[None, :])
 
@@ -305,7 +320,7 @@ def _combine(
     part_ptr, mass_ptr, out_ptr, segment_ptr,
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of a canvas: the mean of its parts in their order, each as heavy as its keys are together."""
+    """Some rows of a canvas: the mean of its parts, each as heavy as its keys are together (arXiv 2311.01282)."""
     segment_ptr += tl.program_id(1) * COLUMNS
     rows = tl.load(segment_ptr + LENGTH) * HEADS
     if (tl.program_id(0) * ROWS >= rows) | (tl.load(segment_ptr + CAUSAL) != 0):
