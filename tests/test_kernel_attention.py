@@ -138,12 +138,12 @@ def test_the_number_of_slots_and_the_longest_segment_of_a_table_change_no_bit():
         kernel.table(segments, cache, longest=19)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 4, 8])
+@pytest.mark.parametrize("splits", [2, 6])
 @pytest.mark.parametrize("window", [None, 24])
 def test_a_canvas_in_parts_sees_all_of_its_keys(window, splits):
-    """Of 8 parts some are empty: no canvas here has that many blocks. Both rings have wrapped, at different slots."""
+    """Of 6 parts some are empty where a window leaves few blocks. Two rings have wrapped, at different slots."""
     segments = [
-        Segment(0, 61, 20, CANVAS), Segment(1, 0, 33, CANVAS), Segment(2, 30, 18, TEXT), Segment(2, 48, 3, CANVAS)
+        Segment(0, 61, 14, CANVAS), Segment(1, 0, 17, CANVAS), Segment(2, 30, 18, TEXT), Segment(2, 48, 3, CANVAS)
     ]  # fmt: skip
     assert_same(segments, cache_of([61, 0, 30], window), shape=replace(SMALL, splits=splits))
 
@@ -151,21 +151,21 @@ def test_a_canvas_in_parts_sees_all_of_its_keys(window, splits):
 def test_what_an_empty_part_was_never_given_is_not_read(monkeypatch):
     segments, cache = [Segment(0, 9, 5, CANVAS)], cache_of([9])
     qkv, table = packed(segments), kernel.table(segments, cache)
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, *shape: like.new_full(shape, torch.nan))
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda like, *shape, **kinds: like.new_full(shape, torch.nan, **kinds)
+    )
     ours = kernel.attention(*qkv, table, replace(SMALL, splits=4))
     torch.testing.assert_close(ours, ops.attention(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
 
 
 def test_text_is_not_cut_into_parts():
-    text, canvas = [Segment(0, 40, 21, TEXT)], Segment(1, 30, 4, CANVAS)
-    cache, qkv = cache_of([40, 30]), packed([*text, canvas])
-    whole, cut = (
-        kernel.attention(*qkv, kernel.table([*text, canvas], copy.deepcopy(cache)), replace(SMALL, splits=splits))
-        for splits in (1, 4)
-    )
-    assert torch.equal(whole[:21], cut[:21])
-    assert not torch.equal(whole[21:], cut[21:])  # as one sum and as four: the last bits differ
-    assert torch.equal(whole[:21], kernel.attention(*(x[:21] for x in qkv), kernel.table(text, cache), SMALL))
+    segments = [Segment(0, 40, 13, TEXT), Segment(1, 30, 4, CANVAS)]
+    cache, qkv = cache_of([40, 30]), packed(segments)
+    other = copy.deepcopy(cache)
+    whole = kernel.attention(*qkv, kernel.table(segments, cache), replace(SMALL, splits=1))
+    parts = kernel.attention(*qkv, kernel.table(segments, other), replace(SMALL, splits=3))
+    assert torch.equal(whole[:13], parts[:13])
+    assert not torch.equal(whole[13:], parts[13:])  # as one sum and as three: the last bits differ
 
 
 @pytest.mark.gpu
