@@ -151,9 +151,12 @@ def test_a_canvas_in_parts_sees_all_of_its_keys(window, splits):
 def test_what_an_empty_part_was_never_given_is_not_read(monkeypatch):
     segments, cache = [Segment(0, 9, 5, CANVAS)], cache_of([9])
     qkv, table = packed(segments), kernel.table(segments, cache)
-    monkeypatch.setattr(
-        torch.Tensor, "new_empty", lambda like, *shape, **kinds: like.new_full(shape, torch.nan, **kinds)
-    )
+    new_empty = torch.Tensor.new_empty
+
+    def unset(like, *shape, **kinds):
+        return new_empty(like, *shape, **kinds).fill_(torch.nan if like.is_floating_point() else 0)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", unset)
     ours = kernel.attention(*qkv, table, replace(SMALL, splits=4))
     torch.testing.assert_close(ours, ops.attention(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
 
