@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ pytest.importorskip("triton")
 from gesso.ops.kernels import attention as kernel  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1)
+SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1, splits=3)
 TEXT, CANVAS = True, False
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter multiplies the bits of bfloat16
 M, D = 2, 16
@@ -135,6 +136,39 @@ def test_the_number_of_slots_and_the_longest_segment_of_a_table_change_no_bit():
     assert torch.equal(exact, roomy)
     with pytest.raises(ValueError, match="do not fit"):
         kernel.table(segments, cache, longest=19)
+
+
+@pytest.mark.parametrize("splits", [2, 6])
+@pytest.mark.parametrize("window", [None, 24])
+def test_a_canvas_in_parts_sees_all_of_its_keys(window, splits):
+    """Of 6 parts some are empty where a window leaves few blocks. Two rings have wrapped, at different slots."""
+    segments = [
+        Segment(0, 61, 14, CANVAS), Segment(1, 0, 17, CANVAS), Segment(2, 30, 18, TEXT), Segment(2, 48, 3, CANVAS)
+    ]  # fmt: skip
+    assert_same(segments, cache_of([61, 0, 30], window), shape=replace(SMALL, splits=splits))
+
+
+def test_what_an_empty_part_was_never_given_is_not_read(monkeypatch):
+    segments, cache = [Segment(0, 9, 5, CANVAS)], cache_of([9])
+    qkv, table = packed(segments), kernel.table(segments, cache)
+    new_empty = torch.Tensor.new_empty
+
+    def unset(like, *shape, **kinds):
+        return new_empty(like, *shape, **kinds).fill_(torch.nan if like.is_floating_point() else 0)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", unset)
+    ours = kernel.attention(*qkv, table, replace(SMALL, splits=4))
+    torch.testing.assert_close(ours, ops.attention(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
+
+
+def test_text_is_not_cut_into_parts():
+    segments = [Segment(0, 40, 13, TEXT), Segment(1, 30, 4, CANVAS)]
+    cache, qkv = cache_of([40, 30]), packed(segments)
+    other = copy.deepcopy(cache)
+    whole = kernel.attention(*qkv, kernel.table(segments, cache), replace(SMALL, splits=1))
+    parts = kernel.attention(*qkv, kernel.table(segments, other), replace(SMALL, splits=3))
+    assert torch.equal(whole[:13], parts[:13])
+    assert not torch.equal(whole[13:], parts[13:])  # as one sum and as three: the last bits differ
 
 
 @pytest.mark.gpu
