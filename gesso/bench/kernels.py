@@ -125,13 +125,14 @@ def _bytes(matrices: Any) -> int:
 
 def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[], experts.Groups]:
     """Tiles of as many rows as the tiling in force has."""
-    ready = {size: experts.group(index, shape.experts, size) for size in (16, 32)}
+    ready = {size: experts.group(index, shape.experts, size) for size in (16, 32, 64, 128)}
 
     def now() -> experts.Groups:
         if precision in GROUP:
             return ready[experts4.TILINGS[key].rows]
         table = experts.UP if key == "up" else experts.DOWN
-        return ready[table[FP8 if precision == "fp8" else torch.bfloat16].rows]
+        limits = table[FP8 if precision == "fp8" else torch.bfloat16]
+        return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
 
     return now
 
@@ -173,7 +174,7 @@ def back(shape: Shape, precision: str) -> Case:
     def call(i: int) -> Tensor:
         if four:
             return experts4.back(h, groups(), copies.packed[i])
-        return experts.back(low, scale, groups(), copies.packed[i], torch.bfloat16)
+        return experts.back(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
 
     def plain() -> Tensor:
         order = groups().order_R.long()
@@ -270,12 +271,23 @@ def join(shape: Shape) -> Case:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel, and the ways of cutting its work to try: put into `table[key]`, where it looks them up."""
+    """A kernel, and the ways of cutting its work to try: put into `table[key]`, where it looks them up, in its form."""
 
     build: Build
     tilings: tuple[Tiling, ...] = ()
-    table: dict[Any, Tiling] = field(default_factory=dict)
+    table: dict[Any, Any] = field(default_factory=dict)
     key: Any = None
+    form: Callable[[Tiling], Any] = staticmethod(lambda tiling: tiling)
+
+
+def _always(tiling: Tiling) -> Any:
+    """For any number of tokens."""
+    return ((linear.MANY, tiling),)
+
+
+def _both(tiling: Tiling) -> Any:
+    """As the large and as the small one."""
+    return tiling, tiling
 
 
 def candidates() -> dict[str, Candidate]:
@@ -290,9 +302,11 @@ def candidates() -> dict[str, Candidate]:
     for precision, key, deep in (("bf16", torch.bfloat16, (64, 128)), ("fp8", FP8, (128, 256))):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
         wide = (BLOCK,) if precision == "fp8" else (32, 64)
-        found[f"up {precision}"] = Candidate(up_, tilings((16, 32), wide, deep, (4, 8), (3, 4)), experts.UP, key)
+        found[f"up {precision}"] = Candidate(
+            up_, tilings((16, 32), wide, deep, (4, 8), (3, 4)), experts.UP, key, _always
+        )
         found[f"down {precision}"] = Candidate(
-            back_, tilings((16, 32), (64, 128, 256), (64,), (4, 8), (3, 5, 7)), experts.DOWN, key
+            back_, tilings((16, 32), (64, 128, 256), (64,), (4, 8), (3, 5, 7)), experts.DOWN, key, _always
         )
         for name, inputs, outputs in (
             ("qkv", 2816, 8192),
@@ -303,11 +317,11 @@ def candidates() -> dict[str, Candidate]:
             steps = (64, 128) if inputs % 128 == 0 else (64,)
             found[f"{name} {precision}"] = Candidate(
                 partial(product, precision=precision, inputs=inputs, outputs=outputs),
-                tilings((64, 128), (32, 64, 128), steps, (4, 8), (3, 4)), linear.PLAIN, key,
+                tilings((64, 128), (32, 64, 128), steps, (4, 8), (3, 4)), linear.PLAIN, key, _both,
             )  # fmt: skip
         found[f"gated {precision}"] = Candidate(
             partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
-            tilings((64, 128), (32, 64), (64, 128), (4, 8), (3,)), linear.GATED, key,
+            tilings((64, 128), (32, 64), (64, 128), (4, 8), (3,)), linear.GATED, key, _both,
         )  # fmt: skip
     for precision in ("int4", "nvfp4"):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
@@ -357,7 +371,7 @@ def _warm(work: Work) -> None:
 def _tiled(candidate: Candidate, tiling: Tiling | None) -> Iterator[None]:
     before = dict(candidate.table)
     if tiling:
-        candidate.table[candidate.key] = tiling
+        candidate.table[candidate.key] = candidate.form(tiling)
     try:
         yield
     finally:

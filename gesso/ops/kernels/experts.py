@@ -18,20 +18,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.ops.kernels.linear import FP8, Tiling, fp8, fp8_scale, gelu, precision, quantize_rows
+from gesso.ops.kernels.linear import FP8, MANY, Cuts, Tiling, fp8, fp8_scale, gelu, precision, quantize_rows
 
-# A tile of 16 or 32 rows wastes little on experts with some 16 rows each. By far most bytes are weights, so what counts
-# is how many of them are in flight: columns * depth * stages * 2 bytes, times the programs that fit a multiprocessor.
+# Up to how many tokens, and how they are cut then. With one canvas an expert has some 16 rows, and by far most bytes
+# are weights: what counts is how many are in flight, columns * depth * stages * bytes, times the programs that fit a
+# multiprocessor. With eight it has 128, and tiles of 32 rows would read its weights four times.
+# In bfloat16 the sums are the same to the last bit in all of these. In FP8 they are so from 64 rows on, where the
+# matrix unit works by the warp group; below, it adds in another order.
 UP = {
-    torch.bfloat16: Tiling(32, 64, 128, 4, 3),
-    torch.float32: Tiling(16, 32, 32, 4, 2),
-    FP8: Tiling(32, 64, 256, 8, 3),
+    torch.bfloat16: (
+        (512, Tiling(32, 64, 128, 4, 3)),
+        (1536, Tiling(64, 64, 64, 4, 4)),
+        (MANY, Tiling(128, 64, 64, 8, 3)),
+    ),
+    torch.float32: ((MANY, Tiling(16, 32, 32, 4, 2)),),
+    FP8: ((1536, Tiling(64, 64, 128, 4, 3)), (MANY, Tiling(128, 64, 128, 4, 3))),
 }
 DOWN = {
-    torch.bfloat16: Tiling(32, 128, 64, 4, 5),
-    torch.float32: Tiling(16, 32, 32, 4, 2),
-    FP8: Tiling(16, 128, 64, 4, 5),
+    torch.bfloat16: (
+        (512, Tiling(32, 128, 64, 4, 5)),
+        (1536, Tiling(64, 128, 64, 4, 4)),
+        (MANY, Tiling(128, 256, 64, 8, 3)),
+    ),
+    torch.float32: ((MANY, Tiling(16, 32, 32, 4, 2)),),
+    FP8: ((MANY, Tiling(64, 64, 64, 4, 5)),),
 }
+
+
+def cut(table: dict[torch.dtype, Cuts], matrices: "Matrices", tokens: int) -> Tiling:
+    return next(tiling for limit, tiling in table[matrices.weight_EOI.dtype] if tokens <= limit)
 
 
 @dataclass(frozen=True)
@@ -63,18 +78,18 @@ def weighted(answers_RH: Tensor, weight_TK: Tensor) -> Tensor:
 def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Matrices, down: Matrices) -> Tensor:
     """What each token's experts say to it [R, H], not yet weighted."""
     k, count = index_TK.shape[1], len(gate_up.weight_EOI)
-    first, second = UP[gate_up.weight_EOI.dtype], DOWN[down.weight_EOI.dtype]
+    first, second = cut(UP, gate_up, len(x_TH)), cut(DOWN, down, len(x_TH))
     groups = group(index_TK, count, first.rows)
     h_RI, scale_RB = up(x_TH, groups, k, gate_up)
     if second.rows != first.rows:
         groups = group(index_TK, count, second.rows)
-    return back(h_RI, scale_RB, groups, down, x_TH.dtype)
+    return back(h_RI, scale_RB, groups, k, down, x_TH.dtype)
 
 
 def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Matrices) -> tuple[Tensor, Tensor | None]:
     """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`; in FP8 with scales [R, B]."""
     (tokens, hidden), width = x_TH.shape, gate_up.weight_EOI.shape[1] // 2
-    tiling, low = UP[gate_up.weight_EOI.dtype], gate_up.scale_EO is not None
+    tiling, low = cut(UP, gate_up, tokens), gate_up.scale_EO is not None
     x, x_scale_T = quantize_rows(x_TH) if low else (x_TH, None)
     blocks = triton.cdiv(width, tiling.columns)
     h_RI = torch.empty(tokens * k, width, device=x_TH.device, dtype=FP8 if low else x_TH.dtype)
@@ -89,10 +104,12 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Matrices) -> tuple[Tensor,
     return h_RI, h_scale_RB
 
 
-def back(h_RI: Tensor, scale_RB: Tensor | None, groups: Groups, matrices: Matrices, dtype: torch.dtype) -> Tensor:
+def back(
+    h_RI: Tensor, scale_RB: Tensor | None, groups: Groups, k: int, matrices: Matrices, dtype: torch.dtype
+) -> Tensor:
     """h down [R, H], each row where its pair stands."""
     (pairs, width), hidden = h_RI.shape, matrices.weight_EOI.shape[1]
-    tiling = DOWN[matrices.weight_EOI.dtype]
+    tiling = cut(DOWN, matrices, pairs // k)
     if scale_RB is not None and scale_RB.shape[1] != triton.cdiv(width, tiling.depth):
         raise ValueError(f"FP8 rows scaled by {scale_RB.shape[1]} blocks cannot be read in steps of {tiling.depth}")
     y_RH = torch.empty(pairs, hidden, device=h_RI.device, dtype=dtype)

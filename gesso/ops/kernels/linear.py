@@ -9,7 +9,7 @@ T tokens, I in, O out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,17 +29,30 @@ class Tiling:
     stages: int
 
 
-# 2816 columns in tiles of 64 are 44; with 256 rows in tiles of 64 that makes 176 programs for 132 multiprocessors.
+Cuts = tuple[tuple[int, Tiling], ...]
+MANY = 2**31
+
+# Large tiles where enough of them fill the GPU, else small ones; the sums are the same to the last bit in both. 2816
+# columns in tiles of 64 are 44; with 256 rows in tiles of 64 that makes 176 programs for 132 multiprocessors.
 PLAIN = {
-    torch.bfloat16: Tiling(64, 64, 128, 4, 3),
-    torch.float32: Tiling(32, 32, 32, 4, 2),
-    FP8: Tiling(64, 64, 128, 4, 4),
+    torch.bfloat16: (Tiling(128, 128, 64, 8, 4), Tiling(64, 64, 128, 4, 3)),
+    torch.float32: (Tiling(32, 32, 32, 4, 2),) * 2,
+    FP8: (Tiling(128, 128, 128, 8, 4), Tiling(64, 64, 128, 4, 4)),
 }
 GATED = {
-    torch.bfloat16: Tiling(64, 32, 128, 4, 3),
-    torch.float32: Tiling(32, 32, 32, 4, 2),
-    FP8: Tiling(64, 32, 128, 4, 3),
+    torch.bfloat16: (Tiling(128, 64, 64, 4, 3), Tiling(64, 32, 128, 4, 3)),
+    torch.float32: (Tiling(32, 32, 32, 4, 2),) * 2,
+    FP8: (Tiling(128, 64, 128, 4, 3), Tiling(64, 64, 128, 4, 4)),
 }
+ENOUGH = 120  # programs to fill a GPU
+
+
+def cut(table: dict[torch.dtype, tuple[Tiling, Tiling]], x_TI: Tensor, weight_OI: Tensor, columns: int) -> Tiling:
+    large, small = table[weight_OI.dtype]
+    full = triton.cdiv(len(x_TI), large.rows) * triton.cdiv(columns, large.columns) >= ENOUGH
+    tiling = large if full else small
+    # A step that does not go into the rows would need a mask for every load.
+    return tiling if x_TI.shape[1] % tiling.depth == 0 else replace(tiling, depth=tiling.depth // 2, stages=4)
 
 
 @dataclass(frozen=True)
@@ -59,9 +72,9 @@ def linears(
     x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     """Up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU idle."""
-    tiling = PLAIN[matrices[0].weight_OI.dtype]
     ys = [_out(x_TI, matrix, dtype) for matrix in matrices]
     columns = [len(matrix.weight_OI) for matrix in matrices]
+    tiling = cut(PLAIN, x_TI, matrices[0].weight_OI, sum(columns))
     tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
     given: list[Any] = []
     for matrix, y_TO in zip(matrices, ys, strict=True):
@@ -80,7 +93,8 @@ def gated(
     x_TI: Tensor, gate: Matrix, up: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """gelu(x gate) * (x up)."""
-    tiling, columns = GATED[gate.weight_OI.dtype], len(gate.weight_OI)
+    columns = len(gate.weight_OI)
+    tiling = cut(GATED, x_TI, gate.weight_OI, columns)
     y_TO = _out(x_TI, gate, dtype)
     _product[triton.cdiv(len(x_TI), tiling.rows), triton.cdiv(columns, tiling.columns)](
         x_TI, scale_T, gate.weight_OI, gate.scale_O, y_TO, up.weight_OI, up.scale_O, None, None, None, None,
@@ -147,7 +161,7 @@ def _product(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, GATED: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x weight, or of gelu(x weight) * (x other). With several matrices, the tiles of one follow another's."""
+    """A tile of x weight, or of gelu(x weight) * (x other). Of several matrices, the tiles of one follow another's."""
     tile = tl.program_id(1)
     if other_y_ptr is not None:
         tiles = tl.cdiv(columns, COLUMNS)
