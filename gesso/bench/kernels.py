@@ -123,7 +123,7 @@ def _bytes(matrices: Any) -> int:
 
 def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[], experts.Groups]:
     """Tiles of as many rows as the tiling in force has."""
-    ready = {size: experts.group(index, shape.experts, size) for size in (16, 32)}
+    ready = {size: experts.group(index, shape.experts, size) for size in (16, 32, 64)}
 
     def now() -> experts.Groups:
         if precision in GROUP:
@@ -286,7 +286,7 @@ def candidates() -> dict[str, Candidate]:
     for precision in ("int4", "nvfp4"):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
         table = experts4.TILINGS
-        found[f"up {precision}"] = Candidate(up_, tilings((32,), (64, 128), (64, 128), (4, 8), (3, 4)), table, "up")
+        found[f"up {precision}"] = Candidate(up_, tilings((32,), (32, 64), (32, 64), (4, 8), (3, 4)), table, "up")
         found[f"down {precision}"] = Candidate(back_, tilings((32,), (64, 128), (32,), (4, 8), (3, 5)), table, "back")
         for name, inputs, outputs in (("q", 2816, 4096), ("o", 4096, 2816), ("mlp down", 2112, 2816)):
             found[f"{name} {precision}"] = Candidate(
@@ -296,7 +296,7 @@ def candidates() -> dict[str, Candidate]:
             )  # fmt: skip
         found[f"gated {precision}"] = Candidate(
             partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
-            tilings((64, 128), (64,), (32, 64), (4,), (3, 4)), linear4.TILINGS, "gated",
+            tilings((64, 128), (32,), (32, 64), (4,), (3, 4)), linear4.TILINGS, "gated",
         )  # fmt: skip
     return found
 
@@ -331,7 +331,7 @@ def _warm(work: Work) -> None:
     name, tiling = work
     candidate = candidates()[name]
     with _tiled(candidate, tiling), suppress(Exception):
-        candidate.build(Shape(tokens=32, experts=2, k=1)).call(0)
+        candidate.build(Shape(tokens=32, experts=2, k=2)).call(0)  # k = 1 would be compiled as a constant
         torch.cuda.synchronize()
 
 

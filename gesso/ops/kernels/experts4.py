@@ -11,11 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from gesso.ops.kernels.experts import Groups, group
-from gesso.ops.kernels.four import Packed, check_fits, in_ptx, over, places, tile
-from gesso.ops.kernels.linear import Tiling, gelu, precision
+from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
+from gesso.ops.kernels.linear import Tiling, precision
 
 # Depth is in bytes, each two values.
-TILINGS = {"up": Tiling(32, 128, 64, 8, 3), "back": Tiling(32, 128, 32, 4, 4)}
+TILINGS = {"up": Tiling(32, 64, 64, 4, 4), "back": Tiling(32, 128, 32, 4, 4)}
 UNIT = 4  # bytes
 
 
@@ -77,26 +77,24 @@ def _up(
     place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
     live = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=live, other=0) // choices
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     # Rows that are not live read the first, columns beyond the last read the last: what they give is not stored.
-    row = expert.to(tl.int64) * 2 * WIDTH + tl.minimum(column, WIDTH - 1)
+    place_in_tile, second = gate_and_other(COLUMNS)
+    column = tl.minimum(tl.program_id(0) * COLUMNS + place_in_tile, WIDTH - 1)
+    row = (expert.to(tl.int64) * 2 + second) * WIDTH + column
     HALF: tl.constexpr = HIDDEN // 2
     FLOAT: tl.constexpr = over_ptr is not None
     kind: tl.constexpr = x_ptr.dtype.element_ty
     x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + places(DEPTH, UNIT)[:, None]
-    gate = tl.zeros((COLUMNS, ROWS), tl.float32)
-    up = tl.zeros((COLUMNS, ROWS), tl.float32)
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * (HALF // GROUP)
+    both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
-        weight = tile(packed_ptr, scale_ptr, row, start, HALF, COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
-        gate = tl.dot(weight, x, gate, input_precision=PRECISION)
-        weight = tile(packed_ptr, scale_ptr, row + WIDTH, start, HALF, COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
-        up = tl.dot(weight, x, up, input_precision=PRECISION)
+        weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
+        both = tl.dot(weight, x, both, input_precision=PRECISION)
     if FLOAT:
-        factor = over(over_ptr, expert)
-        gate *= factor
-        up *= factor
-    h = (gelu(gate) * up).to(h_ptr.dtype.element_ty)
+        both *= over(over_ptr, expert)
+    h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + column[:, None]
     tl.store(h_at, h, mask=live[None, :] & (column < WIDTH)[:, None])
 
@@ -119,10 +117,11 @@ def _down(
     FLOAT: tl.constexpr = over_ptr is not None
     kind: tl.constexpr = h_ptr.dtype.element_ty
     h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * (HALF // GROUP)
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         h = tl.load(h_at + 2 * start)
-        weight = tile(packed_ptr, scale_ptr, row, start, HALF, COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
+        weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     if FLOAT:
         y *= over(over_ptr, expert)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.ops.kernels.linear import Tiling
+from gesso.ops.kernels.linear import Tiling, gelu
 
 
 @dataclass(frozen=True)
@@ -50,34 +50,34 @@ def in_ptx(x: Tensor) -> bool:
 
 # --- in PTX -----------------------------------------------------------------------------------------------------------
 
-# Byte i of the word becomes a pair of bfloat16. 128 + n is 0x4300 | n, and 128 + n - 136 is exact.
+# A byte becomes a pair of bfloat16. `spread` puts its halves at the right end of each 16 bits: 128 + n is 0x4300 | n,
+# and 128 + n - 136 is exact.
 _INT4 = """
-    prmt.b32 p, $W, a, 0x0{high}0{low};
     lop3.b32 p, p, 0x000F000F, 0x43004300, 0xEA;
     sub.rn.bf16x2 p, p, c;
     mul.rn.bf16x2 p, p, s;
-    mov.b32 {{${first}, ${second}}}, p;
 """
-# The halves come into the upper bits of each 16, so that signs are where they belong; exponent and mantissa go six bits
-# down, which makes the number less 126 powers of two, the subnormal ones included. The scale makes up for most of them.
+# Here it puts them at the left end, where signs belong; exponent and mantissa go six bits down, which makes the number
+# less 126 powers of two, the subnormal ones included. The scale makes up for 112 of them, and `over` for the rest.
 _E2M1 = """
-    prmt.b32 p, a, $W, 0x{high}0{low}0;
     and.b32 q, p, 0x80008000;
     shr.u32 p, p, 6;
     lop3.b32 p, p, 0x01C001C0, q, 0xEA;
     mul.rn.bf16x2 p, p, s;
-    mov.b32 {{${first}, ${second}}}, p;
 """
 
 
-def _ptx(pair: str, start: str, unit: int) -> str:
+def _ptx(start: str, spread: str, then: str, unit: int) -> str:
+    pair = spread + then + "mov.b32 {{${first}, ${second}}}, p;"
     pairs = (pair.format(high=4 + i, low=i, first=2 * i, second=2 * i + 1) for i in range(unit))
     text = "{ .reg .b32 a, c, p, q, s; mov.b32 c, 0x43084308;" + start + "".join(pairs) + "}"
     return text.replace("$W", f"${2 * unit}").replace("$S", f"${2 * unit + 1}")
 
 
-INT4_1, INT4_4 = (tl.constexpr(_ptx(_INT4, "mov.b32 s, {$S, $S}; shr.u32 a, $W, 4;", unit)) for unit in (1, 4))
-E2M1_1, E2M1_4 = (tl.constexpr(_ptx(_E2M1, "mov.b32 s, $S; shl.b32 a, $W, 4;", unit)) for unit in (1, 4))
+INT4_1 = tl.constexpr(_ptx("mov.b32 s, {$S, $S};", "mul.lo.u32 p, $W, 0x1001;", _INT4, 1))
+INT4_4 = tl.constexpr(_ptx("mov.b32 s, {$S, $S}; shr.u32 a, $W, 4;", "prmt.b32 p, $W, a, 0x0{high}0{low};", _INT4, 4))
+E2M1_1 = tl.constexpr(_ptx("mov.b32 s, $S;", "mul.lo.u32 p, $W, 0x01001000;", _E2M1, 1))
+E2M1_4 = tl.constexpr(_ptx("mov.b32 s, $S; shl.b32 a, $W, 4;", "prmt.b32 p, a, $W, 0x{high}0{low}0;", _E2M1, 4))
 # The bits of e4m3 at their places in a bfloat16 are that number less 120 powers of two: times 2^127 and 2^105, two
 # exact steps since no bfloat16 is that large, it is 112 powers of two more than it was.
 E4M3 = tl.constexpr("""{
@@ -156,15 +156,32 @@ def places(DEPTH: tl.constexpr, UNIT: tl.constexpr):
 
 
 @triton.jit
+def gate_and_other(COLUMNS: tl.constexpr):
+    """Two matrices as one of 2 * COLUMNS rows: of every 16 rows, 8 of the gate and 8 of what it gates.
+
+    So one thread gets both sums of a column. The column of each row, and whether it is of the second matrix.
+    """
+    line = tl.arange(0, 2 * COLUMNS)
+    return line // 16 * 8 + line % 8, line // 8 % 2
+
+
+@triton.jit
+def gated_sum(both, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """gelu(gate) * other [COLUMNS, ROWS]."""
+    gate, other = tl.split(both.reshape((COLUMNS // 8, 2, 8, ROWS)).permute((0, 2, 3, 1)))
+    return (gelu(gate) * other).reshape((COLUMNS, ROWS))
+
+
+@triton.jit
 def tile(
-    packed_ptr, scale_ptr, row, start, BYTES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    packed_at, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, UNIT: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of these rows of `BYTES`, from byte `start` on."""
+    """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of the rows that begin there, from byte `start` on."""
     UNITS: tl.constexpr = DEPTH // UNIT
     GROUPS: tl.constexpr = DEPTH // GROUP
-    unit = tl.load(packed_ptr + row[:, None] * (BYTES // UNIT) + start // UNIT + tl.arange(0, UNITS)[None, :])
-    scale = tl.load(scale_ptr + row[:, None] * (BYTES // GROUP) + start // GROUP + tl.arange(0, GROUPS)[None, :])
+    unit = tl.load(packed_at[:, None] + start // UNIT + tl.arange(0, UNITS)[None, :])
+    scale = tl.load(scale_at[:, None] + start // GROUP + tl.arange(0, GROUPS)[None, :])
     scale = _scale_ptx(scale, FLOAT) if PTX else scale.to(tl.float32)
     scale = tl.broadcast_to(scale[:, :, None], (COLUMNS, GROUPS, UNITS // GROUPS)).reshape((COLUMNS, UNITS))
     if UNIT == 1:

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.ops.kernels.four import Packed, check_fits, in_ptx, over, places, tile
-from gesso.ops.kernels.linear import Tiling, gelu, precision
+from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
+from gesso.ops.kernels.linear import Tiling, precision
 
 # Depth is in bytes, each two values. 2816 columns in tiles of 64 and 256 rows in tiles of 64 are 176 programs.
-TILINGS = {"plain": Tiling(64, 64, 32, 4, 4), "gated": Tiling(64, 64, 32, 4, 4)}
+TILINGS = {"plain": Tiling(64, 64, 32, 4, 6), "gated": Tiling(64, 32, 32, 4, 6)}
 UNIT = 1  # bytes
 
 
@@ -48,28 +48,34 @@ def _product(
     GROUP: tl.constexpr, UNIT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    # What lies beyond the last reads the last; it is not stored.
-    row = tl.minimum(column, WIDE - 1).to(tl.int64)
+    first = tl.program_id(1) * COLUMNS
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
     GATED: tl.constexpr = other_ptr is not None
+    LINES: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
     kind: tl.constexpr = x_ptr.dtype.element_ty
+    # What lies beyond the last reads the last; it is not stored.
     x_at = x_ptr + tl.minimum(token, tokens - 1)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
-    y = tl.zeros((COLUMNS, ROWS), tl.float32)
-    z = tl.zeros((COLUMNS, ROWS), tl.float32)
+    if GATED:
+        place_in_tile, second = gate_and_other(COLUMNS)
+        row = tl.minimum(first + place_in_tile, WIDE - 1).to(tl.int64)
+        packed_at = tl.where(second == 1, other_ptr + row * (HALF // UNIT), packed_ptr + row * (HALF // UNIT))
+        scale_at = tl.where(second == 1, other_scale_ptr + row * (HALF // GROUP), scale_ptr + row * (HALF // GROUP))
+    else:
+        row = tl.minimum(first + tl.arange(0, COLUMNS), WIDE - 1).to(tl.int64)
+        packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * (HALF // GROUP)
+    y = tl.zeros((LINES, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
-        weight = tile(packed_ptr, scale_ptr, row, start, HALF, COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
+        weight = tile(packed_at, scale_at, start, LINES, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
         y = tl.dot(weight, x, y, input_precision=PRECISION)
-        if GATED:
-            weight = tile(other_ptr, other_scale_ptr, row, start, HALF, COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
-            z = tl.dot(weight, x, z, input_precision=PRECISION)
     if FLOAT:
-        y *= over(over_ptr, 0)
         if GATED:
-            z *= over(other_over_ptr, 0)
+            y *= tl.where(second == 1, over(other_over_ptr, 0), over(over_ptr, 0))[:, None]
+        else:
+            y *= over(over_ptr, 0)
     if GATED:
-        y = gelu(y) * z
+        y = gated_sum(y, COLUMNS, ROWS)
+    column = first + tl.arange(0, COLUMNS)
     y_at = y_ptr + token[None, :].to(tl.int64) * WIDE + column[:, None]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=(token < tokens)[None, :] & (column < WIDE)[:, None])
