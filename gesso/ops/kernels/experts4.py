@@ -35,7 +35,7 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
     check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
-        x_TH.contiguous(), gate_up.units(UNIT), gate_up.scale_EOG, gate_up.over_E, h_RI,
+        x_TH.contiguous(), gate_up.units(UNIT), gate_up.scale_words, gate_up.over_E, h_RI,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, HIDDEN=hidden, WIDTH=width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group, UNIT=UNIT,
@@ -52,7 +52,7 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     check_fits(matrices, tiling)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, matrices.units(UNIT), matrices.scale_EOG, matrices.over_E, y_RH,
+        h_RI, matrices.units(UNIT), matrices.scale_words, matrices.over_E, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         WIDTH=width, HIDDEN=hidden,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group, UNIT=UNIT,
@@ -83,9 +83,10 @@ def _up(
     row = (expert.to(tl.int64) * 2 + second) * WIDTH + column
     HALF: tl.constexpr = HIDDEN // 2
     FLOAT: tl.constexpr = over_ptr is not None
+    SCALES: tl.constexpr = HALF // GROUP // (4 if FLOAT else 2)  # words of them in a row
     kind: tl.constexpr = x_ptr.dtype.element_ty
     x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + places(DEPTH, UNIT)[:, None]
-    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * (HALF // GROUP)
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
     both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
@@ -115,9 +116,10 @@ def _down(
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
+    SCALES: tl.constexpr = HALF // GROUP // (4 if FLOAT else 2)  # words of them in a row
     kind: tl.constexpr = h_ptr.dtype.element_ty
     h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
-    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * (HALF // GROUP)
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         h = tl.load(h_at + 2 * start)

@@ -37,6 +37,10 @@ class Packed:
     def units(self, size: int) -> Tensor:
         return self.packed_EOB if size == 1 else self.packed_EOB.view(torch.int32)
 
+    @property
+    def scale_words(self) -> Tensor:
+        return self.scale_EOG.view(torch.int32)
+
 
 def check_fits(matrix: Packed, tiling: Tiling) -> None:
     depth = matrix.packed_EOB.shape[-1]
@@ -91,16 +95,6 @@ E4M3 = tl.constexpr("""{
 
 
 @triton.jit
-def _scale_ptx(scale, FLOAT: tl.constexpr):
-    """Of int4, a scale's bits; of NVFP4, two bfloat16 in a word."""
-    if FLOAT:
-        byte = scale.to(tl.uint8, bitcast=True).to(tl.uint32)
-        return tl.inline_asm_elementwise(E4M3, "=r,r", [byte], dtype=tl.uint32, is_pure=True, pack=1)
-    else:
-        return scale.to(tl.bfloat16).to(tl.uint16, bitcast=True)
-
-
-@triton.jit
 def _pair_ptx(unit, scale, FLOAT: tl.constexpr):
     return tl.inline_asm_elementwise(
         E2M1_1 if FLOAT else INT4_1, "=h,=h,r,r" if FLOAT else "=h,=h,r,h", [unit.to(tl.uint32), scale],
@@ -133,6 +127,28 @@ def _value(unit, scale, PLACE: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.const
     else:
         number = half.to(tl.float32) - 8.0
     return (number * scale).to(TYPE)
+
+
+@triton.jit
+def _scales(
+    scale_at, start, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """The scales [COLUMNS, GROUPS] from group `start` on, read by words: what is smaller is not fetched ahead.
+
+    For the PTX, of int4 the bits of a scale; of NVFP4 two bfloat16 in a word.
+    """
+    PER: tl.constexpr = 4 if FLOAT else 2
+    word = tl.load(scale_at[:, None] + start // PER + tl.arange(0, GROUPS // PER)[None, :])
+    if FLOAT:
+        even, odd = tl.join(word, word >> 16), tl.join(word >> 8, word >> 24)
+        byte = (tl.join(even, odd) & 255).reshape((COLUMNS, GROUPS))
+        if PTX:
+            return tl.inline_asm_elementwise(E4M3, "=r,r", [byte], dtype=tl.uint32, is_pure=True, pack=1)
+        else:
+            return byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        bits = tl.join(word, word >> 16).reshape((COLUMNS, GROUPS)).to(tl.uint16)
+        return bits if PTX else bits.to(tl.bfloat16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -181,8 +197,7 @@ def tile(
     UNITS: tl.constexpr = DEPTH // UNIT
     GROUPS: tl.constexpr = DEPTH // GROUP
     unit = tl.load(packed_at[:, None] + start // UNIT + tl.arange(0, UNITS)[None, :])
-    scale = tl.load(scale_at[:, None] + start // GROUP + tl.arange(0, GROUPS)[None, :])
-    scale = _scale_ptx(scale, FLOAT) if PTX else scale.to(tl.float32)
+    scale = _scales(scale_at, start // GROUP, COLUMNS, GROUPS, FLOAT, PTX)
     scale = tl.broadcast_to(scale[:, :, None], (COLUMNS, GROUPS, UNITS // GROUPS)).reshape((COLUMNS, UNITS))
     if UNIT == 1:
         if PTX:

@@ -32,8 +32,8 @@ def _launch(x_TI: Tensor, matrix: Packed, other: Packed | None) -> Tensor:
     check_fits(matrix, tiling)
     y_TO = torch.empty(tokens, columns, device=x_TI.device, dtype=x_TI.dtype)
     _product[triton.cdiv(tokens, tiling.rows), triton.cdiv(columns, tiling.columns)](
-        x_TI.contiguous(), matrix.units(UNIT), matrix.scale_EOG, matrix.over_E,
-        other and other.units(UNIT), other and other.scale_EOG, other and other.over_E, y_TO,
+        x_TI.contiguous(), matrix.units(UNIT), matrix.scale_words, matrix.over_E,
+        other and other.units(UNIT), other and other.scale_words, other and other.over_E, y_TO,
         tokens, WIDTH=width, WIDE=columns,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrix.group, UNIT=UNIT,
         PTX=in_ptx(x_TI), PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
@@ -51,6 +51,7 @@ def _product(
     first = tl.program_id(1) * COLUMNS
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
+    SCALES: tl.constexpr = HALF // GROUP // (4 if FLOAT else 2)  # words of them in a row
     GATED: tl.constexpr = other_ptr is not None
     LINES: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
     kind: tl.constexpr = x_ptr.dtype.element_ty
@@ -60,10 +61,10 @@ def _product(
         place_in_tile, second = gate_and_other(COLUMNS)
         row = tl.minimum(first + place_in_tile, WIDE - 1).to(tl.int64)
         packed_at = tl.where(second == 1, other_ptr + row * (HALF // UNIT), packed_ptr + row * (HALF // UNIT))
-        scale_at = tl.where(second == 1, other_scale_ptr + row * (HALF // GROUP), scale_ptr + row * (HALF // GROUP))
+        scale_at = tl.where(second == 1, other_scale_ptr + row * SCALES, scale_ptr + row * SCALES)
     else:
         row = tl.minimum(first + tl.arange(0, COLUMNS), WIDE - 1).to(tl.int64)
-        packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * (HALF // GROUP)
+        packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
     y = tl.zeros((LINES, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
