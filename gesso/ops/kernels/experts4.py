@@ -35,11 +35,12 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
     check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
-        x_TH.contiguous(), gate_up.units(UNIT), gate_up.scale_words, gate_up.over_E, h_RI,
+        x_TH.contiguous(), gate_up.units(UNIT), gate_up.scales(UNIT), gate_up.over_E, h_RI,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, HIDDEN=hidden, WIDTH=width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group, UNIT=UNIT,
-        PTX=in_ptx(x_TH), PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
+        TOGETHER=gate_up.scales_together(UNIT), PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return h_RI
 
@@ -52,11 +53,12 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     check_fits(matrices, tiling)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, matrices.units(UNIT), matrices.scale_words, matrices.over_E, y_RH,
+        h_RI, matrices.units(UNIT), matrices.scales(UNIT), matrices.over_E, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         WIDTH=width, HIDDEN=hidden,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group, UNIT=UNIT,
-        PTX=in_ptx(h_RI), PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
+        TOGETHER=matrices.scales_together(UNIT), PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
 
@@ -69,7 +71,7 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
 def _up(
     x_ptr, packed_ptr, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -83,14 +85,14 @@ def _up(
     row = (expert.to(tl.int64) * 2 + second) * WIDTH + column
     HALF: tl.constexpr = HIDDEN // 2
     FLOAT: tl.constexpr = over_ptr is not None
-    SCALES: tl.constexpr = HALF // GROUP // (4 if FLOAT else 2)  # words of them in a row
+    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = x_ptr.dtype.element_ty
     x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + places(DEPTH, UNIT)[:, None]
     packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
     both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
+        weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         both = tl.dot(weight, x, both, input_precision=PRECISION)
     if FLOAT:
         both *= over(over_ptr, expert)
@@ -104,7 +106,7 @@ def _up(
 def _down(
     h_ptr, packed_ptr, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -116,14 +118,14 @@ def _down(
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
-    SCALES: tl.constexpr = HALF // GROUP // (4 if FLOAT else 2)  # words of them in a row
+    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = h_ptr.dtype.element_ty
     h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
     packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         h = tl.load(h_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
+        weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     if FLOAT:
         y *= over(over_ptr, expert)

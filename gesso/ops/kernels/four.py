@@ -37,9 +37,16 @@ class Packed:
     def units(self, size: int) -> Tensor:
         return self.packed_EOB if size == 1 else self.packed_EOB.view(torch.int32)
 
-    @property
-    def scale_words(self) -> Tensor:
-        return self.scale_EOG.view(torch.int32)
+    def scales_together(self, size: int) -> int:
+        """How many are read at once. Four bytes a thread are the least that can be fetched ahead.
+
+        With units of four bytes, neighbouring threads want neighbouring scales of NVFP4, and a word would have to be
+        handed around; there a tile has to be large enough to give each thread four of them.
+        """
+        return 1 if size == 4 and self.over_E is not None else 4 // self.scale_EOG.element_size()
+
+    def scales(self, size: int) -> Tensor:
+        return self.scale_EOG.view(torch.uint8 if self.scales_together(size) == 1 else torch.int32)
 
 
 def check_fits(matrix: Packed, tiling: Tiling) -> None:
@@ -131,23 +138,23 @@ def _value(unit, scale, PLACE: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.const
 
 @triton.jit
 def _scales(
-    scale_at, start, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr
+    scale_at, start, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, TOGETHER: tl.constexpr, FLOAT: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
-    """The scales [COLUMNS, GROUPS] from group `start` on, read by words: what is smaller is not fetched ahead.
-
-    For the PTX, of int4 the bits of a scale; of NVFP4 two bfloat16 in a word.
-    """
-    PER: tl.constexpr = 4 if FLOAT else 2
-    word = tl.load(scale_at[:, None] + start // PER + tl.arange(0, GROUPS // PER)[None, :])
+    """The scales [COLUMNS, GROUPS] from group `start` on; for the PTX, bits: of one bfloat16, or for NVFP4 of two."""
+    bits = tl.load(scale_at[:, None] + start // TOGETHER + tl.arange(0, GROUPS // TOGETHER)[None, :])
+    if TOGETHER == 2:
+        bits = tl.join(bits, bits >> 16).reshape((COLUMNS, GROUPS)).to(tl.uint16)
+    elif TOGETHER == 4:
+        even, odd = tl.join(bits, bits >> 16), tl.join(bits >> 8, bits >> 24)
+        bits = tl.join(even, odd).reshape((COLUMNS, GROUPS))
     if FLOAT:
-        even, odd = tl.join(word, word >> 16), tl.join(word >> 8, word >> 24)
-        byte = (tl.join(even, odd) & 255).reshape((COLUMNS, GROUPS))
         if PTX:
+            byte = bits.to(tl.uint32) & 255
             return tl.inline_asm_elementwise(E4M3, "=r,r", [byte], dtype=tl.uint32, is_pure=True, pack=1)
         else:
-            return byte.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+            return bits.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        bits = tl.join(word, word >> 16).reshape((COLUMNS, GROUPS)).to(tl.uint16)
         return bits if PTX else bits.to(tl.bfloat16, bitcast=True).to(tl.float32)
 
 
@@ -190,14 +197,14 @@ def gated_sum(both, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def tile(
-    packed_at, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
+    packed_at, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
+    TOGETHER: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of the rows that begin there, from byte `start` on."""
     UNITS: tl.constexpr = DEPTH // UNIT
     GROUPS: tl.constexpr = DEPTH // GROUP
     unit = tl.load(packed_at[:, None] + start // UNIT + tl.arange(0, UNITS)[None, :])
-    scale = _scales(scale_at, start // GROUP, COLUMNS, GROUPS, FLOAT, PTX)
+    scale = _scales(scale_at, start // GROUP, COLUMNS, GROUPS, TOGETHER, FLOAT, PTX)
     scale = tl.broadcast_to(scale[:, :, None], (COLUMNS, GROUPS, UNITS // GROUPS)).reshape((COLUMNS, UNITS))
     if UNIT == 1:
         if PTX:

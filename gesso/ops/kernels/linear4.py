@@ -32,11 +32,12 @@ def _launch(x_TI: Tensor, matrix: Packed, other: Packed | None) -> Tensor:
     check_fits(matrix, tiling)
     y_TO = torch.empty(tokens, columns, device=x_TI.device, dtype=x_TI.dtype)
     _product[triton.cdiv(tokens, tiling.rows), triton.cdiv(columns, tiling.columns)](
-        x_TI.contiguous(), matrix.units(UNIT), matrix.scale_words, matrix.over_E,
-        other and other.units(UNIT), other and other.scale_words, other and other.over_E, y_TO,
+        x_TI.contiguous(), matrix.units(UNIT), matrix.scales(UNIT), matrix.over_E,
+        other and other.units(UNIT), other and other.scales(UNIT), other and other.over_E, y_TO,
         tokens, WIDTH=width, WIDE=columns,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrix.group, UNIT=UNIT,
-        PTX=in_ptx(x_TI), PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
+        TOGETHER=matrix.scales_together(UNIT), PTX=in_ptx(x_TI), PRECISION=precision(x_TI),
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_TO
 
@@ -45,13 +46,13 @@ def _launch(x_TI: Tensor, matrix: Packed, other: Packed | None) -> Tensor:
 def _product(
     x_ptr, packed_ptr, scale_ptr, over_ptr, other_ptr, other_scale_ptr, other_over_ptr, y_ptr, tokens,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * COLUMNS
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
-    SCALES: tl.constexpr = HALF // GROUP // (4 if FLOAT else 2)  # words of them in a row
+    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     GATED: tl.constexpr = other_ptr is not None
     LINES: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
     kind: tl.constexpr = x_ptr.dtype.element_ty
@@ -68,7 +69,7 @@ def _product(
     y = tl.zeros((LINES, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, LINES, DEPTH, GROUP, UNIT, FLOAT, PTX, kind)
+        weight = tile(packed_at, scale_at, start, LINES, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, x, y, input_precision=PRECISION)
     if FLOAT:
         if GATED:
