@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 kernel = pytest.importorskip("gesso.ops.kernels.experts4")
+from gesso.ops.kernels import linear4  # noqa: E402
 from gesso.ops.kernels.experts import group  # noqa: E402
+from gesso.ops.kernels.four import Packed  # noqa: E402
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -23,7 +25,7 @@ def make(kind: str, experts: int, outputs: int, inputs: int, seed: int):
         scale, over = (scale * 16).to(torch.float8_e4m3fn), 4 + torch.arange(experts).float()
         number = E2M1[nibble & 7] * torch.where(nibble > 7, -1.0, 1.0)
     wide = number * scale.float().repeat_interleave(values, -1)
-    return kernel.Packed(packed, scale, over), wide if over is None else wide / over[:, None, None]
+    return Packed(packed, scale, over), wide if over is None else wide / over[:, None, None]
 
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
@@ -42,7 +44,7 @@ def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
         gate, up = (wide_up[expert] @ x_TH[token]).chunk(2)
         h = F.gelu(gate, approximate="tanh") * up
         place = groups.order_R.tolist().index(pair)
-        torch.testing.assert_close(h_RI[place], kernel.apart(h[None])[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(h_RI[place], h, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(y_RH[pair], wide_down[expert] @ h, rtol=1e-4, atol=1e-3)
 
 
@@ -52,10 +54,10 @@ def test_a_width_that_the_steps_do_not_fit_is_refused():
         kernel.up(torch.zeros(1, 96), group(torch.zeros(1, 1, dtype=torch.int64), 1, 32), 1, packed)
 
 
+@pytest.mark.parametrize("unit", [1, 4])
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_a_matrix_of_four_bits_multiplies_all_tokens(kind):
-    from gesso.ops.kernels import linear4
-
+def test_a_matrix_of_four_bits_multiplies_all_tokens(kind, unit, monkeypatch):
+    monkeypatch.setattr(linear4, "UNIT", unit)
     x_TI = torch.randn(37, 128, generator=torch.Generator().manual_seed(0)) * 0.3
     (gate, wide_gate), (up, wide_up) = (make(kind, 1, 40, 128, seed) for seed in (1, 2))
     torch.testing.assert_close(linear4.linear(x_TI, gate), F.linear(x_TI, wide_gate[0]), rtol=1e-4, atol=1e-4)
@@ -63,4 +65,26 @@ def test_a_matrix_of_four_bits_multiplies_all_tokens(kind):
     torch.testing.assert_close(linear4.gated(x_TI, gate, up), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(linear4.linear(x_TI[3:9], gate), linear4.linear(x_TI, gate)[3:9])
     with pytest.raises(ValueError, match="96 values"):
-        linear4.linear(x_TI[:, :96], gate)
+        linear4.linear(x_TI[:, :96], make(kind, 1, 40, 96, 1)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("unit", [1, 4])
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit, monkeypatch):
+    """A one in each row and zeros picks the weights out; 512 rows of them have every value under every scale."""
+    monkeypatch.setattr(linear4, "UNIT", unit)
+    matrix, _ = make(kind, 1, 512, 256, 3)
+    scale = torch.arange(matrix.scale_EOG.numel(), dtype=torch.int16).view_as(matrix.scale_EOG)
+    if kind == "int4":
+        scale, over = (scale + 0x3C00).view(torch.bfloat16), None
+    else:
+        scale, over = (scale % 127).to(torch.uint8).view(torch.float8_e4m3fn), torch.ones(1)
+    nibble = torch.stack((matrix.packed_EOB & 15, matrix.packed_EOB >> 4), -1).flatten(-2)
+    number = nibble - 8.0 if kind == "int4" else E2M1[nibble.int() & 7] * torch.where(nibble > 7, -1.0, 1.0)
+    wide = (number * scale.float().repeat_interleave(256 // scale.shape[-1], -1)).bfloat16()
+    found = linear4.linear(
+        torch.eye(256, device="cuda", dtype=torch.bfloat16),
+        Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda()),
+    )
+    assert torch.equal(found.cpu().T, wide[0])

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from gesso import ops
 from gesso.errors import InputError
-from gesso.ops.kernels import experts, experts4, linear, rows
+from gesso.ops.kernels import experts, experts4, linear, linear4, rows
+from gesso.ops.kernels.four import Packed
 from gesso.ops.kernels.linear import FP8, Tiling
 
 READ = 4.27e12  # bytes a second that an H200 was seen to read (a sum over 2 GB); the datasheet says 4.8
@@ -101,8 +102,8 @@ def _random(count: int, outputs: int, inputs: int, precision: str) -> Any:
     packed = torch.randint(0, 256, (count, outputs, inputs // 2), device="cuda", dtype=torch.uint8)
     scale = (torch.rand(count, outputs, inputs // GROUP[precision], device="cuda") + 0.5) * inputs**-0.5 / 4
     if precision == "int4":
-        return experts4.Packed(packed, scale.bfloat16(), None)
-    return experts4.Packed(packed, (scale * 1000).to(FP8), torch.full((count,), 1000.0, device="cuda"))
+        return Packed(packed, scale.bfloat16(), None)
+    return Packed(packed, (scale * 1000).to(FP8), torch.full((count,), 1000.0, device="cuda"))
 
 
 def _widened(packed: Any) -> Tensor:
@@ -154,7 +155,7 @@ def up(shape: Shape, precision: str) -> Case:
         y = _one_by_one(seen[order // shape.k], index.flatten()[order], copies.wide)
         gate, other = y.chunk(2, -1)
         h = F.gelu(gate, approximate="tanh") * other
-        return experts4.apart(h) if four else _rounded(h, BLOCK) if precision == "fp8" else h
+        return _rounded(h, BLOCK) if precision == "fp8" else h
 
     def wide(found: Any) -> Tensor:
         h, scale = (found, None) if four else found
@@ -179,9 +180,8 @@ def back(shape: Shape, precision: str) -> Case:
     def plain() -> Tensor:
         order = groups().order_R.long()
         seen = _rounded(h, BLOCK) if precision == "fp8" else h
-        together = h.unflatten(1, (2, -1)).transpose(1, 2).flatten(1) if four else seen
         y = torch.empty(len(h), shape.hidden, device="cuda")
-        y[order] = _one_by_one(together, index.flatten()[order], copies.wide)
+        y[order] = _one_by_one(seen, index.flatten()[order], copies.wide)
         return y
 
     flops = 2 * len(h) * shape.hidden * shape.expert_width
@@ -212,9 +212,12 @@ def product(shape: Shape, precision: str, inputs: int, outputs: int, gated: bool
     def matrix(found: experts.Matrices) -> linear.Matrix:
         return linear.Matrix(found.weight_EOI[0], None if found.scale_EO is None else found.scale_EO[0])
 
-    ready = [[matrix(each.packed[i]) for each in copies] for i in range(COPIES)]
+    four = [[each.packed[i] for each in copies] for i in range(COPIES)] if precision in GROUP else None
+    ready = [] if four else [[matrix(each.packed[i]) for each in copies] for i in range(COPIES)]
 
     def call(i: int) -> Tensor:
+        if four:
+            return linear4.gated(x, *four[i]) if gated else linear4.linear(x, *four[i])
         if gated:
             return linear.gated(low, ready[i][0], ready[i][1], scale, torch.bfloat16)
         return linear.linear(low, ready[i][0], scale, torch.bfloat16)
@@ -326,10 +329,18 @@ def candidates() -> dict[str, Candidate]:
     for precision in ("int4", "nvfp4"):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
         table = experts4.TILINGS
-        found[f"up {precision}"] = Candidate(up_, tilings((16, 32), (32, 64), (32, 64), (4, 8), (3, 4)), table, "up")
-        found[f"down {precision}"] = Candidate(
-            back_, tilings((16, 32), (64, 128), (32,), (4, 8), (3, 4)), table, "back"
-        )
+        found[f"up {precision}"] = Candidate(up_, tilings((32,), (32, 64), (32, 64), (4, 8), (3, 4)), table, "up")
+        found[f"down {precision}"] = Candidate(back_, tilings((32,), (64, 128), (32,), (4, 8), (3, 5)), table, "back")
+        for name, inputs, outputs in (("q", 2816, 4096), ("o", 4096, 2816), ("mlp down", 2112, 2816)):
+            found[f"{name} {precision}"] = Candidate(
+                partial(product, precision=precision, inputs=inputs, outputs=outputs),
+                tilings((64, 128), (64,), (32, 64) if inputs % 128 == 0 else (32,), (4,), (3, 5)),
+                linear4.TILINGS, "plain",
+            )  # fmt: skip
+        found[f"gated {precision}"] = Candidate(
+            partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
+            tilings((64, 128), (32,), (32, 64), (4,), (3, 4)), linear4.TILINGS, "gated",
+        )  # fmt: skip
     return found
 
 
@@ -363,7 +374,7 @@ def _warm(work: Work) -> None:
     name, tiling = work
     candidate = candidates()[name]
     with _tiled(candidate, tiling), suppress(Exception):
-        candidate.build(Shape(tokens=32, experts=2, k=1)).call(0)
+        candidate.build(Shape(tokens=32, experts=2, k=2)).call(0)  # k = 1 would be compiled as a constant
         torch.cuda.synchronize()
 
 

@@ -1,41 +1,22 @@
 """The two products of the experts with weights of four bits, int4 or NVFP4, that are widened as they are read.
 
-The layouts are those of `gesso/quantize`: byte j of a row holds value 2j in its low half and 2j + 1 in its high half.
-Rather than putting the halves side by side in every program, the tokens are put apart once: all even columns, then all
-odd ones (`apart`), and the low halves are multiplied with the first, the high halves with the second.
+As in experts.py, but turned over: the weights are the left operand and the rows of a tile are the columns of the
+result (four.py says why).
 
-T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pairs, O out, B = I / 2 bytes, G groups.
+T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pairs.
 """
-
-from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gesso.ops.kernels.experts import Groups, group
-from gesso.ops.kernels.linear import Tiling, gelu, precision
+from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
+from gesso.ops.kernels.linear import Tiling, precision
 
 # Depth is in bytes, each two values.
 TILINGS = {"up": Tiling(32, 64, 64, 4, 4), "back": Tiling(32, 128, 32, 4, 4)}
-
-
-@dataclass(frozen=True)
-class Packed:
-    """One matrix an expert. int4: scales of 32 values; NVFP4: of 16, over a scale of the whole matrix."""
-
-    packed_EOB: Tensor  # uint8
-    scale_EOG: Tensor
-    over_E: Tensor | None  # NVFP4's `weight_global_scale`
-
-    @property
-    def group(self) -> int:
-        """Bytes that share a scale."""
-        return self.packed_EOB.shape[-1] // self.scale_EOG.shape[-1]
-
-
-def apart(x_TI: Tensor) -> Tensor:
-    return x_TI.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
+UNIT = 4  # bytes
 
 
 def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Tensor:
@@ -47,17 +28,19 @@ def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Te
 
 
 def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
-    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`, with even and odd columns apart."""
+    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`."""
     (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
     h_RI = x_TH.new_empty(tokens * k, width)
-    tiling = _fitting(gate_up, "up")
+    tiling = TILINGS["up"]
+    check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
-        apart(x_TH), gate_up.packed_EOB, gate_up.scale_EOG, gate_up.over_E, h_RI,
+        x_TH.contiguous(), gate_up.units(UNIT), gate_up.scales(UNIT), gate_up.over_E, h_RI,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        k, hidden, width,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group,
-        FLOAT=gate_up.over_E is not None, PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
+        k, HIDDEN=hidden, WIDTH=width,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group, UNIT=UNIT,
+        TOGETHER=gate_up.scales_together(UNIT), PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return h_RI
 
@@ -66,59 +49,29 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     """h down [R, H], each row where its pair stands."""
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
     y_RH = h_RI.new_empty(pairs, hidden)
-    tiling = _fitting(matrices, "back")
+    tiling = TILINGS["back"]
+    check_fits(matrices, tiling)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, matrices.packed_EOB, matrices.scale_EOG, matrices.over_E, y_RH,
+        h_RI, matrices.units(UNIT), matrices.scales(UNIT), matrices.over_E, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        width, hidden,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group,
-        FLOAT=matrices.over_E is not None, PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
+        WIDTH=width, HIDDEN=hidden,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group, UNIT=UNIT,
+        TOGETHER=matrices.scales_together(UNIT), PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
 
 
-def _fitting(matrices: Packed, which: str) -> Tiling:
-    tiling, depth = TILINGS[which], matrices.packed_EOB.shape[-1]
-    if depth % tiling.depth or tiling.depth % matrices.group:
-        raise ValueError(f"rows of {2 * depth} values do not go into steps of {2 * tiling.depth}")
-    return tiling
-
-
-@triton.jit
-def _values(nibble, FLOAT: tl.constexpr):
-    """Four bits as a number: e2m1, or a whole number with 8 added."""
-    if FLOAT:
-        # The exponent and the mantissa bit, at their places in a float16, are that number less 14 powers of two,
-        # the subnormal ones included.
-        bits = ((nibble & 7).to(tl.uint16) << 9) | ((nibble & 8).to(tl.uint16) << 12)
-        return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
-    # In a bfloat16 between 128 and 256 the last bits of the mantissa count ones.
-    return ((nibble.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True)).to(tl.float32) - 136.0
-
-
-@triton.jit
-def weights(
-    packed_ptr, scale_ptr, row, start, bytes_a_row,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.constexpr,
-):  # fmt: skip
-    """The even and the odd values [DEPTH, COLUMNS] of `DEPTH` bytes of these rows, from byte `start` on."""
-    GROUPS: tl.constexpr = DEPTH // GROUP
-    byte = start + tl.arange(0, DEPTH)
-    packed = tl.load(packed_ptr + row[None, :] * bytes_a_row + byte[:, None])
-    group = start // GROUP + tl.arange(0, GROUPS)
-    scale = tl.load(scale_ptr + row[None, :] * (bytes_a_row // GROUP) + group[:, None]).to(tl.float32)
-    scale = tl.broadcast_to(scale[:, None, :], (GROUPS, GROUP, COLUMNS)).reshape((DEPTH, COLUMNS))
-    even = (_values(packed & 15, FLOAT) * scale).to(TYPE)
-    odd = (_values(packed >> 4, FLOAT) * scale).to(TYPE)
-    return even, odd
+# The sizes of a model are constants here: how rows are aligned follows from them, and without that the scales, a few
+# bytes a row, could not be fetched ahead.
 
 
 @triton.jit
 def _up(
-    x_ptr, packed_ptr, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices, hidden, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, FLOAT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x_ptr, packed_ptr, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -126,39 +79,34 @@ def _up(
     place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
     live = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=live, other=0) // choices
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    there = column < width
-    # A column beyond the last reads the last: what it gives is not stored.
-    gate_row = expert.to(tl.int64) * 2 * width + tl.minimum(column, width - 1)
-    half = hidden // 2
-    x_at = x_ptr + token[:, None].to(tl.int64) * hidden + tl.arange(0, DEPTH)[None, :]
+    # Rows that are not live read the first, columns beyond the last read the last: what they give is not stored.
+    place_in_tile, second = gate_and_other(COLUMNS)
+    column = tl.minimum(tl.program_id(0) * COLUMNS + place_in_tile, WIDTH - 1)
+    row = (expert.to(tl.int64) * 2 + second) * WIDTH + column
+    HALF: tl.constexpr = HIDDEN // 2
+    FLOAT: tl.constexpr = over_ptr is not None
+    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = x_ptr.dtype.element_ty
-    gate = tl.zeros((ROWS, COLUMNS), tl.float32)
-    up = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, half, DEPTH):
-        even_x = tl.load(x_at + start, mask=live[:, None], other=0.0)
-        odd_x = tl.load(x_at + half + start, mask=live[:, None], other=0.0)
-        even, odd = weights(packed_ptr, scale_ptr, gate_row, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
-        gate = tl.dot(even_x, even, gate, input_precision=PRECISION)
-        gate = tl.dot(odd_x, odd, gate, input_precision=PRECISION)
-        even, odd = weights(packed_ptr, scale_ptr, gate_row + width, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
-        up = tl.dot(even_x, even, up, input_precision=PRECISION)
-        up = tl.dot(odd_x, odd, up, input_precision=PRECISION)
-    if over_ptr is not None:
-        over = tl.load(over_ptr + expert)
-        gate /= over
-        up /= over
-    h = (gelu(gate) * up).to(h_ptr.dtype.element_ty)
-    # Even and odd columns apart, as the second product wants them.
-    target = column // 2 + (column % 2) * (width // 2)
-    tl.store(h_ptr + place[:, None].to(tl.int64) * width + target[None, :], h, mask=live[:, None] & there[None, :])
+    x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + places(DEPTH, UNIT)[:, None]
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
+    both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
+    for start in range(0, HALF, DEPTH):
+        x = tl.load(x_at + 2 * start)
+        weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        both = tl.dot(weight, x, both, input_precision=PRECISION)
+    if FLOAT:
+        both *= over(over_ptr, expert)
+    h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + column[:, None]
+    tl.store(h_at, h, mask=live[None, :] & (column < WIDTH)[:, None])
 
 
 @triton.jit
 def _down(
-    h_ptr, packed_ptr, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, width, hidden,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, FLOAT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    h_ptr, packed_ptr, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -167,19 +115,19 @@ def _down(
     live = place < tl.load(end_ptr + expert)
     pair = tl.load(order_ptr + place, mask=live, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    there = column < hidden
-    row = expert.to(tl.int64) * hidden + tl.minimum(column, hidden - 1)
-    half = width // 2
-    h_at = h_ptr + place[:, None].to(tl.int64) * width + tl.arange(0, DEPTH)[None, :]
+    row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
+    HALF: tl.constexpr = WIDTH // 2
+    FLOAT: tl.constexpr = over_ptr is not None
+    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = h_ptr.dtype.element_ty
-    y = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, half, DEPTH):
-        even_h = tl.load(h_at + start, mask=live[:, None], other=0.0)
-        odd_h = tl.load(h_at + half + start, mask=live[:, None], other=0.0)
-        even, odd = weights(packed_ptr, scale_ptr, row, start, half, COLUMNS, DEPTH, GROUP, FLOAT, kind)
-        y = tl.dot(even_h, even, y, input_precision=PRECISION)
-        y = tl.dot(odd_h, odd, y, input_precision=PRECISION)
-    if over_ptr is not None:
-        y /= tl.load(over_ptr + expert)
-    y_at = y_ptr + pair[:, None].to(tl.int64) * hidden + column[None, :]
-    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[:, None] & there[None, :])
+    h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
+    y = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for start in range(0, HALF, DEPTH):
+        h = tl.load(h_at + 2 * start)
+        weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        y = tl.dot(weight, h, y, input_precision=PRECISION)
+    if FLOAT:
+        y *= over(over_ptr, expert)
+    y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[None, :] & (column < HIDDEN)[:, None])

@@ -12,7 +12,7 @@ from gesso.ops.kernels import experts as wide
 from gesso.ops.kernels import experts4, linear4
 from gesso.ops.kernels import linear as plain
 from gesso.ops.kernels.experts import Matrices
-from gesso.ops.kernels.experts4 import Packed as Packed4
+from gesso.ops.kernels.four import Packed as Packed4
 from gesso.ops.kernels.linear import Matrix
 from gesso.ops.weight import Weight
 
