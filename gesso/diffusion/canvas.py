@@ -63,6 +63,8 @@ class Process:
         pin_C = torch.full((length,), FREE, device=self.device)
         for position, token in pins.items():
             pin_C[position] = token
+        if self.settings.autoregressive:  # nobody looks at it
+            return Canvas(index, attempt, torch.zeros_like(pin_C), pin_C)
         noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
         return Canvas(index, attempt, _pinned(noise_C, pin_C), pin_C)
 

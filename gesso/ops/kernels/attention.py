@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gesso.ops.attention import Attend, Segment
 
+SHORT = tl.constexpr(16)  # tokens up to which a text is cut into parts like a canvas: one alone has but one tile a head
 LOG2E = tl.constexpr(1.4426950408889634)
 
 # The columns of `Table.segments_S7`.
@@ -57,7 +58,7 @@ class Table:
     longest: int  # no segment has more tokens
     appends: bool  # whether there is text among the segments
     window: int | None
-    canvases: bool = True  # whether there may be canvases
+    parts: bool = True  # whether there may be canvases or short texts
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,12 @@ def table(segments: Sequence[Segment], cache: CacheRows, slots: int | None = Non
         longest,
         any(segment.causal for segment in segments),
         cache.window,
-        not all(segment.causal for segment in segments),
+        any(map(_in_parts, segments)),
     )
+
+
+def _in_parts(segment: Segment) -> bool:
+    return not segment.causal or segment.length <= SHORT.value
 
 
 def attends(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[Attend]:
@@ -124,7 +129,7 @@ def attends(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[At
     rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches], device=device)
     longest, texts = max(segment.length for segment in segments), [segment.causal for segment in segments]
     tables = [
-        Table(segments_S7, rows_S3, longest, any(texts), cache.window, not all(texts))
+        Table(segments_S7, rows_S3, longest, any(texts), cache.window, any(map(_in_parts, segments)))
         for rows_S3, cache in zip(rows.unbind(), caches, strict=True)
     ]
     return [partial(attention, table=each) for each in tables]
@@ -173,7 +178,7 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
     _check(q_TND, k_TMD, v_TMD)
     shape = shape or tiles(dim, q_TND.dtype)
     out_TND = torch.empty(tokens, heads, dim, dtype=q_TND.dtype, device=q_TND.device)
-    slots, groups, splits = len(table.segments_S7), heads // kv_heads, shape.splits if table.canvases else 1
+    slots, groups, splits = len(table.segments_S7), heads // kv_heads, shape.splits if table.parts else 1
     # Outputs by the keys of one part alone, and log2 of the sum of these keys' weights: how much the part counts.
     part_TPND = out_TND if splits == 1 else out_TND.new_empty(tokens, splits, heads, dim)
     mass_TPN = torch.empty(tokens, splits, heads, dtype=torch.float32, device=q_TND.device)
@@ -221,8 +226,8 @@ def _attend(
     """One tile of rows of one segment: FlashAttention (arXiv 2205.14135), the text before the segment first.
 
     A segment's blocks are counted from the first key its tile sees, whether that is cached or came in this call, and
-    taken in order; those of a canvas are cut into SPLITS runs of blocks, each a sum of its own. So its sums know
-    nothing of other segments, nor of how its text was cut into calls.
+    taken in order; those of a canvas, or of a short text, are cut into SPLITS runs of blocks, each a sum of its own.
+    So its sums know nothing of other segments.
     """
     segment_ptr += tl.program_id(2) * COLUMNS
     length = tl.load(segment_ptr + LENGTH)
@@ -231,7 +236,8 @@ def _attend(
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     head = tl.program_id(1) % HEADS
     split = tl.program_id(1) // HEADS % SPLITS
-    if (tile >= length * GROUPS) | (split * causal > 0):
+    whole = (causal != 0) & (length > SHORT)
+    if (tile >= length * GROUPS) | (whole & (split > 0)):
         return
     offset = tl.load(segment_ptr + OFFSET)
     start = tl.load(segment_ptr + START)
@@ -262,7 +268,7 @@ def _attend(
     past_blocks = tl.cdiv(tl.maximum(start - low, 0), KEYS)
     blocks = past_blocks + tl.cdiv(top - own_low, KEYS)
 
-    run = tl.cdiv(blocks, tl.where(causal != 0, 1, SPLITS))
+    run = tl.cdiv(blocks, tl.where(whole, 1, SPLITS))
     first_block = split * run
     last_block = tl.minimum(first_block + run, blocks)
     part_R = (token_R * SPLITS + split) * (HEADS * GROUPS) + head_R
@@ -317,9 +323,10 @@ def _attend(
         sum_RV = tl.dot(weight_RB.to(v_BV.dtype), v_BV, sum_RV, input_precision="ieee")
         peak_R = new_R
 
+    total_R = tl.maximum(total_R, 1e-30)  # a row of a text may see nothing of a part; it weighs nothing, by its peak
     out_R = out_ptr + (token_R * (HEADS * GROUPS) + head_R) * DIM
     if SPLITS > 1:
-        out_R = tl.multiple_of(tl.where(causal != 0, out_R, part_ptr + part_R * DIM), 16)
+        out_R = tl.multiple_of(tl.where(whole, out_R, part_ptr + part_R * DIM), 16)
         # The same from all programs that share the values of a part.
         tl.store(mass_ptr + part_R, peak_R + tl.log2(total_R), mask=there_R)
     out_RV = (sum_RV / total_R[:, None]).to(out_ptr.dtype.element_ty)
@@ -331,10 +338,11 @@ def _combine(
     part_ptr, mass_ptr, out_ptr, segment_ptr,
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of a canvas: the mean of its parts, each as heavy as its keys are together (arXiv 2311.01282)."""
+    """Some rows of a segment in parts: their mean, each as heavy as its keys are together (arXiv 2311.01282)."""
     segment_ptr += tl.program_id(1) * COLUMNS
-    rows = tl.load(segment_ptr + LENGTH) * HEADS
-    if (tl.program_id(0) * ROWS >= rows) | (tl.load(segment_ptr + CAUSAL) != 0):
+    length = tl.load(segment_ptr + LENGTH)
+    rows = length * HEADS
+    if (tl.program_id(0) * ROWS >= rows) | ((tl.load(segment_ptr + CAUSAL) != 0) & (length > SHORT)):
         return
     d_D = tl.arange(0, DIM)
     row_R = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1)

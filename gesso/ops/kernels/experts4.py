@@ -15,7 +15,7 @@ from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum
 from gesso.ops.kernels.linear import Tiling, precision
 
 # Depth is in bytes, each two values.
-TILINGS = {"up": Tiling(32, 64, 64, 4, 4), "back": Tiling(32, 128, 32, 4, 4)}
+TILINGS = {"up": Tiling(32, 64, 64, 4, 3), "back": Tiling(32, 128, 32, 4, 4)}
 UNIT = 4  # bytes
 
 

@@ -3,6 +3,8 @@
 A tile widens its weights for itself, so tiles are as tall as the tokens of a canvas allow. T tokens, I in, O out.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -11,8 +13,8 @@ from torch import Tensor
 from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
 from gesso.ops.kernels.linear import Tiling, precision
 
-# Depth is in bytes, each two values. 2816 columns in tiles of 64 and 256 rows in tiles of 64 are 176 programs.
-TILINGS = {"plain": Tiling(64, 64, 32, 4, 6), "gated": Tiling(64, 32, 32, 4, 6)}
+# Depth is in bytes, each two values.
+TILINGS = {"plain": Tiling(128, 64, 64, 4, 3), "gated": Tiling(128, 32, 64, 4, 3)}
 UNIT = 1  # bytes
 
 
@@ -29,6 +31,8 @@ def _launch(x_TI: Tensor, matrix: Packed, other: Packed | None) -> Tensor:
     """A matrix is the one expert of a `Packed`."""
     (tokens, width), columns = x_TI.shape, matrix.packed_EOB.shape[1]
     tiling = TILINGS["plain" if other is None else "gated"]
+    if matrix.packed_EOB.shape[-1] % tiling.depth:
+        tiling = replace(tiling, depth=tiling.depth // 2, stages=4)
     check_fits(matrix, tiling)
     y_TO = torch.empty(tokens, columns, device=x_TI.device, dtype=x_TI.dtype)
     _product[triton.cdiv(tokens, tiling.rows), triton.cdiv(columns, tiling.columns)](
