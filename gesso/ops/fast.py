@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def kernels(x: Tensor) -> bool:
-    """On a GPU, where nothing is to be learnt: kernels have no backward pass."""
-    return x.is_cuda and not torch.is_grad_enabled()
+    """On a GPU, where nothing is to be learnt: kernels have no backward pass. They are not made for float16."""
+    return x.is_cuda and x.dtype != torch.float16 and not torch.is_grad_enabled()
 
 
 def load(name: str) -> Any:
