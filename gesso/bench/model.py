@@ -29,6 +29,8 @@ def measure(
     device = g.model.device
     _wait(device)
     loaded = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     _write(g, 1, prompt, 2 * g.config.canvas_length)
     _wait(device)
     found: dict[str, Any] = {

@@ -179,6 +179,7 @@ class Graph:
             self.temperature_T,
             self.key_T2,
             lengths,
+            soft="canvas" in kinds,
         )
         if self.canvases:
             pin_T = self.canvases.canvas.pin_C.flatten()

@@ -81,6 +81,7 @@ class Runner:
                 ),
                 torch.cat([keys_C2 for _, _, keys_C2 in streamed]),
                 lengths,
+                soft=not all(running.request.diffusion.autoregressive for running, _, _ in streamed),
             )
             for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
                 outcomes[running.id] = self._outcome(running, part, hidden_of[running.id])

@@ -52,7 +52,9 @@ def draw(logits_TV: Tensor, key_T2: Tensor) -> Tensor:
     return (logits_TV + hash.gumbel(hash.token_hash(key_T2, logits_TV.shape[-1]))).argmax(-1)
 
 
-def read(logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_scale: float) -> Reading:
+def read(
+    logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_scale: float, soft: bool = True
+) -> Reading:
     """`logits_TV` are those of the step: softcapped and divided by the temperature."""
     log_probability_TV = logits_TV.log_softmax(-1)
     top_T, argmax_T = log_probability_TV.max(-1)
@@ -61,7 +63,9 @@ def read(logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_sca
         argmax_T=argmax_T,
         confidence_T=top_T.exp(),
         entropy_T=-(log_probability_TV.exp() * log_probability_TV).sum(-1),
-        soft_TH=soft_embedding(logits_TV, embedding_VH, embed_scale),
+        soft_TH=soft_embedding(logits_TV, embedding_VH, embed_scale)
+        if soft
+        else embedding_VH.new_zeros(len(logits_TV), embedding_VH.shape[1]),
     )
 
 
@@ -74,11 +78,15 @@ def vocab_tail(
     temperature_T: Tensor,
     key_T2: Tensor,
     lengths: Sequence[int],
+    soft: bool = True,
 ) -> Reading:
-    """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding of tokens in segments."""
+    """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding of tokens in segments.
+
+    Without `soft` the embeddings are zeros: nothing is conditioned on them when a text is written token by token.
+    """
     if fast.kernels(hidden_TH) and hidden_TH.dtype != torch.float32:  # its tiles of float32 do not fit the chip
         found: Reading = fast.load("vocab").vocab_tail(
-            hidden_TH, head_VH, embedding_VH, embed_scale, softcap, temperature_T, key_T2
+            hidden_TH, head_VH, embedding_VH, embed_scale, softcap, temperature_T, key_T2, soft
         )
         return found
     rows = max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
@@ -87,5 +95,5 @@ def vocab_tail(
     for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
         for hidden_RH, temperature_R, key_R2 in zip(*(tensor.split(rows) for tensor in segment), strict=True):
             logits_RV = softcapped_logits(hidden_RH, head_VH, softcap) / temperature_R[:, None]
-            readings.append(read(logits_RV, draw(logits_RV, key_R2), embedding_VH, embed_scale))
+            readings.append(read(logits_RV, draw(logits_RV, key_R2), embedding_VH, embed_scale, soft))
     return Reading.cat(readings)

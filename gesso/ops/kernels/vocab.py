@@ -95,6 +95,7 @@ def vocab_tail(
     softcap: float,
     temperature_T: Tensor,
     key_T2: Tensor,
+    soft: bool = True,
 ) -> Reading:
     """What `ops/vocab.py` computes, at each row's own temperature. Nothing is read on the host: it can be captured.
 
@@ -137,6 +138,8 @@ def vocab_tail(
         num_warps=MERGE_WARPS,
     )
 
+    if not soft:
+        return Reading(candidate_T, argmax_T, confidence_T, entropy_T, torch.zeros_like(hidden_TH))
     width = stored_TV.shape[1]
     _probabilities[(triton.cdiv(width, STREAM), tokens)](
         *(stored_TV, temperature_T.contiguous(), peak_T, confidence_T, softcap),
