@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gesso import checkpoint, filling
+from gesso import checkpoint, filling, untrained
 from gesso.answer import Answer, ToolCall, read
 from gesso.config import Config
 from gesso.engine.engine import Engine
@@ -324,11 +324,15 @@ def load(
     max_length: int | None,
 ) -> Gesso:
     where = find_device(device)
-    directory = checkpoint.find(name)
-    config = Config.from_directory(directory)
+    directory = checkpoint.find(None if untrained.is_random(name) else name)
+    if isinstance(name, str) and untrained.is_random(name):
+        config = untrained.config_of(name.removeprefix(untrained.PREFIX))
+        model = untrained.make(config, where, find_dtype(dtype, where), quantize)
+    else:
+        config = Config.from_directory(directory)
+        model = checkpoint.load(directory, config, where, find_dtype(dtype, where), quantize)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
-    model = checkpoint.load(directory, config, where, find_dtype(dtype, where), quantize)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
         adapters.load(model, checkpoint.find(path), adapter_name)

@@ -10,7 +10,7 @@ from typing import Any, Self
 from gesso.config import Config, first, read_json, token_ids
 from gesso.errors import CheckpointError, InputError
 
-SAMPLERS = ("entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax")
+SAMPLERS = ("entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive")
 STOPPINGS = ("stable", "plateau", "fixed")
 
 
@@ -57,6 +57,14 @@ class Diffusion:
         for name, known in (("sampler", SAMPLERS), ("stopping", STOPPINGS)):
             value = getattr(self, name)
             check(value in known if isinstance(value, str) else callable(value), name, f"one of {', '.join(known)}")
+        if self.autoregressive:
+            for name, wanted in NEXT_TOKEN.items():
+                check(getattr(self, name) == wanted, name, f"{wanted} with sampler autoregressive: a token at a time")
+
+    @property
+    def autoregressive(self) -> bool:
+        """The causal encoder writes token by token, from left to right; no canvas is denoised."""
+        return bool(self.sampler == "autoregressive")
 
 
 def _is_int(value: Any) -> bool:
@@ -117,6 +125,8 @@ class GenerationDefaults:
         )
 
 
+# What "autoregressive" is as a diffusion: canvases of one token that take one step.
+NEXT_TOKEN = MappingProxyType({"steps": 1, "canvas_length": 1, "stopping": "fixed", "settle": 0})
 FIELDS = frozenset(item.name for item in fields(Diffusion))
 
 
@@ -128,4 +138,6 @@ def choose(defaults: Diffusion, preset: str | Diffusion | None = None, **given: 
         if preset not in PRESETS:
             raise InputError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}, or give a gesso.Diffusion")
         preset = PRESETS[preset]
+    if given.get("sampler") == "autoregressive":
+        given = {**NEXT_TOKEN, **given}
     return replace(defaults if preset is None else preset, **given)

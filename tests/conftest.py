@@ -9,22 +9,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not torch.cuda.is_available():
+    # Kernels run in Triton's interpreter. Here and not in their tests, because Triton reads this when it is first
+    # imported, and peft imports it.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    import torch
-
     torch.set_num_threads(1)  # the processes of pytest-xdist share the cores
 
 
 @pytest.fixture(autouse=True)
 def same_numbers_every_time():
     """Tests draw prompts from torch's generator; a test that passes must pass again."""
-    import torch
-
     torch.manual_seed(0)
 
 

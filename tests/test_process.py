@@ -92,7 +92,9 @@ def test_the_streamed_vocabulary_end_equals_the_plain_one(monkeypatch):
     dist = torch.distributions.Categorical(logits=logits_TV)
     for chunk in (vocab.CHUNK_BYTES, 4 * 90 * 8):
         monkeypatch.setattr(vocab, "CHUNK_BYTES", chunk)
-        reading = vocab.vocab_tail(hidden_TH, head_VH, head_VH, 4.0, 30.0, [0.7, 0.5], keys_T2, [20, 17])
+        reading = vocab.vocab_tail(
+            hidden_TH, head_VH, head_VH, 4.0, 30.0, torch.tensor([0.7] * 20 + [0.5] * 17), keys_T2, [20, 17]
+        )
         assert torch.equal(reading.argmax_T, logits_TV.argmax(-1))
         assert torch.equal(reading.candidate_T, draw(logits_TV, keys_T2))
         torch.testing.assert_close(reading.entropy_T, dist.entropy())
@@ -221,7 +223,7 @@ FIRST = torch.tensor([True, False])
 )
 def test_stable_and_confident_looks_back_as_far_as_it_is_told(stability, judged, stops):
     steps = history(([9, 1], [0.1, 0.1]), ([1, 1], [0.1, 0.1]), ([1, 2], [0.1, 0.1]))
-    assert StableAndConfident(stability, 0.2)(steps, judged) is stops
+    assert bool(StableAndConfident(stability, 0.2)(steps, judged)) is stops
 
 
 def test_stable_but_unsure_goes_on():

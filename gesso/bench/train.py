@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gesso import box
+from gesso import untrained
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.model.init import begin
@@ -24,7 +24,6 @@ PEAK_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 by the vendor's datashe
 class Shape:
     """A model to train, and how: everything from scratch, or an adapter on frozen weights."""
 
-    text: dict[str, Any]  # what its text_config has other than that of the model in the box
     lora: bool
     dtype: torch.dtype
     batch: int
@@ -35,17 +34,9 @@ class Shape:
 
 SHAPES = {
     "mini": Shape(
-        text={},
         lora=False, dtype=torch.float32, batch=64, prompt=256, response=256, checkpoint_activations=False,
     ),
     "26b-a4b": Shape(
-        text={
-            "vocab_size": 262_144, "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
-            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
-            "num_global_key_value_heads": 2, "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8,
-            "moe_intermediate_size": 704, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
-            "max_position_embeddings": 262_144,
-        },
         lora=True, dtype=torch.bfloat16, batch=1, prompt=512, response=256, checkpoint_activations=True,
     ),
 }  # fmt: skip
@@ -56,7 +47,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
     if name not in SHAPES:
         raise InputError(f"unknown shape {name!r}; known are {', '.join(SHAPES)}")
     shape = SHAPES[name]
-    objective, settings = _objective(shape, device)
+    objective, settings = _objective(name, shape, device)
     model, config = objective.model, objective.model.config
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=device.type == "cuda")
@@ -104,9 +95,8 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
     }
 
 
-def _objective(shape: Shape, device: torch.device) -> tuple[Objective, ObjectiveSettings]:
-    raw = Config.from_directory(box.directory()).raw
-    config = Config.from_dict({**raw, "text_config": {**raw["text_config"], **shape.text}})
+def _objective(name: str, shape: Shape, device: torch.device) -> tuple[Objective, ObjectiveSettings]:
+    config = untrained.config_of(name)
     before = torch.get_default_dtype()
     torch.set_default_dtype(shape.dtype)
     try:
@@ -118,8 +108,8 @@ def _objective(shape: Shape, device: torch.device) -> tuple[Objective, Objective
     if shape.lora:
         adapters.add(model, LoraSettings(rank=8))
     else:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("layer_scalars" not in name)
+        for path, parameter in model.named_parameters():
+            parameter.requires_grad_("layer_scalars" not in path)
     settings = ObjectiveSettings(balance_weight=0.0 if shape.lora else 0.01)
     return Objective(model, settings, shape.checkpoint_activations), settings
 

@@ -5,6 +5,8 @@ C positions, H hidden, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +22,13 @@ FREE = -1  # in `pin_C`: a position that is not pinned
 
 @dataclass(frozen=True)
 class Canvas:
-    index: int  # which canvas of the text
+    """One canvas; or, inside the engine, several [B, C] under the same settings, with tensors [B] for numbers."""
+
+    index: Any  # which canvas of the text
     attempt: int  # 1 when the canvas is drawn again with another hash
     tokens_C: Tensor
     pin_C: Tensor  # the token a position must hold, or FREE
-    step: int = 0  # steps done
+    step: Any = 0  # steps done
     soft_CH: Tensor | None = None  # self-conditioning for the next step
     history: tuple[Prediction, ...] = ()
     accepted_C: Tensor | None = None  # positions that took a predicted token in the last step
@@ -49,7 +53,7 @@ class Process:
 
     settings: Diffusion
     source: Source
-    seed: int
+    seed: int | Tensor  # one, or those of several canvases [B]
     vocab_size: int
     eos: frozenset[int]
     device: torch.device
@@ -59,10 +63,12 @@ class Process:
         pin_C = torch.full((length,), FREE, device=self.device)
         for position, token in pins.items():
             pin_C[position] = token
+        if self.settings.autoregressive:  # nobody looks at it
+            return Canvas(index, attempt, torch.zeros_like(pin_C), pin_C)
         noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
         return Canvas(index, attempt, _pinned(noise_C, pin_C), pin_C)
 
-    def temperature(self, canvas: Canvas) -> float:
+    def temperature(self, canvas: Canvas) -> Any:
         return temperature(self.settings, self.settings.steps - canvas.step)
 
     def draws(self, canvas: Canvas) -> Draws:
@@ -70,7 +76,18 @@ class Process:
         return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
 
     def advance(self, canvas: Canvas, prediction: Prediction, soft_CH: Tensor) -> Canvas:
-        """One denoising step: keep the pins, sample, renoise, and see whether the canvas stands."""
+        """One denoising step, and whether the canvas stands after it."""
+        advanced = self.evolve(canvas, prediction, soft_CH)
+        judged_C = self.judged(advanced)
+        converged = not judged_C.any() or bool(stopping_of(self.settings)(advanced.history, judged_C))
+        return replace(advanced, reason=self.reason(converged, advanced.step))
+
+    def reason(self, converged: bool, step: int) -> str | None:
+        return "converged" if converged else "steps" if step == self.settings.steps else None
+
+    def evolve(self, canvas: Canvas, prediction: Prediction, soft_CH: Tensor) -> Canvas:
+        """Keep the pins, sample, renoise, settle. With the default source and a sampler of ours, this and `standing`
+        ask nothing of the host and can be captured in a graph, for several canvases at a time."""
         pinned_C = canvas.pin_C != FREE
         prediction = replace(
             prediction,
@@ -85,6 +102,8 @@ class Process:
             greedy_C = moment.noise(prediction.argmax_C) < self.settings.greed * self.vocab_size
             candidate_C = torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C)
             prediction = replace(prediction, candidate_C=candidate_C)
+        if self.settings.autoregressive:  # the draw is the text
+            prediction = replace(prediction, argmax_C=prediction.candidate_C)
         next_C, accepted_C = sampler_of(self.settings)(canvas.tokens_C, prediction, moment)
         advanced = replace(
             canvas,
@@ -94,19 +113,25 @@ class Process:
             history=(*canvas.history, replace(prediction, logits_CV=None)),
             accepted_C=accepted_C,
         )
-        if self.settings.settle:
-            advanced = _settle(canvas, advanced, self.settings)
-        return replace(advanced, reason=self._done(advanced))
+        return _settle(canvas, advanced, self.settings) if self.settings.settle else advanced
 
-    def _done(self, canvas: Canvas) -> str | None:
+    def judged(self, canvas: Canvas) -> Tensor:
+        """The positions that decide whether a canvas stands."""
         judged_C = canvas.pin_C == FREE
         if canvas.settled_C is not None:  # they were not given: they count, as they would if they could still change
             judged_C = judged_C | canvas.settled_C
         if self.settings.eos_settles:
-            judged_C = judged_C & ~_after_first(canvas.result_C, self.eos)
-        if not judged_C.any() or stopping_of(self.settings)(canvas.history, judged_C):
-            return "converged"
-        return "steps" if canvas.step == self.settings.steps else None
+            judged_C = judged_C & ~_after_first(canvas.result_C, self.eos_E)
+        return judged_C
+
+    def standing(self, canvas: Canvas) -> Tensor:
+        """Whether each of several canvases stands, as far as `stopping` says; [B]."""
+        judged_C = self.judged(canvas)
+        return ~judged_C.any(-1) | stopping_of(self.settings)(canvas.history, judged_C)
+
+    @cached_property
+    def eos_E(self) -> Tensor:
+        return torch.tensor(sorted(self.eos), device=self.device)
 
     def _draws(self, index: int, attempt: int, step: int) -> Draws:
         return self.source.at(self.seed, index + (attempt << 24), step, self.device)
@@ -141,7 +166,7 @@ def _pinned(tokens_C: Tensor, pin_C: Tensor) -> Tensor:
     return torch.where(pin_C == FREE, tokens_C, pin_C)
 
 
-def _after_first(tokens_C: Tensor, eos: frozenset[int]) -> Tensor:
+def _after_first(tokens_C: Tensor, eos_E: Tensor) -> Tensor:
     """The positions after the first end of text."""
-    is_eos_C = torch.isin(tokens_C, torch.tensor(sorted(eos), dtype=tokens_C.dtype, device=tokens_C.device))
+    is_eos_C = (tokens_C[..., None] == eos_E).any(-1)
     return is_eos_C.cumsum(-1) - is_eos_C.long() > 0

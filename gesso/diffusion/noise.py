@@ -4,7 +4,7 @@ C positions of a canvas, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,14 +33,16 @@ class Draws(Protocol):
 
 
 class Source(Protocol):
-    def at(self, seed: int, canvas: int, step: int, device: torch.device) -> Draws: ...
+    def at(self, seed: Any, canvas: Any, step: Any, device: torch.device) -> Draws:
+        """The draws of a step, by whole numbers; only the default source is ever asked for several canvases at once."""
+        ...
 
 
 @dataclass(frozen=True)
 class HashDraws:
-    seed: int
-    canvas: int | Tensor  # one canvas, or several [B], whose draws are then [B, C]
-    step: int
+    seed: int | Tensor  # of one canvas, or of several [B], whose draws are then [B, C]
+    canvas: int | Tensor
+    step: int | Tensor
     device: torch.device
 
     def tokens(self, length: int, vocab_size: int) -> Tensor:
@@ -62,5 +64,5 @@ class HashDraws:
 class HashSource:
     """The default: every draw is a function of seed, canvas, step, position and token, and of nothing else."""
 
-    def at(self, seed: int, canvas: int | Tensor, step: int, device: torch.device) -> HashDraws:
+    def at(self, seed: int | Tensor, canvas: int | Tensor, step: int | Tensor, device: torch.device) -> HashDraws:
         return HashDraws(seed, canvas, step, device)

@@ -119,6 +119,14 @@ class ArgmaxCommit:
         return prediction.argmax_C, torch.ones_like(prediction.argmax_C, dtype=torch.bool)
 
 
+@dataclass(frozen=True)
+class NextToken:
+    """The one token there is takes its draw."""
+
+    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+        return prediction.candidate_C, torch.ones_like(prediction.candidate_C, dtype=torch.bool)
+
+
 def sampler_of(settings: Diffusion) -> Sampler:
     match settings.sampler:
         case "entropy-bound":
@@ -131,5 +139,7 @@ def sampler_of(settings: Diffusion) -> Sampler:
             return Posterior(deterministic=True)
         case "argmax":
             return ArgmaxCommit()
+        case "autoregressive":
+            return NextToken()
         case sampler:
             return sampler

@@ -1,10 +1,12 @@
 """What changes with the step. Steps count down: `remaining` runs from `steps` to 1."""
 
+from typing import Any
+
 from gesso.settings import Diffusion
 
 
-def temperature(settings: Diffusion, remaining: int) -> float:
-    """From nearly t_max on the first step down to just above t_min on the last."""
+def temperature(settings: Diffusion, remaining: Any) -> Any:
+    """From nearly t_max on the first step down to just above t_min on the last; of one canvas, or of several [B]."""
     return settings.t_min + (settings.t_max - settings.t_min) * remaining / settings.steps
 
 

@@ -11,13 +11,14 @@ from gesso.settings import Diffusion
 
 
 class Stopping(Protocol):
-    def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool:
+    def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool | Tensor:
         """`history` holds the predictions of all steps so far, the newest last; only `judged_C` positions count."""
         ...
 
 
-def mean_entropy(prediction: Prediction, judged_C: Tensor) -> float:
-    return prediction.entropy_C[judged_C].mean().item()
+def mean_entropy(prediction: Prediction, judged_C: Tensor) -> Tensor:
+    """Of the positions that count. Without indexing by them, so that the host need not know how many they are."""
+    return (prediction.entropy_C * judged_C).sum(-1) / judged_C.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class StableAndConfident:
     stability: int
     confidence: float
 
-    def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool:
+    def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool | Tensor:
         *earlier, now = history[-self.stability - 1 :]
         if len(earlier) < self.stability:
             return False
-        stable = all(bool((past.argmax_C == now.argmax_C)[judged_C].all()) for past in earlier)
-        return stable and mean_entropy(now, judged_C) < self.confidence
+        stands = mean_entropy(now, judged_C) < self.confidence
+        for past in earlier:
+            stands = stands & ((past.argmax_C == now.argmax_C) | ~judged_C).all(-1)
+        return stands
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Plateau:
     tolerance: float = 0.01
 
     def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool:
-        means = [mean_entropy(prediction, judged_C) for prediction in history]
+        means = [mean_entropy(prediction, judged_C).item() for prediction in history]
         if len(means) <= self.patience:
             return False
         best_before = min(means[: -self.patience])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result
+from gesso.engine.graphs import Graphs
 from gesso.engine.request import Request, Running
 from gesso.engine.runner import Outcome, Runner
 from gesso.engine.scheduler import Row, Scheduler, Work
@@ -34,7 +35,9 @@ class Engine:
         self.model, self.decode, self.source = model, decode, source or HashSource()
         self.max_length = longest if max_length is None else min(max_length, longest)
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
-        self.runner = Runner(model)
+        # A source of the caller's own draws on the host; and without a GPU there are no graphs.
+        captured = model.device.type == "cuda" and isinstance(self.source, HashSource)
+        self.runner = Runner(model, Graphs(model) if captured else None)
         self.cache = model.new_cache(0, 0)
         self.ids = itertools.count()
         self.running: dict[int, Running] = {}  # every request that has not ended, waiting ones too
@@ -89,6 +92,8 @@ class Engine:
     def forget(self) -> None:
         """Reuse nothing of what the cache holds: the weights have changed."""
         self.scheduler.rows = [Row() for _ in self.scheduler.rows]
+        if self.runner.graphs:
+            self.runner.graphs = Graphs(self.model)
 
     @property
     def busy(self) -> bool:
@@ -109,7 +114,9 @@ class Engine:
             except Exception as error:  # out of memory: this request cannot run, the others can
                 self._fail(running, error)
                 continue
-            cached = self.scheduler.reusable(row, prompt, self.cache)
+            # What comes after the last token is known only when that token is read.
+            known = prompt[:-1] if running.request.diffusion.autoregressive else prompt
+            cached = self.scheduler.reusable(row, known, self.cache)
             running.row = row
             running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
@@ -156,14 +163,13 @@ class Engine:
 
     def _advance(self, outcome: Outcome) -> None:
         running, request = outcome.running, outcome.running.request
-        canvas = running.process.advance(running.canvas, outcome.prediction, outcome.soft_CH)
-        running.canvas = canvas
+        running.canvas = canvas = outcome.advance()
         running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
         likely = self._likely(outcome, canvas, request.draft_logprobs)
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
         if canvas.reason is None:
             return
-        if would_be_empty(canvas, request):
+        if would_be_empty(canvas, request) and not request.diffusion.autoregressive:
             running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from gesso.config import Config
 from gesso.diffusion.canvas import Canvas, Process
+from gesso.diffusion.samplers import sampler_of
 from gesso.engine.events import Draft, Usage
 from gesso.errors import InputError
 from gesso.guide.automaton import START
@@ -135,6 +136,17 @@ class Running:
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
     shown: str = ""  # their text, as far as it was handed out
     usage: Usage = field(default_factory=Usage)
+
+    @property
+    def asks_for_logits(self) -> bool:
+        # A sampler may be a plain function, which has no attributes of its own.
+        return getattr(sampler_of(self.request.diffusion), "needs_logits", False)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether a step will: a constraint that had to put the last one right will most likely have to do so again."""
+        history = self.canvas.history
+        return self.asks_for_logits or (bool(history) and history[-1].corrected)
 
     def pieces(self, start: int, piece: int, canvas_length: int) -> deque[tuple[int, ...]]:
         """The text from token `start` on, cut where it is always cut: the prompt every `piece` tokens, then canvases.

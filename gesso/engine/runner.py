@@ -1,15 +1,17 @@
 """One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gesso import ops
-from gesso.diffusion.canvas import FREE
-from gesso.diffusion.samplers import Prediction, sampler_of
+from gesso.diffusion.canvas import Canvas
+from gesso.diffusion.samplers import Prediction
 from gesso.engine.events import Likely
+from gesso.engine.graphs import Graphs, read_of
 from gesso.engine.guided import guided
 from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
@@ -21,30 +23,37 @@ from gesso.ops import Reading
 @dataclass(frozen=True)
 class Outcome:
     running: Running
-    prediction: Prediction
-    soft_CH: Tensor
+    advance: Callable[[], Canvas]  # the canvas after this step; may raise what a sampler of the caller's own raises
     hidden_CH: Tensor  # good until the next pass
 
 
 class Runner:
-    def __init__(self, model: DiffusionGemma) -> None:
-        self.model = model
+    def __init__(self, model: DiffusionGemma, graphs: Graphs | None = None) -> None:
+        self.model, self.graphs = model, graphs
 
     @torch.no_grad()
     @ops.fast_products()
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome]:
-        """Encode the text, denoise the canvases; an outcome for each canvas, in order."""
-        pieces = []
+        """Encode the text, denoise the canvases; an outcome for each canvas."""
+        work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # so that fewer shapes of work exist
+        if self.graphs and (graph := self.graphs.find(work, cache)):
+            return [self._replayed(*step) for step in graph.run(work, cache)]
+        pieces, kinds = [], []
         for item in work:
             row, canvas = item.running.row, item.running.canvas
+            kinds += [kind for _, kind in item.pieces]
             for text in item.texts:
                 pieces.append(Piece(row, torch.tensor(text, device=self.model.device), causal=True))
-            if item.denoise:
+            if kinds[-1] == "canvas":
                 pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH))
-        hidden = self.model.run(pieces, cache)
-        canvases = [hidden_CH for piece, hidden_CH in zip(pieces, hidden, strict=True) if not piece.causal]
+        hidden = read_of(self.model.run(pieces, cache), kinds)
         requests = [item.running for item in work if item.denoise]
-        return self._read(requests, canvases) if requests else []
+        return self._read(requests, hidden) if requests else []
+
+    def _replayed(self, running: Running, found: Reading | Canvas, hidden_CH: Tensor) -> Outcome:
+        if isinstance(found, Reading):
+            return self._outcome(running, found, hidden_CH)
+        return Outcome(running, lambda: found, hidden_CH)
 
     def _read(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
@@ -52,7 +61,7 @@ class Runner:
         streamed = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
             keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
-            if keys_C2 is None or _needs_logits(running):
+            if keys_C2 is None or running.needs_logits:
                 outcomes[running.id] = self._read_logits(running, hidden_CH)
             else:
                 streamed.append((running, hidden_CH, keys_C2))
@@ -64,9 +73,15 @@ class Runner:
                 self.model.decoder.embed_tokens.weight,
                 self.model.embed_scale,
                 self.model.config.final_logit_softcapping,
-                [running.process.temperature(running.canvas) for running, _, _ in streamed],
+                torch.cat(
+                    [
+                        hidden_CH.new_full((len(hidden_CH),), r.process.temperature(r.canvas), dtype=torch.float32)
+                        for r, hidden_CH, _ in streamed
+                    ]
+                ),
                 torch.cat([keys_C2 for _, _, keys_C2 in streamed]),
                 lengths,
+                soft=not all(running.request.diffusion.autoregressive for running, _, _ in streamed),
             )
             for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
                 outcomes[running.id] = self._outcome(running, part, hidden_of[running.id])
@@ -103,22 +118,8 @@ class Runner:
             reading.argmax_T,
             reading.confidence_T,
             reading.entropy_T,
-            logits_CV if _asks_for_logits(running) else None,
+            logits_CV if running.asks_for_logits else None,
             corrected=reading is not own,
         )
-        # A pinned token is certain, so its soft embedding is the embedding of that token.
-        pin_C = running.canvas.pin_C
-        pinned_CH = self.model.decoder.embed_tokens(pin_C.clamp(min=0)) * self.model.embed_scale
-        soft_CH = torch.where((pin_C != FREE)[:, None], pinned_CH, reading.soft_TH)
-        return Outcome(running, prediction, soft_CH, hidden_CH)
-
-
-def _needs_logits(running: Running) -> bool:
-    """Whether a step will: a constraint that had to put the last one right will most likely have to do so again."""
-    history = running.canvas.history
-    return _asks_for_logits(running) or (bool(history) and history[-1].corrected)
-
-
-def _asks_for_logits(running: Running) -> bool:
-    # A sampler may be a plain function, which has no attributes of its own.
-    return getattr(sampler_of(running.request.diffusion), "needs_logits", False)
+        soft_CH = self.model.conditioning(running.canvas.pin_C, reading.soft_TH)
+        return Outcome(running, partial(running.process.advance, running.canvas, prediction, soft_CH), hidden_CH)

@@ -2,9 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gesso.engine.request import Running
 from gesso.model.cache import KVCache
+
+Kind = Literal["text", "canvas", "next"]  # "next": text that ends with the token whose successor is asked for
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,16 @@ class Work:
     running: Running
     texts: tuple[tuple[int, ...], ...]
     denoise: bool
+
+    @property
+    def pieces(self) -> list[tuple[int, Kind]]:
+        """The length and kind of each piece. An autoregressive request has no canvas: the end of its text is read."""
+        pieces: list[tuple[int, Kind]] = [(len(text), "text") for text in self.texts]
+        if self.denoise and self.running.request.diffusion.autoregressive:
+            pieces[-1] = (pieces[-1][0], "next")
+        elif self.denoise:
+            pieces.append((len(self.running.canvas.tokens_C), "canvas"))
+        return pieces
 
 
 @dataclass

@@ -13,12 +13,10 @@ T tokens of all segments, S tokens of one segment, R rows of one expert, H hidde
 E experts, K experts a token, L rank.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from gesso import ops
 
@@ -37,10 +35,6 @@ class Lora(nn.Module):
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
-
-    def forward(self, x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
-        low_TL = ops.linear(x_TI, self.A.to(x_TI.dtype), lengths) * self.scale
-        return ops.linear(low_TL, self.B.to(x_TI.dtype), lengths)
 
 
 class Adapters(nn.Module):
@@ -71,52 +65,6 @@ class Adapters(nn.Module):
 
 
 _PREFIX = "lora_"
-
-
-def per_expert(weight_EOI: ops.Weight, lora: Lora | None, dtype: torch.dtype) -> list[ops.Rows]:
-    """Each expert's matrix, with its change where there is one.
-
-    `unbind`, not indexing: the gradient of `A[e]` is a tensor of zeros as large as all of A but for one slice, made
-    anew for every expert; that of `unbind` is put together once.
-    """
-    if lora is None:
-        return ops.matrices(weight_EOI)
-    scale = lora.scale
-
-    def apply(x_RI: Tensor, weight_OI: ops.Weight, a_LI: Tensor, b_OL: Tensor) -> Tensor:
-        return ops.multiply(x_RI, weight_OI) + F.linear(F.linear(x_RI, a_LI) * scale, b_OL)
-
-    weights: Sequence[ops.Weight] = weight_EOI.unbind()
-    factors = zip(weights, lora.A.to(dtype).unbind(), lora.B.to(dtype).unbind(), strict=True)
-    return [partial(apply, weight_OI=weight_OI, a_LI=a_LI, b_OL=b_OL) for weight_OI, a_LI, b_OL in factors]
-
-
-def fan_out(weight: ops.Weight, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
-    """All experts at once: [S, I] to [S, E, O]."""
-    weight_EOI = ops.dense(weight, dtype)
-
-    def apply(x_SI: Tensor) -> Tensor:
-        y_SEO = F.linear(x_SI, weight_EOI.flatten(0, 1)).unflatten(1, (len(weight_EOI), -1))
-        if lora is None:
-            return y_SEO
-        low_SEL = F.linear(x_SI, lora.A.to(dtype).flatten(0, 1)).unflatten(1, (len(weight_EOI), -1)) * lora.scale
-        return y_SEO + torch.einsum("sel,eol->seo", low_SEL, lora.B.to(dtype))
-
-    return apply
-
-
-def fan_in(weight: ops.Weight, lora: Lora | None, dtype: torch.dtype) -> ops.Rows:
-    """All experts at once, and their sum: [S, E, I] to [S, O]."""
-    weight_EOI = ops.dense(weight, dtype)
-
-    def apply(x_SEI: Tensor) -> Tensor:
-        y_SO = F.linear(x_SEI.flatten(1), weight_EOI.transpose(0, 1).flatten(1))
-        if lora is None:
-            return y_SO
-        low_SEL = torch.einsum("sei,eli->sel", x_SEI, lora.A.to(dtype)) * lora.scale
-        return y_SO + F.linear(low_SEL.flatten(1), lora.B.to(dtype).transpose(0, 1).flatten(1))
-
-    return apply
 
 
 def weight_of(model: nn.Module, path: str) -> ops.Weight:

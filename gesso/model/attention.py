@@ -1,6 +1,6 @@
 """Attention of one layer. T tokens of all segments, H hidden, N query heads, M key/value heads, D head dim."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -9,8 +9,6 @@ from gesso.config import Config, LayerShape
 from gesso.model.parts import Linear, RMSNorm
 
 Rotation = tuple[Tensor, Tensor]  # cosine and sine [T, 1, D]
-# Queries [T, N, D], keys and values [T, M, D] to [T, N, D]: who sees whom is not the layer's business.
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
@@ -25,12 +23,10 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
 
-    def forward(self, x_TH: Tensor, lengths: Sequence[int], attend: Attend, rotation: Rotation) -> Tensor:
-        q_TND = self.q_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
-        k_TMD = self.k_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
+    def forward(self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation) -> Tensor:
+        projections = [self.q_proj, self.k_proj, *([self.v_proj] if self.v_proj else [])]
+        products = ops.linears(x_TH, [each.matrix for each in projections], lengths)
         # In a global layer key and value are one projection; only norm and rotation tell them apart.
-        v_TMD = k_TMD if self.v_proj is None else self.v_proj(x_TH, lengths).unflatten(-1, (-1, self.dim))
-        q_TND = ops.rotate(self.q_norm(q_TND), *rotation)
-        k_TMD = ops.rotate(self.k_norm(k_TMD), *rotation)
-        v_TMD = ops.rms_norm(v_TMD, None, self.eps)
-        return self.o_proj(attend(q_TND, k_TMD, v_TMD).flatten(1), lengths)
+        q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, self.dim)) for each in (*products, products[-1])[:3])
+        q, k, v = ops.heads(q_TND, k_TMD, v_TMD, self.q_norm.weight, self.k_norm.weight, rotation, self.eps)
+        return self.o_proj(attend(q, k, v).flatten(1), lengths)

@@ -71,6 +71,8 @@ class KVCache:
         self, config: Config, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.layers = [LayerKV(shape, config.sliding_window, device, dtype) for shape in config.layers]
+        self.device = device
+        self.version = 0  # rises whenever the tensors of a row are others
         self.rings = [layer for layer in self.layers if layer.window is not None]
         self.whole = config.sliding_window - 1  # up to here the rings have lost nothing
         self.lengths: list[int] = []
@@ -93,6 +95,7 @@ class KVCache:
             for layer in self.layers:
                 layer.grow(row, capacity)
             self.capacities[row] = capacity
+            self.version += 1
 
     @property
     def nbytes(self) -> int:

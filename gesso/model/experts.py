@@ -7,23 +7,21 @@ from torch import Tensor, nn
 
 from gesso import ops
 from gesso.config import Config
-from gesso.model.adapters import Adapters, fan_in, fan_out, per_expert
+from gesso.model.adapters import Adapters
 from gesso.model.parts import Linear
 
 
 class Router(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.k, self.eps, self.root = config.top_k_experts, config.rms_norm_eps, config.hidden_size**-0.5
+        self.k, self.root = config.top_k_experts, config.hidden_size**-0.5
         self.scale = nn.Parameter(torch.empty(config.hidden_size))
         self.proj = Linear(config.hidden_size, config.num_experts)
         self.per_expert_scale = nn.Parameter(torch.empty(config.num_experts))
 
-    def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, normed_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """The chosen experts and their weights [T, K], and the scores [T, E] of all."""
-        x_TH = ops.rms_norm(x_TH, None, self.eps) * self.scale * self.root
-        scores_TE = self.proj(x_TH, lengths)
-        return *ops.route(scores_TE, self.per_expert_scale, self.k), scores_TE
+        return ops.choose(normed_TH, self.proj.matrix, self.per_expert_scale, self.k, lengths)
 
 
 class Experts(nn.Module):
@@ -38,9 +36,6 @@ class Experts(nn.Module):
         self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
-        gate_up = self.gate_up_proj, self.gate_up_proj_adapters.acting
-        down = self.down_proj, self.down_proj_adapters.acting
-        if weight_TK.shape[1] == self.down_proj.shape[0]:
-            return ops.few_experts(x_TH, weight_TK, fan_out(*gate_up, x_TH.dtype), fan_in(*down, x_TH.dtype), lengths)
-        gate_up_E, down_E = per_expert(*gate_up, x_TH.dtype), per_expert(*down, x_TH.dtype)
-        return ops.experts(x_TH, index_TK, weight_TK, gate_up_E, down_E, lengths)
+        gate_up = ops.Adapted(self.gate_up_proj, self.gate_up_proj_adapters.acting)
+        down = ops.Adapted(self.down_proj, self.down_proj_adapters.acting)
+        return ops.experts(x_TH, index_TK, weight_TK, gate_up, down, lengths)

@@ -1,24 +1,28 @@
 """Random weights: a pure function of the seed."""
 
 import torch
+from torch import Tensor
 
 from gesso.model.transformer import DiffusionGemma
 
 
 @torch.no_grad()
 def begin(model: DiffusionGemma, seed: int) -> None:
-    """Random weights to train from: everything starts out of one size.
-
-    Matrices keep the size of what they are given. Attention has no scale of its own, so the norms of queries and keys
-    make scores of order one; what the layers add to the stream is, all together, as large as what they start from.
-    """
+    """Random weights to train from: everything starts out of one size."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
-        elif name.endswith(("q_norm.weight", "k_norm.weight")):
-            parameter.fill_(parameter.shape[0] ** -0.25)
-        elif name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-            parameter.fill_((2 * len(model.config.layers)) ** -0.5)
-        else:
-            parameter.fill_(1.0)
+        begin_one(name, parameter, len(model.config.layers), generator)
+
+
+def begin_one(name: str, parameter: Tensor, layers: int, generator: torch.Generator) -> None:
+    """Matrices keep the size of what they are given. Attention has no scale of its own, so the norms of queries and
+    keys make scores of order one; what the layers add to the stream is, all together, as large as what they start from.
+    """
+    if parameter.ndim > 1:
+        parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+    elif name.endswith(("q_norm.weight", "k_norm.weight")):
+        parameter.fill_(parameter.shape[0] ** -0.25)
+    elif name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+        parameter.fill_((2 * layers) ** -0.5)
+    else:
+        parameter.fill_(1.0)

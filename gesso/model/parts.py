@@ -21,9 +21,11 @@ class Linear(nn.Module):
         self.weight_adapters = Adapters()
 
     def forward(self, x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
-        y_TO = ops.linear(x_TI, self.weight, lengths)
-        lora = self.weight_adapters.acting
-        return y_TO if lora is None else y_TO + lora(x_TI, lengths)
+        return ops.linear(x_TI, self.matrix, lengths)
+
+    @property
+    def matrix(self) -> ops.Adapted:
+        return ops.Adapted(self.weight, self.weight_adapters.acting)
 
 
 class RMSNorm(nn.Module):
@@ -44,8 +46,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> Tensor:
-        gate_TI = ops.gelu(self.gate_proj(x_TH, lengths), lengths)
-        return self.down_proj(gate_TI * self.up_proj(x_TH, lengths), lengths)
+        return self.down_proj(ops.gated(x_TH, self.gate_proj.matrix, self.up_proj.matrix, lengths), lengths)
 
 
 class SelfConditioning(GatedMLP):

@@ -9,7 +9,7 @@ B batch, S text, C canvas, T tokens of all segments, H hidden, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gesso import ops
 from gesso.config import Config, LayerShape
 from gesso.errors import InputError
-from gesso.model.attention import Attend, Attention, Rotation
+from gesso.model.attention import Attention, Rotation
 from gesso.model.cache import KVCache
 from gesso.model.experts import Experts, Router
 from gesso.model.parts import GatedMLP, RMSNorm, SelfConditioning
@@ -31,6 +31,7 @@ class Layer(nn.Module):
         def norm() -> RMSNorm:
             return RMSNorm(config.hidden_size, config.rms_norm_eps)
 
+        self.eps = config.rms_norm_eps
         self.self_attn = Attention(config, shape)
         self.mlp = GatedMLP(config)
         self.router = Router(config)
@@ -44,18 +45,27 @@ class Layer(nn.Module):
         self.post_feedforward_layernorm = norm()
 
     def forward(
-        self, x_TH: Tensor, lengths: Sequence[int], attend: Attend, rotation: Rotation, scalar_T1: Tensor
+        self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation, scalar_T1: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The tokens one layer on, and the router's scores [T, E]."""
         attended_TH = self.self_attn(self.input_layernorm(x_TH), lengths, attend, rotation)
-        x_TH = x_TH + self.post_attention_layernorm(attended_TH)
-        dense_TH = self.mlp(self.pre_feedforward_layernorm(x_TH), lengths)
-        index_TK, weight_TK, scores_TE = self.router(
-            x_TH, lengths
-        )  # routed by the residual stream itself, not its norm
-        sparse_TH = self.experts(self.pre_feedforward_layernorm_2(x_TH), index_TK, weight_TK, lengths)
-        both_TH = self.post_feedforward_layernorm_1(dense_TH) + self.post_feedforward_layernorm_2(sparse_TH)
-        return (x_TH + self.post_feedforward_layernorm(both_TH)) * scalar_T1, scores_TE
+        # Dense MLP, experts and router see the same tokens, each under a norm of its own.
+        x_TH, (dense_TH, sparse_TH, routed_TH) = ops.add_norms(
+            x_TH,
+            attended_TH,
+            self.post_attention_layernorm.weight,
+            (self.pre_feedforward_layernorm.weight, self.pre_feedforward_layernorm_2.weight),
+            self.router.scale,
+            self.router.root,
+            self.eps,
+        )
+        with ops.beside(dense_TH) as beside:
+            dense_TH = self.mlp(dense_TH, lengths)
+        index_TK, weight_TK, scores_TE = self.router(routed_TH, lengths)
+        sparse_TH = self.experts(sparse_TH, index_TK, weight_TK, lengths)
+        beside.join()
+        norms = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
+        return ops.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, self.eps), scores_TE
 
 
 class Stack(nn.Module):
@@ -88,6 +98,32 @@ class Piece:
     ids_S: Tensor
     causal: bool
     soft_SH: Tensor | None = None
+
+
+class Plan:
+    """Where the pieces of a pass stand and what they see, as tensors on the device."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        self.segments, self.version = segments, cache.version
+        self.lengths = [segment.length for segment in segments]
+        self.position_T = _positions(segments).to(cache.device)
+        causal = [torch.full((segment.length,), segment.causal) for segment in segments]
+        self.causal_T = torch.cat(causal).to(cache.device)
+        self.attends = ops.attends(cache.layers, segments)
+
+    def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        """The same pieces elsewhere: in the very tensors that a captured graph reads."""
+        rows = [segment.row for segment in segments]
+        same_rows = self.version == cache.version and rows == [segment.row for segment in self.segments]
+        if same_rows and segments == self.segments:
+            return
+        self.position_T.copy_(_positions(segments))
+        ops.move(self.attends, cache.layers, segments, same_rows)
+        self.segments, self.version = segments, cache.version
+
+
+def _positions(segments: Sequence[Segment]) -> Tensor:
+    return torch.cat([torch.arange(s.start, s.start + s.length) for s in segments])
 
 
 class DiffusionGemma(nn.Module):
@@ -139,32 +175,43 @@ class DiffusionGemma(nn.Module):
 
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
         """Hidden states of each piece, in order. A canvas sees the text that comes before it in the same call."""
-        segments, lengths = [], list(cache.lengths)
-        for piece in pieces:
-            segments.append(Segment(piece.row, lengths[piece.row], len(piece.ids_S), piece.causal))
-            lengths[piece.row] += len(piece.ids_S) if piece.causal else 0
-        if self.encoder.layers is self.decoder.layers:
-            hidden = self._pass(pieces, segments, cache, self.decoder)
+        segments = self.segments([(piece.row, len(piece.ids_S), piece.causal) for piece in pieces], cache)
+        if self.one_network:
+            hidden = self.flow(Plan(segments, cache), pieces, self.decoder)
         else:  # untied: two networks, the text first, since canvases read what it writes
             hidden = [torch.empty(0)] * len(pieces)
             for causal, stack in ((True, self.encoder), (False, self.decoder)):
                 chosen = [i for i, piece in enumerate(pieces) if piece.causal is causal]
-                outputs = self._pass([pieces[i] for i in chosen], [segments[i] for i in chosen], cache, stack)
-                for i, output in zip(chosen, outputs, strict=True):
-                    hidden[i] = output
-        cache.lengths = lengths
+                if chosen:
+                    plan = Plan([segments[i] for i in chosen], cache)
+                    outputs = self.flow(plan, [pieces[i] for i in chosen], stack)
+                    for i, output in zip(chosen, outputs, strict=True):
+                        hidden[i] = output
+        self.note(segments, cache)
         return hidden
 
-    def _pass(self, pieces: Sequence[Piece], segments: Sequence[Segment], cache: KVCache, stack: Stack) -> list[Tensor]:
-        if not pieces:
-            return []
-        lengths = [segment.length for segment in segments]
+    @property
+    def one_network(self) -> bool:
+        return self.encoder.layers is self.decoder.layers
+
+    def segments(self, pieces: Sequence[tuple[int, int, bool]], cache: KVCache) -> list[Segment]:
+        """Where pieces of these rows and lengths will stand, texts (True) one behind the other."""
+        segments, lengths = [], list(cache.lengths)
+        for row, length, causal in pieces:
+            segments.append(Segment(row, lengths[row], length, causal))
+            lengths[row] += length if causal else 0
+        return segments
+
+    def note(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        """The text of these segments is in the cache now."""
+        for segment in segments:
+            cache.lengths[segment.row] += segment.length if segment.causal else 0
+
+    def flow(self, plan: "Plan", pieces: Sequence[Piece], stack: Stack) -> list[Tensor]:
+        """Pieces through the network as planned. From here on all is on the device: this can be captured in a graph."""
         x_TH = torch.cat([self._embed(piece, stack) for piece in pieces])
-        position_T = torch.cat([torch.arange(s.start, s.start + s.length, device=self.device) for s in segments])
-        causal_T = torch.cat([torch.full((s.length,), s.causal, device=self.device) for s in segments])
-        attends = [partial(ops.attention, cache=kv, segments=segments) for kv in cache.layers]
-        out_TH, _ = self.through(stack, x_TH, lengths, position_T, causal_T, attends)
-        return list(out_TH.split(lengths))
+        out_TH, _ = self.through(stack, x_TH, plan.lengths, plan.position_T, plan.causal_T, plan.attends)
+        return list(out_TH.split(plan.lengths))
 
     def through(
         self,
@@ -173,7 +220,7 @@ class DiffusionGemma(nn.Module):
         lengths: Sequence[int],
         position_T: Tensor,
         causal_T: Tensor,
-        attends: Sequence[Attend],
+        attends: Sequence[ops.Attend],
         call: Callable[..., tuple[Tensor, Tensor]] = nn.Module.__call__,
     ) -> tuple[Tensor, list[Tensor]]:
         """The layers and the final norm, and each router's scores [T, E].
@@ -184,12 +231,10 @@ class DiffusionGemma(nn.Module):
             shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype, lengths)
             for shape in set(self.config.layers)
         }
-        scalars = zip(self.encoder.layer_scalars, self.decoder.layer_scalars, strict=True)
+        encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (self.encoder, self.decoder))
+        scalars_LT1 = torch.where(causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
         routed = []
-        for layer, attend, shape, (encoder_scalar, decoder_scalar) in zip(
-            stack.layers, attends, self.config.layers, scalars, strict=True
-        ):
-            scalar_T1 = torch.where(causal_T[:, None], encoder_scalar, decoder_scalar).to(x_TH.dtype)
+        for layer, attend, shape, scalar_T1 in zip(stack.layers, attends, self.config.layers, scalars_LT1, strict=True):
             x_TH, scores_TE = call(layer, x_TH, lengths, attend, rotations[shape], scalar_T1)
             routed.append(scores_TE)
         return stack.norm(x_TH), routed
@@ -208,6 +253,11 @@ class DiffusionGemma(nn.Module):
 
     def soft_embedding(self, logits_TV: Tensor) -> Tensor:
         return ops.soft_embedding(logits_TV, self.decoder.embed_tokens.weight, self.embed_scale)
+
+    def conditioning(self, token_T: Tensor, soft_TH: Tensor) -> Tensor:
+        """The soft embeddings, but where a token is certain (not negative), those of that token."""
+        certain_TH = self.decoder.embed_tokens(token_T.clamp(min=0)) * self.embed_scale
+        return torch.where((token_T >= 0)[:, None], certain_TH, soft_TH)
 
     @property
     def head(self) -> Tensor:

@@ -1,32 +1,39 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
-from gesso.ops.attention import LayerCache, Segment, attention
-from gesso.ops.experts import Rows, chosen, experts, few_experts, matrices, route
-from gesso.ops.linear import fast_products, gelu, linear
-from gesso.ops.norm import rms_norm
-from gesso.ops.rope import inverse_frequencies, rotate, rotation
+from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention, move
+from gesso.ops.experts import choose, chosen, experts, route
+from gesso.ops.fast import Beside as beside
+from gesso.ops.linear import fast_products, gated, linear, linears
+from gesso.ops.norm import add_norms, join, rms_norm
+from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
-from gesso.ops.weight import Packed, Weight, dense, multiply
+from gesso.ops.weight import Adapted, Packed, Weight, dense
 
 __all__ = [
+    "Adapted",
+    "Attend",
     "LayerCache",
     "Packed",
     "Reading",
-    "Rows",
     "Segment",
     "Weight",
+    "add_norms",
+    "attends",
     "attention",
+    "beside",
+    "choose",
     "chosen",
     "dense",
     "draw",
     "experts",
     "fast_products",
-    "few_experts",
-    "gelu",
+    "gated",
+    "heads",
     "inverse_frequencies",
+    "join",
     "linear",
-    "matrices",
-    "multiply",
+    "linears",
+    "move",
     "read",
     "rms_norm",
     "rotate",

@@ -4,13 +4,18 @@ T tokens of all segments, S tokens of one segment, L keys it sees, N query heads
 key head, D head dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from gesso.ops import fast
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries [T, N, D], keys and values [T, M, D] to [T, N, D]
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,30 @@ class LayerCache(Protocol):
     """The committed keys and values of one layer, as far as attention needs to know them."""
 
     window: int | None
+    k: list[Tensor]  # by row, [L, M, D]
 
     def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [L, M, D] in order: all `length` tokens, or the last window - 1 of them."""
         ...
 
     def write(self, row: int, start: int, k_SMD: Tensor, v_SMD: Tensor) -> None: ...
+
+
+def attends(caches: Sequence[LayerCache], segments: Sequence[Segment]) -> list[Attend]:
+    """The attention of every layer, over its own cache."""
+    if fast.kernels(caches[0].k[segments[0].row]):
+        found: list[Attend] = fast.load("attention").attends(caches, segments)
+        return found
+    return [partial(attention, cache=cache, segments=segments) for cache in caches]
+
+
+def move(attends: list[Attend], caches: Sequence[LayerCache], segments: Sequence[Segment], same_rows: bool) -> None:
+    """Have them attend elsewhere. As kernels they keep their tensors, for a captured graph has those built in; the
+    addresses of rows in the cache are left alone if they are the same."""
+    if isinstance(attends[0], partial) and "table" in attends[0].keywords:
+        fast.load("attention").move(attends, caches, segments, same_rows)
+    else:
+        attends[:] = [partial(attention, cache=cache, segments=segments) for cache in caches]
 
 
 def attention(

@@ -10,15 +10,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso.ops.weight import Weight, multiply
+from gesso.ops import fast
+from gesso.ops.linear import linear
+from gesso.ops.weight import Adapted, Weight, dense, multiply
 
 Rows = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
+
+
+def choose(
+    x_TH: Tensor, matrix: Adapted, expert_scale_E: Tensor, k: int, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The chosen experts and their weights [T, K], and the scores [T, E] of all, which only training asks for."""
+    if fast.kernels(x_TH) and isinstance(matrix.weight, Tensor) and not (few(len(matrix.weight), k) or matrix.change):
+        return *fast.load("rows").route(x_TH, matrix.weight, expert_scale_E, k), x_TH.new_empty(0)
+    scores_TE = linear(x_TH, matrix, lengths)
+    return *route(scores_TE, expert_scale_E, k), scores_TE
 
 
 def route(scores_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The K likeliest experts and their weights [T, K]: shares of the chosen, times each expert's own scale.
 
-    Where experts are few, all of them stand there, those not chosen with a weight of zero: see `few_experts`.
+    Where experts are few, all of them stand there, those not chosen with a weight of zero: see `_all`.
     """
     probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
     experts = scores_TE.shape[-1]
@@ -48,25 +60,32 @@ def few(experts: int, k: int) -> bool:
     return experts <= 2 * k
 
 
-def matrices(weight_EOI: Weight) -> list[Rows]:
-    """Unbound once: the gradient of `weight[e]` is a tensor of all experts' size for every expert."""
-    return [partial(multiply, weight_OI=weight_OI) for weight_OI in weight_EOI.unbind()]
-
-
 def experts(
-    x_TH: Tensor,
-    index_TK: Tensor,
-    weight_TK: Tensor,
-    gate_up_E: Sequence[Rows],
-    down_E: Sequence[Rows],
-    lengths: Sequence[int],
+    x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, gate_up: Adapted, down: Adapted, lengths: Sequence[int]
 ) -> Tensor:
-    """Each expert as two functions of the rows it is given. By segments, for the reason given in `ops/linear.py`."""
+    """What the chosen experts say, weighted. By segments, for the reason given in `ops/linear.py`."""
+    if fast.kernels(x_TH) and not (few(gate_up.weight.shape[0], index_TK.shape[1]) or gate_up.change or down.change):
+        return fast.load("products").experts(x_TH, index_TK, weight_TK, gate_up.weight, down.weight)
+    dtype = x_TH.dtype
     parts = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
-    return torch.cat([_one_segment(x, index, weight, gate_up_E, down_E) for x, index, weight in parts])
+    if index_TK.shape[1] == gate_up.weight.shape[0]:  # see `few`
+        out, into = _fan_out(gate_up, dtype), _fan_in(down, dtype)
+        outputs = [_all(x_SH, weight_SE, out, into) for x_SH, _, weight_SE in parts]
+    else:
+        gate_up_E, down_E = _each(gate_up, dtype), _each(down, dtype)
+        outputs = [_chosen_only(x_SH, index_SK, weight_SK, gate_up_E, down_E) for x_SH, index_SK, weight_SK in parts]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _one_segment(
+def gated_gelu(x_T2I: Tensor) -> Tensor:
+    gate, up = x_T2I.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+# --- many experts: each is given the tokens that chose it -------------------------------------------------------------
+
+
+def _chosen_only(
     x_SH: Tensor, index_SK: Tensor, weight_SK: Tensor, gate_up_E: Sequence[Rows], down_E: Sequence[Rows]
 ) -> Tensor:
     k = index_SK.shape[1]
@@ -80,18 +99,55 @@ def _one_segment(
     return (y_SKH * weight_SK[..., None]).sum(1).to(x_SH.dtype)
 
 
-def few_experts(x_TH: Tensor, weight_TE: Tensor, gate_up: Rows, down: Rows, lengths: Sequence[int]) -> Tensor:
-    """The same for few experts: all of them run, and a weight of zero silences those not chosen.
+def _each(matrices: Adapted, dtype: torch.dtype) -> list[Rows]:
+    """Each expert's matrix, with its change where there is one.
 
-    `gate_up` makes [S, E, 2I] of [S, H], `down` sums [S, E, I] over the experts to [S, H]: two plain products.
+    `unbind`, not indexing: the gradient of `weight[e]` is a tensor of zeros as large as all of them but for one slice,
+    made anew for every expert.
     """
-    outputs = []
-    for x_SH, weight_SE in zip(x_TH.split(list(lengths)), weight_TE.split(list(lengths)), strict=True):
-        y_SEI = gated_gelu(gate_up(x_SH))
-        outputs.append(down(y_SEI * weight_SE[..., None].to(y_SEI.dtype)).to(x_SH.dtype))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    weights: Sequence[Weight] = matrices.weight.unbind()
+    change = matrices.change
+    if change is None:
+        return [partial(multiply, weight_OI=weight_OI) for weight_OI in weights]
+    scale = change.scale
+
+    def apply(x_RI: Tensor, weight_OI: Weight, a_LI: Tensor, b_OL: Tensor) -> Tensor:
+        return multiply(x_RI, weight_OI) + F.linear(F.linear(x_RI, a_LI) * scale, b_OL)
+
+    factors = zip(weights, change.A.to(dtype).unbind(), change.B.to(dtype).unbind(), strict=True)
+    return [partial(apply, weight_OI=weight_OI, a_LI=a_LI, b_OL=b_OL) for weight_OI, a_LI, b_OL in factors]
 
 
-def gated_gelu(x_T2I: Tensor) -> Tensor:
-    gate, up = x_T2I.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
+# --- few experts: all of them run, and a weight of zero silences those not chosen -------------------------------------
+
+
+def _all(x_SH: Tensor, weight_SE: Tensor, out: Rows, into: Rows) -> Tensor:
+    """Two plain products: [S, H] to [S, E, 2I], and [S, E, I] summed over the experts to [S, H]."""
+    y_SEI = gated_gelu(out(x_SH))
+    return into(y_SEI * weight_SE[..., None].to(y_SEI.dtype)).to(x_SH.dtype)
+
+
+def _fan_out(matrices: Adapted, dtype: torch.dtype) -> Rows:
+    weight_EOI, change = dense(matrices.weight, dtype), matrices.change
+
+    def apply(x_SI: Tensor) -> Tensor:
+        y_SEO = F.linear(x_SI, weight_EOI.flatten(0, 1)).unflatten(1, (len(weight_EOI), -1))
+        if change is None:
+            return y_SEO
+        low_SEL = F.linear(x_SI, change.A.to(dtype).flatten(0, 1)).unflatten(1, (len(weight_EOI), -1)) * change.scale
+        return y_SEO + torch.einsum("sel,eol->seo", low_SEL, change.B.to(dtype))
+
+    return apply
+
+
+def _fan_in(matrices: Adapted, dtype: torch.dtype) -> Rows:
+    weight_EOI, change = dense(matrices.weight, dtype), matrices.change
+
+    def apply(x_SEI: Tensor) -> Tensor:
+        y_SO = F.linear(x_SEI.flatten(1), weight_EOI.transpose(0, 1).flatten(1))
+        if change is None:
+            return y_SO
+        low_SEL = torch.einsum("sei,eli->sel", x_SEI, change.A.to(dtype)) * change.scale
+        return y_SO + F.linear(low_SEL.flatten(1), change.B.to(dtype).transpose(0, 1).flatten(1))
+
+    return apply

@@ -22,19 +22,24 @@ def mix(x: Tensor) -> Tensor:
     return _xorshift(_xorshift(_xorshift(x, 16) * _M1, 15) * _M2, 16)
 
 
-def position_keys(seed: int, canvas: int | Tensor, step: int, stream: int, length: int, device: torch.device) -> Tensor:
+def position_keys(
+    seed: int | Tensor, canvas: int | Tensor, step: int | Tensor, stream: int, length: int, device: torch.device
+) -> Tensor:
     """Two hashes [C, 2] for each position; `stream` tells apart the different draws of one step.
 
-    Numbers of several canvases, a tensor [B], give [B, C, 2]: to each what it would be given alone.
+    Numbers of several canvases, tensors [B], give [B, C, 2]: to each what it would be given alone.
     """
-    x = torch.zeros(2, dtype=torch.int32, device=device)
-    x[1] = GOLDEN
-    words = canvas.to(device=device, dtype=torch.int32)[:, None] if isinstance(canvas, Tensor) else _int32(canvas)
-    for word in (_int32(seed & 0xFFFFFFFF), _int32(seed >> 32), words, _int32(step), _int32(stream)):
-        x = mix(x ^ word) + GOLDEN
+    x = torch.arange(2, dtype=torch.int32, device=device) * GOLDEN  # made there: a captured graph can copy nothing in
+    for word in (*halves(seed), canvas, step, stream):
+        x = mix(x ^ (word.int()[:, None] if isinstance(word, Tensor) else _int32(word))) + GOLDEN
     x = x.unsqueeze(-2)
     position_C1 = torch.arange(length, dtype=torch.int32, device=device)[:, None]
     return mix(mix(position_C1 * GOLDEN ^ x) + x.flip(-1))
+
+
+def halves(seed: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
+    """The low and the high 32 bits of a seed; those of several, [B] in 64 bits, keep theirs when cut to 32."""
+    return seed & 0xFFFFFFFF, seed >> 32
 
 
 def token_hash(key_C2: Tensor, vocab_size: int) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso.ops.weight import Weight, dense
+from gesso.ops import fast
+from gesso.ops.weight import Adapted, Weight, dense
 
 ARM = platform.machine() in ("aarch64", "arm64")
 
@@ -31,14 +32,39 @@ def fast_products() -> Iterator[None]:
         onednn.enabled = before
 
 
-def linear(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:
+def linear(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Tensor:
+    y_TO = _product(x_TI, matrix.weight, lengths)
+    if (change := matrix.change) is None:
+        return y_TO
+    low_TL = _product(x_TI, change.A.to(x_TI.dtype), lengths) * change.scale
+    return y_TO + _product(low_TL, change.B.to(x_TI.dtype), lengths)
+
+
+def linears(x_TI: Tensor, matrices: Sequence[Adapted], lengths: Sequence[int]) -> list[Tensor]:
+    """The same tokens times several matrices."""
+    if fast.kernels(x_TI) and not any(matrix.change for matrix in matrices):
+        found: list[Tensor] = fast.load("products").linears(x_TI, [matrix.weight for matrix in matrices])
+        return found
+    return [linear(x_TI, matrix, lengths) for matrix in matrices]
+
+
+def gated(x_TI: Tensor, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> Tensor:
+    """gelu(x gate) * (x up)."""
+    if fast.kernels(x_TI) and not (gate.change or up.change):
+        return fast.load("products").gated(x_TI, gate.weight, up.weight)
+    return _gelu(linear(x_TI, gate, lengths), lengths) * linear(x_TI, up, lengths)
+
+
+def _product(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:
+    if fast.kernels(x_TI):
+        return fast.load("products").linears(x_TI, [weight])[0]
     weight_OI = dense(weight, x_TI.dtype)
     if len(lengths) == 1:
         return F.linear(x_TI, weight_OI)
     return torch.cat([F.linear(x_SI, weight_OI) for x_SI in x_TI.split(list(lengths))])
 
 
-def gelu(x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
+def _gelu(x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
     if len(lengths) == 1:
         return F.gelu(x_TI, approximate="tanh")
     return torch.cat([F.gelu(x_SI, approximate="tanh") for x_SI in x_TI.split(list(lengths))])

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gesso.ops import fast
+from gesso.ops.norm import rms_norm
+
 
 def inverse_frequencies(head_dim: int, theta: float, fraction: float, proportional: bool) -> Tensor:
     """`proportional` rotates the first `fraction` of the pairs; the rest get frequency 0, that is, no rotation.
@@ -32,3 +35,17 @@ def rotation(
 def rotate(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     left, right = x_TND.chunk(2, dim=-1)
     return x_TND * cos_T1D + torch.cat([-right, left], dim=-1) * sin_T1D
+
+
+def heads(
+    q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, q_weight_D: Tensor, k_weight_D: Tensor,
+    rotation: tuple[Tensor, Tensor], eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries and keys normed and rotated, values normed without a weight. M key/value heads."""
+    if fast.kernels(q_TND):
+        return fast.load("rows").heads(q_TND, k_TMD, v_TMD, q_weight_D, k_weight_D, rotation, eps)
+    return (
+        rotate(rms_norm(q_TND, q_weight_D, eps), *rotation),
+        rotate(rms_norm(k_TMD, k_weight_D, eps), *rotation),
+        rms_norm(v_TMD, None, eps),
+    )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso.ops import hash
+from gesso.ops import fast, hash
 
 CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
 
@@ -28,6 +28,9 @@ class Reading:
     def split(self, lengths: Sequence[int]) -> "list[Reading]":
         columns = (getattr(self, name).split(list(lengths)) for name in Reading.__annotations__)
         return [Reading(*parts) for parts in zip(*columns, strict=True)]
+
+    def clone(self) -> "Reading":
+        return Reading(*(getattr(self, name).clone() for name in Reading.__annotations__))
 
     @staticmethod
     def cat(readings: "Sequence[Reading]") -> "Reading":
@@ -49,7 +52,9 @@ def draw(logits_TV: Tensor, key_T2: Tensor) -> Tensor:
     return (logits_TV + hash.gumbel(hash.token_hash(key_T2, logits_TV.shape[-1]))).argmax(-1)
 
 
-def read(logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_scale: float) -> Reading:
+def read(
+    logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_scale: float, soft: bool = True
+) -> Reading:
     """`logits_TV` are those of the step: softcapped and divided by the temperature."""
     log_probability_TV = logits_TV.log_softmax(-1)
     top_T, argmax_T = log_probability_TV.max(-1)
@@ -58,7 +63,9 @@ def read(logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_sca
         argmax_T=argmax_T,
         confidence_T=top_T.exp(),
         entropy_T=-(log_probability_TV.exp() * log_probability_TV).sum(-1),
-        soft_TH=soft_embedding(logits_TV, embedding_VH, embed_scale),
+        soft_TH=soft_embedding(logits_TV, embedding_VH, embed_scale)
+        if soft
+        else embedding_VH.new_zeros(len(logits_TV), embedding_VH.shape[1]),
     )
 
 
@@ -68,17 +75,25 @@ def vocab_tail(
     embedding_VH: Tensor,
     embed_scale: float,
     softcap: float,
-    temperatures: Sequence[float],
+    temperature_T: Tensor,
     key_T2: Tensor,
     lengths: Sequence[int],
+    soft: bool = True,
 ) -> Reading:
-    """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding; one temperature a segment."""
+    """lm_head, softcap, temperature, draw, argmax, entropy and soft embedding of tokens in segments.
+
+    Without `soft` the embeddings are zeros: nothing is conditioned on them when a text is written token by token.
+    """
+    if fast.kernels(hidden_TH) and hidden_TH.dtype != torch.float32:  # its tiles of float32 do not fit the chip
+        found: Reading = fast.load("vocab").vocab_tail(
+            hidden_TH, head_VH, embedding_VH, embed_scale, softcap, temperature_T, key_T2, soft
+        )
+        return found
     rows = max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
     readings = []
-    for temperature, hidden_SH, key_S2 in zip(
-        temperatures, hidden_TH.split(list(lengths)), key_T2.split(list(lengths)), strict=True
-    ):
-        for hidden_RH, key_R2 in zip(hidden_SH.split(rows), key_S2.split(rows), strict=True):
-            logits_RV = softcapped_logits(hidden_RH, head_VH, softcap) / temperature
-            readings.append(read(logits_RV, draw(logits_RV, key_R2), embedding_VH, embed_scale))
+    given = (hidden_TH, temperature_T, key_T2)
+    for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
+        for hidden_RH, temperature_R, key_R2 in zip(*(tensor.split(rows) for tensor in segment), strict=True):
+            logits_RV = softcapped_logits(hidden_RH, head_VH, softcap) / temperature_R[:, None]
+            readings.append(read(logits_RV, draw(logits_RV, key_R2), embedding_VH, embed_scale, soft))
     return Reading.cat(readings)

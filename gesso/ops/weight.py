@@ -5,7 +5,7 @@ looks at `Packed.format` and takes `Packed.tensors` as they are; `gesso/quantize
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,21 @@ class Packed(nn.Module):
 
 
 Weight = Tensor | Packed
+
+
+class Change(Protocol):
+    """A low-rank change of a weight: scale * B A, with A [L, I] and B [O, L], or for experts one of each an expert."""
+
+    A: nn.Parameter
+    B: nn.Parameter
+
+    @property
+    def scale(self) -> float: ...
+
+
+class Adapted(NamedTuple):
+    weight: Weight
+    change: Change | None = None
 
 
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:

@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gesso import ops
 from gesso.errors import InputError
-from gesso.model.attention import Attend
 from gesso.model.transformer import DiffusionGemma
+from gesso.ops import Attend
 from gesso.train.batch import Batch, Corruption
 
 CHUNK_BYTES = 512 * 2**20  # of float32 logits held at once

@@ -1,0 +1,426 @@
+"""Every kernel at the size of the real model: checked against its plain version, and timed against what is possible.
+
+One call tries many ways to cut the work into tiles, since only the GPU knows which is best. Kernels are compiled by
+several processes at once before anything is timed; what is timed is a CUDA graph of calls with different weights, so
+that none of them is still in the cache.
+
+T tokens, H hidden, E experts, K experts a token, I width.
+"""
+
+import itertools
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gesso import ops
+from gesso.errors import InputError
+from gesso.ops.kernels import experts, experts4, linear, linear4, rows
+from gesso.ops.kernels.four import Packed
+from gesso.ops.kernels.linear import FP8, Tiling
+
+READ = 4.27e12  # bytes a second that an H200 was seen to read (a sum over 2 GB); the datasheet says 4.8
+DENSE = {"bf16": 989e12, "fp8": 1979e12, "int4": 989e12, "nvfp4": 989e12}  # by the datasheet
+COPIES = 6  # of the weights, taken by turns: more than fit the 50 MB of the cache
+BLOCK = 64  # columns that share a scale between the two products of FP8 experts
+GROUP = {"int4": 32, "nvfp4": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    tokens: int = 256
+    hidden: int = 2816
+    experts: int = 128
+    k: int = 8
+    expert_width: int = 704
+    width: int = 2112
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A kernel ready to run: `call(i)` uses the i-th copy of the weights, `plain()` is what call(0) should give, when
+    `wide` has made numbers of it."""
+
+    call: Callable[[int], Any]
+    plain: Callable[[], Tensor]
+    wide: Callable[[Any], Tensor] = staticmethod(lambda found: found)
+    bytes: int
+    flops: int
+    precision: str
+
+    @property
+    def floor(self) -> float:
+        """Seconds."""
+        return max(self.bytes / READ, self.flops / DENSE[self.precision])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    kernel: str
+    tiling: Tiling | None
+    microseconds: float
+    floor_microseconds: float
+    error: float  # of the whole result, relative
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# --- what there is to measure -----------------------------------------------------------------------------------------
+
+Build = Callable[[Shape], Case]
+
+
+def _normal(*shape: int, size: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * size).to(dtype)
+
+
+@dataclass(frozen=True)
+class Copies:
+    packed: list[Any]  # as the kernel takes them
+    wide: Tensor  # what the first stands for
+
+
+def _copies(count: int, outputs: int, inputs: int, precision: str) -> Copies:
+    packed = [_random(count, outputs, inputs, precision) for _ in range(COPIES)]
+    return Copies(packed, _widened(packed[0]))
+
+
+def _random(count: int, outputs: int, inputs: int, precision: str) -> Any:
+    if precision == "bf16":
+        return experts.Matrices(_normal(count, outputs, inputs, size=inputs**-0.5))
+    if precision == "fp8":
+        scale = (torch.rand(count, outputs, device="cuda") + 0.5) * inputs**-0.5 / 40
+        return experts.Matrices(_normal(count, outputs, inputs, size=40.0, dtype=FP8), scale)
+    packed = torch.randint(0, 256, (count, outputs, inputs // 2), device="cuda", dtype=torch.uint8)
+    scale = (torch.rand(count, outputs, inputs // GROUP[precision], device="cuda") + 0.5) * inputs**-0.5 / 4
+    if precision == "int4":
+        return Packed(packed, scale.bfloat16(), None)
+    return Packed(packed, (scale * 1000).to(FP8), torch.full((count,), 1000.0, device="cuda"))
+
+
+def _widened(packed: Any) -> Tensor:
+    if isinstance(packed, experts.Matrices):
+        wide = packed.weight_EOI.bfloat16()
+        return wide if packed.scale_EO is None else wide * packed.scale_EO[..., None].bfloat16()
+    nibble = torch.stack((packed.packed_EOB & 15, packed.packed_EOB >> 4), -1).flatten(-2)
+    if packed.over_E is None:
+        values, over = torch.arange(16, device="cuda").bfloat16() - 8, 1.0
+    else:
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cuda").bfloat16()
+        over = 1000.0
+    scale = (packed.scale_EOG.float() / over).bfloat16()
+    return values[nibble.int()] * scale.repeat_interleave(2 * packed.group, -1)
+
+
+def _bytes(matrices: Any) -> int:
+    return sum(tensor.nbytes for tensor in vars(matrices).values() if tensor is not None)
+
+
+def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[], experts.Groups]:
+    """Tiles of as many rows as the tiling in force has."""
+    ready = {size: experts.group(index, shape.experts, size) for size in (16, 32, 64, 128)}
+
+    def now() -> experts.Groups:
+        if precision in GROUP:
+            return ready[experts4.TILINGS[key].rows]
+        table = experts.UP if key == "up" else experts.DOWN
+        limits = table[FP8 if precision == "fp8" else torch.bfloat16]
+        return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
+
+    return now
+
+
+def up(shape: Shape, precision: str) -> Case:
+    index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices  # spread over all experts
+    x = _normal(shape.tokens, shape.hidden)
+    copies = _copies(shape.experts, 2 * shape.expert_width, shape.hidden, precision)
+    groups, four = _groups(index, shape, precision, "up"), precision in GROUP
+
+    def call(i: int) -> Any:
+        if four:
+            return experts4.up(x, groups(), shape.k, copies.packed[i])
+        return experts.up(x, groups(), shape.k, copies.packed[i])
+
+    def plain() -> Tensor:
+        order = groups().order_R.long()
+        seen = _rounded(x, shape.hidden) if precision == "fp8" else x
+        y = _one_by_one(seen[order // shape.k], index.flatten()[order], copies.wide)
+        gate, other = y.chunk(2, -1)
+        h = F.gelu(gate, approximate="tanh") * other
+        return _rounded(h, BLOCK) if precision == "fp8" else h
+
+    def wide(found: Any) -> Tensor:
+        h, scale = (found, None) if four else found
+        return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
+
+    flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
+    return Case(call=call, plain=plain, wide=wide, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
+
+
+def back(shape: Shape, precision: str) -> Case:
+    index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices
+    h = _normal(shape.tokens * shape.k, shape.expert_width)
+    low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
+    copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
+    groups, four = _groups(index, shape, precision, "back"), precision in GROUP
+
+    def call(i: int) -> Tensor:
+        if four:
+            return experts4.back(h, groups(), copies.packed[i])
+        return experts.back(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
+
+    def plain() -> Tensor:
+        order = groups().order_R.long()
+        seen = _rounded(h, BLOCK) if precision == "fp8" else h
+        y = torch.empty(len(h), shape.hidden, device="cuda")
+        y[order] = _one_by_one(seen, index.flatten()[order], copies.wide)
+        return y
+
+    flops = 2 * len(h) * shape.hidden * shape.expert_width
+    return Case(call=call, plain=plain, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
+
+
+def _blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """FP8 with a scale for every `block` columns."""
+    parts = x.float().unflatten(1, (-1, block))
+    scale = parts.abs().amax(-1).clamp(min=1e-12) / 448
+    return (parts / scale[..., None]).clamp(-448, 448).flatten(1).to(FP8), scale
+
+
+def _rounded(x: Tensor, block: int) -> Tensor:
+    low, scale = _blocks(x, block)
+    return low.float() * scale.repeat_interleave(block, 1)
+
+
+def _one_by_one(x: Tensor, expert: Tensor, wide: Tensor) -> Tensor:
+    return torch.stack([wide[e].float() @ row.float() for row, e in zip(x, expert.tolist(), strict=True)])
+
+
+def product(shape: Shape, precision: str, inputs: int, outputs: int, gated: bool = False) -> Case:
+    x = _normal(shape.tokens, inputs)
+    copies = [_copies(1, outputs, inputs, precision) for _ in range(1 + gated)]
+    low, scale = linear.quantize_rows(x) if precision == "fp8" else (x, None)
+
+    def matrix(found: experts.Matrices) -> linear.Matrix:
+        return linear.Matrix(found.weight_EOI[0], None if found.scale_EO is None else found.scale_EO[0])
+
+    four = [[each.packed[i] for each in copies] for i in range(COPIES)] if precision in GROUP else None
+    ready = [] if four else [[matrix(each.packed[i]) for each in copies] for i in range(COPIES)]
+
+    def call(i: int) -> Tensor:
+        if four:
+            return linear4.gated(x, *four[i]) if gated else linear4.linear(x, *four[i])
+        if gated:
+            return linear.gated(low, ready[i][0], ready[i][1], scale, torch.bfloat16)
+        return linear.linear(low, ready[i][0], scale, torch.bfloat16)
+
+    def plain() -> Tensor:
+        seen = _rounded(x, inputs) if precision == "fp8" else x.float()
+        first, *more = (seen @ each.wide[0].float().T for each in copies)
+        return F.gelu(first, approximate="tanh") * more[0] if gated else first
+
+    flops = 2 * shape.tokens * inputs * outputs * len(copies)
+    size = sum(_bytes(each.packed[0]) for each in copies)
+    return Case(call=call, plain=plain, bytes=size, flops=flops, precision=precision)
+
+
+def route(shape: Shape) -> Case:
+    x, weight = _normal(shape.tokens, shape.hidden), _normal(shape.experts, shape.hidden, size=0.05)
+    scale = torch.rand(shape.experts, device="cuda").bfloat16()
+
+    def call(i: int) -> Tensor:
+        return rows.route(x, weight, scale, shape.k)[1]
+
+    def plain() -> Tensor:
+        return ops.route(F.linear(x, weight), scale, shape.k)[1]
+
+    return Case(call=call, plain=plain, bytes=weight.nbytes + x.nbytes, flops=0, precision="bf16")
+
+
+def add_norms(shape: Shape) -> Case:
+    x, y = (_normal(shape.tokens, shape.hidden) for _ in range(2))
+    weight, *then, scale = (_normal(shape.hidden) for _ in range(4))
+    given = x, y, weight, then, scale, shape.hidden**-0.5, 1e-6
+
+    def call(i: int) -> Tensor:
+        return torch.cat(rows.add_norms(*given)[1])
+
+    def plain() -> Tensor:
+        return torch.cat(ops.add_norms(*given)[1])
+
+    return Case(call=call, plain=plain, bytes=6 * x.nbytes, flops=0, precision="bf16")
+
+
+def join(shape: Shape) -> Case:
+    x, dense, sparse = (_normal(shape.tokens, shape.hidden) for _ in range(3))
+    given = x, dense, sparse, [_normal(shape.hidden) for _ in range(3)], _normal(shape.tokens, 1), 1e-6
+
+    def call(i: int) -> Tensor:
+        return rows.join(*given)
+
+    def plain() -> Tensor:
+        return ops.join(*given)
+
+    return Case(call=call, plain=plain, bytes=4 * x.nbytes, flops=0, precision="bf16")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel, and the ways of cutting its work to try: put into `table[key]`, where it looks them up, in its form."""
+
+    build: Build
+    tilings: tuple[Tiling, ...] = ()
+    table: dict[Any, Any] = field(default_factory=dict)
+    key: Any = None
+    form: Callable[[Tiling], Any] = staticmethod(lambda tiling: tiling)
+
+
+def _always(tiling: Tiling) -> Any:
+    """For any number of tokens."""
+    return ((linear.MANY, tiling),)
+
+
+def _both(tiling: Tiling) -> Any:
+    """As the large and as the small one."""
+    return tiling, tiling
+
+
+def candidates() -> dict[str, Candidate]:
+    def tilings(*choices: tuple[int, ...]) -> tuple[Tiling, ...]:
+        return tuple(Tiling(*chosen) for chosen in itertools.product(*choices))
+
+    found = {
+        "route": Candidate(route),
+        "add norms": Candidate(add_norms),
+        "join": Candidate(join),
+    }
+    for precision, key, deep in (("bf16", torch.bfloat16, (64, 128)), ("fp8", FP8, (128, 256))):
+        up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
+        wide = (BLOCK,) if precision == "fp8" else (32, 64)
+        found[f"up {precision}"] = Candidate(
+            up_, tilings((16, 32), wide, deep, (4, 8), (3, 4)), experts.UP, key, _always
+        )
+        found[f"down {precision}"] = Candidate(
+            back_, tilings((16, 32), (64, 128, 256), (64,), (4, 8), (3, 5, 7)), experts.DOWN, key, _always
+        )
+        for name, inputs, outputs in (
+            ("qkv", 2816, 8192),
+            ("q", 2816, 4096),
+            ("o", 4096, 2816),
+            ("mlp down", 2112, 2816),
+        ):
+            steps = (64, 128) if inputs % 128 == 0 else (64,)
+            found[f"{name} {precision}"] = Candidate(
+                partial(product, precision=precision, inputs=inputs, outputs=outputs),
+                tilings((64, 128), (32, 64, 128), steps, (4, 8), (3, 4)), linear.PLAIN, key, _both,
+            )  # fmt: skip
+        found[f"gated {precision}"] = Candidate(
+            partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
+            tilings((64, 128), (32, 64), (64, 128), (4, 8), (3,)), linear.GATED, key, _both,
+        )  # fmt: skip
+    for precision in ("int4", "nvfp4"):
+        up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
+        table = experts4.TILINGS
+        found[f"up {precision}"] = Candidate(up_, tilings((32,), (32, 64), (32, 64), (4, 8), (3, 4)), table, "up")
+        found[f"down {precision}"] = Candidate(back_, tilings((32,), (64, 128), (32,), (4, 8), (3, 5)), table, "back")
+        for name, inputs, outputs in (("q", 2816, 4096), ("o", 4096, 2816), ("mlp down", 2112, 2816)):
+            found[f"{name} {precision}"] = Candidate(
+                partial(product, precision=precision, inputs=inputs, outputs=outputs),
+                tilings((64, 128), (64,), (32, 64) if inputs % 128 == 0 else (32,), (4,), (3, 5)),
+                linear4.TILINGS, "plain",
+            )  # fmt: skip
+        found[f"gated {precision}"] = Candidate(
+            partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
+            tilings((64, 128), (32,), (32, 64), (4,), (3, 4)), linear4.TILINGS, "gated",
+        )  # fmt: skip
+    return found
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+Work = tuple[str, Tiling | None]
+
+
+def measure(only: str | None = None, tokens: int = 256, processes: int = 12) -> list[Row]:
+    """All kernels whose name holds `only`, in every tiling that fits the chip."""
+    if not torch.cuda.is_available():
+        raise InputError("kernels run on an NVIDIA GPU, and there is none; tests run them in Triton's interpreter")
+    chosen = {name: candidate for name, candidate in candidates().items() if not only or only in name}
+    work: list[Work] = [(name, tiling) for name, c in chosen.items() for tiling in (c.tilings or (None,))]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(_warm, work, chunksize=1)
+    found = []
+    for name, candidate in chosen.items():
+        torch.manual_seed(0)
+        case = candidate.build(Shape(tokens=tokens))
+        expected = case.plain().float()
+        for tiling in candidate.tilings or (None,):
+            with _tiled(candidate, tiling):
+                if row := _time(name, tiling, case, expected):
+                    found.append(row)
+    return found
+
+
+def _warm(work: Work) -> None:
+    """Compile, in a process of its own; what does not fit the chip fails here as it will there."""
+    name, tiling = work
+    candidate = candidates()[name]
+    with _tiled(candidate, tiling), suppress(Exception):
+        candidate.build(Shape(tokens=32, experts=2, k=2)).call(0)  # k = 1 would be compiled as a constant
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _tiled(candidate: Candidate, tiling: Tiling | None) -> Iterator[None]:
+    before = dict(candidate.table)
+    if tiling:
+        candidate.table[candidate.key] = candidate.form(tiling)
+    try:
+        yield
+    finally:
+        candidate.table.update(before)
+
+
+def _time(name: str, tiling: Tiling | None, case: Case, expected: Tensor) -> Row | None:
+    try:
+        first = case.wide(case.call(0)).float()
+    except Exception as problem:  # too large for the chip's shared memory or registers, most likely
+        print(f"{name} {tiling}: {str(problem)[:100]}", file=sys.stderr)
+        return None
+    graph = torch.cuda.CUDAGraph()
+    for i in range(COPIES):
+        case.call(i)
+    with torch.cuda.graph(graph):
+        for i in range(COPIES):
+            case.call(i)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    start.record()
+    for _ in range(5):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return Row(
+        kernel=name,
+        tiling=tiling,
+        microseconds=start.elapsed_time(end) * 1e3 / 5 / COPIES,
+        floor_microseconds=case.floor * 1e6,
+        error=((first - expected).norm() / expected.norm()).item(),
+    )
+
+
+def best(found: list[Row]) -> list[Row]:
+    """The fastest of each kernel."""
+    fastest: dict[str, Row] = {}
+    for row in found:
+        if row.kernel not in fastest or row.microseconds < fastest[row.kernel].microseconds:
+            fastest[row.kernel] = row
+    return list(fastest.values())

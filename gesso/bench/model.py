@@ -1,0 +1,150 @@
+"""How fast a model writes: prefill, a step, tokens a second by batch, token by token, memory; and the peer beside it.
+
+Everything goes through the engine as a user's requests do. Canvases take a fixed number of steps and no text ends, so
+that every run does the same work. The floor is the time it takes to read what a step must read, once, at the speed this
+machine's memory was seen to have in the same run.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gesso.engine.events import Draft
+from gesso.engine.request import Request
+from gesso.model.transformer import DiffusionGemma
+
+STEPS = 16
+
+
+def measure(
+    load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int
+) -> dict[str, Any]:
+    """`load` makes a Gesso; `tokens` are written one by one."""
+    began = time.perf_counter()
+    g = load()
+    device = g.model.device
+    _wait(device)
+    loaded = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    _write(g, 1, prompt, 2 * g.config.canvas_length)
+    _wait(device)
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu, {torch.get_num_threads()} threads",
+        "dtype": str(g.model.dtype).removeprefix("torch."),
+        "quantized": g.config.quantization,
+        "prompt": prompt,
+        "new": new,
+        "steps": STEPS,
+        "seconds_to_load": loaded - began,
+        "seconds_until_ready": time.perf_counter() - loaded,
+        "weights_GB": sum(t.nbytes for t in _tensors(g.model)) / 1e9,
+    }
+    found["memory_TBps"] = read_speed(device) / 1e12
+    found["floor_ms"] = step_bytes(g.model) / read_speed(device) * 1e3
+    found["batches"] = [_batch(g, size, prompt, new) for size in batches]
+    found["prefill"] = [_prefill(g, length) for length in prefills if length < g.engine.max_length]
+    found["autoregressive_tokens_per_second"] = _one_by_one(g, prompt, tokens) if tokens else None
+    if device.type == "cuda":
+        found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
+    return found
+
+
+def _batch(g: Any, size: int, prompt: int, new: int) -> dict[str, Any]:
+    """After two runs alike: by then whatever has to be compiled or captured has been."""
+    *_, (steps, seconds) = [_write(g, size, prompt, new) for _ in range(3)]
+    return {
+        "batch": size,
+        "ms_a_step": statistics.median(steps) * 1e3,
+        "passes": len(steps),
+        "tokens_per_second": size * new / sum(steps),
+        "with_prompt_tokens_per_second": size * new / seconds,
+    }
+
+
+def _requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[Request]:
+    """Each with a prompt of its own, that the cache does not hold, and with no end of text."""
+    generator = torch.Generator().manual_seed(int.from_bytes(time.time_ns().to_bytes(8, "big")[-4:], "big"))
+    texts = torch.randint(3, g.config.vocab_size, (size, prompt), generator=generator).tolist()
+    made = [g.request(text, max_new_tokens=new, seed=i, **options) for i, text in enumerate(texts)]
+    return [replace(request, eos=frozenset(), never_first=frozenset()) for request in made]
+
+
+def _write(g: Any, size: int, prompt: int, new: int) -> tuple[list[float], float]:
+    """Seconds of each pass in which a canvas took a step, and of all."""
+    for request in _requests(g, size, prompt, new, steps=STEPS, stopping="fixed"):
+        g.engine.submit(request)
+    steps, began = [], time.perf_counter()
+    before = began
+    while g.engine.busy:
+        events = g.engine.step()
+        now = time.perf_counter()
+        if any(isinstance(event, Draft) for event in events):
+            steps.append(now - before)
+        before = now
+    return steps, before - began
+
+
+def _prefill(g: Any, length: int) -> dict[str, Any]:
+    """Prompt tokens read a second, in the pieces the engine reads them in."""
+    times = []
+    for _ in range(2):
+        (request,) = _requests(g, 1, length, 1, steps=1, stopping="fixed")
+        g.engine.submit(request)
+        began = time.perf_counter()
+        while g.engine.busy:
+            g.engine.step()
+        _wait(g.model.device)
+        times.append(time.perf_counter() - began)
+    return {"tokens": length, "tokens_per_second": length / times[-1]}
+
+
+def _one_by_one(g: Any, prompt: int, tokens: int) -> float:
+    rates = []
+    for _ in range(2):
+        (request,) = _requests(g, 1, prompt, tokens, sampler="autoregressive")
+        g.engine.submit(request)
+        times = []
+        while g.engine.busy:
+            events = g.engine.step()
+            if any(isinstance(event, Draft) for event in events):
+                times.append(time.perf_counter())
+        rates.append((len(times) - 8) / (times[-1] - times[7]))
+    return rates[-1]
+
+
+# --- the floor --------------------------------------------------------------------------------------------------------
+
+
+def step_bytes(model: DiffusionGemma) -> int:
+    """Every weight once, and the embedding twice: as the head, and for the soft embeddings."""
+    embedding = model.decoder.embed_tokens.weight.nbytes
+    return sum(tensor.nbytes for tensor in _tensors(model)) + (embedding if model.lm_head is None else 0)
+
+
+def read_speed(device: torch.device) -> float:
+    """Bytes a second of a sum over more than any cache holds."""
+    numbers = torch.ones(2**29 if device.type == "cuda" else 2**26, device=device)
+    times = []
+    for _ in range(5):
+        _wait(device)
+        began = time.perf_counter()
+        numbers.sum()
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return numbers.nbytes / min(times)
+
+
+def _tensors(model: DiffusionGemma) -> list[torch.Tensor]:
+    return list({t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}.values())
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,70 @@
+"""The peer beside us: a denoising step of `transformers` on the same shape, on the same machine, in the same run.
+
+Its step is what its own generation loop runs: the decoder with the last step's logits for self-conditioning, and the
+draw, entropies and acceptance on top. The experts run as it recommends for the device.
+"""
+
+import statistics
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gesso.config import Config
+from gesso.errors import InputError
+
+
+def measure(config: Config, directory: Path | None, device: torch.device, dtype: torch.dtype, prompt: int) -> float:
+    """Seconds a step takes: of the checkpoint in `directory`, or of random weights in the shape of `config`."""
+    try:
+        transformers: Any = import_module("transformers")
+    except ImportError:
+        raise InputError("the peer is not installed: pip install 'transformers>=5.12'") from None
+    model = _load(transformers, config, directory, device, dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    ids = torch.randint(3, config.vocab_size, (1, prompt), device=device, generator=generator)
+    canvas = torch.randint(3, config.vocab_size, (1, config.canvas_length), device=device, generator=generator)
+    times = []
+    with torch.no_grad():
+        cache = transformers.DynamicCache(config=model.config.text_config)
+        model.model.encoder(input_ids=ids, past_key_values=cache)
+        logits = model(decoder_input_ids=canvas, past_key_values=cache).logits
+        for _ in range(7):
+            _wait(device)
+            began = time.perf_counter()
+            logits = model(decoder_input_ids=canvas, past_key_values=cache, self_conditioning_logits=logits).logits
+            logits = logits.float() / 0.7
+            distribution = torch.distributions.Categorical(logits=logits)
+            candidate, entropy = distribution.sample(), distribution.entropy()
+            ascending, order = entropy.sort(-1)
+            accepted = torch.zeros_like(entropy, dtype=torch.bool).scatter(-1, order, ascending.cumsum(-1) <= 0.1)
+            noise = torch.randint_like(canvas, config.vocab_size)
+            canvas = torch.where(accepted, candidate, noise)
+            logits.argmax(-1).tolist()
+            times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
+
+
+def _load(transformers: Any, config: Config, directory: Path | None, device: torch.device, dtype: torch.dtype) -> Any:
+    kind = transformers.DiffusionGemmaForBlockDiffusion
+    if directory is not None:
+        model = kind.from_pretrained(directory, dtype=dtype).to(device)
+    else:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with device:
+                model = kind(transformers.DiffusionGemmaConfig.from_dict(dict(config.raw)))
+        finally:
+            torch.set_default_dtype(before)
+        model.tie_weights()
+    if device.type == "cuda":
+        model.set_experts_implementation("grouped_mm")
+    return model.eval()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

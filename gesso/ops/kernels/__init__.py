@@ -1,0 +1,1 @@
+"""Triton kernels, one file an operation, each beside its plain version in `gesso/ops`. Imported on a GPU only."""

@@ -1,0 +1,133 @@
+"""The two products of the experts with weights of four bits, int4 or NVFP4, that are widened as they are read.
+
+As in experts.py, but turned over: the weights are the left operand and the rows of a tile are the columns of the
+result (four.py says why).
+
+T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pairs.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gesso.ops.kernels.experts import Groups, group
+from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
+from gesso.ops.kernels.linear import Tiling, precision
+
+# Depth is in bytes, each two values.
+TILINGS = {"up": Tiling(32, 64, 64, 4, 3), "back": Tiling(32, 128, 32, 4, 4)}
+UNIT = 4  # bytes
+
+
+def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Tensor:
+    """What each token's experts say to it [R, H], not yet weighted."""
+    first, second = TILINGS["up"].rows, TILINGS["back"].rows
+    groups = group(index_TK, len(gate_up.packed_EOB), first)
+    h_RI = up(x_TH, groups, index_TK.shape[1], gate_up)
+    return back(h_RI, groups if first == second else group(index_TK, len(down.packed_EOB), second), down)
+
+
+def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
+    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`."""
+    (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
+    h_RI = x_TH.new_empty(tokens * k, width)
+    tiling = TILINGS["up"]
+    check_fits(gate_up, tiling)
+    grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
+    _up[grid](
+        x_TH.contiguous(), gate_up.units(UNIT), gate_up.scales(UNIT), gate_up.over_E, h_RI,
+        groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
+        k, HIDDEN=hidden, WIDTH=width,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group, UNIT=UNIT,
+        TOGETHER=gate_up.scales_together(UNIT), PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
+        num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return h_RI
+
+
+def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
+    """h down [R, H], each row where its pair stands."""
+    (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
+    y_RH = h_RI.new_empty(pairs, hidden)
+    tiling = TILINGS["back"]
+    check_fits(matrices, tiling)
+    grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
+    _down[grid](
+        h_RI, matrices.units(UNIT), matrices.scales(UNIT), matrices.over_E, y_RH,
+        groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
+        WIDTH=width, HIDDEN=hidden,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group, UNIT=UNIT,
+        TOGETHER=matrices.scales_together(UNIT), PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
+        num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return y_RH
+
+
+# The sizes of a model are constants here: how rows are aligned follows from them, and without that the scales, a few
+# bytes a row, could not be fetched ahead.
+
+
+@triton.jit
+def _up(
+    x_ptr, packed_ptr, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    expert = tl.load(expert_ptr + tl.program_id(1))
+    if expert < 0:
+        return
+    place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
+    live = place < tl.load(end_ptr + expert)
+    token = tl.load(order_ptr + place, mask=live, other=0) // choices
+    # Rows that are not live read the first, columns beyond the last read the last: what they give is not stored.
+    place_in_tile, second = gate_and_other(COLUMNS)
+    column = tl.minimum(tl.program_id(0) * COLUMNS + place_in_tile, WIDTH - 1)
+    row = (expert.to(tl.int64) * 2 + second) * WIDTH + column
+    HALF: tl.constexpr = HIDDEN // 2
+    FLOAT: tl.constexpr = over_ptr is not None
+    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + places(DEPTH, UNIT)[:, None]
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
+    both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
+    for start in range(0, HALF, DEPTH):
+        x = tl.load(x_at + 2 * start)
+        weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        both = tl.dot(weight, x, both, input_precision=PRECISION)
+    if FLOAT:
+        both *= over(over_ptr, expert)
+    h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + column[:, None]
+    tl.store(h_at, h, mask=live[None, :] & (column < WIDTH)[:, None])
+
+
+@triton.jit
+def _down(
+    h_ptr, packed_ptr, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    expert = tl.load(expert_ptr + tl.program_id(1))
+    if expert < 0:
+        return
+    place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
+    live = place < tl.load(end_ptr + expert)
+    pair = tl.load(order_ptr + place, mask=live, other=0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
+    HALF: tl.constexpr = WIDTH // 2
+    FLOAT: tl.constexpr = over_ptr is not None
+    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
+    kind: tl.constexpr = h_ptr.dtype.element_ty
+    h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
+    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
+    y = tl.zeros((COLUMNS, ROWS), tl.float32)
+    for start in range(0, HALF, DEPTH):
+        h = tl.load(h_at + 2 * start)
+        weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        y = tl.dot(weight, h, y, input_precision=PRECISION)
+    if FLOAT:
+        y *= over(over_ptr, expert)
+    y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[None, :] & (column < HIDDEN)[:, None])

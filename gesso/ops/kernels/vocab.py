@@ -1,0 +1,416 @@
+"""The vocabulary-sized end of a step as Triton kernels; `ops/vocab.py` is the specification.
+
+T tokens of all segments, V vocabulary, H hidden, P tiles of the vocabulary, S splits of the vocabulary. V and H of the
+26B-A4B checkpoint are 262144 and 2816, so the head is 1.48 GB in bfloat16.
+
+  1. `_logits`         hidden @ head.T; what is left of every vocabulary tile is a handful of numbers a row, and the
+                       logits in the working dtype. No float32 [T, V] exists.
+  2. `_merge`          the tiles of a row, in one fixed order: candidate, argmax, confidence, entropy.
+  3. `_probabilities`  turns the stored logits into probabilities, in place.
+  4. `_mean`           probabilities @ embedding, over S fixed splits of the vocabulary.
+  5. `_add_splits`     their sum, in order, rounded and scaled as the plain version rounds and scales.
+
+Step 3 is a pass of its own, not a part of step 4's loads: there each of the 11 column tiles of H would take the tanh
+and the exp of every logit again, 2.2e9 special-function operations at T = 256 (0.6 ms on 132 SMs at 16 a clock), and
+the left operand would have to come from registers. The pass moves 4TV bytes instead, and the product is a plain one.
+
+Floors on an H200, at 4.3 TB/s and 790 TFLOP/s, as copies and large products reach them there:
+
+                 bytes                                      FLOP     T = 256             T = 2048
+  logits         2VH + 2TV                                  2TVH     0.37 ms / 0.48 ms   0.59 ms / 3.83 ms
+  probabilities  4TV                                        -        0.06 ms             0.50 ms
+  mean           2VH + 2TV + 8STH (partial sums, S = 6)     2TVH     0.38 ms / 0.48 ms   0.66 ms / 3.83 ms
+
+Both products are bound by arithmetic from about 200 rows on, but only if each reads its big matrix from memory once:
+programs that share a tile of it are neighbours in the grid, run at the same time, and all but one find it in the L2
+cache.
+
+A row's numbers do not depend, to the last bit, on the rows beside it: block sizes and splits know nothing of T, a row
+of a tile is a sum of its own, and the kernels are specialised neither on T nor on where a caller's slice of rows
+starts, so that one binary serves every batch.
+
+float32 is right but slow: it has no exact tensor-core product, and the blocks below are not made for it.
+
+The hashes are those of `ops/hash.py` to the bit. The logarithms of the Gumbel noise are the device's, and may differ
+from a CPU's in the last bit, as do the logits by the order of their sums; a draw can differ where two tokens tie to
+within that.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from gesso.errors import InputError
+from gesso.ops import hash
+from gesso.ops.vocab import Reading
+
+
+class Product(NamedTuple):
+    """How a product is cut: a program makes `rows` x `columns` of it, walking the inner dimension by `inner_bytes`."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    inner_bytes: int = 128  # a row of the shared-memory swizzle: 64 bfloat16, 32 float32
+
+    def inner(self, dtype: torch.dtype) -> int:
+        return self.inner_bytes // dtype.itemsize
+
+
+# An SM of a Hopper GPU has 228 KB of shared memory (227 for one program) and 64 Ki registers, at most 255 a thread;
+# wgmma works on 64 rows by a group of four warps. A stage of a product holds (rows + columns) * 128 bytes, and each
+# thread rows * columns / (32 * warps) float32 sums.
+#
+# LOGITS: 128 x 128 by 8 warps is 32 KB a stage and 64 sums a thread. Three stages are 96 KB, so two programs share an
+# SM, and one computes its epilogue (some 110 instructions a logit, more than half the time of the product itself) while
+# the other keeps the tensor cores busy. By 4 warps it spills, and takes 2.4 times as long.
+LOGITS = Product(rows=128, columns=128, warps=8, stages=3)
+
+# MEAN: the epilogue is a store, so the larger tile: 48 KB a stage, four of them 192 KB, 128 sums a thread.
+MEAN = Product(rows=128, columns=256, warps=8, stages=4)
+
+# Splits of the vocabulary in MEAN, part of the definition of its sums: never a function of T. T = 256 gives 2 x 11
+# tiles, which times 6 are the 132 SMs of an H200; so are multiples of 256.
+SPLITS = 6
+
+MERGE_WARPS = 4  # one row of P numbers a program
+STREAM, STREAM_WARPS = 4096, 8  # elements of a program that only streams: 16 a thread, 32 bytes of bfloat16
+
+_GOLDEN = tl.constexpr(hash.GOLDEN)
+_M1 = tl.constexpr(hash._M1)
+_M2 = tl.constexpr(hash._M2)
+_NOTHING = tl.constexpr(-1e30)  # below any logit, but finite: minus infinity times the zero it leaves would be NaN
+
+
+def vocab_tail(
+    hidden_TH: Tensor,
+    head_VH: Tensor,
+    embedding_VH: Tensor,
+    embed_scale: float,
+    softcap: float,
+    temperature_T: Tensor,
+    key_T2: Tensor,
+    soft: bool = True,
+) -> Reading:
+    """What `ops/vocab.py` computes, at each row's own temperature. Nothing is read on the host: it can be captured.
+
+    The rows of all three matrices must start at multiples of 16 bytes, as the copy engine of the GPU wants them.
+    """
+    _check(hidden_TH, head_VH, embedding_VH, temperature_T, key_T2)
+    (tokens, hidden), vocabulary = hidden_TH.shape, head_VH.shape[0]
+    dtype = hidden_TH.dtype
+    row_tiles = triton.cdiv(tokens, LOGITS.rows)
+    tiles = triton.cdiv(vocabulary, LOGITS.columns)
+
+    # Rows of whole tiles: the products may then read past the vocabulary, where the probabilities are zero.
+    stored_TV = hidden_TH.new_empty(tokens, tiles * LOGITS.columns)
+    peak_TP, mass_TP, tilt_TP, best_TP = hidden_TH.new_empty(4, tokens, tiles, dtype=torch.float32)
+    peak_at_TP, best_at_TP = hidden_TH.new_empty(2, tokens, tiles, dtype=torch.int32)
+    _logits[(row_tiles * tiles,)](
+        TensorDescriptor.from_tensor(hidden_TH, [LOGITS.rows, LOGITS.inner(dtype)]),
+        TensorDescriptor.from_tensor(head_VH, [LOGITS.columns, LOGITS.inner(dtype)]),
+        TensorDescriptor.from_tensor(stored_TV, [LOGITS.rows, LOGITS.columns]),
+        *(peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP),
+        *(temperature_T.contiguous(), key_T2.contiguous(), softcap, tokens),
+        V=vocabulary,
+        H=hidden,
+        P=tiles,
+        BLOCK_T=LOGITS.rows,
+        BLOCK_V=LOGITS.columns,
+        BLOCK_H=LOGITS.inner(dtype),
+        num_warps=LOGITS.warps,
+        num_stages=LOGITS.stages,
+    )
+
+    candidate_T, argmax_T = (hidden_TH.new_empty(tokens, dtype=torch.int64) for _ in range(2))
+    peak_T, confidence_T, entropy_T = (hidden_TH.new_empty(tokens, dtype=torch.float32) for _ in range(3))
+    _merge[(tokens,)](
+        *(peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP),
+        *(candidate_T, argmax_T, peak_T, confidence_T, entropy_T),
+        V=vocabulary,
+        P=tiles,
+        BLOCK_P=triton.next_power_of_2(tiles),
+        num_warps=MERGE_WARPS,
+    )
+
+    if not soft:
+        return Reading(candidate_T, argmax_T, confidence_T, entropy_T, torch.zeros_like(hidden_TH))
+    width = stored_TV.shape[1]
+    _probabilities[(triton.cdiv(width, STREAM), tokens)](
+        *(stored_TV, temperature_T.contiguous(), peak_T, confidence_T, softcap),
+        V=vocabulary,
+        WIDTH=width,
+        BLOCK_V=STREAM,
+        num_warps=STREAM_WARPS,
+    )
+
+    partial_STH = hidden_TH.new_empty(SPLITS, tokens, hidden, dtype=torch.float32)
+    _mean[(triton.cdiv(tokens, MEAN.rows) * triton.cdiv(hidden, MEAN.columns) * SPLITS,)](
+        TensorDescriptor.from_tensor(stored_TV, [MEAN.rows, MEAN.inner(dtype)]),
+        TensorDescriptor.from_tensor(embedding_VH, [MEAN.inner(dtype), MEAN.columns]),
+        partial_STH,
+        tokens,
+        V=vocabulary,
+        H=hidden,
+        S=SPLITS,
+        BLOCK_T=MEAN.rows,
+        BLOCK_H=MEAN.columns,
+        BLOCK_V=MEAN.inner(dtype),
+        num_warps=MEAN.warps,
+        num_stages=MEAN.stages,
+    )
+
+    soft_TH = torch.empty_like(hidden_TH, memory_format=torch.contiguous_format)
+    _add_splits[(triton.cdiv(hidden, STREAM), tokens)](
+        *(partial_STH, soft_TH, embed_scale, tokens),
+        H=hidden,
+        S=SPLITS,
+        BLOCK_H=min(STREAM, triton.next_power_of_2(hidden)),
+        num_warps=STREAM_WARPS,
+    )
+    return Reading(candidate_T, argmax_T, confidence_T, entropy_T, soft_TH)
+
+
+def _check(hidden_TH: Tensor, head_VH: Tensor, embedding_VH: Tensor, temperature_T: Tensor, key_T2: Tensor) -> None:
+    dtypes = {hidden_TH.dtype, head_VH.dtype, embedding_VH.dtype}
+    if len(dtypes) > 1:
+        raise InputError(
+            f"hidden states, head and embedding must share one dtype, not {sorted(map(str, dtypes))}: "
+            "logits and probabilities share one buffer"
+        )
+    if temperature_T.dtype != torch.float32 or key_T2.dtype != torch.int32:
+        raise InputError(
+            f"temperatures must be float32 and keys int32, not {temperature_T.dtype} and {key_T2.dtype}: "
+            "keys of another width would give other hashes"
+        )
+
+
+# --- randomness, as in ops/hash.py ---
+
+
+@triton.jit
+def _xorshift(x, bits: tl.constexpr):
+    return x ^ ((x >> bits) & ((1 << (32 - bits)) - 1))
+
+
+@triton.jit
+def token_hash(key_0, key_1, token):
+    x = _xorshift((token * _GOLDEN) ^ key_0, 16) * _M1 + key_1
+    return _xorshift(_xorshift(x, 15) * _M2, 16)
+
+
+@triton.jit
+def uniform(hashes):
+    return (((hashes >> 9) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2 ** -23
+
+
+@triton.jit
+def gumbel(hashes):
+    # Of a number just below one the inner logarithm is tiny and all its digits count: it must not be an approximation
+    # with an absolute error, as a GPU's own instruction is.
+    return -tl.log(-tl.log(uniform(hashes)))
+
+
+# --- kernels ---
+
+
+@triton.jit
+def _at_temperature(stored, softcap, temperature):
+    """Logits as the step sees them, in float32. Triton has no tanh that its interpreter knows."""
+    x = stored.to(tl.float32) * (1.0 / softcap)
+    decay = tl.exp(-2.0 * tl.abs(x))  # never overflows
+    tanh = (1.0 - decay) / (1.0 + decay)
+    return tl.where(x < 0, -tanh, tanh) * (softcap / temperature)
+
+
+@triton.jit
+def _first_of_largest(values_TV, token_V, nowhere: tl.constexpr):
+    """The largest value of each row and the lowest token that has it.
+
+    Cheaper than a reduction over pairs, which compares values, then indices, and selects twice for every element.
+    """
+    largest_T = tl.max(values_TV, 1)
+    return largest_T, tl.min(tl.where(values_TV == largest_T[:, None], token_V[None, :], nowhere), 1)
+
+
+@triton.jit
+def _statistics(
+    rounded_TV, first_token, temperature_T, key_0_T, key_1_T, softcap, V: tl.constexpr, BLOCK_V: tl.constexpr
+):
+    """What is kept of a quarter of a tile's columns, for each row; see `_join` for the names."""
+    token_V = first_token + tl.arange(0, BLOCK_V // 4)
+    logit_TV = _at_temperature(rounded_TV, softcap, temperature_T[:, None])
+    noisy_TV = logit_TV + gumbel(token_hash(key_0_T[:, None], key_1_T[:, None], token_V[None, :]))
+    if V % BLOCK_V != 0:
+        logit_TV = tl.where(token_V[None, :] < V, logit_TV, _NOTHING)
+        noisy_TV = tl.where(token_V[None, :] < V, noisy_TV, _NOTHING)
+    peak_T, peak_at_T = _first_of_largest(logit_TV, token_V, V)
+    best_T, best_at_T = _first_of_largest(noisy_TV, token_V, V)
+    below_TV = logit_TV - peak_T[:, None]
+    mass_TV = tl.exp(below_TV)
+    return peak_T, peak_at_T, tl.sum(mass_TV, 1), tl.sum(mass_TV * below_TV, 1), best_T, best_at_T
+
+
+@triton.jit
+def _join(peak_a, peak_at_a, mass_a, tilt_a, best_a, best_at_a, peak_b, peak_at_b, mass_b, tilt_b, best_b, best_at_b):
+    """The statistics of two sets of tokens as those of their union.
+
+    `peak` is the largest logit, `mass` the sum of exp(l - peak) and `tilt` that of exp(l - peak) (l - peak), measured
+    from the peak because the entropy would else be a difference of large numbers; `best` is the largest logit with
+    noise.
+    """
+    peak = tl.maximum(peak_a, peak_b)
+    below_a = peak_a - peak
+    below_b = peak_b - peak
+    scale_a = tl.exp(below_a)
+    scale_b = tl.exp(below_b)
+    mass = scale_a * mass_a + scale_b * mass_b
+    tilt = scale_a * (tilt_a + below_a * mass_a) + scale_b * (tilt_b + below_b * mass_b)
+    peak_from_a = (peak_a > peak_b) | ((peak_a == peak_b) & (peak_at_a < peak_at_b))
+    best_from_a = (best_a > best_b) | ((best_a == best_b) & (best_at_a < best_at_b))
+    peak_at = tl.where(peak_from_a, peak_at_a, peak_at_b)
+    best_at = tl.where(best_from_a, best_at_a, best_at_b)
+    return peak, peak_at, mass, tilt, tl.maximum(best_a, best_b), best_at
+
+
+@triton.jit
+def _halves(x_TV):
+    return tl.split(tl.permute(tl.reshape(x_TV, (x_TV.shape[0], 2, x_TV.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["temperature_T", "key_T2"])
+def _logits(
+    hidden, head, stored, peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP, temperature_T, key_T2, softcap, T,
+    V: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    row_tiles = tl.cdiv(T, BLOCK_T)
+    tile = tl.program_id(0) // row_tiles  # neighbours share a tile of the head
+    first_row = tl.program_id(0) % row_tiles * BLOCK_T
+    first_token = tile * BLOCK_V
+
+    sum_TV = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
+    for h in range(0, H, BLOCK_H):
+        x_TH = hidden.load([first_row, h])
+        w_VH = head.load([first_token, h])
+        sum_TV = tl.dot(x_TH, tl.trans(w_VH), sum_TV, input_precision="ieee")
+    rounded_TV = sum_TV.to(stored.dtype)
+    stored.store([first_row, first_token], rounded_TV)
+
+    row = first_row + tl.arange(0, BLOCK_T)
+    inside = row < T
+    temperature = tl.load(temperature_T + row, mask=inside, other=1.0)
+    key_0 = tl.load(key_T2 + row * 2, mask=inside, other=0)
+    key_1 = tl.load(key_T2 + row * 2 + 1, mask=inside, other=0)
+
+    # By quarters: the logits of a whole tile, with and without noise, do not fit in the registers beside each other.
+    left, right = _halves(rounded_TV)
+    q0, q1 = _halves(left)
+    q2, q3 = _halves(right)
+    QUARTER: tl.constexpr = BLOCK_V // 4
+    s0 = _statistics(q0, first_token, temperature, key_0, key_1, softcap, V, BLOCK_V)
+    s1 = _statistics(q1, first_token + QUARTER, temperature, key_0, key_1, softcap, V, BLOCK_V)
+    s01 = _join(*s0, *s1)
+    s2 = _statistics(q2, first_token + 2 * QUARTER, temperature, key_0, key_1, softcap, V, BLOCK_V)
+    s012 = _join(*s01, *s2)
+    s3 = _statistics(q3, first_token + 3 * QUARTER, temperature, key_0, key_1, softcap, V, BLOCK_V)
+    peak, peak_at, mass, tilt, best, best_at = _join(*s012, *s3)
+
+    at = row.to(tl.int64) * P + tile
+    tl.store(peak_TP + at, peak, mask=inside)
+    tl.store(peak_at_TP + at, peak_at, mask=inside)
+    tl.store(mass_TP + at, mass, mask=inside)
+    tl.store(tilt_TP + at, tilt, mask=inside)
+    tl.store(best_TP + at, best, mask=inside)
+    tl.store(best_at_TP + at, best_at, mask=inside)
+
+
+@triton.jit
+def _merge(
+    peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP, candidate_T, argmax_T, peak_T, confidence_T, entropy_T,
+    V: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    tile_P = tl.arange(0, BLOCK_P)
+    inside_P = tile_P < P
+    at_P = row.to(tl.int64) * P + tile_P
+    peak_P = tl.load(peak_TP + at_P, mask=inside_P, other=_NOTHING)
+    peak_at_P = tl.load(peak_at_TP + at_P, mask=inside_P, other=V)
+    mass_P = tl.load(mass_TP + at_P, mask=inside_P, other=0.0)
+    tilt_P = tl.load(tilt_TP + at_P, mask=inside_P, other=0.0)
+    best_P = tl.load(best_TP + at_P, mask=inside_P, other=_NOTHING)
+    best_at_P = tl.load(best_at_TP + at_P, mask=inside_P, other=V)
+    # `_join` of all of them at once.
+    peak = tl.max(peak_P, 0)
+    peak_at = tl.min(tl.where(peak_P == peak, peak_at_P, V), 0)
+    best_at = tl.min(tl.where(best_P == tl.max(best_P, 0), best_at_P, V), 0)
+    below_P = peak_P - peak
+    scale_P = tl.exp(below_P)
+    mass = tl.sum(scale_P * mass_P, 0)
+    tilt = tl.sum(scale_P * (tilt_P + below_P * mass_P), 0)
+    # NaN equals no largest value, not its own: then a token outside the vocabulary is left, to be read out of bounds.
+    tl.store(candidate_T + row, tl.minimum(best_at, V - 1).to(tl.int64))
+    tl.store(argmax_T + row, tl.minimum(peak_at, V - 1).to(tl.int64))
+    tl.store(peak_T + row, peak)
+    tl.store(confidence_T + row, 1.0 / mass)
+    # With Z the mass and W the tilt the entropy is log Z - W / Z; neither term is negative but by rounding.
+    tl.store(entropy_T + row, tl.maximum(tl.log(mass) - tilt / mass, 0.0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperature_T"])
+def _probabilities(
+    stored_TV, temperature_T, peak_T, confidence_T, softcap,
+    V: tl.constexpr, WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    token_V = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    at_V = stored_TV + row.to(tl.int64) * WIDTH + token_V
+    stored_V = tl.load(at_V, mask=token_V < V, other=0.0)
+    logit_V = _at_temperature(stored_V, softcap, tl.load(temperature_T + row))
+    below_V = tl.where(token_V < V, logit_V - tl.load(peak_T + row), _NOTHING)
+    probability_V = tl.exp(below_V) * tl.load(confidence_T + row)  # the confidence is one over the sum of all these
+    tl.store(at_V, probability_V.to(stored_TV.dtype.element_ty), mask=token_V < WIDTH)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _mean(
+    probability, embedding, partial_STH, T,
+    V: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    row_tiles = tl.cdiv(T, BLOCK_T)
+    program = tl.program_id(0) // row_tiles  # neighbours share a tile of the embedding, the next ones the rows' tiles
+    first_row = tl.program_id(0) % row_tiles * BLOCK_T
+    first_column = program % tl.cdiv(H, BLOCK_H) * BLOCK_H
+    split = program // tl.cdiv(H, BLOCK_H)
+
+    steps: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    each: tl.constexpr = (steps + S - 1) // S
+    sum_TH = tl.zeros((BLOCK_T, BLOCK_H), tl.float32)
+    for step in range(split * each, tl.minimum(split * each + each, steps)):
+        p_TV = probability.load([first_row, step * BLOCK_V])
+        e_VH = embedding.load([step * BLOCK_V, first_column])
+        sum_TH = tl.dot(p_TV, e_VH, sum_TH, input_precision="ieee")
+
+    row_T = first_row + tl.arange(0, BLOCK_T)
+    column_H = first_column + tl.arange(0, BLOCK_H)
+    at_TH = (split.to(tl.int64) * T + row_T[:, None]) * H + column_H[None, :]
+    tl.store(partial_STH + at_TH, sum_TH, mask=(row_T[:, None] < T) & (column_H[None, :] < H))
+
+
+@triton.jit(do_not_specialize=["T"])
+def _add_splits(partial_STH, soft_TH, scale, T, H: tl.constexpr, S: tl.constexpr, BLOCK_H: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    column_H = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside_H = column_H < H
+    sum_H = tl.zeros((BLOCK_H,), tl.float32)
+    for split in tl.static_range(S):
+        sum_H += tl.load(partial_STH + (split * T + row) * H + column_H, mask=inside_H, other=0.0)
+    # A product rounds to its dtype before the scale is applied.
+    mean_H = sum_H.to(soft_TH.dtype.element_ty).to(tl.float32)
+    tl.store(soft_TH + row * H + column_H, (mean_H * scale).to(soft_TH.dtype.element_ty), mask=inside_H)

@@ -1,0 +1,62 @@
+"""Models with random weights in the shape of a real one, to measure with: `gesso.load("random:26b-a4b")`.
+
+They are made on their device, matrix by matrix, and packed there when asked: nothing is downloaded or read. Their text
+is noise, in the pieces of the model in the box, whose tokenizer they borrow.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gesso import box, checkpoint
+from gesso.config import Config, read_json
+from gesso.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+    from gesso.model.transformer import DiffusionGemma
+
+PREFIX = "random:"
+
+# What a text_config has other than that of the model in the box. The 26B-A4B is google/diffusiongemma-26B-A4B-it's.
+SHAPES: dict[str, dict[str, Any]] = {
+    "mini": {},
+    "26b-a4b": {
+        "vocab_size": 262_144, "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
+        "num_global_key_value_heads": 2, "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8,
+        "moe_intermediate_size": 704, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+        "max_position_embeddings": 262_144,
+    },
+}  # fmt: skip
+
+
+def is_random(name: str | Path | None) -> bool:
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def config_of(shape: str, **changes: Any) -> Config:
+    """The configuration of a shape; `changes` to its text_config are for tests."""
+    if shape not in SHAPES:
+        raise CheckpointError(f"unknown shape {shape!r} of random weights; known are {', '.join(SHAPES)}")
+    raw = read_json(box.directory() / "config.json")
+    return Config.from_dict({**raw, "text_config": {**raw["text_config"], **SHAPES[shape], **changes}})
+
+
+def make(
+    config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None, seed: int = 0
+) -> "DiffusionGemma":
+    import torch
+
+    from gesso.model.init import begin_one
+    from gesso.quantize.formats import format_of, is_low_bit
+
+    model = checkpoint.empty_model(config if quantize is None else config.quantized(quantize))
+    format = None if quantize is None else format_of(quantize)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in list(model.named_parameters()):
+        weight = torch.empty(parameter.shape, device=device, dtype=dtype)
+        begin_one(name, weight, len(config.layers), generator)
+        low_bit = is_low_bit(name, parameter.shape)
+        checkpoint.assign(model, name, format.quantize(name, weight) if format and low_bit else weight)
+    return model.eval()

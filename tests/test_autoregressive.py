@@ -1,0 +1,45 @@
+"""The same model the old way: a token at a time, from left to right."""
+
+import pytest
+import torch
+
+from gesso.engine.graphs import Graphs
+from gesso.errors import InputError
+
+
+def greedy(g, prompt, count):
+    """The causal encoder's likeliest tokens, by hand."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            cache = g.model.new_cache(1, len(ids))
+            hidden_BSH = g.model.encode(torch.tensor([ids]), cache)
+            ids.append(int(g.model.logits(hidden_BSH[0, -1:]).argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_autoregressive_text_is_what_the_causal_encoder_says(tiny, monkeypatch, graphs):
+    monkeypatch.setattr(tiny.engine.runner, "graphs", Graphs(tiny.model) if graphs else None)
+    prompt = tiny.tokenizer.encode("def fib(n):")
+    out = tiny.generate(prompt, sampler="autoregressive", greed=1.0, max_new_tokens=12, seed=0)
+    assert out.tokens == greedy(tiny, prompt, 12)[: len(out.tokens)] and out.tokens
+    assert out.usage.denoising_steps == out.usage.canvases, "one step a token"
+
+
+def test_a_prompt_that_is_all_in_the_cache_is_still_continued(tiny):
+    prompt = tiny.tokenizer.encode("x") * 512
+    options = {"sampler": "autoregressive", "max_new_tokens": 3, "seed": 1}
+    assert tiny.generate(prompt, **options).tokens == tiny.generate(prompt, **options).tokens
+
+
+def test_draws_follow_the_seed(tiny):
+    def text(seed):
+        return tiny.generate("a", sampler="autoregressive", t_max=2.0, max_new_tokens=8, seed=seed).tokens
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_settings_that_cannot_act_token_by_token_are_refused(tiny):
+    with pytest.raises(InputError, match="steps must be 1 with sampler autoregressive"):
+        tiny.generate("a", sampler="autoregressive", steps=4)

@@ -1,0 +1,90 @@
+"""The experts' products with weights of four bits against plain ones with the same weights, in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+kernel = pytest.importorskip("gesso.ops.kernels.experts4")
+from gesso.ops.kernels import linear4  # noqa: E402
+from gesso.ops.kernels.experts import group  # noqa: E402
+from gesso.ops.kernels.four import Packed  # noqa: E402
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def make(kind: str, experts: int, outputs: int, inputs: int, seed: int):
+    """Packed weights of random bits, and what they stand for."""
+    g = torch.Generator().manual_seed(seed)
+    nibble = torch.randint(0, 16, (experts, outputs, inputs), generator=g)
+    packed = (nibble[..., 0::2] | (nibble[..., 1::2] << 4)).to(torch.uint8)
+    values, size = 32 if kind == "int4" else 16, inputs**-0.5
+    scale = (torch.rand(experts, outputs, inputs // values, generator=g) + 0.1) * size
+    if kind == "int4":
+        scale, over, number = scale.bfloat16(), None, (nibble - 8).float()
+    else:
+        scale, over = (scale * 16).to(torch.float8_e4m3fn), 4 + torch.arange(experts).float()
+        number = E2M1[nibble & 7] * torch.where(nibble > 7, -1.0, 1.0)
+    wide = number * scale.float().repeat_interleave(values, -1)
+    return Packed(packed, scale, over), wide if over is None else wide / over[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
+    tokens, hidden, experts, k, width = 37, 256, 3, 2, 64
+    g = torch.Generator().manual_seed(0)
+    x_TH = torch.randn(tokens, hidden, generator=g)
+    index_TK = torch.rand(tokens, experts, generator=g).topk(k).indices
+    gate_up, wide_up = make(kind, experts, 2 * width, hidden, 1)
+    down, wide_down = make(kind, experts, hidden, width, 2)
+    groups = group(index_TK, experts, kernel.TILINGS["up"].rows)
+    h_RI = kernel.up(x_TH, groups, k, gate_up)
+    y_RH = kernel.back(h_RI, groups, down)
+    pairs = [(t, e) for t, row in enumerate(index_TK.tolist()) for e in row]
+    for pair, (token, expert) in enumerate(pairs):
+        gate, up = (wide_up[expert] @ x_TH[token]).chunk(2)
+        h = F.gelu(gate, approximate="tanh") * up
+        place = groups.order_R.tolist().index(pair)
+        torch.testing.assert_close(h_RI[place], h, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(y_RH[pair], wide_down[expert] @ h, rtol=1e-4, atol=1e-3)
+
+
+def test_a_width_that_the_steps_do_not_fit_is_refused():
+    packed, _ = make("int4", 1, 8, 96, 0)
+    with pytest.raises(ValueError, match="96 values"):
+        kernel.up(torch.zeros(1, 96), group(torch.zeros(1, 1, dtype=torch.int64), 1, 32), 1, packed)
+
+
+@pytest.mark.parametrize("unit", [1, 4])
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_a_matrix_of_four_bits_multiplies_all_tokens(kind, unit, monkeypatch):
+    monkeypatch.setattr(linear4, "UNIT", unit)
+    x_TI = torch.randn(37, 128, generator=torch.Generator().manual_seed(0)) * 0.3
+    (gate, wide_gate), (up, wide_up) = (make(kind, 1, 40, 128, seed) for seed in (1, 2))
+    torch.testing.assert_close(linear4.linear(x_TI, gate), F.linear(x_TI, wide_gate[0]), rtol=1e-4, atol=1e-4)
+    expected = F.gelu(F.linear(x_TI, wide_gate[0]), approximate="tanh") * F.linear(x_TI, wide_up[0])
+    torch.testing.assert_close(linear4.gated(x_TI, gate, up), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(linear4.linear(x_TI[3:9], gate), linear4.linear(x_TI, gate)[3:9])
+    with pytest.raises(ValueError, match="96 values"):
+        linear4.linear(x_TI[:, :96], make(kind, 1, 40, 96, 1)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("unit", [1, 4])
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit, monkeypatch):
+    """A one in each row and zeros picks the weights out; 512 rows of them have every value under every scale."""
+    monkeypatch.setattr(linear4, "UNIT", unit)
+    matrix, _ = make(kind, 1, 512, 256, 3)
+    scale = torch.arange(matrix.scale_EOG.numel(), dtype=torch.int16).view_as(matrix.scale_EOG)
+    if kind == "int4":
+        scale, over = (scale + 0x3C00).view(torch.bfloat16), None
+    else:
+        scale, over = (scale % 127).to(torch.uint8).view(torch.float8_e4m3fn), torch.ones(1)
+    nibble = torch.stack((matrix.packed_EOB & 15, matrix.packed_EOB >> 4), -1).flatten(-2)
+    number = nibble - 8.0 if kind == "int4" else E2M1[nibble.int() & 7] * torch.where(nibble > 7, -1.0, 1.0)
+    wide = (number * scale.float().repeat_interleave(256 // scale.shape[-1], -1)).bfloat16()
+    found = linear4.linear(
+        torch.eye(256, device="cuda", dtype=torch.bfloat16),
+        Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda()),
+    )
+    assert torch.equal(found.cpu().T, wide[0])

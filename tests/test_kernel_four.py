@@ -1,0 +1,87 @@
+"""The PTX that widens four bits, run line by line on the CPU, against what the bits stand for."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+four = pytest.importorskip("gesso.ops.kernels.four")
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+WORD = 0xFFFFFFFF
+
+
+def halves(word: Tensor) -> Tensor:
+    """[N] words as [N, 2] bfloat16, the low half first."""
+    return torch.stack((word & 0xFFFF, word >> 16), -1).to(torch.uint16).view(torch.bfloat16)
+
+
+def words(pair: Tensor) -> Tensor:
+    low, high = pair.view(torch.uint16).to(torch.int64).unbind(-1)
+    return low | high << 16
+
+
+def permute(a: Tensor, b: Tensor, choice: int) -> Tensor:
+    picks = [choice >> 4 * i & 15 for i in range(4)]
+    assert max(picks) < 8
+    return sum(((b if pick > 3 else a) >> 8 * (pick % 4) & 255) << 8 * i for i, pick in enumerate(picks))
+
+
+def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
+    """What the instructions leave in $0, $1, …. Words are in int64, which has room for their highest bit."""
+    cells = {f"${outputs + i}": value for i, value in enumerate(inputs)}
+    body = re.sub(r"\.reg[^;]*;", "", ptx.strip()[1:-1])
+    for line in filter(None, map(str.strip, body.split(";"))):
+        name, rest = line.split(None, 1)
+        if match := re.fullmatch(r"(\w+), \{(\$\d+), \2\}", rest):
+            cells[match[1]] = cells[match[2]] | cells[match[2]] << 16
+        elif match := re.fullmatch(r"\{(\$\d+), (\$\d+)\}, (\w+)", rest):
+            cells[match[1]], cells[match[2]] = cells[match[3]] & 0xFFFF, cells[match[3]] >> 16
+        else:
+            target, *given = rest.split(", ")
+            a, *more = (cells[g] if g in cells else torch.tensor(int(g, 16 if "x" in g else 10)) for g in given)
+            match name.split(".")[0], more:
+                case "mov", []:
+                    found = a.expand(len(inputs[0]))
+                case "mul", [b] if "bf16x2" in name:
+                    found = words(halves(a) * halves(b))
+                case "sub", [b]:
+                    found = words(halves(a) - halves(b))
+                case "mul", [b]:
+                    found = a * b & WORD
+                case "and", [b]:
+                    found = a & b
+                case "shl", [b]:
+                    found = a << b & WORD
+                case "shr", [b]:
+                    found = a >> b
+                case "prmt", [b, choice]:
+                    found = permute(a, b, int(choice))
+                case "lop3", [b, c, table]:
+                    assert int(table) == 0xEA
+                    found = a & b | c
+            cells[target] = found
+    return [cells[f"${i}"] for i in range(outputs)]
+
+
+@pytest.mark.parametrize("unit", [1, 4])
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_the_ptx_makes_what_the_bits_stand_for(kind, unit):
+    g = torch.Generator().manual_seed(0)
+    byte_NU = torch.randint(0, 256, (20_000, unit), generator=g)
+    unit_N = (byte_NU << 8 * torch.arange(unit)).sum(-1)
+    nibble_NU = torch.stack((byte_NU & 15, byte_NU >> 4), -1).flatten(1)
+    if kind == "int4":
+        scale_N = torch.randn(len(unit_N), generator=g).bfloat16()
+        given_N, text = scale_N.view(torch.uint16).to(torch.int64), getattr(four, f"INT4_{unit}").value
+        expected = (nibble_NU - 8) * scale_N.float()[:, None]
+    else:
+        code_N = torch.arange(len(unit_N)) % 127  # all scales there are; 127 is no number
+        (given_N,) = run(four.E4M3.value, 1, code_N)
+        text = getattr(four, f"E2M1_{unit}").value
+        scale_N = code_N.to(torch.uint8).view(torch.float8_e4m3fn).float()
+        sign = torch.where(nibble_NU > 7, -1.0, 1.0)
+        expected = E2M1[nibble_NU & 7] * sign * scale_N[:, None] / 16384
+    found = torch.stack(run(text, 2 * unit, unit_N, given_N), -1).to(torch.uint16).view(torch.bfloat16)
+    assert torch.equal(found, expected.bfloat16())

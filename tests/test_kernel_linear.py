@@ -1,0 +1,47 @@
+"""The product kernels against the plain version, on small shapes, in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+kernel = pytest.importorskip("gesso.ops.kernels.linear")
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (1, 33, 7), (65, 32, 31)])
+def test_a_product_is_what_the_plain_version_makes_it(tokens, width, columns):
+    x_TI, weight_OI = draw(tokens, width), draw(columns, width, seed=1)
+    torch.testing.assert_close(kernel.linear(x_TI, kernel.Matrix(weight_OI)), F.linear(x_TI, weight_OI))
+
+
+@pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (3, 33, 7)])
+def test_a_gated_pair_is_what_the_plain_version_makes_it(tokens, width, columns):
+    x_TI, gate, up = draw(tokens, width) * 0.3, draw(columns, width, seed=1), draw(columns, width, seed=2)
+    expected = F.gelu(F.linear(x_TI, gate), approximate="tanh") * F.linear(x_TI, up)
+    found = kernel.gated(x_TI, kernel.Matrix(gate), kernel.Matrix(up))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_does_not_depend_on_the_others():
+    x_TI, matrix = draw(100, 96), kernel.Matrix(draw(40, 96, seed=1))
+    whole = kernel.linear(x_TI, matrix)
+    assert torch.equal(kernel.linear(x_TI[70:71], matrix), whole[70:71])
+    assert torch.equal(kernel.linear(x_TI[5:50], matrix), whole[5:50])
+
+
+def low(weight_OI: torch.Tensor):
+    scale_O = weight_OI.abs().amax(-1) / 448
+    return kernel.Matrix((weight_OI / scale_O[:, None]).to(kernel.FP8), scale_O)
+
+
+def test_low_precision_multiplies_the_rounded_numbers_and_scales_them_back():
+    x, matrix = low(draw(20, 64)), low(draw(48, 64, seed=1))  # rows of tokens are rounded like rows of weights
+    wide_TI, wide_OI = (m.weight_OI.float() * m.scale_O[:, None] for m in (x, matrix))
+    found = kernel.linear(x.weight_OI, matrix, x.scale_O, dtype=torch.float32)
+    torch.testing.assert_close(found, F.linear(wide_TI, wide_OI), rtol=1e-3, atol=1e-4)
+    both = kernel.gated(x.weight_OI, matrix, matrix, x.scale_O, dtype=torch.float32)
+    expected = F.gelu(F.linear(wide_TI, wide_OI), approximate="tanh") * F.linear(wide_TI, wide_OI)
+    torch.testing.assert_close(both, expected, rtol=1e-2, atol=1e-3)

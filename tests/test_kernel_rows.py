@@ -1,0 +1,62 @@
+"""The row kernels against the plain operations, on small shapes, in Triton's interpreter."""
+
+import pytest
+import torch
+
+from gesso import ops
+
+kernel = pytest.importorskip("gesso.ops.kernels.rows")
+EPS = 1e-6
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (3, 4, 16)])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_norm_is_the_plain_one(shape, weighted):
+    x, weight = draw(*shape), draw(shape[-1], seed=1) if weighted else None
+    torch.testing.assert_close(kernel.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS))
+
+
+def test_queries_and_keys_are_normed_and_turned_values_only_normed():
+    q, k, v = draw(6, 4, 32), draw(6, 2, 32, seed=1), draw(6, 2, 32, seed=2)
+    q_weight, k_weight = draw(32, seed=3), draw(32, seed=4)
+    rotation = ops.rotation(torch.arange(6) + 7, ops.inverse_frequencies(32, 1e4, 0.5, True), torch.float32, [6])
+    found = kernel.heads(q, k, v, q_weight, k_weight, rotation, EPS)
+    expected = ops.heads(q, k, v, q_weight, k_weight, rotation, EPS)
+    for mine, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, plain)
+
+
+def test_a_normed_sum_comes_with_its_own_norms():
+    x, y = draw(7, 24), draw(7, 24, seed=1)
+    weight, *then, scale = (draw(24, seed=2 + i) for i in range(4))
+    given = x, y, weight, then, scale, 24**-0.5, EPS
+    (total, normed), (expected, plain) = kernel.add_norms(*given), ops.add_norms(*given)
+    torch.testing.assert_close(total, expected)
+    assert len(normed) == len(plain) == 3
+    for mine, other in zip(normed, plain, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("tokens, experts, k", [(5, 16, 3), (40, 20, 8), (1, 128, 8)])
+def test_the_router_chooses_as_the_plain_one_does(tokens, experts, k):
+    x_TH, weight_EH, scale_E = draw(tokens, 100), draw(experts, 100, seed=1) * 0.1, draw(experts, seed=2).abs()
+    index_TK, weight_TK = kernel.route(x_TH, weight_EH, scale_E, k)
+    expected, shares = ops.route(x_TH @ weight_EH.T, scale_E, k)
+    assert torch.equal(index_TK.long(), expected), "in the order of their likelihood"
+    torch.testing.assert_close(weight_TK, shares)
+
+
+def test_of_experts_alike_the_first_are_chosen():
+    index_TK, weight_TK = kernel.route(torch.ones(2, 16), torch.ones(16, 16), torch.ones(16), 4)
+    assert index_TK.tolist() == [[0, 1, 2, 3]] * 2 and (weight_TK == 0.25).all()
+
+
+def test_a_layer_ends_as_the_plain_one_does():
+    x, dense, sparse = (draw(6, 48, seed=i) for i in range(3))
+    weights, scalar_T1 = [draw(48, seed=3 + i) for i in range(3)], draw(6, 1, seed=9)
+    given = x, dense, sparse, weights, scalar_T1, EPS
+    torch.testing.assert_close(kernel.join(*given), ops.join(*given))
