@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gesso import untrained
+from gesso.bench import model as writing
 from gesso.bench import settle
 from gesso.bench import train as bench
 from gesso.errors import InputError
@@ -65,3 +66,19 @@ def test_settling_is_measured_on_the_items_of_a_task(served_model, monkeypatch):
     monkeypatch.setattr(settle, "TASKS", ("structured",))
     found = settle.measure(str(served_model), "fast", 2)
     assert found["structured"]["answers"] == 2 and 0 < found["mean_share"] <= 1
+
+
+def test_how_fast_a_model_writes_is_measured_and_drawn(main, tiny_directory, tmp_path):
+    plot = tmp_path / "bench.svg"
+    small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1,2", "--prompt", "20", "--new", "24")
+    found = json.loads(main("bench", *small, "--json", "--plot", str(plot)).out)
+    assert [row["batch"] for row in found["batches"]] == [1, 2]
+    assert all(row["passes"] >= found["steps"] for row in found["batches"]), "no text ends before its steps are over"
+    assert found["floor_ms"] > 0 and found["autoregressive_tokens_per_second"] > 0
+    assert plot.read_text().startswith("<svg")
+    assert "times the floor" in main("bench", *small).out
+
+
+def test_batches_that_are_no_numbers_are_refused(main):
+    with pytest.raises(InputError, match="such as 1,4"):
+        writing.bench(None, device="cpu", dtype=None, quantize=None, batches="1;2", prompt=None, new=None, peer=None)

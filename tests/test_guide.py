@@ -216,7 +216,8 @@ def test_a_constraint_goes_on_from_canvas_to_canvas(tiny):
 
 @pytest.mark.parametrize("sampler", gesso.settings.SAMPLERS)
 def test_every_sampler_keeps_to_the_constraint(tiny, sampler):
-    result = tiny.generate("Hello", regex="[a-c]{5,20}", seed=1, max_new_tokens=24, sampler=sampler, **SMALL)
+    options = {} if sampler == "autoregressive" else SMALL
+    result = tiny.generate("Hello", regex="[a-c]{5,20}", seed=1, max_new_tokens=24, sampler=sampler, **options)
     assert re.fullmatch("[a-c]{5,20}", result.text)
 
 

@@ -19,7 +19,8 @@ BELOW = {
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
     "serve": PLAIN
     | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"},
-    "bench": PLAIN | {"ops", "model", "guide", "engine", "train", "box", "api", "tasks", "serve", "untrained"},
+    "bench": PLAIN
+    | {"ops", "model", "guide", "engine", "train", "box", "api", "tasks", "serve", "untrained", "checkpoint"},
 }
 
 

@@ -12,12 +12,98 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
+from gesso import api, checkpoint, untrained
+from gesso.bench import peer as peers
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
+from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
+from gesso.tasks.plot import Point, Series, svg
 
 STEPS = 16
+# Batches, prompt, new tokens, prefills, tokens one by one: a GPU's are those that peers publish, a CPU's take a minute.
+USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1,), 64, 256, (512,), 16)}
+
+
+def bench(
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None,
+    batches: str | None, prompt: int | None, new: int | None, peer: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What `gesso bench` measures; what is not given is what is usual for the device."""
+    if peer not in (None, "transformers"):
+        raise InputError(f"the one peer known is transformers, not {peer!r}")
+    where = api.find_device(device)
+    usual = USUAL[where.type]
+    found = measure(
+        lambda: api.load(
+            name, device=where, dtype=dtype, quantize=quantize, adapter=None, max_batch=max(sizes), max_length=None
+        ),
+        batches=(sizes := _sizes(batches) or usual[0]),
+        prompt=prompt or usual[1],
+        new=new or usual[2],
+        prefills=usual[3],
+        tokens=usual[4],
+    )
+    if peer is not None:
+        random = isinstance(name, str) and untrained.is_random(name)
+        config = untrained.config_of(name.removeprefix(untrained.PREFIX)) if random and name else None
+        directory = None if config else checkpoint.find(name)
+        number = api.find_dtype(dtype, where)
+        seconds = peers.measure(config, directory, where, number, found["prompt"])
+        found["peer_ms_a_step"] = seconds * 1e3
+        found["times_the_peer"] = seconds * 1e3 / found["batches"][0]["ms_a_step"]
+    return found
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"--batches takes numbers above 0 with commas between them, such as 1,4; got {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def render(found: dict[str, Any], console: Console) -> None:
+    kind = found["quantized"] or found["dtype"]
+    console.print(
+        f"{found['device']}, {kind}: {found['weights_GB']:.2f} GB of weights, "
+        f"loaded in {found['seconds_to_load']:.1f} s, ready {found['seconds_until_ready']:.1f} s later"
+    )
+    table = Table("batch", "ms a step", "tokens/s", "times batch 1", "times the floor")
+    first = found["batches"][0]["tokens_per_second"]
+    for row in found["batches"]:
+        rate, step = row["tokens_per_second"], row["ms_a_step"]
+        table.add_row(
+            str(row["batch"]), f"{step:.2f}", f"{rate:,.0f}", f"{rate / first:.2f}", f"{step / found['floor_ms']:.2f}"
+        )
+    console.print(table)
+    console.print(f"floor: {found['floor_ms']:.2f} ms to read what a step reads, at {found['memory_TBps']:.2f} TB/s")
+    for row in found["prefill"]:
+        console.print(f"prompt of {row['tokens']:,}: {row['tokens_per_second']:,.0f} tokens/s")
+    if (rate := found["autoregressive_tokens_per_second"]) is not None:
+        console.print(f"token by token: {rate:.1f} tokens/s, {first / rate:.1f} times less than canvas by canvas")
+    if "peak_memory_GB" in found:
+        console.print(f"peak memory: {found['peak_memory_GB']:.2f} GB")
+    if "peer_ms_a_step" in found:
+        console.print(
+            f"transformers: {found['peer_ms_a_step']:.2f} ms a step, {found['times_the_peer']:.2f} times ours"
+        )
+
+
+def draw(found: dict[str, Any]) -> str:
+    """Tokens a second by batch, beside what reading the weights alone would allow."""
+    batches, canvases = found["batches"], found["steps"] * found["floor_ms"] / 1e3
+    ours = [Point(row["batch"], row["tokens_per_second"]) for row in batches]
+    most = [Point(row["batch"], row["batch"] * found["canvas"] / canvases) for row in batches]
+    return svg(
+        [Series(found["quantized"] or found["dtype"], ours), Series("if reading were all", most)],
+        title=f"Tokens a second on {found['device']}",
+        x_label="requests at once",
+        y_label="tokens a second",
+        top=max(point.y for point in (*ours, *most)),
+    )
 
 
 def measure(
@@ -42,6 +128,7 @@ def measure(
         "prompt": prompt,
         "new": new,
         "steps": STEPS,
+        "canvas": g.config.canvas_length,
         "seconds_to_load": loaded - began,
         "seconds_until_ready": time.perf_counter() - loaded,
         "weights_GB": sum(t.nbytes for t in _tensors(g.model)) / 1e9,

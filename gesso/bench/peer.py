@@ -16,13 +16,16 @@ from gesso.config import Config
 from gesso.errors import InputError
 
 
-def measure(config: Config, directory: Path | None, device: torch.device, dtype: torch.dtype, prompt: int) -> float:
-    """Seconds a step takes: of the checkpoint in `directory`, or of random weights in the shape of `config`."""
+def measure(
+    shape: Config | None, directory: Path | None, device: torch.device, dtype: torch.dtype, prompt: int
+) -> float:
+    """Seconds a step takes: of random weights in a shape, or of the checkpoint in a directory."""
+    config = shape or Config.from_directory(directory or Path())
     try:
         transformers: Any = import_module("transformers")
     except ImportError:
         raise InputError("the peer is not installed: pip install 'transformers>=5.12'") from None
-    model = _load(transformers, config, directory, device, dtype)
+    model = _load(transformers, config, None if shape else directory, device, dtype)
     generator = torch.Generator(device).manual_seed(0)
     ids = torch.randint(3, config.vocab_size, (1, prompt), device=device, generator=generator)
     canvas = torch.randint(3, config.vocab_size, (1, config.canvas_length), device=device, generator=generator)

@@ -1,27 +1,37 @@
 """`gesso bench`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gesso.errors import InputError
-from gesso.options import Model
-from gesso.terminal import print_json
+from gesso.options import Dtype, Model
+from gesso.terminal import print_json, print_styled
 
 
 def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="train: steps on random weights; guide: what a constraint costs a step; serve: many clients at once; "
-            "settle: how soon a stream has something to show."
+            help="model: how fast it writes; kernels: each by itself, on a GPU; train: steps on random weights; guide: "
+            "what a constraint costs a step; serve: many clients at once; settle: how soon a stream has text to show."
         ),
-    ],
+    ] = "model",
     shape: Annotated[str, typer.Option(help="mini (the model in the box, from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
     count: Annotated[int, typer.Option(min=1, help="settle: held-out items of each task.")] = 100,
     preset: Annotated[str, typer.Option(help="settle: with these settings.")] = "balanced",
     model: Model = None,
+    dtype: Dtype = None,
+    quantize: Annotated[str | None, typer.Option(help="model: pack the matrices: fp8, int4 or nvfp4.")] = None,
+    batches: Annotated[str | None, typer.Option(metavar="N,N", help="model: requests at once.")] = None,
+    prompt: Annotated[int | None, typer.Option(min=2, help="model: tokens of each prompt.")] = None,
+    new: Annotated[int | None, typer.Option(min=1, help="model: tokens to write to each.")] = None,
+    peer: Annotated[str | None, typer.Option(help="model: transformers, in the same run.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="model: tokens a second by batch, as SVG.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="model: everything as one JSON object.")] = False,
+    only: Annotated[str | None, typer.Option(help="kernels: those with this in their name.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
     fields: Annotated[int, typer.Option(min=1, help="guide: properties of the JSON schema.")] = 50,
@@ -32,8 +42,21 @@ def bench(
         int | None, typer.Option(min=1, help="serve: instead, so many clients that hang up, and what they leave.")
     ] = None,
 ) -> None:
-    """Measure what this machine does; one JSON object."""
-    if what == "train":
+    """Measure what this machine does."""
+    if what == "model":
+        from gesso.bench import model as writing
+
+        found = writing.bench(
+            model, device=device, dtype=dtype, quantize=quantize, batches=batches, prompt=prompt, new=new, peer=peer
+        )
+        if plot is not None:
+            plot.write_text(writing.draw(found), encoding="utf-8")
+        print_json(found) if json else print_styled(lambda console: writing.render(found, console))
+    elif what == "kernels":
+        from gesso.bench import kernels
+
+        print_json([row.to_dict() for row in kernels.best(kernels.measure(only))])
+    elif what == "train":
         from gesso.api import find_device
         from gesso.bench import train
 
@@ -55,4 +78,6 @@ def bench(
 
         print_json(settle.measure(model, preset, count))
     else:
-        raise InputError(f"nothing to measure by the name of {what!r}; known are train, guide, serve and settle")
+        raise InputError(
+            f"nothing to measure by the name of {what!r}; known are model, kernels, train, guide, serve and settle"
+        )
