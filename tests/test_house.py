@@ -19,6 +19,7 @@ BELOW = {
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
     "serve": PLAIN | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages"},
     "bench": PLAIN | {"model", "guide", "engine", "train", "box", "serve"},
+    "trace": PLAIN | {"api", "engine", "serve", "options", "terminal"},
 }
 
 
