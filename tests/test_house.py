@@ -21,6 +21,7 @@ BELOW = {
     | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"},
     "bench": PLAIN
     | {"ops", "model", "guide", "engine", "train", "box", "api", "tasks", "serve", "untrained", "checkpoint"},
+    "trace": PLAIN | {"api", "engine", "serve"},
 }
 
 

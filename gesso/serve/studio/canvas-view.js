@@ -14,6 +14,8 @@ export class CanvasView extends HTMLElement {
   #recording = null;
   #index = -1;
   #cells = [];
+  #blocks = new Map(); // the cells of a canvas stand in an element of their own, by its first position: gone in one move
+  #length = 0; // how many cells are on the page
   #shown = []; // the step each block of cells shows
   #active = -1;
   #anchor = -1;
@@ -53,7 +55,10 @@ export class CanvasView extends HTMLElement {
     this.selection = null;
     this.before.textContent = "";
     this.after.textContent = recording?.after ?? "";
-    this.#trim(0);
+    this.list.replaceChildren();
+    this.#blocks.clear();
+    this.#cells = [];
+    this.#length = 0;
   }
 
   /** Which step is shown. */
@@ -100,9 +105,11 @@ export class CanvasView extends HTMLElement {
   // --- cells ---------------------------------------------------------------------------------------------------------
 
   #show(step) {
+    const block = this.#block(step.start);
+    if (!block.parentNode) this.list.append(block);
     for (let i = 0; i < step.tokens.length; i += 1) {
       const position = step.start + i;
-      const cell = this.#cells[position] ?? this.#grow(position);
+      const cell = this.#cells[position] ?? this.#grow(position, block);
       const piece = this.#recording.piece(step.tokens[i]);
       const special = this.#recording.special.has(step.tokens[i]);
       const fill = special && i > 0 && step.tokens[i] === step.tokens[i - 1]; // what only fills the canvas
@@ -128,17 +135,24 @@ export class CanvasView extends HTMLElement {
     if (position === this.#active) cell.classList.add("active");
   }
 
-  #grow(position) {
+  #block(start) {
+    if (!this.#blocks.has(start)) this.#blocks.set(start, h("span", { role: "presentation", class: "block" }));
+    return this.#blocks.get(start);
+  }
+
+  #grow(position, block) {
     const cell = h("span", { role: "option", id: `${this.cellName}-${position}`, "aria-selected": "false" });
     cell.append(document.createTextNode(""));
     cell.position = position;
     this.#cells[position] = cell;
-    this.list.append(cell);
+    block.append(cell);
     return cell;
   }
 
+  /** Take away canvases that begin at `length` or later; they are kept for when they are shown again. */
   #trim(length) {
-    for (const cell of this.#cells.splice(length)) cell.remove();
+    this.#length = length;
+    for (const [start, block] of this.#blocks) if (start >= length) block.remove();
   }
 
   // --- hand and keys -------------------------------------------------------------------------------------------------
@@ -195,10 +209,10 @@ export class CanvasView extends HTMLElement {
       ArrowDown: () => this.#nextLine(at, 1),
       ArrowUp: () => this.#nextLine(at, -1),
       Home: () => 0,
-      End: () => this.#cells.length - 1,
+      End: () => this.#length - 1,
     }[event.key]?.();
-    if (to !== undefined && this.#cells.length) {
-      const position = Math.min(this.#cells.length - 1, Math.max(0, this.#active < 0 ? 0 : to));
+    if (to !== undefined && this.#length) {
+      const position = Math.min(this.#length - 1, Math.max(0, this.#active < 0 ? 0 : to));
       if (event.shiftKey) {
         if (!this.#selection) this.#anchor = at;
         this.#span(position);
@@ -221,7 +235,7 @@ export class CanvasView extends HTMLElement {
   /** The cell below or above, by where it stands on the page. */
   #nextLine(from, direction) {
     const here = this.#cells[from].getBoundingClientRect();
-    for (let i = from + direction; i >= 0 && i < this.#cells.length; i += direction) {
+    for (let i = from + direction; i >= 0 && i < this.#length; i += direction) {
       const there = this.#cells[i].getBoundingClientRect();
       const otherLine = direction > 0 ? there.top >= here.bottom - 2 : there.bottom <= here.top + 2;
       const passed = direction > 0 ? there.right > here.left : there.left < here.right;

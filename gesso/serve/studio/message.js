@@ -20,7 +20,7 @@ export function messageView(message, { writing, onRetry, onWatch, onResult }) {
         )
       : null,
     body(message, isAnswer),
-    (message.toolCalls ?? []).map((call) => callView(call, onResult)),
+    (message.toolCalls ?? []).map((call) => callView(call, writing ? null : onResult)),
     isAnswer && !writing && isEmpty(message)
       ? h("p", { class: "hint" }, "No text for you: see in the canvas what was written.")
       : null,
@@ -40,7 +40,18 @@ function body(message, isAnswer) {
   return text;
 }
 
+/** A call, and where its result is wanted a field for it: not while the message is drawn again and again. */
 function callView(call, onResult) {
+  return h(
+    "div",
+    { class: "call" },
+    h("div", {}, h("span", { class: "hint" }, "calls "), h("code", {}, call.function.name)),
+    h("pre", { tabindex: "0" }, h("code", {}, pretty(call.function.arguments))),
+    onResult ? resultForm(call, onResult) : null,
+  );
+}
+
+function resultForm(call, onResult) {
   const result = h("input", {
     type: "text",
     "aria-label": `Result of ${call.function.name}`,
@@ -50,13 +61,7 @@ function callView(call, onResult) {
     event.preventDefault();
     onResult(call, result.value);
   };
-  return h(
-    "div",
-    { class: "call" },
-    h("div", {}, h("span", { class: "hint" }, "calls "), h("code", {}, call.function.name)),
-    h("pre", { tabindex: "0" }, h("code", {}, pretty(call.function.arguments))),
-    h("form", { class: "row", onsubmit: give }, result, h("button", { type: "submit" }, "Answer")),
-  );
+  return h("form", { class: "row", onsubmit: give }, result, h("button", { type: "submit" }, "Answer"));
 }
 
 function pretty(json) {
