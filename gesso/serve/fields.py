@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from gesso.errors import InputError
 from gesso.settings import PRESETS, SAMPLERS, STOPPINGS
@@ -55,6 +55,16 @@ class DraftFields(Fields):
     )
 
 
+def _kind_of_drafts(value: Any) -> str:
+    """Which of the two was meant, so that an error speaks of that one."""
+    return "object" if isinstance(value, (dict, DraftFields)) else "boolean"
+
+
+Drafts = Annotated[
+    Annotated[bool, Tag("boolean")] | Annotated[DraftFields, Tag("object")], Discriminator(_kind_of_drafts)
+]
+
+
 class DiffusionFields(Fields):
     """The settings of `gesso.Diffusion`, by the same names, and what only this server has."""
 
@@ -72,9 +82,7 @@ class DiffusionFields(Fields):
     eos_settles: bool | None = None
     settle: Annotated[int, Field(ge=0, le=1000)] | None = None
     pins: dict[str, int] = Field(default={}, description="Token by position in the new text.")
-    drafts: bool | DraftFields = Field(
-        default=False, description="Stream every canvas after every step, as extra events."
-    )
+    drafts: Drafts = Field(default=False, description="Stream every canvas after every step, as extra events.")
 
     @field_validator("preset", "sampler", "stopping")
     @classmethod
