@@ -262,9 +262,9 @@ def test_a_constraint_is_compiled_while_others_are_answered_and_one_cancelled_me
     worker = Worker(tiny, sent.append)
     compile_ = worker.compile
 
-    def slowly(constraint):
+    def slowly(constraint, pinned):
         assert release.wait(60)
-        return compile_(constraint)
+        return compile_(constraint, pinned)
 
     monkeypatch.setattr(worker, "compile", slowly)
     options = {**QUICK, "max_new_tokens": 16, "settle": 1, "seed": 1}
