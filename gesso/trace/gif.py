@@ -1,4 +1,4 @@
-"""A run as a GIF, for places that show nothing better; drawn with Pillow (`pip install 'gesso[trace]'`)."""
+"""A run as a GIF, for places that show nothing better; drawn with Pillow (`pip install '.[trace]' in the clone`)."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def write(run: Run, path: Path) -> None:
     try:
         from PIL import Image, ImageDraw
     except ModuleNotFoundError:
-        raise InputError("a GIF needs Pillow: pip install 'gesso[trace]'; run.svg needs nothing") from None
+        raise InputError("a GIF needs Pillow: pip install '.[trace]' in the clone; run.svg needs nothing") from None
     drawn, font = picture(run), _font()
     size = (2 * MARGIN + CELL * COLUMNS, 2 * MARGIN + LINE * drawn.rows)
     frames = []
