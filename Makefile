@@ -41,7 +41,7 @@ studio: $(VENV)/.installed-serve
 
 test: $(VENV)/.installed-dev
 	$(MAKE) lint
-	$(BIN)/python -m pytest -n $(PROCESSES)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile  # by files: they share servers
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

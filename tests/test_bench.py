@@ -70,7 +70,7 @@ def test_settling_is_measured_on_the_items_of_a_task(served_model, monkeypatch):
 
 def test_how_fast_a_model_writes_is_measured_and_drawn(main, tiny_directory, tmp_path):
     plot = tmp_path / "bench.svg"
-    small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1,2", "--prompt", "20", "--new", "24")
+    small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1,2", "--prompt", "20", "--new", "4")
     found = json.loads(main("bench", *small, "--json", "--plot", str(plot)).out)
     assert [row["batch"] for row in found["batches"]] == [1, 2]
     assert all(row["passes"] >= found["steps"] for row in found["batches"]), "no text ends before its steps are over"

@@ -45,7 +45,7 @@ def logits(model: DiffusionGemma) -> torch.Tensor:
     return model.denoise(canvas_BC, cache, previous_logits=model.denoise(canvas_BC, cache))
 
 
-@pytest.mark.parametrize("kept_in", [None, "fp8", "int4", "nvfp4"])
+@pytest.mark.parametrize("kept_in", [None, "fp8", "int4"])  # nvfp4 goes the way of int4
 def test_a_model_on_kernels_says_what_it_says_on_plain_operations(monkeypatch, config, kept_in):
     model = make(config, kept_in)
     expected = logits(model)
