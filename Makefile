@@ -41,7 +41,7 @@ studio: $(VENV)/.installed-serve
 
 test: $(VENV)/.installed-dev
 	$(MAKE) lint
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile  # by files: they share servers
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -18,6 +18,13 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a server stay together in one process, which then starts it once; the others go where there is room."""
+    for item in items:
+        if item.path.name.startswith(("test_serve", "test_studio")):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)  # the processes of pytest-xdist share the cores
