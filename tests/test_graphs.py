@@ -66,6 +66,7 @@ def test_requests_of_different_kinds_share_a_graph(pair):
 
     plain, graphed = pair
     assert outcome(graphed, requests(graphed)) == outcome(plain, requests(plain))
+    assert any(graphed.engine.runner.graphs.seen.values())
 
 
 def test_a_draft_kept_from_a_graph_is_not_changed_by_later_steps_and_can_be_resumed(pair):
