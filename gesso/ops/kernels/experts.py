@@ -17,31 +17,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.ops.kernels.linear import FP8, MANY, Cuts, Tiling, fp8, fp8_scale, gelu, precision, quantize_rows
 
 # Up to how many tokens, and how they are cut then. With one canvas an expert has some 16 rows, and by far most bytes
 # are weights: what counts is how many are in flight, columns * depth * stages * bytes, times the programs that fit a
-# multiprocessor. With eight it has 128, and tiles of 32 rows would read its weights four times.
-# In bfloat16 the sums are the same to the last bit in all of these. In FP8 they are so from 64 rows on, where the
-# matrix unit works by the warp group; below, it adds in another order.
+# multiprocessor. Tiles of 64 rows cost no more then than lower ones, and hold an expert's rows of up to three canvases;
+# with eight it has 128.
+# In bfloat16 the sums are the same to the last bit in all tilings. In FP8 they are so from 64 rows on, where the matrix
+# unit works by the warp group; below, it adds in another order.
 UP = {
-    torch.bfloat16: (
-        (512, Tiling(32, 64, 128, 4, 3)),
-        (1536, Tiling(64, 64, 64, 4, 4)),
-        (MANY, Tiling(128, 64, 64, 8, 3)),
-    ),
+    torch.bfloat16: ((1536, Tiling(64, 64, 64, 4, 3)), (MANY, Tiling(128, 64, 64, 8, 3))),
     torch.float32: ((MANY, Tiling(16, 32, 32, 4, 2)),),
-    FP8: ((1536, Tiling(64, 64, 128, 4, 3)), (MANY, Tiling(128, 64, 128, 4, 3))),
+    FP8: ((MANY, Tiling(64, 64, 128, 4, 3)),),
 }
 DOWN = {
-    torch.bfloat16: (
-        (512, Tiling(32, 128, 64, 4, 5)),
-        (1536, Tiling(64, 128, 64, 4, 4)),
-        (MANY, Tiling(128, 256, 64, 8, 3)),
-    ),
+    torch.bfloat16: ((1536, Tiling(64, 128, 64, 4, 4)), (MANY, Tiling(128, 256, 64, 8, 4))),
     torch.float32: ((MANY, Tiling(16, 32, 32, 4, 2)),),
-    FP8: ((MANY, Tiling(64, 64, 64, 4, 5)),),
+    FP8: ((MANY, Tiling(64, 128, 64, 4, 6)),),
 }
 
 
@@ -95,10 +89,10 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Matrices) -> tuple[Tensor,
     h_RI = torch.empty(tokens * k, width, device=x_TH.device, dtype=FP8 if low else x_TH.dtype)
     h_scale_RB = torch.empty(tokens * k, blocks, device=x_TH.device) if low else None
     _up[blocks, len(groups.expert_N)](
-        x, x_scale_T, gate_up.weight_EOI, gate_up.scale_EO, h_RI, h_scale_RB,
+        x, x_scale_T, _lines(gate_up, tiling), gate_up.scale_EO, h_RI, h_scale_RB,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, hidden, width,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=low, EVEN=_even(hidden, width, tiling),
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=low, EVEN=hidden % tiling.depth == 0,
         PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return h_RI, h_scale_RB
@@ -115,11 +109,12 @@ def back(
     y_RH = torch.empty(pairs, hidden, device=h_RI.device, dtype=dtype)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, scale_RB, matrices.weight_EOI, matrices.scale_EO, y_RH,
+        TensorDescriptor.from_tensor(h_RI, [tiling.rows, tiling.depth]), scale_RB,
+        _lines(matrices, tiling), matrices.scale_EO, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         width, hidden,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=scale_RB is not None,
-        EVEN=_even(width, hidden, tiling), PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
+        PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
 
@@ -135,8 +130,10 @@ def group(index_TK: Tensor, experts: int, rows: int) -> Groups:
     return Groups(order_R, end_E, expert_N, first_N)
 
 
-def _even(depth: int, columns: int, tiling: Tiling) -> bool:
-    return depth % tiling.depth == 0 and columns % tiling.columns == 0
+def _lines(matrices: Matrices, tiling: Tiling) -> TensorDescriptor:
+    """All experts' matrices below each other, as the copy engine takes tiles from them: [E O, I]."""
+    lines_OI = matrices.weight_EOI.flatten(0, 1)
+    return TensorDescriptor.from_tensor(lines_OI, [tiling.columns, tiling.depth])
 
 
 @triton.jit
@@ -169,9 +166,13 @@ def _group(index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, pairs, ROWS: tl
         tl.store(first_ptr + tile, row)
 
 
+# Weights are fetched by the GPU's copy engine, a tile an instruction. A tile may reach beyond its expert's rows: what
+# comes of those is not stored. Beyond the width of a row the engine gives zeros.
+
+
 @triton.jit
 def _up(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    x_ptr, x_scale_ptr, weights, scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     choices, hidden, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -183,28 +184,20 @@ def _up(
     place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
     live = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=live, other=0) // choices
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + token[:, None].to(tl.int64) * hidden + depth[None, :]
-    gate_at = weight_ptr + (expert.to(tl.int64) * 2 * width + column[None, :]) * hidden + depth[:, None]
-    up_at = gate_at + width.to(tl.int64) * hidden
+    gate_line = expert * 2 * width + tl.program_id(0) * COLUMNS
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, hidden, DEPTH):
-        if EVEN:
-            x = tl.load(x_at, mask=live[:, None], other=0.0)
-            gate_weight = tl.load(gate_at)
-            up_weight = tl.load(up_at)
-        else:
-            inside = (start + depth[:, None] < hidden) & (column[None, :] < width)
-            x = tl.load(x_at, mask=live[:, None] & (start + depth[None, :] < hidden), other=0.0)
-            gate_weight = tl.load(gate_at, mask=inside, other=0.0)
-            up_weight = tl.load(up_at, mask=inside, other=0.0)
-        gate = tl.dot(x, gate_weight, gate, input_precision=PRECISION)
-        up = tl.dot(x, up_weight, up, input_precision=PRECISION)
+        within = live[:, None] if EVEN else live[:, None] & (start + depth[None, :] < hidden)
+        x = tl.load(x_at, mask=within, other=0.0)
+        gate_weight = weights.load([gate_line, start])
+        up_weight = weights.load([gate_line + width, start])
+        gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision=PRECISION)
+        up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
         x_at += DEPTH
-        gate_at += DEPTH
-        up_at += DEPTH
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     there = column < width
     if LOW:
         x_scale = tl.load(x_scale_ptr + token, mask=live, other=0.0)[:, None]
@@ -222,39 +215,30 @@ def _up(
 
 @triton.jit
 def _down(
-    h_ptr, h_scale_ptr, weight_ptr, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, width, hidden,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    rows, h_scale_ptr, weights, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, width, hidden,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """h down, each row written where its pair stands."""
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
         return
-    place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
+    first = tl.load(first_ptr + tl.program_id(1))
+    place = first + tl.arange(0, ROWS)
     live = place < tl.load(end_ptr + expert)
-    pair = tl.load(order_ptr + place, mask=live, other=0)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    depth = tl.arange(0, DEPTH)
-    h_at = h_ptr + place[:, None].to(tl.int64) * width + depth[None, :]
-    weight_at = weight_ptr + (expert.to(tl.int64) * hidden + column[None, :]) * width + depth[:, None]
+    line = expert * hidden + tl.program_id(0) * COLUMNS
     if LOW:
         h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, DEPTH):
-        if EVEN:
-            h = tl.load(h_at, mask=live[:, None], other=0.0)
-            weight = tl.load(weight_at)
-        else:
-            h = tl.load(h_at, mask=live[:, None] & (start + depth[None, :] < width), other=0.0)
-            inside = (start + depth[:, None] < width) & (column[None, :] < hidden)
-            weight = tl.load(weight_at, mask=inside, other=0.0)
+        h = rows.load([first, start])
+        weight = weights.load([line, start])
         if LOW:
-            y += tl.dot(h, weight) * tl.load(h_scale_at, mask=live, other=0.0)[:, None]
+            y += tl.dot(h, tl.trans(weight)) * tl.load(h_scale_at, mask=live, other=0.0)[:, None]
             h_scale_at += 1
         else:
-            y = tl.dot(h, weight, y, input_precision=PRECISION)
-        h_at += DEPTH
-        weight_at += DEPTH
+            y = tl.dot(h, tl.trans(weight), y, input_precision=PRECISION)
+    pair = tl.load(order_ptr + place, mask=live, other=0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     there = column < hidden
     if LOW:
         y *= tl.load(scale_ptr + expert * hidden + column, mask=there, other=0.0)[None, :]

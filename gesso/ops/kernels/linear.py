@@ -5,17 +5,20 @@ these kernels add along a row in one order whatever the number of rows. With 256
 arithmetic as it is in reading the weights, so tiles are large enough for the tensor cores and all row tiles of a column
 run at the same time, while their weights are in the cache.
 
+Tiles are fetched by the GPU's copy engine, which wants rows of a multiple of 16 bytes and gives zeros beyond the edges.
+
 T tokens, I in, O out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 FP8 = torch.float8_e4m3fn
 
@@ -32,27 +35,38 @@ class Tiling:
 Cuts = tuple[tuple[int, Tiling], ...]
 MANY = 2**31
 
-# Large tiles where enough of them fill the GPU, else small ones; the sums are the same to the last bit in both. 2816
-# columns in tiles of 64 are 44; with 256 rows in tiles of 64 that makes 176 programs for 132 multiprocessors.
-PLAIN = {
-    torch.bfloat16: (Tiling(128, 128, 64, 8, 4), Tiling(64, 64, 128, 4, 3)),
-    torch.float32: (Tiling(32, 32, 32, 4, 2),) * 2,
-    FP8: (Tiling(128, 128, 128, 8, 4), Tiling(64, 64, 128, 4, 4)),
+# From how many programs on, and how the work is cut then: large tiles where they are enough to fill the GPU, which has
+# 132 multiprocessors. Two programs share one if their stages leave room, and with many it pays; with few, each has
+# more stages instead. The sums are the same to the last bit in all of them.
+PLAIN: dict[torch.dtype, Cuts] = {
+    torch.bfloat16: (
+        (264, Tiling(128, 128, 64, 8, 3)),
+        (120, Tiling(128, 128, 64, 8, 6)),
+        (80, Tiling(64, 128, 64, 4, 6)),
+        (0, Tiling(64, 32, 128, 4, 4)),
+    ),
+    torch.float32: ((0, Tiling(32, 32, 32, 4, 2)),),
+    FP8: (
+        (264, Tiling(128, 128, 128, 8, 3)),
+        (120, Tiling(128, 128, 128, 8, 6)),
+        (80, Tiling(64, 128, 128, 4, 6)),
+        (0, Tiling(64, 32, 256, 4, 4)),
+    ),
 }
-GATED = {
-    torch.bfloat16: (Tiling(128, 64, 64, 4, 3), Tiling(64, 32, 128, 4, 3)),
-    torch.float32: (Tiling(32, 32, 32, 4, 2),) * 2,
-    FP8: (Tiling(128, 64, 128, 4, 3), Tiling(64, 64, 128, 4, 4)),
+GATED: dict[torch.dtype, Cuts] = {
+    torch.bfloat16: ((264, Tiling(128, 64, 64, 4, 4)), (0, Tiling(64, 32, 128, 4, 3))),
+    torch.float32: ((0, Tiling(32, 32, 32, 4, 2)),),
+    FP8: ((264, Tiling(128, 64, 128, 4, 3)), (0, Tiling(64, 32, 256, 4, 3))),
 }
-ENOUGH = 120  # programs to fill a GPU
 
 
-def cut(table: dict[torch.dtype, tuple[Tiling, Tiling]], x_TI: Tensor, weight_OI: Tensor, columns: int) -> Tiling:
-    large, small = table[weight_OI.dtype]
-    full = triton.cdiv(len(x_TI), large.rows) * triton.cdiv(columns, large.columns) >= ENOUGH
-    tiling = large if full else small
-    # A step that does not go into the rows would need a mask for every load.
-    return tiling if x_TI.shape[1] % tiling.depth == 0 else replace(tiling, depth=tiling.depth // 2, stages=4)
+def cut(table: dict[torch.dtype, Cuts], tokens: int, columns: Sequence[int], dtype: torch.dtype) -> tuple[Tiling, int]:
+    """The tiling, and how many tiles the columns of all matrices make."""
+    for least, tiling in table[dtype]:
+        tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
+        if tiles * triton.cdiv(tokens, tiling.rows) >= least:
+            return tiling, tiles
+    raise AssertionError("every table ends with 0")
 
 
 @dataclass(frozen=True)
@@ -74,16 +88,15 @@ def linears(
     """Up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU idle."""
     ys = [_out(x_TI, matrix, dtype) for matrix in matrices]
     columns = [len(matrix.weight_OI) for matrix in matrices]
-    tiling = cut(PLAIN, x_TI, matrices[0].weight_OI, sum(columns))
-    tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
+    tiling, tiles = cut(PLAIN, len(x_TI), columns, x_TI.dtype)
     given: list[Any] = []
     for matrix, y_TO in zip(matrices, ys, strict=True):
-        given += [matrix.weight_OI, matrix.scale_O, y_TO]
+        given += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
     missing = 3 - len(matrices)
     _product[triton.cdiv(len(x_TI), tiling.rows), tiles](
-        x_TI, scale_T, *given, *[None] * 3 * missing, len(x_TI), x_TI.shape[1], *columns, *[0] * missing,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth,
-        LOW=matrices[0].scale_O is not None, GATED=False, EVEN=_even(x_TI, columns, tiling),
+        _tiled(x_TI, tiling.rows, tiling), scale_T, *given, *[None] * 3 * missing,
+        len(x_TI), x_TI.shape[1], *columns, *[0] * missing,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=matrices[0].scale_O is not None,
         PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return ys
@@ -94,24 +107,24 @@ def gated(
 ) -> Tensor:
     """gelu(x gate) * (x up)."""
     columns = len(gate.weight_OI)
-    tiling = cut(GATED, x_TI, gate.weight_OI, columns)
+    tiling, tiles = cut(GATED, len(x_TI), [columns], x_TI.dtype)
     y_TO = _out(x_TI, gate, dtype)
-    _product[triton.cdiv(len(x_TI), tiling.rows), triton.cdiv(columns, tiling.columns)](
-        x_TI, scale_T, gate.weight_OI, gate.scale_O, y_TO, up.weight_OI, up.scale_O, None, None, None, None,
-        len(x_TI), x_TI.shape[1], columns, 0, 0,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth,
-        LOW=gate.scale_O is not None, GATED=True, EVEN=_even(x_TI, [columns], tiling),
+    _gated[triton.cdiv(len(x_TI), tiling.rows), tiles](
+        _tiled(x_TI, tiling.rows, tiling), scale_T,
+        _tiled(gate.weight_OI, tiling.columns, tiling), gate.scale_O,
+        _tiled(up.weight_OI, tiling.columns, tiling), up.scale_O, y_TO, len(x_TI), x_TI.shape[1], columns,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=gate.scale_O is not None,
         PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_TO
 
 
+def _tiled(rows: Tensor, count: int, tiling: Tiling) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(rows, [count, tiling.depth])
+
+
 def _out(x_TI: Tensor, matrix: Matrix, dtype: torch.dtype | None) -> Tensor:
     return torch.empty(len(x_TI), len(matrix.weight_OI), device=x_TI.device, dtype=dtype or x_TI.dtype)
-
-
-def _even(x_TI: Tensor, columns: Sequence[int], tiling: Tiling) -> bool:
-    return x_TI.shape[1] % tiling.depth == 0 and all(each % tiling.columns == 0 for each in columns)
 
 
 def precision(x: Tensor) -> str:
@@ -156,61 +169,70 @@ def _quantize_rows(x_ptr, low_ptr, scale_ptr, width, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _product(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, y_ptr, other_ptr, other_scale_ptr, other_y_ptr,
-    third_ptr, third_scale_ptr, third_y_ptr, tokens, width, columns, other_columns, third_columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, GATED: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    x, x_scale_ptr, first, first_scale_ptr, first_y_ptr, second, second_scale_ptr, second_y_ptr,
+    third, third_scale_ptr, third_y_ptr, tokens, width, first_columns, second_columns, third_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x weight, or of gelu(x weight) * (x other). Of several matrices, the tiles of one follow another's."""
+    """A tile of x times one of up to three matrices: the tiles of one follow another's."""
     tile = tl.program_id(1)
-    if other_y_ptr is not None:
+    weights, scale_ptr, y_ptr, columns = first, first_scale_ptr, first_y_ptr, first_columns
+    if second is not None:
         tiles = tl.cdiv(columns, COLUMNS)
         if tile >= tiles:
             tile -= tiles
-            tiles = tl.cdiv(other_columns, COLUMNS)
-            weight_ptr, y_ptr, columns = other_ptr, other_y_ptr, other_columns
-            if LOW:
-                scale_ptr = other_scale_ptr
-            if third_y_ptr is not None:  # noqa: SIM102 - this is known when it is compiled, the next when it runs
+            tiles = tl.cdiv(second_columns, COLUMNS)
+            weights, scale_ptr, y_ptr, columns = second, second_scale_ptr, second_y_ptr, second_columns
+            if third is not None:
                 if tile >= tiles:
                     tile -= tiles
-                    weight_ptr, y_ptr, columns = third_ptr, third_y_ptr, third_columns
-                    if LOW:
-                        scale_ptr = third_scale_ptr
-        weight_ptr = tl.multiple_of(weight_ptr, 16)
-        y_ptr = tl.multiple_of(y_ptr, 16)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tile * COLUMNS + tl.arange(0, COLUMNS)
-    depth = tl.arange(0, DEPTH)
-    live, there = row < tokens, column < columns
-    x_at = x_ptr + row[:, None].to(tl.int64) * width + depth[None, :]
-    within = column[None, :].to(tl.int64) * width + depth[:, None]
-    weight_at = weight_ptr + within
+                    weights, scale_ptr, y_ptr, columns = third, third_scale_ptr, third_y_ptr, third_columns
+    y = _sum(x, weights, tile, width, ROWS, COLUMNS, DEPTH, PRECISION)
+    _store(y, x_scale_ptr, scale_ptr, y_ptr, tile * COLUMNS + tl.arange(0, COLUMNS), tokens, columns, ROWS, LOW)
+
+
+@triton.jit
+def _sum(
+    x, weights, tile, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr
+):
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if GATED:
-        other_at = other_ptr + within
-        z = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, DEPTH):
-        if EVEN:
-            x = tl.load(x_at, mask=live[:, None], other=0.0)
-            weight = tl.load(weight_at)
-        else:
-            inside = (start + depth[:, None] < width) & there[None, :]
-            x = tl.load(x_at, mask=live[:, None] & (start + depth[None, :] < width), other=0.0)
-            weight = tl.load(weight_at, mask=inside, other=0.0)
-        y = tl.dot(x, weight, y, input_precision=PRECISION)
-        if GATED:
-            other = tl.load(other_at) if EVEN else tl.load(other_at, mask=inside, other=0.0)
-            z = tl.dot(x, other, z, input_precision=PRECISION)
-            other_at += DEPTH
-        x_at += DEPTH
-        weight_at += DEPTH
+        rows = x.load([tl.program_id(0) * ROWS, start])
+        y = tl.dot(rows, tl.trans(weights.load([tile * COLUMNS, start])), y, input_precision=PRECISION)
+    return y
+
+
+@triton.jit
+def _store(y, x_scale_ptr, scale_ptr, y_ptr, column, tokens, columns, ROWS: tl.constexpr, LOW: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    live, there = row < tokens, column < columns
     if LOW:
-        x_scale = tl.load(x_scale_ptr + row, mask=live, other=0.0)[:, None]
-        y *= x_scale * tl.load(scale_ptr + column, mask=there, other=0.0)[None, :]
-        if GATED:
-            z *= x_scale * tl.load(other_scale_ptr + column, mask=there, other=0.0)[None, :]
-    if GATED:
-        y = gelu(y) * z
+        y *= _scales(x_scale_ptr, row, live)[:, None] * _scales(scale_ptr, column, there)[None, :]
     y_at = y_ptr + row[:, None].to(tl.int64) * columns + column[None, :]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[:, None] & there[None, :])
+
+
+@triton.jit
+def _scales(scale_ptr, at, there):
+    return tl.load(scale_ptr + at, mask=there, other=0.0)
+
+
+@triton.jit
+def _gated(
+    x, x_scale_ptr, gate, gate_scale_ptr, other, other_scale_ptr, y_ptr, tokens, width, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of gelu(x gate) * (x other)."""
+    tile = tl.program_id(1) * COLUMNS
+    y = tl.zeros((ROWS, COLUMNS), tl.float32)
+    z = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, width, DEPTH):
+        rows = x.load([tl.program_id(0) * ROWS, start])
+        y = tl.dot(rows, tl.trans(gate.load([tile, start])), y, input_precision=PRECISION)
+        z = tl.dot(rows, tl.trans(other.load([tile, start])), z, input_precision=PRECISION)
+    column = tile + tl.arange(0, COLUMNS)
+    if LOW:
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        x_scale = _scales(x_scale_ptr, row, row < tokens)[:, None]
+        y *= x_scale * _scales(gate_scale_ptr, column, column < columns)[None, :]
+        z *= x_scale * _scales(other_scale_ptr, column, column < columns)[None, :]
+    _store(gelu(y) * z, None, None, y_ptr, column, tokens, columns, ROWS, LOW=False)
