@@ -6,6 +6,7 @@ import torch
 from gesso import ops
 
 kernel = pytest.importorskip("gesso.ops.kernels.rows")
+quantize_rows = pytest.importorskip("gesso.ops.kernels.linear").quantize_rows
 EPS = 1e-6
 
 
@@ -32,13 +33,32 @@ def test_queries_and_keys_are_normed_and_turned_values_only_normed():
 
 def test_a_normed_sum_comes_with_its_own_norms():
     x, y = draw(7, 24), draw(7, 24, seed=1)
-    weight, *then, scale = (draw(24, seed=2 + i) for i in range(4))
-    given = x, y, weight, then, scale, 24**-0.5, EPS
+    weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
+    given = x, y, weight, [(first, False), (second, False)], scale, 24**-0.5, EPS
     (total, normed), (expected, plain) = kernel.add_norms(*given), ops.add_norms(*given)
     torch.testing.assert_close(total, expected)
     assert len(normed) == len(plain) == 3
     for mine, other in zip(normed, plain, strict=True):
         torch.testing.assert_close(mine, other)
+
+
+def test_a_norm_in_fp8_is_the_norm_rounded_to_fp8():
+    """Not rounded from more digits: who meets an adapter takes the long way, and must see the same numbers."""
+    x, y = draw(7, 48).bfloat16(), draw(7, 48, seed=1).bfloat16()
+    weight, first, second, scale = (draw(48, seed=2 + i).bfloat16() for i in range(4))
+    (low, scales, dtype) = kernel.norm_for(x, weight, EPS, low=True)
+    expected = quantize_rows(kernel.rms_norm(x, weight, EPS))
+    assert dtype == torch.bfloat16 and torch.equal(low.float(), expected[0].float())
+    assert torch.equal(scales, expected[1])
+
+    given = weight, scale, 48**-0.5, EPS
+    total, wide = kernel.add_norms(x, y, given[0], [(first, False), (second, False)], *given[1:])
+    same, (one, (low, scales, _), routed) = kernel.add_norms(
+        x, y, given[0], [(first, False), (second, True)], *given[1:]
+    )
+    assert torch.equal(total, same) and torch.equal(wide[0], one) and torch.equal(wide[2], routed)
+    expected = quantize_rows(wide[1])
+    assert torch.equal(low.float(), expected[0].float()) and torch.equal(scales, expected[1])
 
 
 @pytest.mark.parametrize("tokens, experts, k", [(5, 16, 3), (40, 20, 8), (1, 128, 8)])

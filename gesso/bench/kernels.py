@@ -143,11 +143,12 @@ def up(shape: Shape, precision: str) -> Case:
     x = _normal(shape.tokens, shape.hidden)
     copies = _copies(shape.experts, 2 * shape.expert_width, shape.hidden, precision)
     groups, four = _groups(index, shape, precision, "up"), precision in GROUP
+    low, scale = linear.quantize_rows(x) if precision == "fp8" else (x, None)
 
     def call(i: int) -> Any:
         if four:
             return experts4.up(x, groups(), shape.k, copies.packed[i])
-        return experts.up(x, groups(), shape.k, copies.packed[i])
+        return experts.up(low, scale, groups(), shape.k, copies.packed[i])
 
     def plain() -> Tensor:
         order = groups().order_R.long()
@@ -247,14 +248,14 @@ def route(shape: Shape) -> Case:
 
 def add_norms(shape: Shape) -> Case:
     x, y = (_normal(shape.tokens, shape.hidden) for _ in range(2))
-    weight, *then, scale = (_normal(shape.hidden) for _ in range(4))
-    given = x, y, weight, then, scale, shape.hidden**-0.5, 1e-6
+    weight, first, second, scale = (_normal(shape.hidden) for _ in range(4))
+    given = x, y, weight, [(first, False), (second, False)], scale, shape.hidden**-0.5, 1e-6
 
     def call(i: int) -> Tensor:
-        return torch.cat(rows.add_norms(*given)[1])
+        return torch.cat([normed for normed in rows.add_norms(*given)[1] if isinstance(normed, Tensor)])
 
     def plain() -> Tensor:
-        return torch.cat(ops.add_norms(*given)[1])
+        return torch.cat([normed for normed in ops.add_norms(*given)[1] if isinstance(normed, Tensor)])
 
     return Case(call=call, plain=plain, bytes=6 * x.nbytes, flops=0, precision="bf16")
 

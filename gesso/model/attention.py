@@ -23,9 +23,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.dim, config.rms_norm_eps)
 
-    def forward(self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation) -> Tensor:
-        projections = [self.q_proj, self.k_proj, *([self.v_proj] if self.v_proj else [])]
-        products = ops.linears(x_TH, [each.matrix for each in projections], lengths)
+    @property
+    def projections(self) -> list[ops.Adapted]:
+        return [each.matrix for each in (self.q_proj, self.k_proj, self.v_proj) if each]
+
+    @property
+    def takes_low(self) -> bool:
+        return all(matrix.takes_low for matrix in self.projections)
+
+    def forward(self, x_TH: ops.Rows, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation) -> Tensor:
+        products = ops.linears(x_TH, self.projections, lengths)
         # In a global layer key and value are one projection; only norm and rotation tell them apart.
         q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, self.dim)) for each in (*products, products[-1])[:3])
         q, k, v = ops.heads(q_TND, k_TMD, v_TMD, self.q_norm.weight, self.k_norm.weight, rotation, self.eps)

@@ -30,12 +30,20 @@ class Experts(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self.k = config.top_k_experts
         experts, hidden, width = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden))
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width))
         self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
 
-    def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
+    @property
+    def matrices(self) -> tuple[ops.Adapted, ops.Adapted]:
         gate_up = ops.Adapted(self.gate_up_proj, self.gate_up_proj_adapters.acting)
-        down = ops.Adapted(self.down_proj, self.down_proj_adapters.acting)
-        return ops.experts(x_TH, index_TK, weight_TK, gate_up, down, lengths)
+        return gate_up, ops.Adapted(self.down_proj, self.down_proj_adapters.acting)
+
+    @property
+    def takes_low(self) -> bool:
+        return self.matrices[0].takes_low and ops.kernels_take(*self.matrices, self.k)
+
+    def forward(self, x_TH: ops.Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
+        return ops.experts(x_TH, index_TK, weight_TK, *self.matrices, lengths)

@@ -1,6 +1,7 @@
 """The small parts a layer is built of. T tokens of all segments, H hidden, I width or in, O out."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,17 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
+    def before(self, part: "TakesRows", x_TH: Tensor) -> ops.Rows:
+        """The norm in the form that this part wants."""
+        return ops.norm_for(x_TH, self.weight, self.eps, part.takes_low)
+
+
+class TakesRows(Protocol):
+    @property
+    def takes_low(self) -> bool:
+        """Whether it wants its tokens in FP8, on a GPU."""
+        ...
+
 
 class GatedMLP(nn.Module):
     def __init__(self, config: Config) -> None:
@@ -45,7 +57,11 @@ class GatedMLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x_TH: Tensor, lengths: Sequence[int]) -> Tensor:
+    @property
+    def takes_low(self) -> bool:
+        return self.gate_proj.matrix.takes_low and self.up_proj.matrix.takes_low
+
+    def forward(self, x_TH: ops.Rows, lengths: Sequence[int]) -> Tensor:
         return self.down_proj(ops.gated(x_TH, self.gate_proj.matrix, self.up_proj.matrix, lengths), lengths)
 
 
@@ -58,5 +74,5 @@ class SelfConditioning(GatedMLP):
         self.pre_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def condition(self, embedded_TH: Tensor, soft_TH: Tensor, lengths: Sequence[int]) -> Tensor:
-        signal_TH = self(self.pre_norm(soft_TH), lengths)
+        signal_TH = self(self.pre_norm.before(self, soft_TH), lengths)
         return ops.rms_norm(embedded_TH + signal_TH, None, self.eps)

@@ -48,21 +48,25 @@ class Layer(nn.Module):
         self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation, scalar_T1: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The tokens one layer on, and the router's scores [T, E]."""
-        attended_TH = self.self_attn(self.input_layernorm(x_TH), lengths, attend, rotation)
+        normed = self.input_layernorm.before(self.self_attn, x_TH)
+        attended_TH = self.self_attn(normed, lengths, attend, rotation)
         # Dense MLP, experts and router see the same tokens, each under a norm of its own.
-        x_TH, (dense_TH, sparse_TH, routed_TH) = ops.add_norms(
+        x_TH, (for_dense, for_sparse, for_router) = ops.add_norms(
             x_TH,
             attended_TH,
             self.post_attention_layernorm.weight,
-            (self.pre_feedforward_layernorm.weight, self.pre_feedforward_layernorm_2.weight),
+            (
+                (self.pre_feedforward_layernorm.weight, self.mlp.takes_low),
+                (self.pre_feedforward_layernorm_2.weight, self.experts.takes_low),
+            ),
             self.router.scale,
             self.router.root,
             self.eps,
         )
-        with ops.beside(dense_TH) as beside:
-            dense_TH = self.mlp(dense_TH, lengths)
-        index_TK, weight_TK, scores_TE = self.router(routed_TH, lengths)
-        sparse_TH = self.experts(sparse_TH, index_TK, weight_TK, lengths)
+        with ops.beside(for_dense) as beside:
+            dense_TH = self.mlp(for_dense, lengths)
+        index_TK, weight_TK, scores_TE = self.router(for_router, lengths)
+        sparse_TH = self.experts(for_sparse, index_TK, weight_TK, lengths)
         beside.join()
         norms = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
         return ops.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, self.eps), scores_TE

@@ -1,13 +1,13 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
 from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention, move
-from gesso.ops.experts import choose, chosen, experts, route
+from gesso.ops.experts import choose, chosen, experts, kernels_take, route
 from gesso.ops.fast import Beside as beside
 from gesso.ops.linear import fast_products, gated, linear, linears
-from gesso.ops.norm import add_norms, join, rms_norm
+from gesso.ops.norm import add_norms, join, norm_for, rms_norm
 from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
-from gesso.ops.weight import Adapted, Packed, Weight, dense
+from gesso.ops.weight import Adapted, Packed, Rounded, Rows, Weight, dense
 
 __all__ = [
     "Adapted",
@@ -15,6 +15,8 @@ __all__ = [
     "LayerCache",
     "Packed",
     "Reading",
+    "Rounded",
+    "Rows",
     "Segment",
     "Weight",
     "add_norms",
@@ -31,9 +33,11 @@ __all__ = [
     "heads",
     "inverse_frequencies",
     "join",
+    "kernels_take",
     "linear",
     "linears",
     "move",
+    "norm_for",
     "read",
     "rms_norm",
     "rotate",

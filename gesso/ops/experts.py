@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gesso.ops import fast
 from gesso.ops.linear import linear
-from gesso.ops.weight import Adapted, Weight, dense, multiply
+from gesso.ops.weight import Adapted, Rounded, Rows, Weight, dense, multiply
 
-Rows = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
+Product = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
 
 
 def choose(
@@ -61,12 +61,10 @@ def few(experts: int, k: int) -> bool:
 
 
 def experts(
-    x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, gate_up: Adapted, down: Adapted, lengths: Sequence[int]
+    x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, gate_up: Adapted, down: Adapted, lengths: Sequence[int]
 ) -> Tensor:
     """What the chosen experts say, weighted. By segments, for the reason given in `ops/linear.py`."""
-    adapted = gate_up.change or down.change
-    even = gate_up.weight.shape[-1] % 16 == 0 and down.weight.shape[-1] % 16 == 0  # rows of 16 bytes in any precision
-    if fast.kernels(x_TH) and even and not (few(gate_up.weight.shape[0], index_TK.shape[1]) or adapted):
+    if isinstance(x_TH, Rounded) or _kernels(x_TH, index_TK, gate_up, down):
         return fast.load("products").experts(x_TH, index_TK, weight_TK, gate_up.weight, down.weight)
     dtype = x_TH.dtype
     parts = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
@@ -79,6 +77,16 @@ def experts(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
+def _kernels(x_TH: Tensor, index_TK: Tensor, gate_up: Adapted, down: Adapted) -> bool:
+    return fast.kernels(x_TH) and fast.rows_fit(x_TH) and kernels_take(gate_up, down, index_TK.shape[1])
+
+
+def kernels_take(gate_up: Adapted, down: Adapted, k: int) -> bool:
+    """Whether kernels are made for these experts. They fetch rows of a multiple of 16 bytes."""
+    adapted = gate_up.change or down.change
+    return not adapted and not few(gate_up.weight.shape[0], k) and down.weight.shape[-1] % 16 == 0
+
+
 def gated_gelu(x_T2I: Tensor) -> Tensor:
     gate, up = x_T2I.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
@@ -88,7 +96,7 @@ def gated_gelu(x_T2I: Tensor) -> Tensor:
 
 
 def _chosen_only(
-    x_SH: Tensor, index_SK: Tensor, weight_SK: Tensor, gate_up_E: Sequence[Rows], down_E: Sequence[Rows]
+    x_SH: Tensor, index_SK: Tensor, weight_SK: Tensor, gate_up_E: Sequence[Product], down_E: Sequence[Product]
 ) -> Tensor:
     k = index_SK.shape[1]
     order = index_SK.flatten().argsort(stable=True)  # (token, choice) pairs, grouped by expert
@@ -101,7 +109,7 @@ def _chosen_only(
     return (y_SKH * weight_SK[..., None]).sum(1).to(x_SH.dtype)
 
 
-def _each(matrices: Adapted, dtype: torch.dtype) -> list[Rows]:
+def _each(matrices: Adapted, dtype: torch.dtype) -> list[Product]:
     """Each expert's matrix, with its change where there is one.
 
     `unbind`, not indexing: the gradient of `weight[e]` is a tensor of zeros as large as all of them but for one slice,
@@ -123,13 +131,13 @@ def _each(matrices: Adapted, dtype: torch.dtype) -> list[Rows]:
 # --- few experts: all of them run, and a weight of zero silences those not chosen -------------------------------------
 
 
-def _all(x_SH: Tensor, weight_SE: Tensor, out: Rows, into: Rows) -> Tensor:
+def _all(x_SH: Tensor, weight_SE: Tensor, out: Product, into: Product) -> Tensor:
     """Two plain products: [S, H] to [S, E, 2I], and [S, E, I] summed over the experts to [S, H]."""
     y_SEI = gated_gelu(out(x_SH))
     return into(y_SEI * weight_SE[..., None].to(y_SEI.dtype)).to(x_SH.dtype)
 
 
-def _fan_out(matrices: Adapted, dtype: torch.dtype) -> Rows:
+def _fan_out(matrices: Adapted, dtype: torch.dtype) -> Product:
     weight_EOI, change = dense(matrices.weight, dtype), matrices.change
 
     def apply(x_SI: Tensor) -> Tensor:
@@ -142,7 +150,7 @@ def _fan_out(matrices: Adapted, dtype: torch.dtype) -> Rows:
     return apply
 
 
-def _fan_in(matrices: Adapted, dtype: torch.dtype) -> Rows:
+def _fan_in(matrices: Adapted, dtype: torch.dtype) -> Product:
     weight_EOI, change = dense(matrices.weight, dtype), matrices.change
 
     def apply(x_SEI: Tensor) -> Tensor:

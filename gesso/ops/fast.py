@@ -8,10 +8,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from gesso.ops.weight import Rounded, Rows
+
 
 def kernels(x: Tensor) -> bool:
     """On a GPU, where nothing is to be learnt: kernels have no backward pass. They are not made for float16."""
     return x.is_cuda and x.dtype != torch.float16 and not torch.is_grad_enabled()
+
+
+def rows_fit(x_TI: Tensor) -> bool:
+    """Whether the copy engine can fetch rows of this width: multiples of 16 bytes, in any precision."""
+    return x_TI.shape[1] % 16 == 0
 
 
 def load(name: str) -> Any:
@@ -25,13 +32,13 @@ class Beside:
     For work that leaves most of the GPU waiting beside work that keeps its memory busy.
     """
 
-    def __init__(self, given: Tensor) -> None:
+    def __init__(self, given: Rows) -> None:
         # Kept: were its memory free before `join`, the operations beside would be given it.
         self.given = given
         self.streams: list[Any] = []
 
     def __enter__(self) -> Self:
-        if self.given.is_cuda and kernels(self.given):
+        if isinstance(self.given, Rounded) or kernels(self.given):
             main = torch.cuda.current_stream()
             side = _side(main.device)
             side.wait_stream(main)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.ops import fast
-from gesso.ops.weight import Adapted, Weight, dense
+from gesso.ops.weight import Adapted, Rounded, Rows, Weight, dense
 
 ARM = platform.machine() in ("aarch64", "arm64")
 
@@ -40,24 +40,23 @@ def linear(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Tensor:
     return y_TO + _product(low_TL, change.B.to(x_TI.dtype), lengths)
 
 
-def linears(x_TI: Tensor, matrices: Sequence[Adapted], lengths: Sequence[int]) -> list[Tensor]:
+def linears(x_TI: Rows, matrices: Sequence[Adapted], lengths: Sequence[int]) -> list[Tensor]:
     """The same tokens times several matrices."""
-    if _kernels(x_TI) and not any(matrix.change for matrix in matrices):
+    if isinstance(x_TI, Rounded) or (_kernels(x_TI) and not any(matrix.change for matrix in matrices)):
         found: list[Tensor] = fast.load("products").linears(x_TI, [matrix.weight for matrix in matrices])
         return found
     return [linear(x_TI, matrix, lengths) for matrix in matrices]
 
 
-def gated(x_TI: Tensor, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> Tensor:
+def gated(x_TI: Rows, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> Tensor:
     """gelu(x gate) * (x up)."""
-    if _kernels(x_TI) and not (gate.change or up.change):
+    if isinstance(x_TI, Rounded) or (_kernels(x_TI) and not (gate.change or up.change)):
         return fast.load("products").gated(x_TI, gate.weight, up.weight)
     return _gelu(linear(x_TI, gate, lengths), lengths) * linear(x_TI, up, lengths)
 
 
 def _kernels(x_TI: Tensor) -> bool:
-    """Whether the kernels can take these rows: of a multiple of 16 bytes, in any precision."""
-    return fast.kernels(x_TI) and x_TI.shape[1] % 16 == 0
+    return fast.kernels(x_TI) and fast.rows_fit(x_TI)
 
 
 def _product(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:

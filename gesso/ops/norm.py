@@ -8,11 +8,23 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gesso.ops import fast
+from gesso.ops.weight import Rows
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if fast.kernels(x):
         return fast.load("rows").rms_norm(x, weight, eps)
+    return _plain(x, weight, eps)
+
+
+def norm_for(x_TH: Tensor, weight_H: Tensor, eps: float, low: bool) -> Rows:
+    """The same, for products with FP8 matrices if `low`: a kernel rounds its rows to FP8 then."""
+    if fast.kernels(x_TH):
+        return fast.load("rows").norm_for(x_TH, weight_H, eps, low and fast.rows_fit(x_TH))
+    return _plain(x_TH, weight_H, eps)
+
+
+def _plain(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     x32 = x.float()
     normed = x32 * (x32.square().mean(-1, keepdim=True) + eps).rsqrt()
     if weight is not None:
@@ -21,14 +33,17 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[Tensor], scale_H: Tensor, factor: float, eps: float
-) -> tuple[Tensor, list[Tensor]]:
-    """x + norm(y), and three norms of that sum: under each weight of `then`, and one for a router, scaled twice."""
+    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
+    scale_H: Tensor, factor: float, eps: float,
+) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
+    """x + norm(y), and three norms of that sum: under each weight of `then`, `low` or not as in `norm_for`, and one for
+    a router, scaled twice."""
     if fast.kernels(x_TH):
+        then = [(each_H, low and fast.rows_fit(x_TH)) for each_H, low in then]
         return fast.load("rows").add_norms(x_TH, y_TH, weight_H, then, scale_H, factor, eps)
-    sum_TH = x_TH + rms_norm(y_TH, weight_H, eps)
-    normed = [rms_norm(sum_TH, each_H, eps) for each_H in then]
-    return sum_TH, [*normed, rms_norm(sum_TH, None, eps) * scale_H * factor]
+    sum_TH = x_TH + _plain(y_TH, weight_H, eps)
+    first_TH, second_TH = (_plain(sum_TH, each_H, eps) for each_H, _ in then)
+    return sum_TH, (first_TH, second_TH, _plain(sum_TH, None, eps) * scale_H * factor)
 
 
 def join(
@@ -41,5 +56,5 @@ def join(
     if fast.kernels(x_TH):
         return fast.load("rows").join(x_TH, dense_TH, sparse_TH, weights, scalar_T1, eps)
     dense_H, sparse_H, both_H = weights
-    both_TH = rms_norm(dense_TH, dense_H, eps) + rms_norm(sparse_TH, sparse_H, eps)
-    return (x_TH + rms_norm(both_TH, both_H, eps)) * scalar_T1
+    both_TH = _plain(dense_TH, dense_H, eps) + _plain(sparse_TH, sparse_H, eps)
+    return (x_TH + _plain(both_TH, both_H, eps)) * scalar_T1

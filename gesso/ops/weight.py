@@ -66,6 +66,22 @@ class Adapted(NamedTuple):
     weight: Weight
     change: Change | None = None
 
+    @property
+    def takes_low(self) -> bool:
+        """Whether a kernel wants the tokens in FP8, and nobody else wants them otherwise."""
+        return isinstance(self.weight, Packed) and self.weight.format == "fp8" and self.change is None
+
+
+class Rounded(NamedTuple):
+    """Tokens in FP8, with a scale each. Only kernels make them, and only for matrices that take them so."""
+
+    low_TI: Tensor
+    scale_T: Tensor
+    dtype: torch.dtype  # of the tokens, and of what is made of them
+
+
+Rows = Tensor | Rounded
+
 
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     """A tensor as it is; under autocast it may have a dtype of its own."""

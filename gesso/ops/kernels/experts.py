@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.ops.kernels.linear import FP8, MANY, Cuts, Tiling, fp8, fp8_scale, gelu, precision, quantize_rows
+from gesso.ops.kernels.linear import FP8, MANY, Cuts, Tiling, fp8, fp8_scale, gelu, precision
 
 # Up to how many tokens, and how they are cut then. With one canvas an expert has some 16 rows, and by far most bytes
 # are weights: what counts is how many are in flight, columns * depth * stages * bytes, times the programs that fit a
@@ -69,27 +69,28 @@ def weighted(answers_RH: Tensor, weight_TK: Tensor) -> Tensor:
     return y_TH
 
 
-def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Matrices, down: Matrices) -> Tensor:
-    """What each token's experts say to it [R, H], not yet weighted."""
+def answers(
+    x_TH: Tensor, scale_T: Tensor | None, index_TK: Tensor, gate_up: Matrices, down: Matrices, dtype: torch.dtype
+) -> Tensor:
+    """What each token's experts say to it [R, H], not yet weighted. FP8 experts take FP8 rows, with their scales."""
     k, count = index_TK.shape[1], len(gate_up.weight_EOI)
     first, second = cut(UP, gate_up, len(x_TH)), cut(DOWN, down, len(x_TH))
     groups = group(index_TK, count, first.rows)
-    h_RI, scale_RB = up(x_TH, groups, k, gate_up)
+    h_RI, scale_RB = up(x_TH, scale_T, groups, k, gate_up)
     if second.rows != first.rows:
         groups = group(index_TK, count, second.rows)
-    return back(h_RI, scale_RB, groups, k, down, x_TH.dtype)
+    return back(h_RI, scale_RB, groups, k, down, dtype)
 
 
-def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Matrices) -> tuple[Tensor, Tensor | None]:
+def up(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, k: int, gate_up: Matrices) -> tuple[Tensor, Tensor | None]:
     """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`; in FP8 with scales [R, B]."""
     (tokens, hidden), width = x_TH.shape, gate_up.weight_EOI.shape[1] // 2
     tiling, low = cut(UP, gate_up, tokens), gate_up.scale_EO is not None
-    x, x_scale_T = quantize_rows(x_TH) if low else (x_TH, None)
     blocks = triton.cdiv(width, tiling.columns)
-    h_RI = torch.empty(tokens * k, width, device=x_TH.device, dtype=FP8 if low else x_TH.dtype)
+    h_RI = x_TH.new_empty(tokens * k, width)
     h_scale_RB = torch.empty(tokens * k, blocks, device=x_TH.device) if low else None
     _up[blocks, len(groups.expert_N)](
-        x, x_scale_T, _lines(gate_up, tiling), gate_up.scale_EO, h_RI, h_scale_RB,
+        x_TH, scale_T, _lines(gate_up, tiling), gate_up.scale_EO, h_RI, h_scale_RB,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, hidden, width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=low, EVEN=hidden % tiling.depth == 0,
@@ -126,7 +127,10 @@ def group(index_TK: Tensor, experts: int, rows: int) -> Groups:
     # without counting their tiles.
     tiles = pairs // rows + experts
     expert_N, first_N = (torch.empty(tiles, dtype=torch.int32, device=device) for _ in range(2))
-    _group[(experts,)](index_TK.contiguous(), order_R, end_E, expert_N, first_N, pairs, ROWS=rows, CHUNK=1024)
+    chunk = min(max(triton.next_power_of_2(pairs), 1024), 4096)
+    _group[(experts,)](
+        index_TK.contiguous(), order_R, end_E, expert_N, first_N, pairs, ROWS=rows, CHUNK=chunk, num_warps=chunk // 256
+    )
     return Groups(order_R, end_E, expert_N, first_N)
 
 

@@ -182,7 +182,7 @@ def _product(
             tile -= tiles
             tiles = tl.cdiv(second_columns, COLUMNS)
             weights, scale_ptr, y_ptr, columns = second, second_scale_ptr, second_y_ptr, second_columns
-            if third is not None:
+            if third is not None:  # noqa: SIM102 - this is known when it is compiled, the next when it runs
                 if tile >= tiles:
                     tile -= tiles
                     weights, scale_ptr, y_ptr, columns = third, third_scale_ptr, third_y_ptr, third_columns

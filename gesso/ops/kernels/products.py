@@ -14,33 +14,36 @@ from gesso.ops.kernels import linear as plain
 from gesso.ops.kernels.experts import Matrices
 from gesso.ops.kernels.four import Packed as Packed4
 from gesso.ops.kernels.linear import Matrix
-from gesso.ops.weight import Weight
+from gesso.ops.weight import Rows, Weight
 
 
-def linears(x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+def linears(x_TI: Rows, weights: Sequence[Weight]) -> list[Tensor]:
     found = [_stack(weight) for weight in weights]
     wide_ones = [each for each in found if isinstance(each, Matrices)]
     if len(wide_ones) < len(found):
+        assert isinstance(x_TI, Tensor)
         return [linear4.linear(x_TI, each) for each in found if isinstance(each, Packed4)]
-    low, scale_T = _rows(x_TI, wide_ones[0])
-    return plain.linears(low, [_matrix(each) for each in wide_ones], scale_T, x_TI.dtype)
+    rows, scale_T = _rows(x_TI, wide_ones[0])
+    return plain.linears(rows, [_matrix(each) for each in wide_ones], scale_T, x_TI.dtype)
 
 
-def gated(x_TI: Tensor, gate: Weight, up: Weight) -> Tensor:
+def gated(x_TI: Rows, gate: Weight, up: Weight) -> Tensor:
     first, second = _stack(gate), _stack(up)
     if isinstance(first, Packed4) and isinstance(second, Packed4):
+        assert isinstance(x_TI, Tensor)
         return linear4.gated(x_TI, first, second)
     assert isinstance(first, Matrices) and isinstance(second, Matrices)
-    low, scale_T = _rows(x_TI, first)
-    return plain.gated(low, _matrix(first), _matrix(second), scale_T, x_TI.dtype)
+    rows, scale_T = _rows(x_TI, first)
+    return plain.gated(rows, _matrix(first), _matrix(second), scale_T, x_TI.dtype)
 
 
-def experts(x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+def experts(x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     first, second = _stack(gate_up), _stack(down)
     if isinstance(first, Matrices) and isinstance(second, Matrices):
-        answers_RH = wide.answers(x_TH, index_TK, first, second)
+        rows, scale_T = _rows(x_TH, first)
+        answers_RH = wide.answers(rows, scale_T, index_TK, first, second, x_TH.dtype)
     else:
-        assert isinstance(first, Packed4) and isinstance(second, Packed4)
+        assert isinstance(first, Packed4) and isinstance(second, Packed4) and isinstance(x_TH, Tensor)
         answers_RH = experts4.answers(x_TH, index_TK, first, second)
     return wide.weighted(answers_RH, weight_TK)
 
@@ -65,5 +68,8 @@ def _matrix(found: Matrices) -> Matrix:
     return Matrix(found.weight_EOI[0], None if found.scale_EO is None else found.scale_EO[0])
 
 
-def _rows(x_TI: Tensor, found: Matrices) -> tuple[Tensor, Tensor | None]:
-    return (x_TI, None) if found.scale_EO is None else plain.quantize_rows(x_TI)
+def _rows(x_TI: Rows, found: Matrices) -> tuple[Tensor, Tensor | None]:
+    """As the kernel for these matrices takes them."""
+    if isinstance(x_TI, Tensor):
+        return (x_TI, None) if found.scale_EO is None else plain.quantize_rows(x_TI)
+    return x_TI.low_TI, x_TI.scale_T

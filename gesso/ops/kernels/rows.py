@@ -8,13 +8,16 @@ T tokens, H hidden, N query heads, M key/value heads, D head dim, E experts, K e
 """
 
 from collections.abc import Sequence
+from math import gcd
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.ops.kernels.linear import precision
+from gesso.ops.kernels.linear import FP8, fp8, fp8_scale, precision
+from gesso.ops.weight import Rounded, Rows
 
 SPLIT = 11  # programs that share the sum of a router's score: with 256 tokens one row of tiles would leave most idle
 
@@ -26,6 +29,17 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor | None, eps: float) -> Tensor:
     return y_TH
 
 
+def norm_for(x_TH: Tensor, weight_H: Tensor, eps: float, low: bool) -> Rows:
+    """The norm of rows, in FP8 if `low`."""
+    if not low:
+        return rms_norm(x_TH, weight_H, eps)
+    y, width = _rows_for(x_TH, low=True), x_TH.shape[1]
+    _norm_low[(len(x_TH),)](
+        x_TH, weight_H, y.low_TI, y.scale_T, width, eps, COLUMNS=triton.next_power_of_2(width), num_warps=4
+    )
+    return y
+
+
 def heads(
     q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, q_weight_D: Tensor, k_weight_D: Tensor,
     rotation: tuple[Tensor, Tensor], eps: float,
@@ -34,23 +48,37 @@ def heads(
     out = torch.empty_like(q_TND), torch.empty_like(k_TMD), torch.empty_like(v_TMD)
     tokens, queries, dim = q_TND.shape
     keys = k_TMD.shape[1]
-    _heads[tokens, queries + 2 * keys](
-        q_TND, k_TMD, v_TMD, *out, q_weight_D, k_weight_D, *rotation, eps, queries, keys, DIM=dim
+    together = gcd(queries, keys, 8)  # heads of a program: one alone is hardly worth its launch
+    _heads[tokens, (queries + 2 * keys) // together](
+        q_TND, k_TMD, v_TMD, *out, q_weight_D, k_weight_D, *rotation, eps, queries, keys, DIM=dim, HEADS=together
     )
     return out
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[Tensor], scale_H: Tensor, factor: float, eps: float
-) -> tuple[Tensor, list[Tensor]]:
+    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
+    scale_H: Tensor, factor: float, eps: float,
+) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
     """What `ops.add_norms` computes."""
-    sum_TH, outs = torch.empty_like(x_TH), [torch.empty_like(x_TH) for _ in range(3)]
-    width = x_TH.shape[1]
+    sum_TH, routed_TH, width = torch.empty_like(x_TH), torch.empty_like(x_TH), x_TH.shape[1]
+    (first_H, first_low), (second_H, second_low) = then
+    first, second = _rows_for(x_TH, first_low), _rows_for(x_TH, second_low)
     _add_norms[(len(x_TH),)](
-        x_TH, y_TH, weight_H, *then, scale_H, factor, sum_TH, *outs, width, eps,
-        COLUMNS=triton.next_power_of_2(width), num_warps=8,
+        x_TH, y_TH, weight_H, first_H, second_H, scale_H, factor, sum_TH, *_where(first), *_where(second), routed_TH,
+        width, eps, COLUMNS=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
-    return sum_TH, outs
+    return sum_TH, (first, second, routed_TH)
+
+
+def _rows_for(x_TH: Tensor, low: bool) -> Any:
+    """Room for as many rows."""
+    if not low:
+        return torch.empty_like(x_TH)
+    return Rounded(torch.empty_like(x_TH, dtype=FP8), torch.empty(len(x_TH), device=x_TH.device), x_TH.dtype)
+
+
+def _where(rows: Rows) -> tuple[Tensor, Tensor | None]:
+    return (rows, None) if isinstance(rows, Tensor) else (rows.low_TI, rows.scale_T)
 
 
 def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -95,6 +123,19 @@ def _row(ptr, start, column, width):
 
 
 @triton.jit
+def _give(y, y_ptr, scale_ptr, start, column, width, KIND: tl.constexpr):
+    """A row, rounded to KIND; and from there to FP8, with a scale of its own, if there is a place for one."""
+    y = y.to(KIND)
+    if scale_ptr is not None:
+        wide = y.to(tl.float32)
+        scale = fp8_scale(tl.max(tl.abs(wide), 0))  # beyond the width are zeros
+        tl.store(y_ptr + start + column, fp8(wide / scale), mask=column < width)
+        tl.store(scale_ptr + tl.program_id(0), scale)
+    else:
+        tl.store(y_ptr + start + column, y, mask=column < width)
+
+
+@triton.jit
 def _rms_norm(x_ptr, weight_ptr, y_ptr, width, eps, COLUMNS: tl.constexpr):
     column = tl.arange(0, COLUMNS)
     start = tl.program_id(0).to(tl.int64) * width
@@ -105,41 +146,53 @@ def _rms_norm(x_ptr, weight_ptr, y_ptr, width, eps, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def _norm_low(x_ptr, weight_ptr, y_ptr, scale_ptr, width, eps, COLUMNS: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    start = tl.program_id(0).to(tl.int64) * width
+    y = _normed(_row(x_ptr, start, column, width), width, eps) * _row(weight_ptr, 0, column, width)
+    _give(y, y_ptr, scale_ptr, start, column, width, x_ptr.dtype.element_ty)
+
+
+@triton.jit
 def _heads(
     q_ptr, k_ptr, v_ptr, q_out, k_out, v_out, q_weight, k_weight, cos_ptr, sin_ptr, eps, queries, keys,
-    DIM: tl.constexpr,
+    DIM: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One program a token and head: first the queries, then keys, then values."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    half = tl.arange(0, DIM // 2)
-    if head < queries:
-        _turn(q_ptr, q_out, q_weight, cos_ptr, sin_ptr, token, token * queries + head, eps, half, DIM)
-    elif head < queries + keys:
-        _turn(k_ptr, k_out, k_weight, cos_ptr, sin_ptr, token, token * keys + head - queries, eps, half, DIM)
+    """One program some heads of a token: first the queries, then keys, then values."""
+    token, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    head = tl.arange(0, HEADS)
+    if first < queries:
+        _turn(q_ptr, q_out, q_weight, cos_ptr, sin_ptr, token, token * queries + first + head, eps, DIM)
+    elif first < queries + keys:
+        _turn(k_ptr, k_out, k_weight, cos_ptr, sin_ptr, token, token * keys + first - queries + head, eps, DIM)
     else:
-        at = (token * keys + head - queries - keys) * DIM + tl.arange(0, DIM)
-        v = _normed(tl.load(v_ptr + at).to(tl.float32), DIM, eps)
+        row = token * keys + first - queries - keys + head
+        at = row[:, None] * DIM + tl.arange(0, DIM)[None, :]
+        v = tl.load(v_ptr + at).to(tl.float32)
+        v *= tl.rsqrt(tl.sum(v * v, 1) / DIM + eps)[:, None]
         tl.store(v_out + at, v.to(v_out.dtype.element_ty))
 
 
 @triton.jit
-def _turn(x_ptr, out_ptr, weight_ptr, cos_ptr, sin_ptr, token, row, eps, half, DIM: tl.constexpr):
-    left_at, angle_at = row * DIM + half, token * DIM + half
-    left = tl.load(x_ptr + left_at).to(tl.float32)
-    right = tl.load(x_ptr + left_at + DIM // 2).to(tl.float32)
-    size = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / DIM + eps)
-    left *= size * tl.load(weight_ptr + half).to(tl.float32)
-    right *= size * tl.load(weight_ptr + half + DIM // 2).to(tl.float32)
+def _turn(x_ptr, out_ptr, weight_ptr, cos_ptr, sin_ptr, token, row, eps, DIM: tl.constexpr):
+    half = tl.arange(0, DIM // 2)
+    at = row[:, None] * DIM + half[None, :]
+    left = tl.load(x_ptr + at).to(tl.float32)
+    right = tl.load(x_ptr + at + DIM // 2).to(tl.float32)
+    size = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / DIM + eps)[:, None]
+    left *= size * tl.load(weight_ptr + half).to(tl.float32)[None, :]
+    right *= size * tl.load(weight_ptr + half + DIM // 2).to(tl.float32)[None, :]
     # The angles of the two halves are the same.
-    cos, sin = tl.load(cos_ptr + angle_at).to(tl.float32), tl.load(sin_ptr + angle_at).to(tl.float32)
-    tl.store(out_ptr + left_at, (left * cos - right * sin).to(out_ptr.dtype.element_ty))
-    tl.store(out_ptr + left_at + DIM // 2, (right * cos + left * sin).to(out_ptr.dtype.element_ty))
+    cos = tl.load(cos_ptr + token * DIM + half).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + token * DIM + half).to(tl.float32)[None, :]
+    tl.store(out_ptr + at, (left * cos - right * sin).to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + at + DIM // 2, (right * cos + left * sin).to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
 def _add_norms(
-    x_ptr, y_ptr, weight_ptr, a_ptr, b_ptr, scale_ptr, factor, sum_ptr, a_out, b_out, c_out, width, eps,
-    COLUMNS: tl.constexpr,
+    x_ptr, y_ptr, weight_ptr, a_ptr, b_ptr, scale_ptr, factor, sum_ptr, a_out, a_scale, b_out, b_scale, c_out,
+    width, eps, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     start = tl.program_id(0).to(tl.int64) * width
@@ -148,9 +201,9 @@ def _add_norms(
     total = (_row(x_ptr, start, column, width) + y).to(sum_ptr.dtype.element_ty)
     tl.store(sum_ptr + start + column, total, mask=column < width)
     normed = _normed(total.to(tl.float32), width, eps)
-    kind = a_out.dtype.element_ty
-    tl.store(a_out + start + column, (normed * _row(a_ptr, 0, column, width)).to(kind), mask=column < width)
-    tl.store(b_out + start + column, (normed * _row(b_ptr, 0, column, width)).to(kind), mask=column < width)
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    _give(normed * _row(a_ptr, 0, column, width), a_out, a_scale, start, column, width, kind)
+    _give(normed * _row(b_ptr, 0, column, width), b_out, b_scale, start, column, width, kind)
     # A router's choice may hang on the last bit, so this one is rounded wherever the plain version rounds.
     routed = (normed.to(kind).to(tl.float32) * _row(scale_ptr, 0, column, width)).to(kind).to(tl.float32) * factor
     tl.store(c_out + start + column, routed.to(kind), mask=column < width)
