@@ -80,3 +80,12 @@ def test_a_layer_ends_as_the_plain_one_does():
     weights, scalar_T1 = [draw(48, seed=3 + i) for i in range(3)], draw(6, 1, seed=9)
     given = x, dense, sparse, weights, scalar_T1, EPS
     torch.testing.assert_close(kernel.join(*given), ops.join(*given))
+
+
+def test_a_layer_ends_with_the_weighted_sum_of_its_experts_answers():
+    x, dense, answers = draw(6, 48), draw(6, 48, seed=1), draw(18, 48, seed=2)
+    share_TK = draw(6, 3, seed=3).abs()
+    weights, scalar_T1 = [draw(48, seed=4 + i) for i in range(3)], draw(6, 1, seed=9)
+    summed = (answers.unflatten(0, (6, 3)) * share_TK[..., None]).sum(1)
+    found = kernel.join(x, dense, ops.Answers(answers, share_TK), weights, scalar_T1, EPS)
+    torch.testing.assert_close(found, ops.join(x, dense, summed, weights, scalar_T1, EPS))

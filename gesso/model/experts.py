@@ -45,5 +45,7 @@ class Experts(nn.Module):
     def takes_low(self) -> bool:
         return self.matrices[0].takes_low and ops.kernels_take(*self.matrices, self.k)
 
-    def forward(self, x_TH: ops.Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]) -> Tensor:
+    def forward(
+        self, x_TH: ops.Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]
+    ) -> Tensor | ops.Answers:
         return ops.experts(x_TH, index_TK, weight_TK, *self.matrices, lengths)

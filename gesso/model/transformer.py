@@ -63,9 +63,10 @@ class Layer(nn.Module):
             self.router.root,
             self.eps,
         )
+        index_TK, weight_TK, scores_TE = self.router(for_router, lengths)
+        # Not sooner: it would take the place of the router, which the experts wait for.
         with ops.beside(for_dense) as beside:
             dense_TH = self.mlp(for_dense, lengths)
-        index_TK, weight_TK, scores_TE = self.router(for_router, lengths)
         sparse_TH = self.experts(for_sparse, index_TK, weight_TK, lengths)
         beside.join()
         norms = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm

@@ -1,7 +1,7 @@
 """One file an operation. The plain-torch version is the specification; the model never asks which one runs."""
 
 from gesso.ops.attention import Attend, LayerCache, Segment, attends, attention, move
-from gesso.ops.experts import choose, chosen, experts, kernels_take, route
+from gesso.ops.experts import Answers, choose, chosen, experts, kernels_take, route
 from gesso.ops.fast import Beside as beside
 from gesso.ops.linear import fast_products, gated, linear, linears
 from gesso.ops.norm import add_norms, join, norm_for, rms_norm
@@ -11,6 +11,7 @@ from gesso.ops.weight import Adapted, Packed, Rounded, Rows, Weight, dense
 
 __all__ = [
     "Adapted",
+    "Answers",
     "Attend",
     "LayerCache",
     "Packed",

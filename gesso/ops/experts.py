@@ -5,6 +5,7 @@ T tokens of all segments, S tokens of one segment, H hidden, E experts, K expert
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +61,19 @@ def few(experts: int, k: int) -> bool:
     return experts <= 2 * k
 
 
+class Answers(NamedTuple):
+    """What each expert says to a token, not yet weighted and summed: kernels leave that to whoever reads them."""
+
+    answers_RH: Tensor  # K for each token
+    weight_TK: Tensor
+
+
 def experts(
     x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, gate_up: Adapted, down: Adapted, lengths: Sequence[int]
-) -> Tensor:
+) -> Tensor | Answers:
     """What the chosen experts say, weighted. By segments, for the reason given in `ops/linear.py`."""
     if isinstance(x_TH, Rounded) or _kernels(x_TH, index_TK, gate_up, down):
-        return fast.load("products").experts(x_TH, index_TK, weight_TK, gate_up.weight, down.weight)
+        return Answers(fast.load("products").experts(x_TH, index_TK, gate_up.weight, down.weight), weight_TK)
     dtype = x_TH.dtype
     parts = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
     if index_TK.shape[1] == gate_up.weight.shape[0]:  # see `few`

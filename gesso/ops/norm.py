@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gesso.ops import fast
+from gesso.ops.experts import Answers
 from gesso.ops.weight import Rows
 
 
@@ -47,7 +48,12 @@ def add_norms(
 
 
 def join(
-    x_TH: Tensor, dense_TH: Tensor, sparse_TH: Tensor, weights: Sequence[Tensor], scalar_T1: Tensor, eps: float
+    x_TH: Tensor,
+    dense_TH: Tensor,
+    sparse_TH: Tensor | Answers,
+    weights: Sequence[Tensor],
+    scalar_T1: Tensor,
+    eps: float,
 ) -> Tensor:
     """The end of a layer: both halves of the feed-forward normed, their sum normed, added and scaled.
 
@@ -55,6 +61,7 @@ def join(
     """
     if fast.kernels(x_TH):
         return fast.load("rows").join(x_TH, dense_TH, sparse_TH, weights, scalar_T1, eps)
+    assert isinstance(sparse_TH, Tensor), "only kernels leave answers unsummed"
     dense_H, sparse_H, both_H = weights
     both_TH = _plain(dense_TH, dense_H, eps) + _plain(sparse_TH, sparse_H, eps)
     return (x_TH + _plain(both_TH, both_H, eps)) * scalar_T1

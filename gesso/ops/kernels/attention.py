@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gesso.ops.attention import Attend, Segment
+from gesso.ops.kernels.linear import MANY
 
 SHORT = tl.constexpr(16)  # tokens up to which a text is cut into parts like a canvas: one alone has but one tile a head
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -71,7 +72,7 @@ class Tiles:
     splits: int = 1  # P, part of the definition of a canvas' sums: never a function of what else is computed
 
 
-def tiles(dim: int, dtype: torch.dtype) -> Tiles:
+def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     """What fits a Hopper multiprocessor: 227 KB of shared memory, 65,536 registers, at most 255 of them a thread.
 
     Every tile of rows reads all the keys and values it sees, most of them from the L2 cache, which feeds one of the 132
@@ -92,10 +93,17 @@ def tiles(dim: int, dtype: torch.dtype) -> Tiles:
     cost more than they bring: each is written, read again and rounded to two bytes in between, 8.4 MB a canvas and
     layer in both cases (and about a quarter more rounding error in the output than one sum has).
 
+    Texts whose `rows` all fit the smallest tile, a token or two, get that: a large one would be empty, and as slow as
+    if it were full. The blocks of keys are the same, and so are the sums.
+
     float32 does without the matrix units, which would round to ten bits: it is there to compare, not to be fast.
     """
     if dtype == torch.float32:
         return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1, splits=2)
+    if rows <= 16 and dim > 256:
+        return Tiles(rows=16, keys=32, values=256, warps=4, stages=3, splits=2)
+    if rows <= 16:
+        return Tiles(rows=16, keys=64, values=dim, warps=4, stages=2, splits=4)
     if dim > 256:
         return Tiles(rows=128, keys=32, values=256, warps=8, stages=2, splits=2)
     return Tiles(rows=128, keys=64, values=dim, warps=8, stages=2, splits=4)
@@ -176,7 +184,7 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
     """[T, N, D]; text is appended to the cache. Tokens of T that belong to no segment get no value at all."""
     (tokens, heads, dim), kv_heads = q_TND.shape, k_TMD.shape[1]
     _check(q_TND, k_TMD, v_TMD)
-    shape = shape or tiles(dim, q_TND.dtype)
+    shape = shape or tiles(dim, q_TND.dtype, table.longest * (heads // kv_heads))
     out_TND = torch.empty(tokens, heads, dim, dtype=q_TND.dtype, device=q_TND.device)
     slots, groups, splits = len(table.segments_S7), heads // kv_heads, shape.splits if table.parts else 1
     # Outputs by the keys of one part alone, and log2 of the sum of these keys' weights: how much the part counts.

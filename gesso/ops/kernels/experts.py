@@ -1,4 +1,6 @@
-"""The mixture of experts on a GPU: sort the (token, choice) pairs by expert, two grouped products, and the sum back.
+"""The mixture of experts on a GPU: sort the (token, choice) pairs by expert, then two grouped products.
+
+The sum of a token's answers is in rows.py, with what comes after it.
 
 With one canvas an expert of 128 is given some 16 rows, so the products cost what it takes to read the weights: every
 kernel here is built to read each weight once, at the speed of the memory. Weights are bfloat16 (or float32), or FP8
@@ -59,14 +61,6 @@ class Groups:
     end_E: Tensor  # the place where each expert's pairs end
     expert_N: Tensor  # of each tile; -1: nothing to do
     first_N: Tensor  # the place of its first pair
-
-
-def weighted(answers_RH: Tensor, weight_TK: Tensor) -> Tensor:
-    """The answers of each token's experts, summed [T, H]."""
-    (tokens, k), hidden = weight_TK.shape, answers_RH.shape[1]
-    y_TH = answers_RH.new_empty(tokens, hidden)
-    _sum[tokens, triton.cdiv(hidden, 1024)](answers_RH, weight_TK, y_TH, hidden, K=k, COLUMNS=1024)
-    return y_TH
 
 
 def answers(
@@ -248,15 +242,3 @@ def _down(
         y *= tl.load(scale_ptr + expert * hidden + column, mask=there, other=0.0)[None, :]
     y_at = y_ptr + pair[:, None].to(tl.int64) * hidden + column[None, :]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[:, None] & there[None, :])
-
-
-@triton.jit
-def _sum(y_ptr, weight_ptr, out_ptr, hidden, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """The answers of a token's experts, weighted."""
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for choice in tl.static_range(K):
-        y = tl.load(y_ptr + (token * K + choice) * hidden + column, mask=column < hidden, other=0.0)
-        total += y.to(tl.float32) * tl.load(weight_ptr + token * K + choice).to(tl.float32)
-    tl.store(out_ptr + token * hidden + column, total.to(out_ptr.dtype.element_ty), mask=column < hidden)

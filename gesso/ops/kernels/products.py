@@ -37,15 +37,14 @@ def gated(x_TI: Rows, gate: Weight, up: Weight) -> Tensor:
     return plain.gated(rows, _matrix(first), _matrix(second), scale_T, x_TI.dtype)
 
 
-def experts(x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+def experts(x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+    """What each token's experts say to it [R, H], not yet weighted."""
     first, second = _stack(gate_up), _stack(down)
     if isinstance(first, Matrices) and isinstance(second, Matrices):
         rows, scale_T = _rows(x_TH, first)
-        answers_RH = wide.answers(rows, scale_T, index_TK, first, second, x_TH.dtype)
-    else:
-        assert isinstance(first, Packed4) and isinstance(second, Packed4) and isinstance(x_TH, Tensor)
-        answers_RH = experts4.answers(x_TH, index_TK, first, second)
-    return wide.weighted(answers_RH, weight_TK)
+        return wide.answers(rows, scale_T, index_TK, first, second, x_TH.dtype)
+    assert isinstance(first, Packed4) and isinstance(second, Packed4) and isinstance(x_TH, Tensor)
+    return experts4.answers(x_TH, index_TK, first, second)
 
 
 def _stack(weight: Weight) -> Matrices | Packed4:

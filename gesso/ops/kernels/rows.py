@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gesso.ops.experts import Answers
 from gesso.ops.kernels.linear import FP8, fp8, fp8_scale, precision
 from gesso.ops.weight import Rounded, Rows
 
@@ -101,12 +102,14 @@ def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tu
 
 
 def join(
-    x_TH: Tensor, dense_TH: Tensor, sparse_TH: Tensor, weights: Sequence[Tensor], scalar_T1: Tensor, eps: float
-) -> Tensor:
+    x_TH: Tensor, dense_TH: Tensor, sparse_TH: Tensor | Answers, weights: Sequence[Tensor], scalar_T1: Tensor,
+    eps: float,
+) -> Tensor:  # fmt: skip
     """What `ops.join` computes."""
+    answers, shares = (sparse_TH, None) if isinstance(sparse_TH, Tensor) else sparse_TH
     out_TH, width = torch.empty_like(x_TH), x_TH.shape[1]
     _join[(len(x_TH),)](
-        x_TH, dense_TH, sparse_TH, *weights, scalar_T1, out_TH, width, eps,
+        x_TH, dense_TH, answers, shares, *weights, scalar_T1, out_TH, width, eps, K=len(answers) // len(x_TH),
         COLUMNS=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
     return out_TH
@@ -260,14 +263,19 @@ def _choose(
 
 @triton.jit
 def _join(
-    x_ptr, dense_ptr, sparse_ptr, dense_norm, sparse_norm, both_norm, scalar_ptr, out_ptr, width, eps,
-    COLUMNS: tl.constexpr,
+    x_ptr, dense_ptr, sparse_ptr, share_ptr, dense_norm, sparse_norm, both_norm, scalar_ptr, out_ptr, width, eps,
+    K: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     token = tl.program_id(0).to(tl.int64)
     start = token * width
     both = _normed(_row(dense_ptr, start, column, width), width, eps) * _row(dense_norm, 0, column, width)
-    both += _normed(_row(sparse_ptr, start, column, width), width, eps) * _row(sparse_norm, 0, column, width)
+    sparse = tl.zeros((COLUMNS,), tl.float32)
+    for choice in tl.static_range(K):
+        answer = _row(sparse_ptr, (token * K + choice) * width, column, width)
+        sparse += answer if share_ptr is None else answer * tl.load(share_ptr + token * K + choice)
+    sparse = sparse.to(out_ptr.dtype.element_ty).to(tl.float32)  # as the plain version's sum is
+    both += _normed(sparse, width, eps) * _row(sparse_norm, 0, column, width)
     out = _row(x_ptr, start, column, width) + _normed(both, width, eps) * _row(both_norm, 0, column, width)
     out *= tl.load(scalar_ptr + token).to(tl.float32)
     tl.store(out_ptr + start + column, out.to(out_ptr.dtype.element_ty), mask=column < width)
