@@ -8,13 +8,12 @@ import sys
 
 import pytest
 import torch
-import triton
 import triton.language as tl
 
 from gesso.errors import InputError
 from gesso.ops import hash, vocab
 from gesso.ops.kernels import vocab as vocab_kernel
-from gesso.ops.kernels.vocab import Product, token_hash, uniform
+from gesso.ops.kernels.vocab import Product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
@@ -84,26 +83,6 @@ def assert_same(mine, theirs, tolerance=1e-5):
         # Sums in another order: a probability or a mean may round to the neighbouring bfloat16.
         error = 2.0**-7 if b.dtype == torch.bfloat16 else tolerance
         torch.testing.assert_close(a, b, rtol=error, atol=error, msg=lambda text, n=name: f"{n}: {text}")
-
-
-@triton.jit
-def _random(key_T2, hash_TV, uniform_TV, V: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    token = tl.arange(0, BLOCK)
-    hashes = token_hash(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token)
-    tl.store(hash_TV + row * V + token, hashes, mask=token < V)
-    tl.store(uniform_TV + row * V + token, uniform(hashes), mask=token < V)
-
-
-def test_hashes_are_those_of_the_plain_version_to_the_bit():
-    signs = torch.tensor([[-1, -1], [-(2**31), 2**31 - 1], [2**31 - 1, -(2**31)], [0, 0], [7, -7]], dtype=torch.int32)
-    key_T2 = torch.cat([signs.to(DEVICE), keys(3)])
-    hash_TV = torch.empty(len(key_T2), 1000, dtype=torch.int32, device=DEVICE)
-    uniform_TV = torch.empty(len(key_T2), 1000, device=DEVICE)
-    _random[(len(key_T2),)](key_T2, hash_TV, uniform_TV, V=1000, BLOCK=1024)
-    expected_TV = hash.token_hash(key_T2, 1000)
-    assert torch.equal(hash_TV, expected_TV) and (expected_TV < 0).any() and (expected_TV > 0).any()
-    assert torch.equal(uniform_TV, hash.uniform(expected_TV))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

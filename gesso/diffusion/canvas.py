@@ -66,7 +66,7 @@ class Process:
         if self.settings.autoregressive:  # nobody looks at it
             return Canvas(index, attempt, torch.zeros_like(pin_C), pin_C)
         noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
-        return Canvas(index, attempt, _pinned(noise_C, pin_C), pin_C)
+        return Canvas(index, attempt, torch.where(pin_C == FREE, noise_C, pin_C), pin_C)
 
     def temperature(self, canvas: Canvas) -> Any:
         return temperature(self.settings, self.settings.steps - canvas.step)
@@ -91,8 +91,8 @@ class Process:
         pinned_C = canvas.pin_C != FREE
         prediction = replace(
             prediction,
-            candidate_C=_pinned(prediction.candidate_C, canvas.pin_C),
-            argmax_C=_pinned(prediction.argmax_C, canvas.pin_C),
+            candidate_C=torch.where(pinned_C, canvas.pin_C, prediction.candidate_C),
+            argmax_C=torch.where(pinned_C, canvas.pin_C, prediction.argmax_C),
             confidence_C=prediction.confidence_C.masked_fill(pinned_C, 1.0),
             entropy_C=prediction.entropy_C.masked_fill(pinned_C, 0.0),
         )
@@ -107,7 +107,7 @@ class Process:
         next_C, accepted_C = sampler_of(self.settings)(canvas.tokens_C, prediction, moment)
         advanced = replace(
             canvas,
-            tokens_C=_pinned(next_C, canvas.pin_C),
+            tokens_C=torch.where(pinned_C, canvas.pin_C, next_C),
             step=canvas.step + 1,
             soft_CH=soft_CH,
             history=(*canvas.history, replace(prediction, logits_CV=None)),
@@ -160,10 +160,6 @@ def _settle(before: Canvas, after: Canvas, settings: Diffusion) -> Canvas:
     now_C = prefix_C & free_C
     settled_C = now_C if before.settled_C is None else before.settled_C | now_C
     return replace(after, pin_C=torch.where(now_C, token_C, after.pin_C), steady_C=steady_C, settled_C=settled_C)
-
-
-def _pinned(tokens_C: Tensor, pin_C: Tensor) -> Tensor:
-    return torch.where(pin_C == FREE, tokens_C, pin_C)
 
 
 def _after_first(tokens_C: Tensor, eos_E: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class HashDraws:
     device: torch.device
 
     def tokens(self, length: int, vocab_size: int) -> Tensor:
-        return hash.below(self._keys(0, length)[..., 0], vocab_size)
+        return hash.position_tokens(self.seed, self.canvas, self.step, 0, length, vocab_size, self.device)
 
     def uniform(self, length: int) -> Tensor:
         return hash.uniform(self._keys(1, length)[..., 0])

@@ -64,7 +64,8 @@ class EntropyBound:
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
         ascending_C, order_C = prediction.entropy_C.sort(-1)
         within_C = ascending_C.cumsum(-1) - ascending_C <= self.bound
-        return _accept(torch.zeros_like(within_C).scatter(-1, order_C, within_C), prediction, moment)
+        accepted_C = torch.empty_like(within_C).scatter_(-1, order_C, within_C)  # the order names every position
+        return _accept(accepted_C, prediction, moment)
 
 
 @dataclass(frozen=True)

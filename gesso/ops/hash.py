@@ -8,6 +8,8 @@ C positions of a canvas, V tokens of the vocabulary.
 import torch
 from torch import Tensor
 
+from gesso.ops import fast
+
 GOLDEN = -1640531527  # 0x9E3779B9 as int32: spreads consecutive numbers over all bits
 _M1 = 0x7FEB352D
 _M2 = -2073254261  # 0x846CA68B as int32
@@ -29,12 +31,31 @@ def position_keys(
 
     Numbers of several canvases, tensors [B], give [B, C, 2]: to each what it would be given alone.
     """
+    if isinstance(seed, Tensor) and fast.kernels(seed):
+        found: Tensor = fast.load("hash").position_keys(seed, canvas, step, stream, length)
+        return found
     x = torch.arange(2, dtype=torch.int32, device=device) * GOLDEN  # made there: a captured graph can copy nothing in
     for word in (*halves(seed), canvas, step, stream):
         x = mix(x ^ (word.int()[:, None] if isinstance(word, Tensor) else _int32(word))) + GOLDEN
     x = x.unsqueeze(-2)
     position_C1 = torch.arange(length, dtype=torch.int32, device=device)[:, None]
     return mix(mix(position_C1 * GOLDEN ^ x) + x.flip(-1))
+
+
+def position_tokens(
+    seed: int | Tensor,
+    canvas: int | Tensor,
+    step: int | Tensor,
+    stream: int,
+    length: int,
+    limit: int,
+    device: torch.device,
+) -> Tensor:
+    """A whole number in [0, limit) for each position [C], or [B, C], made of the first of its two hashes."""
+    if isinstance(seed, Tensor) and fast.kernels(seed):
+        found: Tensor = fast.load("hash").position_tokens(seed, canvas, step, stream, length, limit)
+        return found
+    return below(position_keys(seed, canvas, step, stream, length, device)[..., 0], limit)
 
 
 def halves(seed: int | Tensor) -> tuple[int | Tensor, int | Tensor]:

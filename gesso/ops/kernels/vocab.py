@@ -45,7 +45,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.errors import InputError
-from gesso.ops import hash
+from gesso.ops.kernels.hash import gumbel, token_hash
 from gesso.ops.vocab import Reading
 
 
@@ -81,9 +81,6 @@ SPLITS = 6
 MERGE_WARPS = 4  # one row of P numbers a program
 STREAM, STREAM_WARPS = 4096, 8  # elements of a program that only streams: 16 a thread, 32 bytes of bfloat16
 
-_GOLDEN = tl.constexpr(hash.GOLDEN)
-_M1 = tl.constexpr(hash._M1)
-_M2 = tl.constexpr(hash._M2)
 _NOTHING = tl.constexpr(-1e30)  # below any logit, but finite: minus infinity times the zero it leaves would be NaN
 
 
@@ -188,32 +185,6 @@ def _check(hidden_TH: Tensor, head_VH: Tensor, embedding_VH: Tensor, temperature
             f"temperatures must be float32 and keys int32, not {temperature_T.dtype} and {key_T2.dtype}: "
             "keys of another width would give other hashes"
         )
-
-
-# --- randomness, as in ops/hash.py ---
-
-
-@triton.jit
-def _xorshift(x, bits: tl.constexpr):
-    return x ^ ((x >> bits) & ((1 << (32 - bits)) - 1))
-
-
-@triton.jit
-def token_hash(key_0, key_1, token):
-    x = _xorshift((token * _GOLDEN) ^ key_0, 16) * _M1 + key_1
-    return _xorshift(_xorshift(x, 15) * _M2, 16)
-
-
-@triton.jit
-def uniform(hashes):
-    return (((hashes >> 9) & 0x7FFFFF).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2 ** -23
-
-
-@triton.jit
-def gumbel(hashes):
-    # Of a number just below one the inner logarithm is tiny and all its digits count: it must not be an approximation
-    # with an absolute error, as a GPU's own instruction is.
-    return -tl.log(-tl.log(uniform(hashes)))
 
 
 # --- kernels ---

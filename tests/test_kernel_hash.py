@@ -1,0 +1,64 @@
+"""The hashes of the kernels are those of the plain version, to the bit: in Triton's interpreter, or on a GPU.
+
+B canvases, C positions, T rows of keys, V tokens.
+"""
+
+import random
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from gesso.ops import hash
+from gesso.ops.kernels import hash as hash_kernel
+from gesso.ops.kernels.hash import token_hash, uniform
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@triton.jit
+def _random(key_T2, hash_TV, uniform_TV, V: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    token = tl.arange(0, BLOCK)
+    hashes = token_hash(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token)
+    tl.store(hash_TV + row * V + token, hashes, mask=token < V)
+    tl.store(uniform_TV + row * V + token, uniform(hashes), mask=token < V)
+
+
+def test_hashes_of_tokens_are_those_of_the_plain_version_to_the_bit():
+    signs = torch.tensor([[-1, -1], [-(2**31), 2**31 - 1], [2**31 - 1, -(2**31)], [0, 0], [7, -7]], dtype=torch.int32)
+    key_T2 = torch.cat([signs, hash.position_keys(5, 0, 1, 0, 3, signs.device)]).to(DEVICE)
+    hash_TV = torch.empty(len(key_T2), 1000, dtype=torch.int32, device=DEVICE)
+    uniform_TV = torch.empty(len(key_T2), 1000, device=DEVICE)
+    _random[(len(key_T2),)](key_T2, hash_TV, uniform_TV, V=1000, BLOCK=1024)
+    expected_TV = hash.token_hash(key_T2, 1000)
+    assert torch.equal(hash_TV, expected_TV) and (expected_TV < 0).any() and (expected_TV > 0).any()
+    assert torch.equal(uniform_TV, hash.uniform(expected_TV))
+
+
+SEEDS = [0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**63 + 5, 2**64 - 1]
+
+
+def canvases(count):
+    """Seeds, canvases and steps, as whole numbers and as the tensors a captured graph holds them in."""
+    seeds = random.sample([*SEEDS, *(random.getrandbits(64) for _ in SEEDS)], count)
+    indices = [random.choice([0, 1, 7 + (1 << 24), 2**31 + 3]) for _ in range(count)]
+    steps = [random.randrange(1, 500) for _ in range(count)]
+    seed_B = torch.tensor([seed - 2**64 if seed >= 2**63 else seed for seed in seeds], device=DEVICE)
+    step_B = torch.tensor(steps, dtype=torch.float64, device=DEVICE)
+    return list(zip(seeds, indices, steps, strict=True)), (seed_B, torch.tensor(indices, device=DEVICE), step_B)
+
+
+# One position, less than a program has, all of one, and more.
+@pytest.mark.parametrize("length", [1, 100, 256, 300])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_those_of_a_step_are_what_each_canvas_would_be_given_alone(count, length):
+    random.seed(100 * count + length)
+    for stream in (0, 1, 2):
+        numbers, tensors = canvases(count)
+        keys = [hash.position_keys(*each, stream, length, DEVICE) for each in numbers]
+        assert torch.equal(hash_kernel.position_keys(*tensors, stream, length), torch.stack(keys))
+        for limit in (50, 262144, 2**31 - 1):
+            tokens = [hash.position_tokens(*each, stream, length, limit, DEVICE) for each in numbers]
+            assert torch.equal(hash_kernel.position_tokens(*tensors, stream, length, limit), torch.stack(tokens))
