@@ -21,7 +21,7 @@ def linears(x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
     found = [_stack(weight) for weight in weights]
     wide_ones = [each for each in found if isinstance(each, Matrices)]
     if len(wide_ones) < len(found):
-        return [linear4.linear(x_TI, each) for each in found if isinstance(each, Packed4)]
+        return linear4.linears(x_TI, [each for each in found if isinstance(each, Packed4)])
     low, scale_T = _rows(x_TI, wide_ones[0])
     return plain.linears(low, [_matrix(each) for each in wide_ones], scale_T, x_TI.dtype)
 
