@@ -119,13 +119,11 @@ def _product(
         x = tl.load(x_at + 2 * start)
         weight = tile(packed_at, scale_at, start, LINES, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, x, y, input_precision=PRECISION)
-    if FLOAT:
-        if GATED:
-            y *= tl.where(second == 1, over(other_over_ptr, 0), over(over_ptr, 0))[:, None]
-        else:
-            y *= over(over_ptr, 0)
     if GATED:
+        y *= tl.where(second == 1, over(other_over_ptr, 0), over(over_ptr, 0))[:, None]
         y = gated_sum(y, COLUMNS, ROWS)
+    else:
+        y *= over(over_ptr, 0)
     column = first + tl.arange(0, COLUMNS)
     y_at = y_ptr + token[None, :].to(tl.int64) * columns + column[:, None]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=(token < tokens)[None, :] & (column < columns)[:, None])
