@@ -68,6 +68,20 @@ def test_a_matrix_of_four_bits_multiplies_all_tokens(kind, unit, monkeypatch):
         linear4.linear(x_TI[:, :96], make(kind, 1, 40, 96, 1)[0])
 
 
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_several_matrices_of_four_bits_give_in_one_launch_what_each_gives_alone(kind, count):
+    x_TI = torch.randn(37, 128, generator=torch.Generator().manual_seed(0)) * 0.3
+    sizes = (72, 130, 40)[:count]  # each ends within a tile, and the next begins its own
+    found = [make(kind, 1, size, 128, seed) for seed, size in enumerate(sizes)]
+    if kind == "nvfp4":
+        found = [(Packed(m.packed_EOB, m.scale_EOG, m.over_E * 2**i), w / 2**i) for i, (m, w) in enumerate(found)]
+    ys = linear4.linears(x_TI, [matrix for matrix, _ in found])
+    for y_TO, (matrix, wide) in zip(ys, found, strict=True):
+        assert torch.equal(y_TO, linear4.linear(x_TI, matrix))
+        torch.testing.assert_close(y_TO, F.linear(x_TI, wide[0]), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("unit", [1, 4])
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])

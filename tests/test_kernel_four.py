@@ -23,9 +23,12 @@ def words(pair: Tensor) -> Tensor:
 
 
 def permute(a: Tensor, b: Tensor, choice: int) -> Tensor:
-    picks = [choice >> 4 * i & 15 for i in range(4)]
-    assert max(picks) < 8
-    return sum(((b if pick > 3 else a) >> 8 * (pick % 4) & 255) << 8 * i for i, pick in enumerate(picks))
+    found = torch.zeros_like(a)
+    for i in range(4):
+        pick = choice >> 4 * i & 15
+        byte = (b if pick & 4 else a) >> 8 * (pick & 3) & 255
+        found |= ((byte >> 7) * 255 if pick & 8 else byte) << 8 * i  # the sign of the byte, if 8 is added
+    return found
 
 
 def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
@@ -46,8 +49,8 @@ def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
                     found = a.expand(len(inputs[0]))
                 case "mul", [b] if "bf16x2" in name:
                     found = words(halves(a) * halves(b))
-                case "sub", [b]:
-                    found = words(halves(a) - halves(b))
+                case "fma", [b, c]:  # with one rounding: the sum has too few digits for float32 to round it
+                    found = words((halves(a).double() * halves(b).double() + halves(c).double()).bfloat16())
                 case "mul", [b]:
                     found = a * b & WORD
                 case "and", [b]:
@@ -75,7 +78,7 @@ def test_the_ptx_makes_what_the_bits_stand_for(kind, unit):
     if kind == "int4":
         scale_N = torch.randn(len(unit_N), generator=g).bfloat16()
         given_N, text = scale_N.view(torch.uint16).to(torch.int64), getattr(four, f"INT4_{unit}").value
-        expected = (nibble_NU - 8) * scale_N.float()[:, None]
+        expected = (nibble_NU - 8) * scale_N.float()[:, None] / 2**40
     else:
         code_N = torch.arange(len(unit_N)) % 127  # all scales there are; 127 is no number
         (given_N,) = run(four.E4M3.value, 1, code_N)

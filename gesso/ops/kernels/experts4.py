@@ -94,8 +94,7 @@ def _up(
         x = tl.load(x_at + 2 * start)
         weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         both = tl.dot(weight, x, both, input_precision=PRECISION)
-    if FLOAT:
-        both *= over(over_ptr, expert)
+    both *= over(over_ptr, expert)
     h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + column[:, None]
@@ -127,7 +126,6 @@ def _down(
         h = tl.load(h_at + 2 * start)
         weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
-    if FLOAT:
-        y *= over(over_ptr, expert)
+    y *= over(over_ptr, expert)
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[None, :] & (column < HIDDEN)[:, None])

@@ -7,8 +7,8 @@ So it reads one byte at a time; or, with a `UNIT` of 4, a word of four bytes, ei
 four bytes apart: then the columns of x have to come in the order of `places`. That costs fewer instructions a weight
 and more a value of x, so it is for products with few rows.
 
-On a GPU, in bfloat16, the widening is written in PTX: two values at a time, some two instructions a value, where the
-compiler makes eight. The plain expression beside it says what it computes.
+On a GPU, in bfloat16, the widening is written in PTX: two values at a time, less than two instructions a value, where
+the compiler makes eight. The plain expression beside it says what it computes.
 """
 
 from dataclasses import dataclass
@@ -61,15 +61,32 @@ def in_ptx(x: Tensor) -> bool:
 
 # --- in PTX -----------------------------------------------------------------------------------------------------------
 
-# A byte becomes a pair of bfloat16. `spread` puts its halves at the right end of each 16 bits: 128 + n is 0x4300 | n,
-# and 128 + n - 136 is exact.
-_INT4 = """
-    lop3.b32 p, p, 0x000F000F, 0x43004300, 0xEA;
-    sub.rn.bf16x2 p, p, c;
-    mul.rn.bf16x2 p, p, s;
+# A byte becomes a pair of bfloat16. As the lowest bits of one, up to eight of them, a whole number is itself less 133
+# powers of two: subnormal, or of the first exponent that is not, which goes on counting. So the low half stays where it
+# is, the high half is 16 times too large, and both get their scale, less 40 powers of two, and lose the 8 in one step
+# that rounds once. For it the scale is multiplied with 2^93 and 2^89, and for the 8 with -2^-37, which is exact up to
+# scales of 2^35. `over` puts the 40 back.
+_INT4_SCALE = """
+    mov.b32 s, {$S, $S};
+    mov.b32 c, 0xAD00AD00;
+    mul.rn.bf16x2 c, s, c;
+    mov.b32 p, 0x6C006E00;
+    mul.rn.bf16x2 s, s, p;
 """
-# Here it puts them at the left end, where signs belong; exponent and mantissa go six bits down, which makes the number
-# less 126 powers of two, the subnormal ones included. The scale makes up for 112 of them, and `over` for the rest.
+_INT4_1 = """
+    mul.lo.u32 p, $W, 0x10001;
+    and.b32 p, p, 0x00F0000F;
+    fma.rn.bf16x2 p, p, s, c;
+"""
+# Of four bytes, the halves are taken apart first, two instructions for all. Place 8 is the sign of the first byte of
+# `a` all over a byte: zero.
+_INT4_4 = """
+    prmt.b32 p, a, q, 0x8{high}8{low};
+    fma.rn.bf16x2 p, p, s, c;
+"""
+# The halves of e2m1 are put at the left end of each 16 bits, where signs belong; exponent and mantissa go six bits
+# down, which makes the number less 126 powers of two, the subnormal ones included. The scale makes up for 112 of them,
+# and `over` for the rest.
 _E2M1 = """
     and.b32 q, p, 0x80008000;
     shr.u32 p, p, 6;
@@ -78,17 +95,17 @@ _E2M1 = """
 """
 
 
-def _ptx(start: str, spread: str, then: str, unit: int) -> str:
-    pair = spread + then + "mov.b32 {{${first}, ${second}}}, p;"
+def _ptx(start: str, then: str, unit: int) -> str:
+    pair = then + "mov.b32 {{${first}, ${second}}}, p;"
     pairs = (pair.format(high=4 + i, low=i, first=2 * i, second=2 * i + 1) for i in range(unit))
-    text = "{ .reg .b32 a, c, p, q, s; mov.b32 c, 0x43084308;" + start + "".join(pairs) + "}"
+    text = "{ .reg .b32 a, c, p, q, s;" + start + "".join(pairs) + "}"
     return text.replace("$W", f"${2 * unit}").replace("$S", f"${2 * unit + 1}")
 
 
-INT4_1 = tl.constexpr(_ptx("mov.b32 s, {$S, $S};", "mul.lo.u32 p, $W, 0x1001;", _INT4, 1))
-INT4_4 = tl.constexpr(_ptx("mov.b32 s, {$S, $S}; shr.u32 a, $W, 4;", "prmt.b32 p, $W, a, 0x0{high}0{low};", _INT4, 4))
-E2M1_1 = tl.constexpr(_ptx("mov.b32 s, $S;", "mul.lo.u32 p, $W, 0x01001000;", _E2M1, 1))
-E2M1_4 = tl.constexpr(_ptx("mov.b32 s, $S; shl.b32 a, $W, 4;", "prmt.b32 p, a, $W, 0x{high}0{low}0;", _E2M1, 4))
+INT4_1 = tl.constexpr(_ptx(_INT4_SCALE, _INT4_1, 1))
+INT4_4 = tl.constexpr(_ptx(_INT4_SCALE + "and.b32 a, $W, 0x0F0F0F0F; and.b32 q, $W, 0xF0F0F0F0;", _INT4_4, 4))
+E2M1_1 = tl.constexpr(_ptx("mov.b32 s, $S;", "mul.lo.u32 p, $W, 0x01001000;" + _E2M1, 1))
+E2M1_4 = tl.constexpr(_ptx("mov.b32 s, $S; shl.b32 a, $W, 4;", "prmt.b32 p, a, $W, 0x{high}0{low}0;" + _E2M1, 4))
 # The bits of e4m3 at their places in a bfloat16 are that number less 120 powers of two: times 2^127 and 2^105, two
 # exact steps since no bfloat16 is that large, it is 112 powers of two more than it was.
 E4M3 = tl.constexpr("""{
@@ -132,7 +149,7 @@ def _value(unit, scale, PLACE: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.const
         bits = ((half & 7).to(tl.uint16) << 9) | ((half & 8).to(tl.uint16) << 12)
         number = bits.to(tl.float16, bitcast=True).to(tl.float32)
     else:
-        number = half.to(tl.float32) - 8.0
+        number = (half.to(tl.float32) - 8.0) * (1.0 / (1 << 40))
     return (number * scale).to(TYPE)
 
 
@@ -160,8 +177,11 @@ def _scales(
 
 @triton.jit
 def over(over_ptr, expert):
-    """What to multiply a sum of NVFP4 products with."""
-    return 16384.0 / tl.load(over_ptr + expert)
+    """What to multiply a sum of products with, for what their weights are too small by."""
+    if over_ptr is None:
+        return 1099511627776.0  # 2^40
+    else:
+        return 16384.0 / tl.load(over_ptr + expert)
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------

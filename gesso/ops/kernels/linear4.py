@@ -3,9 +3,10 @@
 A tile widens its weights for itself, so tiles are as tall as the tokens of a canvas allow. T tokens, I in, O out.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,69 +20,110 @@ UNIT = 1  # bytes
 
 
 def linear(x_TI: Tensor, matrix: Packed) -> Tensor:
-    return _launch(x_TI, matrix, None)
+    return linears(x_TI, [matrix])[0]
+
+
+def linears(x_TI: Tensor, matrices: Sequence[Packed]) -> list[Tensor]:
+    """Up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU idle."""
+    tiling, columns = _cut(TILINGS["plain"], matrices[0]), [_columns(matrix) for matrix in matrices]
+    ys = [x_TI.new_empty(len(x_TI), each) for each in columns]
+    given: list[Any] = []
+    for matrix, y_TO in zip(matrices, ys, strict=True):
+        given += [*_tensors(matrix), y_TO]
+    missing = 3 - len(matrices)
+    tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
+    _launch(x_TI, matrices[0], tiling, tiles, [*given, *[None] * 4 * missing], [*columns, *[0] * missing], GATED=False)
+    return ys
 
 
 def gated(x_TI: Tensor, gate: Packed, up: Packed) -> Tensor:
     """gelu(x gate) * (x up)."""
-    return _launch(x_TI, gate, up)
+    tiling, columns = _cut(TILINGS["gated"], gate), _columns(gate)
+    y_TO = x_TI.new_empty(len(x_TI), columns)
+    given = [*_tensors(gate), y_TO, *_tensors(up), *[None] * 5]
+    _launch(x_TI, gate, tiling, triton.cdiv(columns, tiling.columns), given, [columns, 0, 0], GATED=True)
+    return y_TO
 
 
-def _launch(x_TI: Tensor, matrix: Packed, other: Packed | None) -> Tensor:
-    """A matrix is the one expert of a `Packed`."""
-    (tokens, width), columns = x_TI.shape, matrix.packed_EOB.shape[1]
-    tiling = TILINGS["plain" if other is None else "gated"]
+def _launch(
+    x_TI: Tensor, matrix: Packed, tiling: Tiling, tiles: int, given: list[Any], columns: list[int], GATED: bool
+) -> None:
+    _product[triton.cdiv(len(x_TI), tiling.rows), tiles](
+        x_TI.contiguous(), *given, len(x_TI), *columns, WIDTH=x_TI.shape[1],
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrix.group, UNIT=UNIT,
+        TOGETHER=matrix.scales_together(UNIT), GATED=GATED, PTX=in_ptx(x_TI), PRECISION=precision(x_TI),
+        num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+
+
+def _cut(tiling: Tiling, matrix: Packed) -> Tiling:
     if matrix.packed_EOB.shape[-1] % tiling.depth:
         tiling = replace(tiling, depth=tiling.depth // 2, stages=4)
     check_fits(matrix, tiling)
-    y_TO = torch.empty(tokens, columns, device=x_TI.device, dtype=x_TI.dtype)
-    _product[triton.cdiv(tokens, tiling.rows), triton.cdiv(columns, tiling.columns)](
-        x_TI.contiguous(), matrix.units(UNIT), matrix.scales(UNIT), matrix.over_E,
-        other and other.units(UNIT), other and other.scales(UNIT), other and other.over_E, y_TO,
-        tokens, WIDTH=width, WIDE=columns,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrix.group, UNIT=UNIT,
-        TOGETHER=matrix.scales_together(UNIT), PTX=in_ptx(x_TI), PRECISION=precision(x_TI),
-        num_warps=tiling.warps, num_stages=tiling.stages,
-    )  # fmt: skip
-    return y_TO
+    return tiling
+
+
+def _columns(matrix: Packed) -> int:
+    """A matrix is the one expert of a `Packed`."""
+    return matrix.packed_EOB.shape[1]
+
+
+def _tensors(matrix: Packed) -> tuple[Tensor, Tensor, Tensor | None]:
+    return matrix.units(UNIT), matrix.scales(UNIT), matrix.over_E
 
 
 @triton.jit
 def _product(
-    x_ptr, packed_ptr, scale_ptr, over_ptr, other_ptr, other_scale_ptr, other_over_ptr, y_ptr, tokens,
-    WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    x_ptr, packed_ptr, scale_ptr, over_ptr, y_ptr, other_ptr, other_scale_ptr, other_over_ptr, other_y_ptr,
+    third_ptr, third_scale_ptr, third_over_ptr, third_y_ptr, tokens, columns, other_columns, third_columns,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+    UNIT: tl.constexpr, TOGETHER: tl.constexpr, GATED: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first = tl.program_id(1) * COLUMNS
+    """A tile of x weight, or of gelu(x weight) * (x other). Of several matrices, the tiles of one follow another's."""
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
     SCALES: tl.constexpr = HALF // GROUP // TOGETHER
-    GATED: tl.constexpr = other_ptr is not None
     LINES: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
     kind: tl.constexpr = x_ptr.dtype.element_ty
+    part = tl.program_id(1)
+    if other_y_ptr is not None:
+        parts = tl.cdiv(columns, COLUMNS)
+        if part >= parts:
+            part -= parts
+            parts = tl.cdiv(other_columns, COLUMNS)
+            packed_ptr, scale_ptr, y_ptr, columns = other_ptr, other_scale_ptr, other_y_ptr, other_columns
+            if FLOAT:
+                over_ptr = other_over_ptr
+            if third_y_ptr is not None:  # noqa: SIM102 - this is known when it is compiled, the next when it runs
+                if part >= parts:
+                    part -= parts
+                    packed_ptr, scale_ptr, y_ptr, columns = third_ptr, third_scale_ptr, third_y_ptr, third_columns
+                    if FLOAT:
+                        over_ptr = third_over_ptr
+        packed_ptr, scale_ptr = tl.multiple_of(packed_ptr, 16), tl.multiple_of(scale_ptr, 16)
+        y_ptr = tl.multiple_of(y_ptr, 16)
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = part * COLUMNS
     # What lies beyond the last reads the last; it is not stored.
     x_at = x_ptr + tl.minimum(token, tokens - 1)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
     if GATED:
         place_in_tile, second = gate_and_other(COLUMNS)
-        row = tl.minimum(first + place_in_tile, WIDE - 1).to(tl.int64)
+        row = tl.minimum(first + place_in_tile, columns - 1).to(tl.int64)
         packed_at = tl.where(second == 1, other_ptr + row * (HALF // UNIT), packed_ptr + row * (HALF // UNIT))
         scale_at = tl.where(second == 1, other_scale_ptr + row * SCALES, scale_ptr + row * SCALES)
     else:
-        row = tl.minimum(first + tl.arange(0, COLUMNS), WIDE - 1).to(tl.int64)
+        row = tl.minimum(first + tl.arange(0, COLUMNS), columns - 1).to(tl.int64)
         packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
     y = tl.zeros((LINES, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
         weight = tile(packed_at, scale_at, start, LINES, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, x, y, input_precision=PRECISION)
-    if FLOAT:
-        if GATED:
-            y *= tl.where(second == 1, over(other_over_ptr, 0), over(over_ptr, 0))[:, None]
-        else:
-            y *= over(over_ptr, 0)
     if GATED:
+        y *= tl.where(second == 1, over(other_over_ptr, 0), over(over_ptr, 0))[:, None]
         y = gated_sum(y, COLUMNS, ROWS)
+    else:
+        y *= over(over_ptr, 0)
     column = first + tl.arange(0, COLUMNS)
-    y_at = y_ptr + token[None, :].to(tl.int64) * WIDE + column[:, None]
-    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=(token < tokens)[None, :] & (column < WIDE)[:, None])
+    y_at = y_ptr + token[None, :].to(tl.int64) * columns + column[:, None]
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=(token < tokens)[None, :] & (column < columns)[:, None])

@@ -22,7 +22,7 @@ def linears(x_TI: Rows, weights: Sequence[Weight]) -> list[Tensor]:
     wide_ones = [each for each in found if isinstance(each, Matrices)]
     if len(wide_ones) < len(found):
         assert isinstance(x_TI, Tensor)
-        return [linear4.linear(x_TI, each) for each in found if isinstance(each, Packed4)]
+        return linear4.linears(x_TI, [each for each in found if isinstance(each, Packed4)])
     rows, scale_T = _rows(x_TI, wide_ones[0])
     return plain.linears(rows, [_matrix(each) for each in wide_ones], scale_T, x_TI.dtype)
 
