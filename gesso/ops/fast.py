@@ -38,7 +38,8 @@ class Beside:
         self.streams: list[Any] = []
 
     def __enter__(self) -> Self:
-        if isinstance(self.given, Rounded) or kernels(self.given):
+        tensor = self.given.low_TI if isinstance(self.given, Rounded) else self.given
+        if tensor.is_cuda and kernels(tensor):
             main = torch.cuda.current_stream()
             side = _side(main.device)
             side.wait_stream(main)
