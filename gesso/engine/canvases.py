@@ -114,7 +114,7 @@ class Canvases:
         soft_BCH = self.soft_BCH.clone()
         settles = self.process.settings.settle > 0
         found = []
-        for i, (running, standing) in enumerate(zip(requests, self.standing_B.tolist(), strict=True)):
+        for i, (running, standing) in enumerate(zip(requests, self._standing(requests), strict=True)):
             tokens_C, candidate_C, argmax_C, pin_C, steady_C = ints[:, i].unbind()
             confidence_C, entropy_C = floats[:, i].unbind()
             accepted_C, settled_C = flags[:, i].unbind()
@@ -134,3 +134,11 @@ class Canvases:
             found.append(canvas)
         self.held = list(found)
         return found
+
+    def _standing(self, requests: Sequence[Running]) -> list[bool]:
+        """Reading this waits for the step. Who takes all steps anyway need not wait, unless all he has may be pinned:
+        then the next step is ready on the GPU when this one ends."""
+        if self.process.settings.stopping == "fixed" and not any(running.request.pins for running in requests):
+            return [False] * len(requests)
+        standing: list[bool] = self.standing_B.tolist()
+        return standing

@@ -118,7 +118,8 @@ class Graph:
 
     def capture(self, pool: Any) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Before what runs beside: short kernels that the rest waits for would else queue behind it.
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream(priority=-1)):
             self._pass()
         self.replay = graph.replay
 
