@@ -92,7 +92,8 @@ def _up(
     both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        unit = tl.load(packed_at[:, None] + start // UNIT + tl.arange(0, DEPTH // UNIT)[None, :])
+        weight = tile(unit, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         both = tl.dot(weight, x, both, input_precision=PRECISION)
     both *= over(over_ptr, expert)
     h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
@@ -124,7 +125,8 @@ def _down(
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         h = tl.load(h_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        unit = tl.load(packed_at[:, None] + start // UNIT + tl.arange(0, DEPTH // UNIT)[None, :])
+        weight = tile(unit, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     y *= over(over_ptr, expert)
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]
