@@ -54,10 +54,8 @@ def test_a_width_that_the_steps_do_not_fit_is_refused():
         kernel.up(torch.zeros(1, 96), group(torch.zeros(1, 1, dtype=torch.int64), 1, 32), 1, packed)
 
 
-@pytest.mark.parametrize("unit", [1, 4])
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_a_matrix_of_four_bits_multiplies_all_tokens(kind, unit, monkeypatch):
-    monkeypatch.setattr(linear4, "UNIT", unit)
+def test_a_matrix_of_four_bits_multiplies_all_tokens(kind):
     x_TI = torch.randn(37, 128, generator=torch.Generator().manual_seed(0)) * 0.3
     (gate, wide_gate), (up, wide_up) = (make(kind, 1, 40, 128, seed) for seed in (1, 2))
     torch.testing.assert_close(linear4.linear(x_TI, gate), F.linear(x_TI, wide_gate[0]), rtol=1e-4, atol=1e-4)
@@ -85,9 +83,9 @@ def test_several_matrices_of_four_bits_give_in_one_launch_what_each_gives_alone(
 @pytest.mark.gpu
 @pytest.mark.parametrize("unit", [1, 4])
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit, monkeypatch):
+def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit):
     """A one in each row and zeros picks the weights out; 512 rows of them have every value under every scale."""
-    monkeypatch.setattr(linear4, "UNIT", unit)
+    assert (linear4.UNIT, kernel.UNIT) == (1, 4)
     matrix, _ = make(kind, 1, 512, 256, 3)
     scale = torch.arange(matrix.scale_EOG.numel(), dtype=torch.int16).view_as(matrix.scale_EOG)
     if kind == "int4":
@@ -97,8 +95,8 @@ def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit, monkeypa
     nibble = torch.stack((matrix.packed_EOB & 15, matrix.packed_EOB >> 4), -1).flatten(-2)
     number = nibble - 8.0 if kind == "int4" else E2M1[nibble.int() & 7] * torch.where(nibble > 7, -1.0, 1.0)
     wide = (number * scale.float().repeat_interleave(256 // scale.shape[-1], -1)).bfloat16()
-    found = linear4.linear(
-        torch.eye(256, device="cuda", dtype=torch.bfloat16),
-        Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda()),
-    )
+    given = Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda())
+    one = torch.eye(256, device="cuda", dtype=torch.bfloat16)
+    groups = group(torch.zeros(256, 1, device="cuda", dtype=torch.int64), 1, kernel.TILINGS["back"].rows)
+    found = linear4.linear(one, given) if unit == 1 else kernel.back(one, groups, given)
     assert torch.equal(found.cpu().T, wide[0])

@@ -1,7 +1,8 @@
 """The two products of the experts with weights of four bits, int4 or NVFP4, that are widened as they are read.
 
 As in experts.py, but turned over: the weights are the left operand and the rows of a tile are the columns of the
-result (four.py says why).
+result (four.py says why). They come by the copy engine: of a row, a step takes fewer bytes than the memory gives at
+once, and it keeps the rest in the cache for the next step.
 
 T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pairs.
 """
@@ -9,6 +10,7 @@ T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pair
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.ops.kernels.experts import Groups, group
 from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
@@ -35,7 +37,7 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
     check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
-        x_TH.contiguous(), gate_up.units(UNIT), gate_up.scales(UNIT), gate_up.over_E, h_RI,
+        x_TH.contiguous(), _gate_up(gate_up, tiling), gate_up.scales(UNIT), gate_up.over_E, h_RI,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, HIDDEN=hidden, WIDTH=width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group, UNIT=UNIT,
@@ -53,7 +55,8 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     check_fits(matrices, tiling)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, matrices.units(UNIT), matrices.scales(UNIT), matrices.over_E, y_RH,
+        h_RI, TensorDescriptor.from_tensor(matrices.units(UNIT), [1, tiling.columns, tiling.depth // UNIT]),
+        matrices.scales(UNIT), matrices.over_E, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         WIDTH=width, HIDDEN=hidden,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group, UNIT=UNIT,
@@ -63,13 +66,22 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     return y_RH
 
 
+def _gate_up(gate_up: Packed, tiling: Tiling) -> TensorDescriptor:
+    """Both matrices of an expert in the order of `gate_and_other`: [E, I / 8, gate or up, 8, words]."""
+    units_EOW = gate_up.units(UNIT)
+    experts, both, words = units_EOW.shape
+    shape = [experts, both // 16, 2, 8, words]
+    strides = [both * words, 8 * words, both // 2 * words, words, 1]
+    return TensorDescriptor(units_EOW, shape, strides, [1, tiling.columns // 8, 2, 8, tiling.depth // UNIT])
+
+
 # The sizes of a model are constants here: how rows are aligned follows from them, and without that the scales, a few
 # bytes a row, could not be fetched ahead.
 
 
 @triton.jit
 def _up(
-    x_ptr, packed_ptr, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
+    x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +91,7 @@ def _up(
     place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
     live = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=live, other=0) // choices
-    # Rows that are not live read the first, columns beyond the last read the last: what they give is not stored.
+    # Rows that are not live read the first, columns beyond the last zeros by the last scale: that is not stored.
     place_in_tile, second = gate_and_other(COLUMNS)
     column = tl.minimum(tl.program_id(0) * COLUMNS + place_in_tile, WIDTH - 1)
     row = (expert.to(tl.int64) * 2 + second) * WIDTH + column
@@ -88,11 +100,13 @@ def _up(
     SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = x_ptr.dtype.element_ty
     x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + places(DEPTH, UNIT)[:, None]
-    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
+    scale_at = scale_ptr + row * SCALES
     both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        unit = packed.load([expert, tl.program_id(0) * (COLUMNS // 8), 0, 0, start // UNIT])
+        unit = unit.reshape((2 * COLUMNS, DEPTH // UNIT))
+        weight = tile(unit, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         both = tl.dot(weight, x, both, input_precision=PRECISION)
     both *= over(over_ptr, expert)
     h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
@@ -103,7 +117,7 @@ def _up(
 
 @triton.jit
 def _down(
-    h_ptr, packed_ptr, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    h_ptr, packed, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -120,11 +134,12 @@ def _down(
     SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = h_ptr.dtype.element_ty
     h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
-    packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
+    scale_at = scale_ptr + row * SCALES
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         h = tl.load(h_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        unit = packed.load([expert, tl.program_id(0) * COLUMNS, start // UNIT]).reshape((COLUMNS, DEPTH // UNIT))
+        weight = tile(unit, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     y *= over(over_ptr, expert)
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]

@@ -217,13 +217,12 @@ def gated_sum(both, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def tile(
-    packed_at, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
+    unit, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
     TOGETHER: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of the rows that begin there, from byte `start` on."""
+    """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of rows, from byte `start` on; their scales begin there."""
     UNITS: tl.constexpr = DEPTH // UNIT
     GROUPS: tl.constexpr = DEPTH // GROUP
-    unit = tl.load(packed_at[:, None] + start // UNIT + tl.arange(0, UNITS)[None, :])
     scale = _scales(scale_at, start // GROUP, COLUMNS, GROUPS, TOGETHER, FLOAT, PTX)
     scale = tl.broadcast_to(scale[:, :, None], (COLUMNS, GROUPS, UNITS // GROUPS)).reshape((COLUMNS, UNITS))
     if UNIT == 1:

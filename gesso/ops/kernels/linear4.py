@@ -1,6 +1,7 @@
 """Products with matrices of four bits, int4 or NVFP4: as in linear.py, with the weights as the left operand (four.py).
 
-A tile widens its weights for itself, so tiles are as tall as the tokens of a canvas allow. T tokens, I in, O out.
+A tile widens its weights for itself, so tiles are as tall as the tokens of a canvas allow. Its tokens come by the copy
+engine: a third of the instructions of a step were addresses. T tokens, I in, O out.
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,14 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
+from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, tile
 from gesso.ops.kernels.linear import Tiling, precision
 
 # Depth is in bytes, each two values.
 TILINGS = {"plain": Tiling(128, 64, 64, 4, 3), "gated": Tiling(128, 32, 64, 4, 3)}
-UNIT = 1  # bytes
+UNIT = 1  # bytes, since the copy engine leaves the columns of x in their order
 
 
 def linear(x_TI: Tensor, matrix: Packed) -> Tensor:
@@ -49,8 +51,9 @@ def _launch(
     x_TI: Tensor, matrix: Packed, tiling: Tiling, tiles: int, given: list[Any], columns: list[int], GATED: bool
 ) -> None:
     _product[triton.cdiv(len(x_TI), tiling.rows), tiles](
-        x_TI.contiguous(), *given, len(x_TI), *columns, WIDTH=x_TI.shape[1],
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrix.group, UNIT=UNIT,
+        TensorDescriptor.from_tensor(x_TI.contiguous(), [tiling.rows, 2 * tiling.depth]),
+        *given, len(x_TI), *columns, WIDTH=x_TI.shape[1],
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrix.group,
         TOGETHER=matrix.scales_together(UNIT), GATED=GATED, PTX=in_ptx(x_TI), PRECISION=precision(x_TI),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
@@ -74,17 +77,17 @@ def _tensors(matrix: Packed) -> tuple[Tensor, Tensor, Tensor | None]:
 
 @triton.jit
 def _product(
-    x_ptr, packed_ptr, scale_ptr, over_ptr, y_ptr, other_ptr, other_scale_ptr, other_over_ptr, other_y_ptr,
+    tokens_TI, packed_ptr, scale_ptr, over_ptr, y_ptr, other_ptr, other_scale_ptr, other_over_ptr, other_y_ptr,
     third_ptr, third_scale_ptr, third_over_ptr, third_y_ptr, tokens, columns, other_columns, third_columns,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-    UNIT: tl.constexpr, TOGETHER: tl.constexpr, GATED: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    TOGETHER: tl.constexpr, GATED: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of x weight, or of gelu(x weight) * (x other). Of several matrices, the tiles of one follow another's."""
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
     SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     LINES: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
-    kind: tl.constexpr = x_ptr.dtype.element_ty
+    kind: tl.constexpr = y_ptr.dtype.element_ty
     part = tl.program_id(1)
     if other_y_ptr is not None:
         parts = tl.cdiv(columns, COLUMNS)
@@ -104,21 +107,21 @@ def _product(
         y_ptr = tl.multiple_of(y_ptr, 16)
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = part * COLUMNS
-    # What lies beyond the last reads the last; it is not stored.
-    x_at = x_ptr + tl.minimum(token, tokens - 1)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
+    # Columns beyond the last read the last, tokens read zeros; neither is stored.
     if GATED:
         place_in_tile, second = gate_and_other(COLUMNS)
         row = tl.minimum(first + place_in_tile, columns - 1).to(tl.int64)
-        packed_at = tl.where(second == 1, other_ptr + row * (HALF // UNIT), packed_ptr + row * (HALF // UNIT))
+        packed_at = tl.where(second == 1, other_ptr + row * HALF, packed_ptr + row * HALF)
         scale_at = tl.where(second == 1, other_scale_ptr + row * SCALES, scale_ptr + row * SCALES)
     else:
         row = tl.minimum(first + tl.arange(0, COLUMNS), columns - 1).to(tl.int64)
-        packed_at, scale_at = packed_ptr + row * (HALF // UNIT), scale_ptr + row * SCALES
+        packed_at, scale_at = packed_ptr + row * HALF, scale_ptr + row * SCALES
     y = tl.zeros((LINES, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
-        x = tl.load(x_at + 2 * start)
-        weight = tile(packed_at, scale_at, start, LINES, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
-        y = tl.dot(weight, x, y, input_precision=PRECISION)
+        x = tokens_TI.load([tl.program_id(0) * ROWS, 2 * start])
+        unit = tl.load(packed_at[:, None] + start + tl.arange(0, DEPTH)[None, :])
+        weight = tile(unit, scale_at, start, LINES, DEPTH, GROUP, 1, TOGETHER, FLOAT, PTX, kind)
+        y = tl.dot(weight, tl.trans(x), y, input_precision=PRECISION)
     if GATED:
         y *= tl.where(second == 1, over(other_over_ptr, 0), over(over_ptr, 0))[:, None]
         y = gated_sum(y, COLUMNS, ROWS)
