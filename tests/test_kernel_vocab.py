@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
 from gesso.errors import InputError
@@ -83,6 +84,22 @@ def assert_same(mine, theirs, tolerance=1e-5):
         # Sums in another order: a probability or a mean may round to the neighbouring bfloat16.
         error = 2.0**-7 if b.dtype == torch.bfloat16 else tolerance
         torch.testing.assert_close(a, b, rtol=error, atol=error, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@triton.jit
+def _delays(key_T2, delay_TV, BLOCK: tl.constexpr, PTX: tl.constexpr):
+    row, token = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    delay = vocab_kernel._delay(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token, PTX)
+    tl.store(delay_TV + row * BLOCK * tl.num_programs(1) + token, delay)
+
+
+def test_the_noise_of_a_draw_has_its_digits_where_the_winners_are():
+    key_T2, size = keys(8), 2**17
+    delay_TV = torch.empty(8, size, device=DEVICE)
+    _delays[8, 8](key_T2, delay_TV, BLOCK=size // 8, PTX=DEVICE.type == "cuda")
+    uniform_TV = hash.uniform(hash.token_hash(key_T2, size)).double()
+    assert 1 - uniform_TV.max() < 1e-5
+    assert (delay_TV - (-uniform_TV.log2()).log2()).abs().max() < 6e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

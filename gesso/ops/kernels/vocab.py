@@ -31,9 +31,10 @@ starts, so that one binary serves every batch.
 
 float32 is right but slow: it has no exact tensor-core product, and the blocks below are not made for it.
 
-The hashes are those of `ops/hash.py` to the bit. The logarithms of the Gumbel noise are the device's, and may differ
-from a CPU's in the last bit, as do the logits by the order of their sums; a draw can differ where two tokens tie to
-within that.
+The hashes are those of `ops/hash.py` to the bit. The tanh is made of the device's own exp2 and 1/x (`special.py`), and
+logits at the step's temperature are good to 3e-7 softcap / temperature, which is 2e-5 at a temperature of 0.4; the
+Gumbel noise is good to 5e-6. Where two tokens tie to within that, a draw or an argmax can be the other one; a logit
+rounded to bfloat16 is off by hundreds of times as much.
 """
 
 from typing import NamedTuple
@@ -45,7 +46,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.errors import InputError
-from gesso.ops.kernels.hash import gumbel, token_hash
+from gesso.ops.kernels.hash import token_hash, uniform
+from gesso.ops.kernels.special import exp2, in_ptx, log2, reciprocal, rounded
 from gesso.ops.vocab import Reading
 
 
@@ -67,8 +69,9 @@ class Product(NamedTuple):
 # thread rows * columns / (32 * warps) float32 sums.
 #
 # LOGITS: 128 x 128 by 8 warps is 32 KB a stage and 64 sums a thread. Three stages are 96 KB, so two programs share an
-# SM, and one computes its epilogue (some 110 instructions a logit, more than half the time of the product itself) while
-# the other keeps the tensor cores busy. By 4 warps it spills, and takes 2.4 times as long.
+# SM, and one computes its epilogue (some 40 instructions a logit, five of them of the unit for special functions, which
+# takes one for eight of the others) while the other keeps the tensor cores busy. For that no thread may need more than
+# 128 registers, see `_after`.
 LOGITS = Product(rows=128, columns=128, warps=8, stages=3)
 
 # MEAN: the epilogue is a store, so the larger tile: 48 KB a stage, four of them 192 KB, 128 sums a thread.
@@ -81,6 +84,7 @@ SPLITS = 6
 MERGE_WARPS = 4  # one row of P numbers a program
 STREAM, STREAM_WARPS = 4096, 8  # elements of a program that only streams: 16 a thread, 32 bytes of bfloat16
 
+_LOG2E = tl.constexpr(1.4426950408889634)
 _NOTHING = tl.constexpr(-1e30)  # below any logit, but finite: minus infinity times the zero it leaves would be NaN
 
 
@@ -106,32 +110,34 @@ def vocab_tail(
 
     # Rows of whole tiles: the products may then read past the vocabulary, where the probabilities are zero.
     stored_TV = hidden_TH.new_empty(tokens, tiles * LOGITS.columns)
-    peak_TP, mass_TP, tilt_TP, best_TP = hidden_TH.new_empty(4, tokens, tiles, dtype=torch.float32)
-    peak_at_TP, best_at_TP = hidden_TH.new_empty(2, tokens, tiles, dtype=torch.int32)
+    found_4TP = hidden_TH.new_empty(4, tokens, tiles, dtype=torch.float32)
+    temperature_T, key_T2, ptx = temperature_T.contiguous(), key_T2.contiguous(), in_ptx(hidden_TH)
     _logits[(row_tiles * tiles,)](
         TensorDescriptor.from_tensor(hidden_TH, [LOGITS.rows, LOGITS.inner(dtype)]),
         TensorDescriptor.from_tensor(head_VH, [LOGITS.columns, LOGITS.inner(dtype)]),
         TensorDescriptor.from_tensor(stored_TV, [LOGITS.rows, LOGITS.columns]),
-        *(peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP),
-        *(temperature_T.contiguous(), key_T2.contiguous(), softcap, tokens),
+        *(*found_4TP, temperature_T, key_T2, softcap, tokens),
         V=vocabulary,
         H=hidden,
         P=tiles,
         BLOCK_T=LOGITS.rows,
         BLOCK_V=LOGITS.columns,
         BLOCK_H=LOGITS.inner(dtype),
+        PTX=ptx,
         num_warps=LOGITS.warps,
         num_stages=LOGITS.stages,
     )
 
     candidate_T, argmax_T = (hidden_TH.new_empty(tokens, dtype=torch.int64) for _ in range(2))
-    peak_T, confidence_T, entropy_T = (hidden_TH.new_empty(tokens, dtype=torch.float32) for _ in range(3))
+    top_T, confidence_T, entropy_T = (hidden_TH.new_empty(tokens, dtype=torch.float32) for _ in range(3))
     _merge[(tokens,)](
-        *(peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP),
-        *(candidate_T, argmax_T, peak_T, confidence_T, entropy_T),
+        *(*found_4TP, stored_TV, temperature_T, key_T2, softcap),
+        *(candidate_T, argmax_T, top_T, confidence_T, entropy_T),
         V=vocabulary,
         P=tiles,
         BLOCK_P=triton.next_power_of_2(tiles),
+        BLOCK_V=LOGITS.columns,
+        PTX=ptx,
         num_warps=MERGE_WARPS,
     )
 
@@ -139,10 +145,11 @@ def vocab_tail(
         return Reading(candidate_T, argmax_T, confidence_T, entropy_T, torch.zeros_like(hidden_TH))
     width = stored_TV.shape[1]
     _probabilities[(triton.cdiv(width, STREAM), tokens)](
-        *(stored_TV, temperature_T.contiguous(), peak_T, confidence_T, softcap),
+        *(stored_TV, temperature_T, top_T, confidence_T, softcap),
         V=vocabulary,
         WIDTH=width,
         BLOCK_V=STREAM,
+        PTX=ptx,
         num_warps=STREAM_WARPS,
     )
 
@@ -191,62 +198,56 @@ def _check(hidden_TH: Tensor, head_VH: Tensor, embedding_VH: Tensor, temperature
 
 
 @triton.jit
-def _at_temperature(stored, softcap, temperature):
-    """Logits as the step sees them, in float32. Triton has no tanh that its interpreter knows."""
-    x = stored.to(tl.float32) * (1.0 / softcap)
-    decay = tl.exp(-2.0 * tl.abs(x))  # never overflows
-    tanh = (1.0 - decay) / (1.0 + decay)
-    return tl.where(x < 0, -tanh, tanh) * (softcap / temperature)
+def _depth(stored, softcap, PTX: tl.constexpr):
+    """How far below the cap a logit is, as a share of the way down to minus the cap: (1 - tanh(x / softcap)) / 2.
+
+    It has all its digits near the cap, where the likely tokens are. Times `_span`, a difference of two is one of logits
+    at the step's temperature, in powers of two.
+    """
+    return reciprocal(1.0 + exp2(stored.to(tl.float32) * (2.0 * _LOG2E / softcap), PTX), PTX)
 
 
 @triton.jit
-def _first_of_largest(values_TV, token_V, nowhere: tl.constexpr):
-    """The largest value of each row and the lowest token that has it.
+def _span(softcap, temperature):
+    return 2.0 * _LOG2E * softcap / temperature
 
-    Cheaper than a reduction over pairs, which compares values, then indices, and selects twice for every element.
+
+@triton.jit
+def _delay(key_0, key_1, token, PTX: tl.constexpr):
+    """Less Gumbel noise, in powers of two, and a constant: log2 of an exponential draw -log2(u).
+
+    Where u is close to one the draw is tiny, and all its digits count, for there are those who win: an instruction with
+    an absolute error will not do. There it is the series of log(1 - v), with v = 1 - u exact. Where the two meet, both
+    are good to 5e-6 of the draw; that is an error in the noise, and elsewhere it is smaller.
     """
-    largest_T = tl.max(values_TV, 1)
-    return largest_T, tl.min(tl.where(values_TV == largest_T[:, None], token_V[None, :], nowhere), 1)
+    u = uniform(token_hash(key_0, key_1, token))
+    v = 1.0 - u
+    series = v * (_LOG2E + v * (_LOG2E / 2 + v * (_LOG2E / 3 + v * (_LOG2E / 4))))
+    return log2(tl.abs(tl.where(v < 0.03125, series, log2(u, PTX))), PTX)
 
 
 @triton.jit
 def _statistics(
-    rounded_TV, first_token, temperature_T, key_0_T, key_1_T, softcap, V: tl.constexpr, BLOCK_V: tl.constexpr
-):
-    """What is kept of a quarter of a tile's columns, for each row; see `_join` for the names."""
-    token_V = first_token + tl.arange(0, BLOCK_V // 4)
-    logit_TV = _at_temperature(rounded_TV, softcap, temperature_T[:, None])
-    noisy_TV = logit_TV + gumbel(token_hash(key_0_T[:, None], key_1_T[:, None], token_V[None, :]))
-    if V % BLOCK_V != 0:
-        logit_TV = tl.where(token_V[None, :] < V, logit_TV, _NOTHING)
-        noisy_TV = tl.where(token_V[None, :] < V, noisy_TV, _NOTHING)
-    peak_T, peak_at_T = _first_of_largest(logit_TV, token_V, V)
-    best_T, best_at_T = _first_of_largest(noisy_TV, token_V, V)
-    below_TV = logit_TV - peak_T[:, None]
-    mass_TV = tl.exp(below_TV)
-    return peak_T, peak_at_T, tl.sum(mass_TV, 1), tl.sum(mass_TV * below_TV, 1), best_T, best_at_T
+    rounded_TV, first_token, top_T, span_T, key_0_T, key_1_T, softcap,
+    V: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Of some columns of a tile: the sum of 2^b and that of b 2^b, b being how far a logit is below the tile's largest,
+    and the largest b with noise. Measured from there because the entropy would else be a difference of large numbers.
+    """
+    token_V = first_token + tl.arange(0, rounded_TV.shape[1])
+    below_TV = span_T[:, None] * (top_T[:, None] - _depth(rounded_TV, softcap, PTX))
+    if MASKED:
+        below_TV = tl.where(token_V[None, :] < V, below_TV, _NOTHING)
+    mass_TV = exp2(below_TV, PTX)
+    noisy_TV = below_TV - _delay(key_0_T[:, None], key_1_T[:, None], token_V[None, :], PTX)
+    return tl.sum(mass_TV, 1), tl.sum(mass_TV * below_TV, 1), tl.max(noisy_TV, 1)
 
 
 @triton.jit
-def _join(peak_a, peak_at_a, mass_a, tilt_a, best_a, best_at_a, peak_b, peak_at_b, mass_b, tilt_b, best_b, best_at_b):
-    """The statistics of two sets of tokens as those of their union.
-
-    `peak` is the largest logit, `mass` the sum of exp(l - peak) and `tilt` that of exp(l - peak) (l - peak), measured
-    from the peak because the entropy would else be a difference of large numbers; `best` is the largest logit with
-    noise.
-    """
-    peak = tl.maximum(peak_a, peak_b)
-    below_a = peak_a - peak
-    below_b = peak_b - peak
-    scale_a = tl.exp(below_a)
-    scale_b = tl.exp(below_b)
-    mass = scale_a * mass_a + scale_b * mass_b
-    tilt = scale_a * (tilt_a + below_a * mass_a) + scale_b * (tilt_b + below_b * mass_b)
-    peak_from_a = (peak_a > peak_b) | ((peak_a == peak_b) & (peak_at_a < peak_at_b))
-    best_from_a = (best_a > best_b) | ((best_a == best_b) & (best_at_a < best_at_b))
-    peak_at = tl.where(peak_from_a, peak_at_a, peak_at_b)
-    best_at = tl.where(best_from_a, best_at_a, best_at_b)
-    return peak, peak_at, mass, tilt, tl.maximum(best_a, best_b), best_at
+def _after(key_T, mass_T):
+    """The same keys. No mass is negative; but the compiler does not know, and so must begin with what needs the keys
+    when it has the masses. Else it would compute all quarters at once, and run out of registers."""
+    return key_T | (mass_T < 0).to(tl.int32)
 
 
 @triton.jit
@@ -256,9 +257,9 @@ def _halves(x_TV):
 
 @triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["temperature_T", "key_T2"])
 def _logits(
-    hidden, head, stored, peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP, temperature_T, key_T2, softcap, T,
+    hidden, head, stored, peak_TP, mass_TP, tilt_TP, best_TP, temperature_T, key_T2, softcap, T,
     V: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row_tiles = tl.cdiv(T, BLOCK_T)
     tile = tl.program_id(0) // row_tiles  # neighbours share a tile of the head
@@ -270,81 +271,107 @@ def _logits(
         x_TH = hidden.load([first_row, h])
         w_VH = head.load([first_token, h])
         sum_TV = tl.dot(x_TH, tl.trans(w_VH), sum_TV, input_precision="ieee")
-    rounded_TV = sum_TV.to(stored.dtype)
+    rounded_TV = rounded(sum_TV, stored.dtype, PTX)
     stored.store([first_row, first_token], rounded_TV)
 
     row = first_row + tl.arange(0, BLOCK_T)
     inside = row < T
-    temperature = tl.load(temperature_T + row, mask=inside, other=1.0)
+    span = _span(softcap, tl.load(temperature_T + row, mask=inside, other=1.0))
     key_0 = tl.load(key_T2 + row * 2, mask=inside, other=0)
     key_1 = tl.load(key_T2 + row * 2 + 1, mask=inside, other=0)
+
+    MASKED: tl.constexpr = V % BLOCK_V != 0
+    number_TV = rounded_TV.to(tl.float32)
+    if MASKED:
+        number_TV = tl.where((first_token + tl.arange(0, BLOCK_V))[None, :] < V, number_TV, _NOTHING)
+    peak = tl.max(number_TV, 1)
+    top = _depth(peak, softcap, PTX)
 
     # By quarters: the logits of a whole tile, with and without noise, do not fit in the registers beside each other.
     left, right = _halves(rounded_TV)
     q0, q1 = _halves(left)
     q2, q3 = _halves(right)
     QUARTER: tl.constexpr = BLOCK_V // 4
-    s0 = _statistics(q0, first_token, temperature, key_0, key_1, softcap, V, BLOCK_V)
-    s1 = _statistics(q1, first_token + QUARTER, temperature, key_0, key_1, softcap, V, BLOCK_V)
-    s01 = _join(*s0, *s1)
-    s2 = _statistics(q2, first_token + 2 * QUARTER, temperature, key_0, key_1, softcap, V, BLOCK_V)
-    s012 = _join(*s01, *s2)
-    s3 = _statistics(q3, first_token + 3 * QUARTER, temperature, key_0, key_1, softcap, V, BLOCK_V)
-    peak, peak_at, mass, tilt, best, best_at = _join(*s012, *s3)
+    mass, tilt, best = _statistics(q0, first_token, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+    key_0 = _after(key_0, mass)
+    m, t, b = _statistics(q1, first_token + QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+    mass, tilt, best = mass + m, tilt + t, tl.maximum(best, b)
+    key_0 = _after(key_0, mass)
+    m, t, b = _statistics(q2, first_token + 2 * QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+    mass, tilt, best = mass + m, tilt + t, tl.maximum(best, b)
+    key_0 = _after(key_0, mass)
+    m, t, b = _statistics(q3, first_token + 3 * QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+    mass, tilt, best = mass + m, tilt + t, tl.maximum(best, b)
 
     at = row.to(tl.int64) * P + tile
     tl.store(peak_TP + at, peak, mask=inside)
-    tl.store(peak_at_TP + at, peak_at, mask=inside)
     tl.store(mass_TP + at, mass, mask=inside)
     tl.store(tilt_TP + at, tilt, mask=inside)
     tl.store(best_TP + at, best, mask=inside)
-    tl.store(best_at_TP + at, best_at, mask=inside)
 
 
 @triton.jit
+def _first_of_largest(value, index, NONE: tl.constexpr):
+    """The lowest index of the largest value. NaN equals no largest value, not its own: then the last index there is."""
+    return tl.minimum(tl.min(tl.where(value == tl.max(value, 0), index, NONE), 0), NONE - 1)
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperature_T", "key_T2"])
 def _merge(
-    peak_TP, peak_at_TP, mass_TP, tilt_TP, best_TP, best_at_TP, candidate_T, argmax_T, peak_T, confidence_T, entropy_T,
-    V: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
+    peak_TP, mass_TP, tilt_TP, best_TP, stored_TV, temperature_T, key_T2, softcap,
+    candidate_T, argmax_T, top_T, confidence_T, entropy_T,
+    V: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     tile_P = tl.arange(0, BLOCK_P)
     inside_P = tile_P < P
     at_P = row.to(tl.int64) * P + tile_P
     peak_P = tl.load(peak_TP + at_P, mask=inside_P, other=_NOTHING)
-    peak_at_P = tl.load(peak_at_TP + at_P, mask=inside_P, other=V)
     mass_P = tl.load(mass_TP + at_P, mask=inside_P, other=0.0)
     tilt_P = tl.load(tilt_TP + at_P, mask=inside_P, other=0.0)
     best_P = tl.load(best_TP + at_P, mask=inside_P, other=_NOTHING)
-    best_at_P = tl.load(best_at_TP + at_P, mask=inside_P, other=V)
-    # `_join` of all of them at once.
-    peak = tl.max(peak_P, 0)
-    peak_at = tl.min(tl.where(peak_P == peak, peak_at_P, V), 0)
-    best_at = tl.min(tl.where(best_P == tl.max(best_P, 0), best_at_P, V), 0)
-    below_P = peak_P - peak
-    scale_P = tl.exp(below_P)
+
+    # All as if measured from the largest logit of the row.
+    span = _span(softcap, tl.load(temperature_T + row))
+    depth_P = _depth(peak_P, softcap, PTX)
+    top = tl.min(depth_P, 0)
+    below_P = span * (top - depth_P)
+    scale_P = exp2(below_P, PTX)
     mass = tl.sum(scale_P * mass_P, 0)
     tilt = tl.sum(scale_P * (tilt_P + below_P * mass_P), 0)
-    # NaN equals no largest value, not its own: then a token outside the vocabulary is left, to be read out of bounds.
-    tl.store(candidate_T + row, tl.minimum(best_at, V - 1).to(tl.int64))
-    tl.store(argmax_T + row, tl.minimum(peak_at, V - 1).to(tl.int64))
-    tl.store(peak_T + row, peak)
+    tl.store(top_T + row, top)
     tl.store(confidence_T + row, 1.0 / mass)
     # With Z the mass and W the tilt the entropy is log Z - W / Z; neither term is negative but by rounding.
-    tl.store(entropy_T + row, tl.maximum(tl.log(mass) - tilt / mass, 0.0))
+    tl.store(entropy_T + row, tl.maximum(tl.log2(mass) - tilt / mass, 0.0) / _LOG2E)
+
+    # Of the tiles only the largest values are known; which tokens have them is found again in the two that won.
+    token_V = tl.arange(0, BLOCK_V)
+    stored_row = stored_TV + row.to(tl.int64) * (P * BLOCK_V)
+    peak_token_V = _first_of_largest(-depth_P, tile_P, P) * BLOCK_V + token_V
+    depth_V = _depth(tl.load(stored_row + peak_token_V), softcap, PTX)
+    argmax = _first_of_largest(tl.where(peak_token_V < V, -depth_V, _NOTHING), peak_token_V, V)
+    tl.store(argmax_T + row, argmax.to(tl.int64))
+
+    best_token_V = _first_of_largest(below_P + best_P, tile_P, P) * BLOCK_V + token_V
+    below_V = span * (top - _depth(tl.load(stored_row + best_token_V), softcap, PTX))
+    delay_V = _delay(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), best_token_V, PTX)
+    candidate = _first_of_largest(tl.where(best_token_V < V, below_V - delay_V, _NOTHING), best_token_V, V)
+    tl.store(candidate_T + row, candidate.to(tl.int64))
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperature_T"])
 def _probabilities(
-    stored_TV, temperature_T, peak_T, confidence_T, softcap,
-    V: tl.constexpr, WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
+    stored_TV, temperature_T, top_T, confidence_T, softcap,
+    V: tl.constexpr, WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1)
     token_V = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     at_V = stored_TV + row.to(tl.int64) * WIDTH + token_V
     stored_V = tl.load(at_V, mask=token_V < V, other=0.0)
-    logit_V = _at_temperature(stored_V, softcap, tl.load(temperature_T + row))
-    below_V = tl.where(token_V < V, logit_V - tl.load(peak_T + row), _NOTHING)
-    probability_V = tl.exp(below_V) * tl.load(confidence_T + row)  # the confidence is one over the sum of all these
+    span = _span(softcap, tl.load(temperature_T + row))
+    below_V = tl.where(token_V < V, span * (tl.load(top_T + row) - _depth(stored_V, softcap, PTX)), _NOTHING)
+    # The confidence is one over the sum of all these.
+    probability_V = exp2(below_V, PTX) * tl.load(confidence_T + row)
     tl.store(at_V, probability_V.to(stored_TV.dtype.element_ty), mask=token_V < WIDTH)
 
 
