@@ -37,8 +37,9 @@ def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
     gate_up, wide_up = make(kind, experts, 2 * width, hidden, 1)
     down, wide_down = make(kind, experts, hidden, width, 2)
     groups = group(index_TK, experts, kernel.TILINGS["up"].rows)
-    h_RI = kernel.up(x_TH, groups, k, gate_up)
+    h_RI = kernel.up(kernel.turned(x_TH), groups, k, gate_up)
     y_RH = kernel.back(h_RI, groups, down)
+    h_RI = kernel.turned(h_RI)  # twice is not at all
     pairs = [(t, e) for t, row in enumerate(index_TK.tolist()) for e in row]
     for pair, (token, expert) in enumerate(pairs):
         gate, up = (wide_up[expert] @ x_TH[token]).chunk(2)
@@ -98,5 +99,5 @@ def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit):
     given = Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda())
     one = torch.eye(256, device="cuda", dtype=torch.bfloat16)
     groups = group(torch.zeros(256, 1, device="cuda", dtype=torch.int64), 1, kernel.TILINGS["back"].rows)
-    found = linear4.linear(one, given) if unit == 1 else kernel.back(one, groups, given)
+    found = linear4.linear(one, given) if unit == 1 else kernel.back(kernel.turned(one), groups, given)
     assert torch.equal(found.cpu().T, wide[0])

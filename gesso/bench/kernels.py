@@ -147,7 +147,7 @@ def up(shape: Shape, precision: str) -> Case:
 
     def call(i: int) -> Any:
         if four:
-            return experts4.up(x, groups(), shape.k, copies.packed[i])
+            return experts4.up(experts4.turned(x), groups(), shape.k, copies.packed[i])
         return experts.up(low, scale, groups(), shape.k, copies.packed[i])
 
     def plain() -> Tensor:
@@ -159,7 +159,7 @@ def up(shape: Shape, precision: str) -> Case:
         return _rounded(h, BLOCK) if precision == "fp8" else h
 
     def wide(found: Any) -> Tensor:
-        h, scale = (found, None) if four else found
+        h, scale = (experts4.turned(found), None) if four else found
         return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
 
     flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
@@ -172,10 +172,11 @@ def back(shape: Shape, precision: str) -> Case:
     low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
     copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
     groups, four = _groups(index, shape, precision, "back"), precision in GROUP
+    turned = experts4.turned(h)
 
     def call(i: int) -> Tensor:
         if four:
-            return experts4.back(h, groups(), copies.packed[i])
+            return experts4.back(turned, groups(), copies.packed[i])
         return experts.back(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
 
     def plain() -> Tensor:

@@ -76,17 +76,17 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     """What fits a Hopper multiprocessor: 227 KB of shared memory, 65,536 registers, at most 255 of them a thread.
 
     Every tile of rows reads all the keys and values it sees, most of them from the L2 cache, which feeds one of the 132
-    multiprocessors some 40 KB a microsecond. A block of 64 keys and values with D 256 is 64 KB, and 128 rows keep the
-    matrix unit busy with it for 1.4 microseconds; 64 rows would wait for the cache instead. So R = 128.
+    multiprocessors some 40 KB a microsecond. 64 keys and values with D 256 are 64 KB, and 128 rows keep the matrix unit
+    busy with them for 1.4 microseconds; 64 rows would wait for the cache instead. So R = 128.
 
     The sums of the outputs, R x V float32, stay in registers all along: 128 x 256 over eight warps is 128 a thread, and
     the scores (R x B), the weights made of them and the addresses of the keys take the rest. Shared memory holds the
     queries, R x D, and `stages` blocks of keys, B x D, and of values, B x V, two bytes a number.
 
-    D 256:  64 + 2 x (32 + 32) = 192 KB with 64 keys.
-    D 512:  128 + 2 x (32 + 16) = 224 KB with 32 keys. All of the 128 x 512 sums would be 256 registers. With 16 warps
-            each would have half, but both halves compute all the scores, for these are split by rows only. That is
-            the price of two programs with half of the values each, too.
+    D 256:  64 + 3 x (16 + 16) = 160 KB with 32 keys. With 64 only two stages fit, and then nothing is fetched ahead.
+    D 512:  128 + 64 + 32 = 224 KB with 64 keys. All of the 128 x 512 sums would be 256 registers. With 16 warps each
+            would have half, but both halves compute all the scores, for these are split by rows only. That is the
+            price of two programs with half of the values each, too.
 
     One canvas of 256 tokens and 16 query heads is then 32 programs (D 256, 8 key heads) or 64 (D 512, 2 key heads,
     halves of the values). With its keys in 4 and in 2 parts both are 128, whatever the length of the text. More parts
@@ -101,12 +101,12 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     if dtype == torch.float32:
         return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1, splits=2)
     if rows <= 16 and dim > 256:
-        return Tiles(rows=16, keys=32, values=256, warps=4, stages=3, splits=2)
+        return Tiles(rows=16, keys=64, values=256, warps=4, stages=2, splits=2)
     if rows <= 16:
-        return Tiles(rows=16, keys=64, values=dim, warps=4, stages=2, splits=4)
+        return Tiles(rows=16, keys=32, values=dim, warps=4, stages=3, splits=4)
     if dim > 256:
-        return Tiles(rows=128, keys=32, values=256, warps=8, stages=2, splits=2)
-    return Tiles(rows=128, keys=64, values=dim, warps=8, stages=2, splits=4)
+        return Tiles(rows=128, keys=64, values=256, warps=8, stages=1, splits=2)
+    return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
 
 
 def table(segments: Sequence[Segment], cache: CacheRows, slots: int | None = None, longest: int | None = None) -> Table:

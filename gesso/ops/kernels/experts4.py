@@ -7,13 +7,14 @@ once, and it keeps the rest in the cache for the next step.
 T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pairs.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.ops.kernels.experts import Groups, group
-from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, places, tile
+from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, tile, turned_place
 from gesso.ops.kernels.linear import Tiling, precision
 
 # Depth is in bytes, each two values.
@@ -25,19 +26,26 @@ def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Te
     """What each token's experts say to it [R, H], not yet weighted."""
     first, second = TILINGS["up"].rows, TILINGS["back"].rows
     groups = group(index_TK, len(gate_up.packed_EOB), first)
-    h_RI = up(x_TH, groups, index_TK.shape[1], gate_up)
+    h_RI = up(turned(x_TH), groups, index_TK.shape[1], gate_up)
     return back(h_RI, groups if first == second else group(index_TK, len(down.packed_EOB), second), down)
 
 
+def turned(x_TI: Tensor) -> Tensor:
+    """With its columns in the order in which both products take them."""
+    y_TI, width = torch.empty_like(x_TI, memory_format=torch.contiguous_format), x_TI.shape[1]
+    _turn[(len(x_TI),)](x_TI.contiguous(), y_TI, WIDTH=width, COLUMNS=triton.next_power_of_2(width), num_warps=8)
+    return y_TI
+
+
 def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
-    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`."""
+    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`. Turned tokens give turned rows."""
     (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
     h_RI = x_TH.new_empty(tokens * k, width)
     tiling = TILINGS["up"]
     check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
-        x_TH.contiguous(), _gate_up(gate_up, tiling), gate_up.scales(UNIT), gate_up.over_E, h_RI,
+        x_TH, _gate_up(gate_up, tiling), gate_up.scales(UNIT), gate_up.over_E, h_RI,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, HIDDEN=hidden, WIDTH=width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group, UNIT=UNIT,
@@ -48,7 +56,7 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
 
 
 def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
-    """h down [R, H], each row where its pair stands."""
+    """h down [R, H], each row where its pair stands; h is turned, y is not."""
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
     y_RH = h_RI.new_empty(pairs, hidden)
     tiling = TILINGS["back"]
@@ -80,6 +88,14 @@ def _gate_up(gate_up: Packed, tiling: Tiling) -> TensorDescriptor:
 
 
 @triton.jit
+def _turn(x_ptr, y_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    column, start = tl.arange(0, COLUMNS), tl.program_id(0).to(tl.int64) * WIDTH
+    source = turned_place(column)
+    x = tl.load(x_ptr + start + source, mask=source < WIDTH)
+    tl.store(y_ptr + start + column, x, mask=column < WIDTH)
+
+
+@triton.jit
 def _up(
     x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -99,7 +115,7 @@ def _up(
     FLOAT: tl.constexpr = over_ptr is not None
     SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = x_ptr.dtype.element_ty
-    x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + places(DEPTH, UNIT)[:, None]
+    x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + tl.arange(0, 2 * DEPTH)[:, None]
     scale_at = scale_ptr + row * SCALES
     both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
@@ -111,7 +127,7 @@ def _up(
     both *= over(over_ptr, expert)
     h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + column[:, None]
+    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + turned_place(column)[:, None]
     tl.store(h_at, h, mask=live[None, :] & (column < WIDTH)[:, None])
 
 
@@ -133,7 +149,7 @@ def _down(
     FLOAT: tl.constexpr = over_ptr is not None
     SCALES: tl.constexpr = HALF // GROUP // TOGETHER
     kind: tl.constexpr = h_ptr.dtype.element_ty
-    h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + places(DEPTH, UNIT)[:, None]
+    h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + tl.arange(0, 2 * DEPTH)[:, None]
     scale_at = scale_ptr + row * SCALES
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):

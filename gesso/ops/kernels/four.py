@@ -4,8 +4,8 @@ The layouts are those of `gesso/quantize`: byte j of a row holds value 2j in its
 A product takes its weights as the left operand, [COLUMNS, depth]: there the tensor cores read it from registers, and
 what was widened never goes through shared memory. In that operand a thread holds every fourth pair of values of a row.
 So it reads one byte at a time; or, with a `UNIT` of 4, a word of four bytes, eight values, where it should have had
-four bytes apart: then the columns of x have to come in the order of `places`. That costs fewer instructions a weight
-and more a value of x, so it is for products with few rows.
+four bytes apart: then the columns of x have to be turned (`turned_place`). That costs fewer instructions a weight, and
+a pass over x.
 
 On a GPU, in bfloat16, the widening is written in PTX: two values at a time, less than two instructions a value, where
 the compiler makes eight. The plain expression beside it says what it computes.
@@ -188,14 +188,9 @@ def over(over_ptr, expert):
 
 
 @triton.jit
-def places(DEPTH: tl.constexpr, UNIT: tl.constexpr):
-    """The columns of x [2 * DEPTH] in the order of the weights of `tile`."""
-    k = tl.arange(0, 2 * DEPTH)
-    if UNIT == 4:
-        # Of 32 columns: pair i of word t stands where pair t of word i would.
-        k = k // 32 * 32 + k % 8 // 2 * 8 + k % 32 // 8 * 2 + k % 2
-        k = tl.max_contiguous(tl.multiple_of(k, 2), 2)
-    return k
+def turned_place(k):
+    """Where column k stands when columns are turned: of 32, pair i of word t where pair t of word i would. And back."""
+    return k // 32 * 32 + k % 8 // 2 * 8 + k % 32 // 8 * 2 + k % 2
 
 
 @triton.jit

@@ -68,11 +68,11 @@ class Product(NamedTuple):
 # wgmma works on 64 rows by a group of four warps. A stage of a product holds (rows + columns) * 128 bytes, and each
 # thread rows * columns / (32 * warps) float32 sums.
 #
-# LOGITS: 128 x 128 by 8 warps is 32 KB a stage and 64 sums a thread. Three stages are 96 KB, so two programs share an
-# SM, and one computes its epilogue (some 40 instructions a logit, five of them of the unit for special functions, which
-# takes one for eight of the others) while the other keeps the tensor cores busy. For that no thread may need more than
-# 128 registers, see `_after`.
-LOGITS = Product(rows=128, columns=128, warps=8, stages=3)
+# LOGITS: 128 x 256 by 8 warps is 48 KB a stage and 128 sums a thread. The epilogue is some 40 instructions a logit,
+# five of them of the unit for special functions, which takes one for eight of the others. 128 x 128, of which two
+# programs share an SM and one may multiply while the other is there, is as fast with many rows and slower with few. No
+# thread may need more than 255 registers, see `_after`.
+LOGITS = Product(rows=128, columns=256, warps=8, stages=4)
 
 # MEAN: the epilogue is a store, so the larger tile: 48 KB a stage, four of them 192 KB, 128 sums a thread.
 MEAN = Product(rows=128, columns=256, warps=8, stages=4)
