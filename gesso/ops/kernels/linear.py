@@ -36,18 +36,18 @@ Cuts = tuple[tuple[int, Tiling], ...]
 MANY = 2**31
 
 # From how many programs on, and how the work is cut then: large tiles where they are enough to fill the GPU, which has
-# 132 multiprocessors. Two programs share one if their stages leave room, and with many it pays; with few, each has
+# 132 multiprocessors. With more programs than that, their stages must leave room for two on each; with fewer, each has
 # more stages instead. The sums are the same to the last bit in all of them.
 PLAIN: dict[torch.dtype, Cuts] = {
     torch.bfloat16: (
-        (264, Tiling(128, 128, 64, 8, 3)),
+        (133, Tiling(128, 128, 64, 8, 3)),
         (120, Tiling(128, 128, 64, 8, 6)),
         (80, Tiling(64, 128, 64, 4, 6)),
         (0, Tiling(64, 64, 128, 4, 6)),
     ),
     torch.float32: ((0, Tiling(32, 32, 32, 4, 2)),),
     FP8: (
-        (264, Tiling(128, 128, 128, 8, 3)),
+        (133, Tiling(128, 128, 128, 8, 3)),
         (120, Tiling(128, 128, 128, 8, 6)),
         (80, Tiling(64, 128, 128, 4, 6)),
         (0, Tiling(64, 64, 256, 4, 6)),
