@@ -41,9 +41,13 @@ def no_model_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Fake:
-    """A model that gives this answer, or the solution, in two steps; its tokens are characters."""
+    """A model that gives this answer, or the solution, in two steps; its tokens are characters.
+
+    For `luck` above 0 it gives the answer so many times, and then the solution.
+    """
 
     answer: str | None = None
+    luck: int = 0
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     loaded: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     tokenizer: Any = field(default_factory=lambda: SimpleNamespace(encode=lambda text, bos: [*map(ord, text)]))
@@ -57,7 +61,8 @@ class Fake:
 
     def stream(self, prompt: str, **options: Any) -> Iterator[Any]:
         self.asked.append((prompt, options))
-        text = spaced(parse_puzzle(prompt)[1] if self.answer is None else self.answer)
+        right = self.answer is None or 0 < self.luck < len(self.asked)
+        text = spaced(parse_puzzle(prompt)[1] if right else self.answer)
         tokens = [*map(ord, text.ljust(256, "\x01"))]
         for step, settled in ((1, False), (2, True)):
             canvas = SimpleNamespace(step=step)
@@ -152,7 +157,8 @@ def test_json_is_one_object_a_puzzle(main: Main, fake: Fake):
     assert (done.code, done.err) == (0, "")
     assert 0 <= first.pop("seconds") < 10
     assert first == {
-        "puzzle": PUZZLE, "solution": SOLUTION, "solved": True, "valid": True, "clues": 30, "steps": 2, "seed": 7,
+        "puzzle": PUZZLE, "solution": SOLUTION, "solved": True, "valid": True, "clues": 30, "attempts": 1, "steps": 2,
+        "seed": 7,
     }  # fmt: skip
     assert (second["puzzle"], second["clues"]) == (OTHER, 76)
 
@@ -177,17 +183,44 @@ def test_an_answer_that_is_no_solution_is_shown_as_it_is_and_exit_code_1(
     main: Main, fake: Fake, answer: str, reason: str, valid: bool
 ):
     fake.answer = answer
-    done = main("sudoku", PUZZLE)
+    done = main("sudoku", PUZZLE, "--attempts", "1")
     assert (done.code, done.out, done.err) == (1, answer + "\n", f"not solved: {reason}\n")
     done = main("sudoku", PUZZLE, "--json")
     found = json.loads(done.out)
     assert (done.code, found["solved"], found["valid"], found["solution"]) == (1, False, valid, answer)
 
 
+def test_a_grid_that_breaks_a_rule_is_attempted_again_with_the_next_seed_and_said_to_be(main: Main, fake: Fake):
+    fake.answer, fake.luck = EXCHANGED, 2
+    done = main("sudoku", PUZZLE, "--seed", "5")
+    assert (done.code, done.out) == (0, SOLUTION + "\n")
+    assert [options["seed"] for _, options in fake.asked] == [5, 6, 7]
+    again = [f"attempt {n}: not solved: 7 clues not kept; trying again" for n in (1, 2)]
+    assert done.err.splitlines()[:2] == again
+    assert re.fullmatch(r"solved in 6 steps, 0\.\d\d s, at attempt 3", done.err.splitlines()[2])
+
+
+def test_the_seed_that_is_told_is_that_of_the_last_attempt_and_steps_are_those_of_all(main: Main, fake: Fake):
+    fake.answer, fake.luck = EXCHANGED, 1
+    done = main("sudoku", PUZZLE, "--seed", str(2**64 - 1), "--json")
+    found = json.loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert (found["solved"], found["attempts"], found["steps"], found["seed"]) == (True, 2, 4, 0)
+
+
+def test_no_more_is_attempted_than_was_asked_for(main: Main, fake: Fake):
+    fake.answer = EXCHANGED
+    for given, most in ([], 4), (["--attempts", "2"], 2):
+        fake.asked.clear()
+        done = main("sudoku", PUZZLE, *given)
+        assert (done.code, done.out, len(fake.asked)) == (1, EXCHANGED + "\n", most)
+        assert done.err.endswith("not solved: 7 clues not kept\n") and done.err.count("trying again") == most - 1
+
+
 def test_one_puzzle_unsolved_leaves_the_others_solved(main: Main, fake: Fake):
     fake.answer = SOLUTION
     swapped = EXCHANGED[:40] + "0" + EXCHANGED[41:]
-    done = main("sudoku", "-", stdin=f"{swapped}\n{PUZZLE}\n")
+    done = main("sudoku", "-", "--attempts", "1", stdin=f"{swapped}\n{PUZZLE}\n")
     assert (done.code, done.out) == (1, f"{SOLUTION}\n{SOLUTION}\n")
     assert done.err.endswith("1 of 2 solved\n")
 
@@ -228,7 +261,8 @@ def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, tiny, m
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
-    done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1")
+    done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1", "--attempts", "2")
+    assert "attempt 2 · step 2" in done.err and "attempt 1: not solved" in done.err
     assert done.code == 1 and "not solved: the answer is not a grid" in done.err
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
     assert "step 2 · cells settled" in shown
@@ -237,7 +271,7 @@ def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, tiny, m
 
 
 def painted(cells: str, standing: Sequence[bool]) -> list[tuple[str, str]]:
-    return view.paint(view.Puzzle("", PUZZLE, SOLUTION), cells, standing)
+    return view.paint(view.Puzzle("", PUZZLE), cells, standing)
 
 
 def test_clues_are_bold_and_cells_coloured_when_they_stand():

@@ -20,6 +20,7 @@ from gesso.tasks.sudoku_grid import (
     parse_puzzle,
     read_puzzles,
     solved_grid,
+    solves,
     with_clues,
 )
 from gesso.tasks.task import Item, check_draw, split_of
@@ -64,6 +65,9 @@ class Sudoku:
             "cells": right / len(empty) if empty else float(grid == solution),
             "valid": float(is_valid(grid)),
         }
+
+    def stands(self, item: Item, output: str) -> bool:
+        return solves("".join(output.split()), item.meta["puzzle"])
 
     def training_rows(self, count: int, seed: int) -> Iterator[dict[str, str]]:
         check_draw("train", count)

@@ -158,6 +158,11 @@ def is_valid(grid: str) -> bool:
     return len(grid) == 81 and all({grid[cell] for cell in unit} == set(DIGITS) for unit in UNITS.values())
 
 
+def solves(grid: str, puzzle: str) -> bool:
+    """Whether a full grid breaks no rule and keeps the clues: where there is one solution, this tells it."""
+    return is_valid(grid) and all(clue in ("0", digit) for clue, digit in zip(puzzle, grid, strict=True))
+
+
 # --- making ---------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ Training and evaluation read the same task, so the split between them is made he
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gesso.errors import InputError
 
@@ -47,6 +47,14 @@ class Task(Protocol):
         """Rows from the train split, as `gesso train` reads them from JSONL: `prompt` and `completion`, or `messages`
         and the `tools` that go with them.
         """
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A task whose wrong answers can be told without knowing the right one, so that they can be attempted again."""
+
+    def stands(self, item: Item, output: str) -> bool:
+        """Whether an answer keeps to all that was asked. Must not look at what is expected."""
 
 
 def split_of(key: str) -> str:
