@@ -313,6 +313,19 @@ def test_eval_asks_puzzles_with_so_many_clues(main: Main, tiny, monkeypatch, giv
     assert all(clues[0] <= 81 - item.meta["puzzle"].count("0") <= clues[1] for item in seen)
 
 
+def test_eval_tells_the_first_try_from_the_last(main: Main, tiny, monkeypatch):
+    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
+    few = ("--count", "2", "--steps", "1", "--clues", "70")
+    done = main("eval", "sudoku", *few, "--attempts", "3")
+    names = [line.split("  ")[1].strip() for line in done.out.splitlines()[1:]]
+    assert names[:6] == ["exact", "cells", "valid", "exact, 1st try", "cells, 1st try", "valid, 1st try"]
+    steps = json.loads(main("eval", "sudoku", *few, "--attempts", "3", "--json").out)[0]["items"]
+    assert [item["attempts"] for item in steps] == [3, 3] and all(item["denoising_steps"] >= 3 for item in steps)
+    assert "1st try" not in main("eval", "sudoku", *few).out
+    refused = main("eval", "structured", "--count", "1", "--attempts", "2")
+    assert refused.code == 2 and "structured cannot" in refused.err
+
+
 @pytest.mark.parametrize("command", [["eval"], ["data", "--count", "1"]])
 @pytest.mark.parametrize(
     ("rest", "reason"),
