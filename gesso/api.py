@@ -278,6 +278,7 @@ class Gesso:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
             guide=asked or guide,
+            free_first=True,
             never_first=self._never_first,
             unsure=self.tokenizer.byte_ids,
             top_logprobs=top_logprobs,

@@ -353,7 +353,8 @@ def _request(g: "Gesso", prompt: Sequence[int], **options: Any) -> Request:
     """The request that all others are variations of; refused here if it cannot be run."""
     if wrong := {"pins", "resume"} & set(options):
         raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
-    request = g.request(prompt, **options)
+    # What a middle must begin with is not in the prompt: left alone, the model would not know of it.
+    request = replace(g.request(prompt, **options), free_first=False)
     _check(g, request)
     return request
 
