@@ -8,9 +8,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gesso.errors import InputError
-from gesso.tasks.sudoku import Sudoku, spaced
+from gesso.tasks.sudoku import Sudoku, spaced, turned
 from gesso.tasks.sudoku_grid import CELLS, DIGITS, UNITS, is_valid, parse_puzzle, puzzles_in, read_text, solves
 from gesso.terminal import SPECIAL, console, lines
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gesso.engine.events import Draft, Event, Result
 
 FRAME_SECONDS = 0.15  # a small model is done before the eye has seen a thing
-SEEDS = 2**64
 CLUE, STANDS, OPEN, WRONG = "bold", "cyan", "dim", "red"
 TOP, BETWEEN, BOTTOM = "┌───────┬───────┬───────┐", "├───────┼───────┼───────┤", "└───────┴───────┴───────┘"
 
@@ -95,7 +94,7 @@ class Attempt:
     number: int  # 1 for the first attempt
     steps: int  # of this attempt and those before it
     seconds: float  # the same, of the model; what the view waits for the eye is not in it
-    seed: int  # of this attempt: alone, it gives the same answer
+    seed: int
 
     @property
     def solved(self) -> bool:
@@ -155,16 +154,22 @@ def _count(number: int, noun: str) -> str:
 def attempts(
     model: "Gesso", puzzle: Puzzle, *, most: int, watch: bool, seed: int | None, **options: Any
 ) -> Iterator[Attempt]:
-    """Ask the model, and while its answer breaks a rule, ask again from the noise of the next seed.
+    """Ask the model, and while its answer breaks a rule, ask again with the puzzle turned, which is how it is watched.
 
     `options` are those of `Gesso.generate`, on top of the task's own.
     """
     steps, seconds = 0, 0.0
+    shown, status = puzzle, ""
+    back: Callable[[str], str] = str
     for number in range(1, most + 1):
-        events = model.stream(spaced(puzzle.grid), **{**Sudoku.options, **options, "seed": seed})
-        result, took = _follow(model, puzzle, events, watch, f"attempt {number} · " if number > 1 else "")
-        answer = "".join(result.text.split())
-        steps, seconds, seed = steps + result.usage.denoising_steps, seconds + took, (result.seed + 1) % SEEDS
+        if number > 1:
+            assert seed is not None, "the first attempt has drawn one"
+            grid, back = turned(puzzle.grid, seed, number - 1)
+            shown, status = replace(puzzle, grid=grid), f"attempt {number}, turned · "
+        events = model.stream(spaced(shown.grid), **{**Sudoku.options, **options, "seed": seed})
+        result, took = _follow(model, shown, events, watch, status)
+        answer = back("".join(result.text.split()))
+        steps, seconds, seed = steps + result.usage.denoising_steps, seconds + took, result.seed
         attempt = Attempt(puzzle=puzzle, answer=answer, number=number, steps=steps, seconds=seconds, seed=result.seed)
         yield attempt
         if attempt.solved:

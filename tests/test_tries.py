@@ -9,7 +9,7 @@ from gesso import InputError
 from gesso.engine.likelihood import Likelihood
 from gesso.tasks import PythonInfill, Sudoku, task
 from gesso.tasks.evaluate import evaluate
-from gesso.tasks.sudoku_grid import is_valid, solves
+from gesso.tasks.sudoku_grid import is_valid, parse_puzzle, solves
 from gesso.tasks.task import Item
 
 FEW = {"steps": 2, "max_new_tokens": 16}
@@ -46,8 +46,9 @@ def test_attempts_are_made_until_an_answer_stands_and_all_their_steps_count(tiny
     assert {o.attempts for o in found.outcomes} > {1}, "some need more than one"
     for before, outcome in zip(once.outcomes, found.outcomes, strict=True):
         assert outcome.first_scores == before.scores
-        prompt = next(item.prompt for item in items if item.name == outcome.name)
-        results = [tiny.generate(prompt, seed=outcome.seed + n, **FEW) for n in range(outcome.attempts)]
+        item = next(item for item in items if item.name == outcome.name)
+        forms = [item, *(Sudoku().again(item, outcome.seed, n)[0] for n in range(1, outcome.attempts))]
+        results = [tiny.generate(form.prompt, seed=outcome.seed, **FEW) for form in forms]
         assert outcome.output == results[-1].text
         assert outcome.denoising_steps == sum(result.usage.denoising_steps for result in results)
         assert all(len(result.text) % 3 for result in results[:-1])
@@ -58,6 +59,18 @@ def test_attempts_are_made_until_an_answer_stands_and_all_their_steps_count(tiny
     assert any(line.startswith("exact, 1st try") for line in lines)
     assert found.to_dict()["settings"]["attempts"] == 5
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_turned_puzzle_is_another_whose_solution_turned_back_is_the_one(puzzles):
+    for attempt, item in enumerate(puzzles, start=1):
+        puzzle = item.meta["puzzle"]
+        form, read = Sudoku().again(item, 7, attempt)
+        assert form.prompt != item.prompt
+        _, solution = parse_puzzle(form.prompt)
+        assert Sudoku().stands(item, read(" ".join(solution))) and solves(read(solution), puzzle)
+        assert not Sudoku().stands(item, solution)
+        assert read("no grid") == "nogrid"
+        assert Sudoku().again(item, 7, attempt)[0] == form != Sudoku().again(item, 8, attempt)[0]
 
 
 def test_tries_that_make_no_sense_are_refused(tiny, puzzles):

@@ -29,7 +29,7 @@ def sudoku(
         ),
     ] = None,
     attempts: Annotated[
-        int, typer.Option(min=1, help="While the grid breaks a rule, try again with the next seed, up to so often.")
+        int, typer.Option(min=1, help="While the grid breaks a rule, try again with the puzzle turned, up to so often.")
     ] = ATTEMPTS,
     seed: Seed = None,
     live: Live = True,

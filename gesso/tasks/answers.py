@@ -106,16 +106,17 @@ def answers(
 
 
 def _attempts(g: "Gesso", task: Task, question: Question, tries: Tries) -> Plan[list[Result]]:
-    """Attempt n begins from noise of its own: that of the seed n candidates further on."""
-    item, tried = question.item, []
+    item = question.item
+    tried = [(yield from likeliest(g, _request(g, item, question), tries.candidates))]
+    while isinstance(task, Checkable) and len(tried) < tries.attempts and not task.stands(item, tried[-1].text):
+        form, read = task.again(item, question.seed, len(tried))
+        result = yield from likeliest(g, _request(g, form, question), tries.candidates)
+        tried.append(replace(result, text=read(result.text)))
+    return tried
+
+
+def _request(g: "Gesso", item: Item, question: Question) -> Request:
     options = {**question.options, "seed": question.seed}
     if isinstance(item.prompt, str):
-        request = g.request(item.prompt, **options)
-    else:
-        request = g.chat_request(item.prompt, tools=item.meta.get("tools"), **options)
-    for attempt in range(tries.attempts):
-        asked = replace(request, seed=question.seed + attempt * tries.candidates)
-        tried.append((yield from likeliest(g, asked, tries.candidates)))
-        if isinstance(task, Checkable) and task.stands(item, tried[-1].text):
-            break
-    return tried
+        return g.request(item.prompt, **options)
+    return g.chat_request(item.prompt, tools=item.meta.get("tools"), **options)

@@ -78,7 +78,7 @@ class Outcome:
     denoising_steps: int = 0  # of all attempts and candidates
     tokens_per_step: float = 0.0
     error: str | None = None
-    attempts: int = 1  # that it took; `seed` is that of the first
+    attempts: int = 1  # that it took
     first_scores: Mapping[str, float] = field(default_factory=dict)  # of the first, where more were allowed
 
 
@@ -178,7 +178,7 @@ def evaluate(
     way at once (None: as many as the engine runs together), which changes the time and nothing else: an item's seed
     depends on `seed` and its place alone. `progress` is called with (done, total) after every item. `constrained`
     answers keep to what their items say they have to be. An answer that the task itself can tell to be wrong is
-    attempted again, with the next seed, up to `attempts` times. Of several `candidates` the likeliest is taken.
+    attempted again, in another form, up to `attempts` times. Of several `candidates` the likeliest is taken.
     """
     asked = list(items)
     if not asked:

@@ -231,6 +231,12 @@ class Symmetry:
     def __call__(self, grid: str) -> str:
         return "".join(itemgetter(*self.cells)(grid)).translate(self.digits)
 
+    def back(self, grid: str) -> str:
+        """The old grid of a new one."""
+        labels = {new: old for old, new in self.digits.items()}
+        old = dict(zip(self.cells, grid.translate(labels), strict=True))
+        return "".join(old[cell] for cell in CELLS)
+
 
 def kinship(solution: str) -> str:
     """A name that a solved grid shares with all its symmetries, so that no split tears them apart.

@@ -4,7 +4,7 @@ Training and evaluation read the same task, so the split between them is made he
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -55,6 +55,11 @@ class Checkable(Protocol):
 
     def stands(self, item: Item, output: str) -> bool:
         """Whether an answer keeps to all that was asked. Must not look at what is expected."""
+
+    def again(self, item: Item, seed: int, attempt: int) -> tuple[Item, Callable[[str], str]]:
+        """The item in the form in which it is asked once more (`attempt` 1, 2, …), and how an answer to that reads as
+        an answer to the item.
+        """
 
 
 def split_of(key: str) -> str:
