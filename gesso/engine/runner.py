@@ -117,6 +117,8 @@ class Runner:
         if running.request.guide is None:
             return Outcome(running, partial(advance, own), hidden_CH)
 
+        @torch.no_grad()  # it is called after the pass, and may ask for logits as a pass does
+        @ops.fast_products()
         def held() -> Canvas:
             found = guided(running, reading, lambda: self.model.logits(hidden_CH) if logits_CV is None else logits_CV)
             if found is reading:
