@@ -113,7 +113,7 @@ def turned(puzzle: str, seed: int, attempt: int) -> tuple[str, Callable[[str], s
     """A puzzle as the model is shown it at an attempt after the first, and what turns its answer back.
 
     Rows, columns and digits change places. To the rules that is the same puzzle, but not quite to the model: what it
-    did not see one way it may see another, where other noise alone mostly leads it to the same mistake.
+    did not see one way it may see another, where other noise alone may lead it to the same mistake again.
     """
     symmetry = Symmetry.draw(random.Random(f"sudoku attempt {seed} {attempt}"))
 
