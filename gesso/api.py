@@ -17,12 +17,13 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.filling import EditResult, HolesResult, InfillResult, Plan, T
+from gesso.filling import EditResult, HolesResult, InfillResult
 from gesso.guide.boundary import Healer
 from gesso.guide.constraint import NAMES, Guides
 from gesso.guide.guide import Guide
 from gesso.messages import check_tools
 from gesso.model.transformer import DiffusionGemma
+from gesso.plan import Plan, T
 from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
 from gesso.train import adapters
@@ -140,15 +141,19 @@ class Gesso:
         method: str = "auto",
         lengths: Sequence[int] | None = None,
         context: int | None = None,
+        candidates: int = 1,
         **options: Any,
     ) -> InfillResult:
         """Write what is missing between two texts; `options` as for `generate`, without `pins` and `resume`.
 
         `method`: "prompt" shows the suffix by the tokenizer's markers for it, "pinned" pins it in the canvas behind
         holes of several lengths (`lengths`; None: searched up to `max_new_tokens`) and takes the likeliest, "auto" is
-        the former where there are markers. `context`: the model sees only so many tokens of either side.
+        the former where there are markers. `context`: the model sees only so many tokens of either side. `candidates`:
+        so many are written side by side, with the seed and the next ones, and the likeliest is taken.
         """
-        plan = filling.infill(self, prefix, suffix, method=method, lengths=lengths, context=context, **options)
+        plan = filling.infill(
+            self, prefix, suffix, method=method, lengths=lengths, context=context, candidates=candidates, **options
+        )
         return self._carry_out(plan)
 
     def infill_holes(self, parts: Sequence[str], **options: Any) -> HolesResult:
@@ -273,6 +278,7 @@ class Gesso:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
             guide=asked or guide,
+            free_first=True,
             never_first=self._never_first,
             unsure=self.tokenizer.byte_ids,
             top_logprobs=top_logprobs,

@@ -2,14 +2,13 @@
 
 What is given is never read back from tokens: a result is the caller's own strings with a new one between them.
 
-How a hole is filled is a `Plan`: it yields requests that may run side by side, is sent their results, and returns what
-fills the hole in the end. Who carries it out (`Gesso`, or a server that has others to serve meanwhile) runs the engine.
+How a hole is filled is a `Plan`, which returns what fills it in the end.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +21,7 @@ from gesso.guide.boundary import after_beginning, before_stop, nearest_start, wh
 from gesso.guide.constraint import NAMES
 from gesso.guide.edit import check_span, instruction_turn
 from gesso.guide.infill import Hole, check_lengths, closer, fill_prompt, hole, lengths, method_for, plain_prompt
+from gesso.plan import Plan, candidates_of, log_likelihoods, together
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
 LONGEST_HOLE = 2  # at most one in so many tokens of a canvas is the hole, the others are what comes after it
 USUAL_HOLE = 4  # the same, when no max_new_tokens is given
 
-T = TypeVar("T")
-Plan = Generator[list[Request], list[Result], T]
-
 
 @dataclass(frozen=True)
 class Candidate:
-    """A middle that the search has tried: the tokens of its hole, its text, and how likely the whole then is."""
+    """A middle that was tried: the tokens of its hole, its text, and how likely the encoder finds it, in nats."""
 
     length: int
     text: str
-    log_likelihood: float  # of the middle and of what comes after it, given what comes before; nats
+    # Pinned: of the middle and of what comes after it, given what comes before. By the prompt: of the middle and its
+    # end, given both sides.
+    log_likelihood: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class InfillResult(Result):
     """`text` is the missing middle; `tokens` are as written, and may begin with the end of the prefix: see `Healer`."""
 
     method: str = "prompt"
-    candidates: tuple[Candidate, ...] = ()  # where the length was searched, the shortest first
+    candidates: tuple[Candidate, ...] = ()  # where several were tried: of each length the best, or of each seed
 
 
 @dataclass(frozen=True)
@@ -77,18 +76,21 @@ def infill(
     method: str,
     lengths: Sequence[int] | None,
     context: int | None,
+    candidates: int = 1,
     **options: Any,
 ) -> Plan[InfillResult]:
     shown = hole(g.tokenizer, prefix, suffix, context)
     if not (prefix or suffix):
         raise InputError("prefix and suffix are empty: there is no text around the hole; generate writes from nothing")
-    return (yield from _fill(g, shown, method, lengths, **options))
+    return (yield from _fill(g, shown, method, lengths, candidates, **options))
 
 
-def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, **options: Any) -> Plan[InfillResult]:
+def _fill(
+    g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, candidates: int, **options: Any
+) -> Plan[InfillResult]:
     method = method_for(method, g.tokenizer, shown)
     if method == "pinned" and shown.after:
-        return (yield from _search(g, shown, lengths, **options))
+        return (yield from _search(g, shown, lengths, candidates, **options))
     if lengths is not None:
         raise InputError("lengths are for a hole with a pinned suffix; without one the model ends by itself")
     prompt = fill_prompt if method == "prompt" else plain_prompt
@@ -102,10 +104,17 @@ def _fill(g: "Gesso", shown: Hole, method: str, lengths: Sequence[int] | None, *
         max_new_tokens=hole,
         guide=g.guides.within(dropped, "", **constraint),
     )
-    written = yield from _write(g, [Ask(request, hole)], dropped, base.stop)
-    return InfillResult(
-        written.texts[0], written.tokens[0], written.results[0].finish_reason, written.usage(0), base.seed, method
-    )
+    asks = [Ask(one, hole) for one in candidates_of(request, candidates)]
+    written = yield from _write(g, asks, dropped, base.stop)
+    tried: tuple[Candidate, ...] = ()
+    best = 0
+    if candidates > 1:
+        scores = log_likelihoods(g, request.prompt, [dropped + text for text in written.texts])
+        best = scores.index(max(scores))
+        lengths_tried = [len(tokens) for tokens in written.tokens]
+        tried = tuple(map(Candidate, lengths_tried, written.texts, scores))
+    reason, usage = written.results[best].finish_reason, written.usage(best)
+    return InfillResult(written.texts[best], written.tokens[best], reason, usage, base.seed, method, tried)
 
 
 def infill_holes(g: "Gesso", parts: Sequence[str], **options: Any) -> HolesResult:
@@ -121,7 +130,9 @@ def infill_holes(g: "Gesso", parts: Sequence[str], **options: Any) -> HolesResul
     return HolesResult(text, tuple(middles))
 
 
-def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any) -> Plan[InfillResult]:
+def _search(
+    g: "Gesso", shown: Hole, given: Sequence[int] | None, candidates: int, **options: Any
+) -> Plan[InfillResult]:
     """Round by round, holes of several lengths side by side in the engine; the likeliest whole wins.
 
     A score is log p(middle + after | before), over the text as it will be read and not over the tokens of the canvas.
@@ -169,11 +180,15 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
         able = [length for length in trying if not constrained or _possible(asks[length].request)]
         if not (able or found):
             asks[trying[-1]].request.reach.check()  # which says why
-        written = yield from _write(g, [asks[length] for length in able], dropped, stop)
-        for i, length in enumerate(able):
+        each = [length for length in able for _ in range(candidates)]
+        of_each = [replace(asks[length], request=one) for length in able
+                   for one in candidates_of(asks[length].request, candidates)]  # fmt: skip
+        written = yield from _write(g, of_each, dropped, stop)
+        for i, length in enumerate(each):
             joined = g.tokenizer.encode(dropped + written.texts[i] + after, bos=False)
-            found[length] = Candidate(length, written.texts[i], likelihood.of(joined))
-            tokens[length] = written.tokens[i]
+            tried_now = Candidate(length, written.texts[i], likelihood.of(joined))
+            if length not in found or tried_now.log_likelihood > found[length].log_likelihood:
+                found[length], tokens[length] = tried_now, written.tokens[i]
         usages += [result.usage for result in written.results]
         best = max(sorted(found), key=lambda length: found[length].log_likelihood)
         trying = closer(sorted(tried), best) if given is None else []
@@ -181,7 +196,7 @@ def _search(g: "Gesso", shown: Hole, given: Sequence[int] | None, **options: Any
         found[best].text,
         tokens[best],
         "length" if best == limit else "stop",
-        _usage(usages, len(tokens[best])),
+        together(usages, len(tokens[best])),
         base.seed,
         "pinned",
         tuple(found[length] for length in sorted(found)),
@@ -213,7 +228,7 @@ def edit(
     if level < 1:
         found = yield from _revise(g, shown, present, level, method, **options)
     else:
-        found = yield from _fill(g, shown, method, None, **options)
+        found = yield from _fill(g, shown, method, None, 1, **options)
     whole = {**vars(found), "text": before + found.text + after}
     del whole["candidates"]
     return EditResult(**whole, replacement=found.text)
@@ -285,7 +300,7 @@ class Written:
     results: list[Result]
 
     def usage(self, which: int) -> Usage:
-        return _usage([result.usage for result in self.results], len(self.tokens[which]))
+        return together([result.usage for result in self.results], len(self.tokens[which]))
 
 
 def _write(g: "Gesso", asks: Sequence[Ask], dropped: str, stop: Sequence[str]) -> Plan[Written]:
@@ -338,7 +353,8 @@ def _request(g: "Gesso", prompt: Sequence[int], **options: Any) -> Request:
     """The request that all others are variations of; refused here if it cannot be run."""
     if wrong := {"pins", "resume"} & set(options):
         raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
-    request = g.request(prompt, **options)
+    # What a middle must begin with is not in the prompt: left alone, the model would not know of it.
+    request = replace(g.request(prompt, **options), free_first=False)
     _check(g, request)
     return request
 
@@ -362,15 +378,3 @@ def _check(g: "Gesso", request: Request) -> None:
 
 def _count(g: "Gesso", text: str) -> int:
     return len(g.tokenizer.encode(text, bos=False))
-
-
-def _usage(usages: Sequence[Usage], completion_tokens: int) -> Usage:
-    """One for several requests: the first one's prompt, the work of all."""
-    return Usage(
-        usages[0].prompt_tokens,
-        usages[0].cached_tokens,
-        completion_tokens,
-        sum(usage.denoising_steps for usage in usages),
-        sum(usage.canvases for usage in usages),
-        sum(usage.redrawn for usage in usages),
-    )

@@ -47,6 +47,10 @@ Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the s
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
 
+Candidates = Annotated[
+    int, typer.Option(min=1, help="Write so many side by side and keep the one the causal encoder finds likeliest.")
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:

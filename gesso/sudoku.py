@@ -1,15 +1,16 @@
 """What `gesso sudoku` does: read puzzles as people write them, watch the grid settle, and judge the model's answer.
 
-The solver of `gesso.tasks` says whether a puzzle can be asked and whether it was answered. It never lends its answer.
+The solver of `gesso.tasks` says whether a puzzle can be asked, which is whether it has one solution; it never lends it.
+Whether it was answered the rules tell: what keeps them and the clues is that solution.
 """
 
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from rich.live import Live
 from rich.text import Text
 
 from gesso.errors import InputError
-from gesso.tasks.sudoku import Sudoku, spaced
-from gesso.tasks.sudoku_grid import CELLS, DIGITS, UNITS, is_valid, parse_puzzle, puzzles_in, read_text
+from gesso.tasks.sudoku import Sudoku, spaced, turned
+from gesso.tasks.sudoku_grid import CELLS, DIGITS, UNITS, is_valid, parse_puzzle, puzzles_in, read_text, solves
 from gesso.terminal import SPECIAL, console, lines
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ TOP, BETWEEN, BOTTOM = "┌───────┬───────┬─�
 class Puzzle:
     name: str  # file and line, or nothing for one that was typed
     grid: str
-    solution: str
 
     @property
     def clues(self) -> set[int]:
@@ -79,7 +79,7 @@ def _puzzle(name: str, text: str, given: str | None = None) -> Puzzle:
             raise InputError("the solution in this line is not the puzzle's")
     except InputError as error:
         raise InputError(f"{name}: {error}" if name else str(error)) from None
-    return Puzzle(name, grid, solution)
+    return Puzzle(name, grid)
 
 
 # --- answers --------------------------------------------------------------------------------------------------------
@@ -91,13 +91,14 @@ class Attempt:
 
     puzzle: Puzzle
     answer: str  # as it was written, less white space; 81 digits if all went well
-    steps: int
-    seconds: float  # of the model; what the view waits for the eye is not in it
+    number: int  # 1 for the first attempt
+    steps: int  # of this attempt and those before it
+    seconds: float  # the same, of the model; what the view waits for the eye is not in it
     seed: int
 
     @property
     def solved(self) -> bool:
-        return self.answer == self.puzzle.solution
+        return solves(self.answer, self.puzzle.grid)
 
     @property
     def is_grid(self) -> bool:
@@ -109,7 +110,8 @@ class Attempt:
 
     def verdict(self) -> str:
         if self.solved:
-            return f"solved in {_count(self.steps, 'step')}, {self.seconds:.2f} s"
+            again = f", at attempt {self.number}" if self.number > 1 else ""
+            return f"solved in {_count(self.steps, 'step')}, {self.seconds:.2f} s{again}"
         if not self.is_grid:
             return "not solved: the answer is not a grid of 81 digits"
         lost = {cell for cell in self.puzzle.clues if self.answer[cell] != self.puzzle.grid[cell]}
@@ -126,6 +128,7 @@ class Attempt:
             "solved": self.solved,
             "valid": is_valid(self.answer),
             "clues": len(self.puzzle.clues),
+            "attempts": self.number,
             "steps": self.steps,
             "seconds": self.seconds,
             "seed": self.seed,
@@ -148,22 +151,40 @@ def _count(number: int, noun: str) -> str:
 # --- solving --------------------------------------------------------------------------------------------------------
 
 
-def solve(model: "Gesso", puzzle: Puzzle, *, watch: bool, **options: Any) -> Attempt:
-    """Ask the model; `options` are those of `Gesso.generate`, on top of the task's own."""
-    events = model.stream(spaced(puzzle.grid), **{**Sudoku.options, **options})
-    result, seconds = _follow(model, puzzle, events, watch)
-    answer = "".join(result.text.split())
-    steps = result.usage.denoising_steps
-    return Attempt(puzzle=puzzle, answer=answer, steps=steps, seconds=seconds, seed=result.seed)
+def attempts(
+    model: "Gesso", puzzle: Puzzle, *, most: int, watch: bool, seed: int | None, **options: Any
+) -> Iterator[Attempt]:
+    """Ask the model, and while its answer breaks a rule, ask again with the puzzle turned, which is how it is watched.
+
+    `options` are those of `Gesso.generate`, on top of the task's own.
+    """
+    steps, seconds = 0, 0.0
+    shown, status = puzzle, ""
+    back: Callable[[str], str] = str
+    for number in range(1, most + 1):
+        if number > 1:
+            assert seed is not None, "the first attempt has drawn one"
+            grid, back = turned(puzzle.grid, seed, number - 1)
+            shown, status = replace(puzzle, grid=grid), f"attempt {number}, turned · "
+        events = model.stream(spaced(shown.grid), **{**Sudoku.options, **options, "seed": seed})
+        result, took = _follow(model, shown, events, watch, status)
+        answer = back("".join(result.text.split()))
+        steps, seconds, seed = steps + result.usage.denoising_steps, seconds + took, result.seed
+        attempt = Attempt(puzzle=puzzle, answer=answer, number=number, steps=steps, seconds=seconds, seed=result.seed)
+        yield attempt
+        if attempt.solved:
+            return
 
 
-def _follow(model: "Gesso", puzzle: Puzzle, events: "Iterator[Event]", watch: bool) -> "tuple[Result, float]":
+def _follow(
+    model: "Gesso", puzzle: Puzzle, events: "Iterator[Event]", watch: bool, status: str
+) -> "tuple[Result, float]":
     """A stream to its end and the seconds it took, watched if that is wanted and there is a terminal."""
     drawable = sys.stderr.isatty() and not console(sys.stderr).is_dumb_terminal
     places = _places(model, puzzle)
     live = None
     if watch and drawable and len(places) == 81:
-        blank = Frame(paint(puzzle, [SPECIAL] * 81, [False] * 81), "reading the puzzle")
+        blank = Frame(paint(puzzle, [SPECIAL] * 81, [False] * 81), status + "reading the puzzle")
         # No thread and no hand on stdout, for the reasons given in gesso.terminal.
         live = Live(blank, console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False)
     seconds, drawn = 0.0, time.perf_counter()
@@ -177,7 +198,7 @@ def _follow(model: "Gesso", puzzle: Puzzle, events: "Iterator[Event]", watch: bo
             if event.kind == "done":
                 return event.result, seconds
             if live and event.kind == "draft":
-                live.update(_frame(model, puzzle, event, places), refresh=True)
+                live.update(_frame(model, puzzle, event, places, status), refresh=True)
                 drawn = time.perf_counter()
 
 
@@ -193,13 +214,13 @@ def _places(model: "Gesso", puzzle: Puzzle) -> list[int]:
     return [place for place, token in enumerate(tokens) if model.decode([token]).strip()]
 
 
-def _frame(model: "Gesso", puzzle: Puzzle, draft: "Draft", places: Sequence[int]) -> "Frame":
+def _frame(model: "Gesso", puzzle: Puzzle, draft: "Draft", places: Sequence[int], status: str) -> "Frame":
     tokens = [*draft.before, *draft.tokens]
     settled = [True] * len(draft.before) + draft.settled
     # Slices: a checkpoint with short canvases has not come to the last cells yet.
     cells = [_sign(model.decode(tokens[place : place + 1])) for place in places]
     standing = [any(settled[place : place + 1]) for place in places]
-    return Frame(paint(puzzle, cells, standing), f"step {draft.canvas.step} · cells settled {sum(standing)}/81")
+    return Frame(paint(puzzle, cells, standing), f"{status}step {draft.canvas.step} · cells settled {sum(standing)}/81")
 
 
 def _sign(text: str) -> str:

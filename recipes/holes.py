@@ -1,15 +1,19 @@
 """Fill a hole at every position of held-out files, and look whether anything around it changed.
 
     python recipes/holes.py --state holes.json --minutes 10
+    for i in 1 2 3 4; do python recipes/holes.py --part $i/4 --state holes-$i.json --minutes 60 & done; wait
 
-The files are those of the standard library that no model was shown: the test and validation splits of `python_infill`.
+The files are those of the standard library, its tests included, that no model was shown: by name they are of the test
+and validation splits of `python_infill`. Of those with 500 characters or more the shortest are taken, since every
+position of a file is to be tried and a long one has no other boundaries than a short one.
+
 A hole begins at every character of each and has up to 23 of them. What is looked at is the machinery and not the model,
 so the model is a small one with random weights and the tokenizer of the box: it writes anything, at any boundary. Both
 ways to fill a hole are taken, in turn.
 
 Positions come in passes, every 128th of each file first, so that a run that is cut short has been everywhere. Run
-again, it goes on where `--state` says it was. What is printed in the end is what was found, as JSON; the exit code is 1
-if anything changed.
+again, it goes on where `--state` says it was. `--part` takes one in so many batches, to share the work among processes.
+What is printed in the end is what was found, as JSON; the exit code is 1 if anything changed.
 """
 
 import argparse
@@ -36,10 +40,11 @@ from gesso.guide.boundary import nearest_start
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import GenerationDefaults
-from gesso.tasks.python_infill import read_source, source_files
+from gesso.tasks.python_infill import read_source
 from gesso.tasks.task import split_of
 from gesso.tokenizer import Tokenizer
 
+SHORTEST = 500  # characters of a file
 STRIDE = 128
 AT_ONCE = 32
 SMALL = {
@@ -64,11 +69,16 @@ def small_model() -> Gesso:
     return Gesso(model.eval(), tokenizer, defaults, directory, max_batch=AT_ONCE, max_length=None)
 
 
-def held_out(count: int) -> dict[str, str]:
-    files = source_files((Path(sysconfig.get_path("stdlib")),))
-    names = sorted((split_of(name), name) for name in files if split_of(name) != "train")
-    texts = ((name, read_source(files[name])) for _, name in names)
-    return dict(islice(((name, text) for name, text in texts if text), count))
+def held_out(library: Path, count: int) -> dict[str, str]:
+    found = {}
+    for path in library.rglob("*.py"):
+        name = path.relative_to(library).as_posix()
+        if split_of(name) != "train" and not {"site-packages", "dist-packages"} & set(path.parts):
+            text = read_source(path)
+            if text and len(text) >= SHORTEST:
+                found[name] = text
+    shortest = sorted(found, key=lambda name: (len(found[name]), name))[:count]
+    return {name: found[name] for name in shortest}
 
 
 def holes(files: dict[str, str]) -> Iterator[Hole]:
@@ -76,6 +86,12 @@ def holes(files: dict[str, str]) -> Iterator[Hole]:
         for name, text in files.items():
             for start in range(first, len(text) + 1, STRIDE):
                 yield name, text, start
+
+
+def batches(files: dict[str, str], part: int, parts: int) -> Iterator[list[Hole]]:
+    """One in so many batches of all there are; part 1 has the first."""
+    left = holes(files)
+    return islice(iter(lambda: list(islice(left, AT_ONCE)), []), part - 1, None, parts)
 
 
 def changed(g: Gesso, batch: Sequence[Hole]) -> list[str]:
@@ -128,25 +144,32 @@ def _wrong(g: Gesso, before: str, after: str, request: Request, result: Result, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(sysconfig.get_path("stdlib")), help="another directory")
     parser.add_argument("--files", type=int, default=100)
+    parser.add_argument("--part", default="1/1", help="I/N: one in N batches, beginning with the I-th")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--state", type=Path, help="where to note what is done; without it, every run starts anew")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a second one has nothing to do
-    g, files = small_model(), held_out(asked.files)
-    total = sum(len(text) + 1 for text in files.values())
+    part, parts = map(int, asked.part.split("/"))
+    g, files = small_model(), held_out(asked.data, asked.files)
+    total = sum(map(len, batches(files, part, parts)))
+    run = {"files": asked.files, "part": asked.part}
     noted = asked.state and asked.state.exists()
-    state = json.loads(asked.state.read_text()) if noted else {"files": asked.files, "done": 0, "changed": []}
-    if state["files"] != asked.files:
-        sys.exit(f"{asked.state} is of a run over {state['files']} files; give another --state")
-    left, until = islice(holes(files), state["done"], None), time.monotonic() + 60 * asked.minutes
+    state = json.loads(asked.state.read_text()) if noted else {**run, "batches": 0, "done": 0, "changed": []}
+    if {name: state[name] for name in run} != run:
+        sys.exit(f"{asked.state} is of part {state['part']} over {state['files']} files; give another --state")
+    until = time.monotonic() + 60 * asked.minutes
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         shown = bar.add_task("positions", total=total, completed=state["done"])
-        while time.monotonic() < until and (batch := list(islice(left, AT_ONCE))):
+        for batch in islice(batches(files, part, parts), state["batches"], None):
+            if time.monotonic() >= until:
+                break
             state["changed"] += changed(g, batch)
+            state["batches"] += 1
             state["done"] += len(batch)
             bar.update(shown, completed=state["done"])
-            if asked.state and state["done"] % (64 * AT_ONCE) < AT_ONCE:
+            if asked.state and state["batches"] % 64 == 0:
                 _note(asked.state, state)
     if asked.state:
         _note(asked.state, state)

@@ -58,6 +58,17 @@ def test_infill_and_edit_take_every_setting_that_generate_takes(main, file):
     assert refused.code == 2 and "t_max" in refused.err
 
 
+def test_more_candidates_are_more_work_for_the_same_holes(main, file):
+    path = str(file("a = <FILL>\nb = 2\n"))
+    one, same, four = (
+        json.loads(main("infill", path, "--json", *SHORT, *given).out)["middles"][0]
+        for given in ([], ["--candidates", "1"], ["--candidates", "4"])
+    )
+    assert one == same
+    assert four["usage"]["denoising_steps"] > one["usage"]["denoising_steps"]
+    assert main("infill", path, *SHORT, "--candidates", "0").code == 2
+
+
 def test_infill_reads_stdin_with_a_marker_of_ones_own(main):
     ran = main("infill", "-", "--marker", "[…]", *SHORT, stdin="a […] b\n")
     assert ran.code == 0

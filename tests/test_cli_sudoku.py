@@ -21,7 +21,7 @@ from gesso import sudoku as view
 from gesso.box import SOLVER
 from gesso.engine.events import Done, Result, Usage
 from gesso.tasks import command
-from gesso.tasks.sudoku import Sudoku, spaced
+from gesso.tasks.sudoku import Sudoku, spaced, turned
 from gesso.tasks.sudoku_grid import is_valid, parse_puzzle
 from gesso.tasks.task import split_of
 from gesso.train.data import Dataset, DataSettings
@@ -41,9 +41,13 @@ def no_model_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Fake:
-    """A model that gives this answer, or the solution, in two steps; its tokens are characters."""
+    """A model that gives this answer, or the solution, in two steps; its tokens are characters.
+
+    For `luck` above 0 it gives the answer so many times, and then the solution of what it is asked.
+    """
 
     answer: str | None = None
+    luck: int = 0
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     loaded: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     tokenizer: Any = field(default_factory=lambda: SimpleNamespace(encode=lambda text, bos: [*map(ord, text)]))
@@ -57,7 +61,8 @@ class Fake:
 
     def stream(self, prompt: str, **options: Any) -> Iterator[Any]:
         self.asked.append((prompt, options))
-        text = spaced(parse_puzzle(prompt)[1] if self.answer is None else self.answer)
+        right = self.answer is None or 0 < self.luck < len(self.asked)
+        text = spaced(parse_puzzle(prompt)[1] if right else self.answer)
         tokens = [*map(ord, text.ljust(256, "\x01"))]
         for step, settled in ((1, False), (2, True)):
             canvas = SimpleNamespace(step=step)
@@ -152,7 +157,8 @@ def test_json_is_one_object_a_puzzle(main: Main, fake: Fake):
     assert (done.code, done.err) == (0, "")
     assert 0 <= first.pop("seconds") < 10
     assert first == {
-        "puzzle": PUZZLE, "solution": SOLUTION, "solved": True, "valid": True, "clues": 30, "steps": 2, "seed": 7,
+        "puzzle": PUZZLE, "solution": SOLUTION, "solved": True, "valid": True, "clues": 30, "attempts": 1, "steps": 2,
+        "seed": 7,
     }  # fmt: skip
     assert (second["puzzle"], second["clues"]) == (OTHER, 76)
 
@@ -177,17 +183,48 @@ def test_an_answer_that_is_no_solution_is_shown_as_it_is_and_exit_code_1(
     main: Main, fake: Fake, answer: str, reason: str, valid: bool
 ):
     fake.answer = answer
-    done = main("sudoku", PUZZLE)
+    done = main("sudoku", PUZZLE, "--attempts", "1")
     assert (done.code, done.out, done.err) == (1, answer + "\n", f"not solved: {reason}\n")
-    done = main("sudoku", PUZZLE, "--json")
+    done = main("sudoku", PUZZLE, "--json", "--attempts", "1")
     found = json.loads(done.out)
     assert (done.code, found["solved"], found["valid"], found["solution"]) == (1, False, valid, answer)
+
+
+def test_a_grid_that_breaks_a_rule_is_attempted_again_turned_and_said_to_be(main: Main, fake: Fake):
+    fake.answer, fake.luck = EXCHANGED, 2
+    done = main("sudoku", PUZZLE, "--seed", "5")
+    assert (done.code, done.out) == (0, SOLUTION + "\n")
+    assert [options["seed"] for _, options in fake.asked] == [5, 5, 5]
+    shown = ["".join(prompt.split()) for prompt, _ in fake.asked]
+    assert shown[0] == PUZZLE and len(set(shown)) == 3
+    assert [turned(PUZZLE, 5, attempt)[0] for attempt in (1, 2)] == shown[1:]
+    assert done.err.splitlines()[0] == "attempt 1: not solved: 7 clues not kept; trying again"
+    assert done.err.splitlines()[1].startswith("attempt 2: not solved: ")
+    assert re.fullmatch(r"solved in 6 steps, 0\.\d\d s, at attempt 3", done.err.splitlines()[2])
+
+
+def test_one_object_tells_of_all_attempts_at_a_puzzle(main: Main, fake: Fake):
+    fake.answer, fake.luck = EXCHANGED, 1
+    done = main("sudoku", PUZZLE, "--seed", "7", "--json")
+    found = json.loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert (found["solved"], found["attempts"], found["steps"], found["seed"]) == (True, 2, 4, 7)
+
+
+def test_no_more_is_attempted_than_was_asked_for(main: Main, fake: Fake):
+    fake.answer = EXCHANGED
+    for given, most in ([], 4), (["--attempts", "2"], 2):
+        fake.asked.clear()
+        done = main("sudoku", PUZZLE, *given)
+        assert (done.code, len(fake.asked)) == (1, most)
+        assert is_valid(done.out.strip()), "turned back, it is still a grid without fault"
+        assert "not kept" in done.err.splitlines()[-1] and done.err.count("trying again") == most - 1
 
 
 def test_one_puzzle_unsolved_leaves_the_others_solved(main: Main, fake: Fake):
     fake.answer = SOLUTION
     swapped = EXCHANGED[:40] + "0" + EXCHANGED[41:]
-    done = main("sudoku", "-", stdin=f"{swapped}\n{PUZZLE}\n")
+    done = main("sudoku", "-", "--attempts", "1", stdin=f"{swapped}\n{PUZZLE}\n")
     assert (done.code, done.out) == (1, f"{SOLUTION}\n{SOLUTION}\n")
     assert done.err.endswith("1 of 2 solved\n")
 
@@ -228,7 +265,8 @@ def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, tiny, m
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
-    done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1")
+    done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1", "--attempts", "2")
+    assert "attempt 2, turned · step 2" in done.err and "attempt 1: not solved" in done.err
     assert done.code == 1 and "not solved: the answer is not a grid" in done.err
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
     assert "step 2 · cells settled" in shown
@@ -237,7 +275,7 @@ def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, tiny, m
 
 
 def painted(cells: str, standing: Sequence[bool]) -> list[tuple[str, str]]:
-    return view.paint(view.Puzzle("", PUZZLE, SOLUTION), cells, standing)
+    return view.paint(view.Puzzle("", PUZZLE), cells, standing)
 
 
 def test_clues_are_bold_and_cells_coloured_when_they_stand():
@@ -277,6 +315,19 @@ def test_eval_asks_puzzles_with_so_many_clues(main: Main, tiny, monkeypatch, giv
     assert loaded["max_batch"] == 3
     assert len(seen) == 2
     assert all(clues[0] <= 81 - item.meta["puzzle"].count("0") <= clues[1] for item in seen)
+
+
+def test_eval_tells_the_first_try_from_the_last(main: Main, tiny, monkeypatch):
+    monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
+    few = ("--count", "2", "--steps", "1", "--clues", "70")
+    done = main("eval", "sudoku", *few, "--attempts", "3")
+    names = [line.split("  ")[1].strip() for line in done.out.splitlines()[1:]]
+    assert names[:6] == ["exact", "cells", "valid", "exact, 1st try", "cells, 1st try", "valid, 1st try"]
+    steps = json.loads(main("eval", "sudoku", *few, "--attempts", "3", "--json").out)[0]["items"]
+    assert [item["attempts"] for item in steps] == [3, 3] and all(item["denoising_steps"] >= 3 for item in steps)
+    assert "1st try" not in main("eval", "sudoku", *few).out
+    refused = main("eval", "structured", "--count", "1", "--attempts", "2")
+    assert refused.code == 2 and "structured cannot" in refused.err
 
 
 @pytest.mark.parametrize("command", [["eval"], ["data", "--count", "1"]])

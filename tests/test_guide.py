@@ -237,6 +237,37 @@ def test_text_that_is_right_by_itself_is_left_as_it_is(tiny, monkeypatch):
     assert tiny.generate("Hello", regex="(?s).*", **options).tokens == tiny.generate("Hello", **options).tokens
 
 
+def test_a_constraint_that_the_free_text_keeps_changes_nothing_whatever_came_before(tiny, monkeypatch):
+    """Only the text that comes to stand is called right here, none of those on the way to it."""
+    options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
+    options["stopping"] = lambda history, judged_C: len(history) == 4
+    free = tiny.generate("Hello", **options)
+    drafts = [event.canvas.result_C.tolist() for event in tiny.stream("Hello", **options) if event.kind == "draft"]
+    assert len(drafts) == 4 and drafts[-1] not in drafts[:-1]
+    monkeypatch.setattr(Reach, "fits", lambda self, position, state, tokens: tokens in ([], (), drafts[-1]))
+    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("nothing to put right"))
+    held = tiny.generate("Hello", regex="(?s).*", **options)
+    assert (held.tokens, held.usage.denoising_steps) == (free.tokens, free.usage.denoising_steps)
+
+
+def test_half_of_the_steps_are_held_to_the_constraint_where_the_free_text_does_not_come_to_stand(tiny):
+    options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 6, "stopping": "fixed"}
+    drafts = [event.canvas for event in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if event.kind == "draft"]
+    corrected = [prediction.corrected for prediction in drafts[-1].history]
+    assert corrected == [False] * 3 + [True] * 3
+    alone = [event.canvas for event in tiny.stream("Hello", **options) if event.kind == "draft"]
+    for mine, free in zip(drafts[:3], alone[:3], strict=True):
+        assert mine.tokens_C.tolist() == free.tokens_C.tolist()
+
+
+def test_a_text_that_comes_to_stand_and_does_not_keep_is_held_from_that_step_on(tiny):
+    options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
+    options["stopping"] = lambda history, judged_C: len(history) == 2 and not history[-1].corrected
+    canvases = [e.canvas for e in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if e.kind == "draft"]
+    assert [prediction.corrected for prediction in canvases[-1].history] == [False] + [True] * 7
+    assert re.fullmatch("[a-z]{4,9}", tiny.generate("Hello", regex="[a-z]{4,9}", **options).text)
+
+
 def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(tiny):
     asked = [{"regex": "[a-z]{4,9}"}, {"choice": ["left", "right"]}, {}, {"regex": "[0-9]+"}]
     alone = [tiny.generate("Hello", seed=7, max_new_tokens=20, **one, **SMALL).tokens for one in asked]

@@ -18,7 +18,7 @@ BELOW = {
     "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
     "serve": PLAIN
-    | {"engine", "guide", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"},
+    | {"engine", "guide", "plan", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"},
     "bench": PLAIN
     | {"ops", "model", "guide", "engine", "train", "box", "api", "tasks", "serve", "untrained", "checkpoint"},
     "trace": PLAIN | {"api", "engine", "serve"},

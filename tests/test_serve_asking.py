@@ -132,6 +132,16 @@ def test_a_hole_over_http_is_filled_as_in_python(server, served_model):
     assert there["usage"]["diffusion"]["steps"] == here.usage.denoising_steps
 
 
+def test_best_of_over_http_is_candidates_in_python(server, served_model):
+    import gesso
+
+    here = gesso.load(served_model).infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, candidates=3, **QUICK)
+    body = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "best_of": 3, "diffusion": QUICK}
+    there = server.http.post("/v1/completions", json=body).json()
+    assert there["choices"][0]["text"] == here.text
+    assert there["usage"]["diffusion"]["steps"] == here.usage.denoising_steps
+
+
 def test_a_span_is_written_anew_and_the_rest_stays(server):
     text = "The quick brown fox jumps."
     for more in ({}, {"level": 0.5}, {"instruction": "Make it a cat."}):
@@ -151,6 +161,9 @@ def test_a_span_is_written_anew_and_the_rest_stays(server):
         ("completions", {"prompt": ["a", "b"], "suffix": "c"}, "suffix"),
         ("completions", {"prompt": "a", "suffix": "c", "logprobs": 2}, "logprobs"),
         ("completions", {"prompt": "a", "suffix": "c", "regex": "x"}, "regex"),
+        ("completions", {"prompt": "a", "best_of": 2}, "best_of goes with suffix"),
+        ("completions", {"prompt": "a", "suffix": "c", "best_of": 2, "n": 2}, "n must be 1 with best_of"),
+        ("completions", {"prompt": "a", "suffix": "c", "best_of": 10**6}, "best_of: at most"),
         ("edits", {"input": "abc", "span": [2, 9]}, "span"),
         ("edits", {"input": "abc", "span": [1, 2], "diffusion": {"pins": {"0": 5}}}, "pins"),
         ("completions", {"prompt": "a", "diffusion": {"drafts": {"candidates": 21}}}, "candidates"),

@@ -10,6 +10,7 @@ import random
 import string
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,8 @@ def _of_a_step(g: "Gesso", steps: int) -> dict[str, Any]:
     }
     engines = {name: Engine(g.model, g.decode) for name in constraints}
     for name, regex in constraints.items():
-        engines[name].submit(g.request("def fib(n):", regex=regex, **settings))
+        request = g.request("def fib(n):", regex=regex, **settings)
+        engines[name].submit(replace(request, free_first=False))
     times: dict[str, list[float]] = {name: [] for name in constraints}
     for _ in range(steps + 2):
         for name, engine in engines.items():

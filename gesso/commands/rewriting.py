@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gesso.errors import InputError
-from gesso.options import Asking, Constraint, Denoising, Loading, with_options
+from gesso.options import Asking, Candidates, Constraint, Denoising, Loading, with_options
 from gesso.terminal import note, print_as_is, print_json, print_text, whole_stdin
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def infill(
     in_place: InPlace = False,
     method: Method = "auto",
     context: Context = None,
+    candidates: Candidates = 1,
     json: Json = False,
     *,
     loading: Loading,
@@ -62,6 +63,7 @@ def infill(
     settings = {
         "method": method,
         "context": context,
+        "candidates": candidates,
         **asking.asked(),
         **constraint.constraint(),
         **denoising.diffusion(),

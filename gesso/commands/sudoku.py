@@ -10,6 +10,7 @@ from gesso.box import SOLVER
 from gesso.options import EXIT_CODES, Denoising, Json, Live, Loading, Seed, with_options
 from gesso.terminal import note, print_json, print_text
 
+ATTEMPTS = 4
 CODES = f"{EXIT_CODES} A puzzle that was not solved is 1, too."
 
 
@@ -27,6 +28,9 @@ def sudoku(
             "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; without it, {SOLVER}."
         ),
     ] = None,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="While the grid breaks a rule, try again with the puzzle turned, up to so often.")
+    ] = ATTEMPTS,
     seed: Seed = None,
     live: Live = True,
     json: Json = False,
@@ -35,20 +39,24 @@ def sudoku(
     denoising: Denoising,
 ) -> None:
     """Solve Sudokus out of noise, all cells at once."""
-    from gesso.sudoku import read, solve
+    from gesso import sudoku as solving
 
-    puzzles = read(puzzle)
+    puzzles = solving.read(puzzle)
     settings = denoising.diffusion()
     solver = replace(loading, model=model).load(SOLVER)
     solved = 0
     for asked in puzzles:
-        attempt = solve(solver, asked, watch=live and not json, seed=seed, **settings)
+        name = f"{asked.name}: " if len(puzzles) > 1 else ""
+        watch = live and not json
+        for attempt in solving.attempts(solver, asked, most=attempts, watch=watch, seed=seed, **settings):
+            if not attempt.solved and attempt.number < attempts and not json:
+                note(f"{name}attempt {attempt.number}: {attempt.verdict()}; trying again")
         solved += attempt.solved
         if json:
             print_json(attempt.to_dict())
             continue
         print_text(attempt.lines() if sys.stdout.isatty() else attempt.answer)
-        note(attempt.verdict() if len(puzzles) == 1 else f"{asked.name}: {attempt.verdict()}")
+        note(name + attempt.verdict())
     if len(puzzles) > 1 and not json:
         note(f"{solved} of {len(puzzles)} solved")
     if solved < len(puzzles):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gesso.errors import InputError
-from gesso.options import Denoising, Loading, with_options
+from gesso.options import Candidates, Denoising, Loading, with_options
 from gesso.terminal import print_json, print_text
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ def evaluate(
         list[int] | None, typer.Option(min=1, help="Step limit; several give accuracy against steps.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write accuracy against steps as SVG.")] = None,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="Tries at an item whose answer can be told to be wrong; a Sudoku's can.")
+    ] = 1,
+    candidates: Candidates = 1,
     constrained: Annotated[bool, typer.Option("--constrained", help="Hold answers to what items say of them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
     *,
@@ -49,7 +53,7 @@ def evaluate(
     found = loading.load(max_batch=batch)
     evaluations = run(
         found, task, split=split, count=count, seed=seed, steps=steps or [], plot=plot, constrained=constrained,
-        **settings,
+        attempts=attempts, candidates=candidates, **settings,
     )  # fmt: skip
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])

@@ -1,5 +1,10 @@
 """A constraint, between what the model says of a canvas and what the process is told.
 
+A model that was told what to write often keeps to it by itself, on a way that does not: it closes a bracket twice, sees
+it, and takes one back. Putting every step right would end that way at a text that is valid and not what it was about to
+write. So the first half of the steps of a canvas is the model's own, as long as nothing becomes final that does not
+keep to the constraint: a text that comes to stand by then and keeps to it is the one there would be without it.
+
 C canvas, V vocabulary, U tokens of moves.
 """
 
@@ -11,11 +16,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gesso.diffusion.canvas import FREE
+from gesso.diffusion.canvas import FREE, Canvas
 from gesso.engine.request import Running
 from gesso.guide.guide import Guide
 from gesso.guide.search import TOP, Scores, likeliest
 from gesso.ops import Reading
+
+
+def is_left_alone(running: Running) -> bool:
+    """Whether a canvas may still go its own way: in the first half of its steps, if none had to be put right."""
+    canvas, request = running.canvas, running.request
+    early = 2 * canvas.step < request.diffusion.steps
+    return request.free_first and early and not any(prediction.corrected for prediction in canvas.history)
+
+
+def keeps(running: Running, after: Canvas) -> bool:
+    """Whether what is final after a step keeps to the constraint: what has settled, or all of a canvas that is done."""
+    final = None if after.reason else after.final
+    tokens = after.result_C[:final].tolist()
+    return running.request.reach.fits(len(running.tokens), running.state, tokens)
 
 
 def guided(running: Running, reading: Reading, logits: Callable[[], Tensor]) -> Reading:

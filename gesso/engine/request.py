@@ -28,6 +28,7 @@ class Request:
     # cannot end, whatever the model writes there.
     pins: Mapping[int, int] = field(default_factory=dict)
     guide: Guide | None = None  # a constraint the whole new text keeps to
+    free_first: bool = False  # the first half of a canvas's steps is not held to it: the model may keep it by itself
     # A text that begins with one of these would be empty: its first canvas is drawn once more with another hash.
     never_first: frozenset[int] = frozenset()
     # The text of these tokens may change with the token after them: bytes that only together are a character.

@@ -1,7 +1,7 @@
 """One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.samplers import Prediction
 from gesso.engine.events import Likely
 from gesso.engine.graphs import Graphs, read_of
-from gesso.engine.guided import guided
+from gesso.engine.guided import guided, is_left_alone, keeps
 from gesso.engine.request import Running
 from gesso.engine.scheduler import Work
 from gesso.model.cache import KVCache
@@ -110,16 +110,23 @@ class Runner:
     def _outcome(
         self, running: Running, reading: Reading, hidden_CH: Tensor, logits_CV: Tensor | None = None
     ) -> Outcome:
-        own = reading
-        if running.request.guide:
-            reading = guided(running, reading, lambda: self.model.logits(hidden_CH) if logits_CV is None else logits_CV)
-        prediction = Prediction(
-            reading.candidate_T,
-            reading.argmax_T,
-            reading.confidence_T,
-            reading.entropy_T,
-            logits_CV if running.asks_for_logits else None,
-            corrected=reading is not own,
-        )
+        shown_CV = logits_CV if running.asks_for_logits else None
+        own = Prediction(reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, shown_CV)
         soft_CH = self.model.conditioning(running.canvas.pin_C, reading.soft_TH)
-        return Outcome(running, partial(running.process.advance, running.canvas, prediction, soft_CH), hidden_CH)
+        advance = partial(running.process.advance, running.canvas, soft_CH=soft_CH)
+        if running.request.guide is None:
+            return Outcome(running, partial(advance, own), hidden_CH)
+
+        @torch.no_grad()  # it is called after the pass, and may ask for logits as a pass does
+        @ops.fast_products()
+        def held() -> Canvas:
+            found = guided(running, reading, lambda: self.model.logits(hidden_CH) if logits_CV is None else logits_CV)
+            if found is reading:
+                return advance(own)
+            return advance(replace(own, candidate_C=found.candidate_T, argmax_C=found.argmax_T, corrected=True))
+
+        def free() -> Canvas:
+            after = advance(own)
+            return after if keeps(running, after) else held()
+
+        return Outcome(running, free if is_left_alone(running) else held, hidden_CH)

@@ -21,7 +21,9 @@ async def jobs(desk: Desk, asked: CompletionFields, client: str) -> list[Job]:
     constraint = asked.constraint()
     await desk.check_constraint(constraint)
     if asked.suffix:
-        hole = {"prefix": asked.prompt, "suffix": asked.suffix}
+        if asked.best_of > (most := desk.settings.limits.choices):
+            raise ApiError(400, f"best_of: at most {most} texts in one request", param="best_of")
+        hole = {"prefix": asked.prompt, "suffix": asked.suffix, "candidates": asked.best_of}
         around = [*await desk.ids(str(asked.prompt)), *await desk.ids(asked.suffix, bos=False)]
         return desk.jobs(
             asked, [around], client=client, n=asked.n, max_tokens=asked.max_tokens, stop=asked.stop, hole=hole

@@ -228,11 +228,16 @@ class CompletionFields(Choices):
     prompt: str | list[int] | list[str] | list[list[int]]
     suffix: str = Field(default="", description="What follows the text to be written.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Count = Field(default=1, description="With a suffix: of so many texts the likeliest is the choice.")
 
     @model_validator(mode="after")
     def _a_hole(self) -> Self:
         if not self.suffix:
+            if self.best_of > 1:
+                raise ValueError("best_of goes with suffix: it is the text before one that is chosen among several")
             return self
+        if self.best_of > 1 and self.n > 1:
+            raise ValueError("n must be 1 with best_of")
         if not isinstance(self.prompt, str):
             raise ValueError("suffix goes with one prompt, as text")
         refused = ("logprobs", "choice", "regex", "grammar")

@@ -24,6 +24,7 @@ from gesso.engine import events as engine_events
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.guide.guide import Guide
+from gesso.plan import Plan
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (
@@ -52,7 +53,7 @@ REPORT_SECONDS = 1.0
 class Filled:
     """A hole being filled: the requests of this round of its plan, in order, and the results so far."""
 
-    plan: filling.Plan[filling.InfillResult | filling.EditResult]
+    plan: Plan[filling.InfillResult | filling.EditResult]
     ids: list[int] = field(default_factory=list)
     results: dict[int, engine_events.Result] = field(default_factory=dict)
 
@@ -159,7 +160,7 @@ class Worker:
 
     # --- holes, whose plans run requests round by round ---------------------------------------------------------------
 
-    def plan(self, hole: dict[str, Any], asked: Submit) -> filling.Plan[Any]:
+    def plan(self, hole: dict[str, Any], asked: Submit) -> Plan[Any]:
         if "span" in hole:
             span = (hole["span"][0], hole["span"][1])
             return filling.edit(self.model, **{**hole, "span": span}, method="auto", context=None, **asked.options)

@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 
 def run(
     g: "Gesso", asked: Task, *, split: str, count: int, seed: int, steps: Sequence[int], plot: Path | None,
-    constrained: bool = False, **settings: Any,
+    **options: Any,
 ) -> "list[Evaluation]":  # fmt: skip
     """One evaluation, or one for each limit on the steps."""
     from gesso.tasks.evaluate import evaluate  # which needs torch, and `gesso data` does not
 
     items = list(asked.items(split, count, seed))
     data = {"split": split, "count": count, "seed": seed, "command": shlex.join(["gesso", *sys.argv[1:]])}
-    shared: dict[str, Any] = {"seed": seed, "data": data, "constrained": constrained, **settings}
+    shared: dict[str, Any] = {"seed": seed, "data": data, **options}
     limits: Sequence[int | None] = steps or [None]
     found = []
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         for limit in limits:
             bar_task = bar.add_task(asked.name if limit is None else f"{asked.name}, {limit} steps", total=count)
-            options = shared if limit is None else {**shared, "steps": limit}
+            settings = shared if limit is None else {**shared, "steps": limit}
             show = partial(_show, bar, bar_task)
-            found.append(evaluate(g, asked, items, progress=show, **options))
+            found.append(evaluate(g, asked, items, progress=show, **settings))
     if plot is not None:
         score = asked.scores[0]
         drawn = plots.series(asked.name, found, score)

@@ -4,14 +4,16 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import gesso
-from gesso.engine.events import Done, Failed, Result
+from gesso.engine.events import Result
 from gesso.errors import InputError
+from gesso.plan import together
 from gesso.settings import choose
+from gesso.tasks.answers import Question, Tries, answers
 from gesso.tasks.task import Item, Task
 
 if TYPE_CHECKING:
@@ -73,9 +75,11 @@ class Outcome:
     seconds: float  # from asking to answer, others running beside it
     output: str = ""
     finish_reason: str | None = None
-    denoising_steps: int = 0
+    denoising_steps: int = 0  # of all attempts and candidates
     tokens_per_step: float = 0.0
     error: str | None = None
+    attempts: int = 1  # that it took
+    first_scores: Mapping[str, float] = field(default_factory=dict)  # of the first, where more were allowed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,12 @@ class Evaluation:
     @property
     def scores(self) -> dict[str, Estimate]:
         return {name: estimate_score([o.scores[name] for o in self.outcomes]) for name in self.outcomes[0].scores}
+
+    @property
+    def first_scores(self) -> dict[str, Estimate]:
+        """What the first attempts alone would have scored; nothing where there was one only."""
+        names = self.outcomes[0].first_scores
+        return {name: estimate_score([o.first_scores[name] for o in self.outcomes]) for name in names}
 
     @property
     def denoising_steps(self) -> Estimate:
@@ -113,6 +123,7 @@ class Evaluation:
     def summary(self) -> str:
         """The figures and their intervals, for people to read."""
         rows = [(name, score, 100, " %") for name, score in self.scores.items()]
+        rows += [(f"{name}, 1st try", score, 100, " %") for name, score in self.first_scores.items()]
         rows += [("denoising steps", self.denoising_steps, 1, ""), ("tokens per step", self.tokens_per_step, 1, "")]
         lines = [f"{self.task}, {len(self.outcomes)} items, at most {self.settings['steps']} steps"]
         for name, found, scale, unit in rows:
@@ -129,6 +140,7 @@ class Evaluation:
             "task": self.task,
             "count": len(self.outcomes),
             "scores": {name: dataclasses.asdict(score) for name, score in self.scores.items()},
+            "first_scores": {name: dataclasses.asdict(score) for name, score in self.first_scores.items()},
             "denoising_steps": dataclasses.asdict(self.denoising_steps),
             "tokens_per_step": dataclasses.asdict(self.tokens_per_step),
             "seconds": self.seconds,
@@ -156,6 +168,8 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     data: Mapping[str, Any] | None = None,
     constrained: bool = False,
+    attempts: int = 1,
+    candidates: int = 1,
     **options: Any,
 ) -> Evaluation:
     """Generate an answer to every item and score it.
@@ -163,7 +177,8 @@ def evaluate(
     `options` are those of `Gesso.generate` (`preset`, `steps`, …), on top of the task's own. `batch` items are under
     way at once (None: as many as the engine runs together), which changes the time and nothing else: an item's seed
     depends on `seed` and its place alone. `progress` is called with (done, total) after every item. `constrained`
-    answers keep to what their items say they have to be.
+    answers keep to what their items say they have to be. An answer that the task itself can tell to be wrong is
+    attempted again, in another form, up to `attempts` times. Of several `candidates` the likeliest is taken.
     """
     asked = list(items)
     if not asked:
@@ -172,6 +187,8 @@ def evaluate(
         raise InputError(f"batch must be at least 1, got {batch}")
     if constrained and not any(item.constraint for item in asked):
         raise InputError(f"the items of {task.name} say nothing of what an answer has to be")
+    tries = Tries(attempts, candidates)
+    tries.check(task, asked)
     options = {**task.options, **options}
     # Wrong settings are wrong for every item: better said now than counted as failures of each.
     diffusion = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
@@ -179,8 +196,12 @@ def evaluate(
     start = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
     batch = batch or len(g.engine.scheduler.rows)
-    for index, result, seconds in _answers(g, asked, seed, batch, options, constrained):
-        outcomes[index] = _outcome(g, task, asked[index], _item_seed(seed, index), result, seconds)
+    questions = [
+        Question(item, _item_seed(seed, index), {**options, **(item.constraint if constrained else {})})
+        for index, item in enumerate(asked)
+    ]
+    for index, tried, seconds in answers(g, task, questions, batch, tries):
+        outcomes[index] = _outcome(g, task, questions[index], tried, seconds, attempts)
         if progress:
             progress(len(outcomes), len(asked))
     return Evaluation(
@@ -188,7 +209,11 @@ def evaluate(
         data=dict(data or {}),
         fingerprint=hashlib.sha256(repr([_asked(i) for i in asked]).encode()).hexdigest()[:16],
         model={"name": str(g.directory), "device": str(g.model.device), "dtype": str(g.model.dtype).split(".")[-1]},
-        settings={name: _plain(value) for name, value in {**options, **chosen, "constrained": constrained}.items()},
+        settings={
+            **{name: _plain(value) for name, value in {**options, **chosen}.items()},
+            "constrained": constrained,
+            **dataclasses.asdict(tries),
+        },
         seed=seed,
         seconds=time.perf_counter() - start,
         outcomes=tuple(outcomes[index] for index in range(len(asked))),
@@ -204,54 +229,27 @@ def sweep(g: "Gesso", task: Task, items: Iterable[Item], *, steps: Sequence[int]
     return [evaluate(g, task, asked, steps=limit, **options) for limit in steps]
 
 
-def _answers(
-    g: "Gesso", items: Sequence[Item], seed: int, batch: int, options: Mapping[str, Any], constrained: bool
-) -> Iterator[tuple[int, Result | Exception, float]]:
-    """(index, answer or what went wrong, seconds) of every item, as they come."""
-    if g.engine.busy:  # their events would come to us and be lost to those who wait for them
-        raise InputError("the engine has open requests; finish or close their streams before an evaluation")
-    waiting = iter(range(len(items)))
-    running: dict[int, tuple[int, float]] = {}  # request id: index, when asked
-    try:
-        while True:
-            while len(running) < batch and (index := next(waiting, None)) is not None:
-                item = items[index]
-                kept = {**options, "seed": _item_seed(seed, index), **(item.constraint if constrained else {})}
-                try:
-                    if isinstance(item.prompt, str):
-                        request = g.request(item.prompt, **kept)
-                    else:
-                        request = g.chat_request(item.prompt, tools=item.meta.get("tools"), **kept)
-                    request_id = g.engine.submit(request)
-                except InputError as error:
-                    yield index, error, 0.0
-                else:
-                    running[request_id] = index, time.perf_counter()
-            if not running:
-                return
-            for event in g.engine.step():
-                if isinstance(event, (Done, Failed)) and event.request_id in running:  # not a stream left early
-                    index, asked = running.pop(event.request_id)
-                    result = event.result if isinstance(event, Done) else event.error
-                    yield index, result, time.perf_counter() - asked
-    finally:
-        for request_id in running:
-            g.engine.cancel(request_id)
-
-
-def _outcome(g: "Gesso", task: Task, item: Item, seed: int, result: Result | Exception, seconds: float) -> Outcome:
-    shared: dict[str, Any] = {"name": item.name, "seed": seed, "expected": item.expected, "seconds": seconds}
-    if isinstance(result, Exception):
-        return Outcome(**shared, scores=dict.fromkeys(task.scores, 0.0), error=str(result) or repr(result))
+def _outcome(
+    g: "Gesso", task: Task, question: Question, tried: list[Result] | Exception, seconds: float, attempts: int
+) -> Outcome:
+    item = question.item
+    shared: dict[str, Any] = {"name": item.name, "seed": question.seed, "expected": item.expected, "seconds": seconds}
+    if isinstance(tried, Exception):
+        none = dict.fromkeys(task.scores, 0.0)
+        first = none if attempts > 1 else {}
+        return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
     # A call is written in special tokens, which `text` leaves out.
-    output = g.decode(result.tokens, special=True) if item.meta.get("tools") else result.text
+    outputs = [g.decode(one.tokens, special=True) if item.meta.get("tools") else one.text for one in tried]
+    usage = together([one.usage for one in tried], tried[-1].usage.completion_tokens)
     return Outcome(
         **shared,
-        output=output,
-        scores=task.score(item, output),
-        finish_reason=result.finish_reason,
-        denoising_steps=result.usage.denoising_steps,
-        tokens_per_step=result.usage.tokens_per_step,
+        output=outputs[-1],
+        scores=task.score(item, outputs[-1]),
+        finish_reason=tried[-1].finish_reason,
+        denoising_steps=usage.denoising_steps,
+        tokens_per_step=usage.tokens_per_step,
+        attempts=len(tried),
+        first_scores=task.score(item, outputs[0]) if attempts > 1 else {},
     )
 
 

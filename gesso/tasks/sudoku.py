@@ -1,8 +1,9 @@
 """The Sudoku task: 81 digits in, 81 digits out, parted by spaces as in the official recipe; 0 for an empty cell."""
 
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from gesso.tasks.sudoku_grid import (
     parse_puzzle,
     read_puzzles,
     solved_grid,
+    solves,
     with_clues,
 )
 from gesso.tasks.task import Item, check_draw, split_of
@@ -65,6 +67,13 @@ class Sudoku:
             "valid": float(is_valid(grid)),
         }
 
+    def stands(self, item: Item, output: str) -> bool:
+        return solves("".join(output.split()), item.meta["puzzle"])
+
+    def again(self, item: Item, seed: int, attempt: int) -> tuple[Item, Callable[[str], str]]:
+        shown, back = turned(item.meta["puzzle"], seed, attempt)
+        return replace(item, prompt=spaced(shown)), lambda output: back("".join(output.split()))
+
     def training_rows(self, count: int, seed: int) -> Iterator[dict[str, str]]:
         check_draw("train", count)
         if self.data:
@@ -98,6 +107,20 @@ class Sudoku:
             if given not in (None, solution):
                 raise InputError(f"{path}:{number}: the solution in this line is not the puzzle's")
             yield _item(f"{path.name}:{number}", puzzle, solution)
+
+
+def turned(puzzle: str, seed: int, attempt: int) -> tuple[str, Callable[[str], str]]:
+    """A puzzle as the model is shown it at an attempt after the first, and what turns its answer back.
+
+    Rows, columns and digits change places. To the rules that is the same puzzle, but not quite to the model: what it
+    did not see one way it may see another, where other noise alone may lead it to the same mistake again.
+    """
+    symmetry = Symmetry.draw(random.Random(f"sudoku attempt {seed} {attempt}"))
+
+    def back(answer: str) -> str:
+        return symmetry.back(answer) if re.fullmatch(r"[1-9]{81}", answer) else answer
+
+    return symmetry(puzzle), back
 
 
 def spaced(grid: str) -> str:

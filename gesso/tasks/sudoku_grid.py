@@ -158,6 +158,11 @@ def is_valid(grid: str) -> bool:
     return len(grid) == 81 and all({grid[cell] for cell in unit} == set(DIGITS) for unit in UNITS.values())
 
 
+def solves(grid: str, puzzle: str) -> bool:
+    """Whether a full grid breaks no rule and keeps the clues: where there is one solution, this tells it."""
+    return is_valid(grid) and all(clue in ("0", digit) for clue, digit in zip(puzzle, grid, strict=True))
+
+
 # --- making ---------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +230,12 @@ class Symmetry:
 
     def __call__(self, grid: str) -> str:
         return "".join(itemgetter(*self.cells)(grid)).translate(self.digits)
+
+    def back(self, grid: str) -> str:
+        """The old grid of a new one."""
+        labels = {new: old for old, new in self.digits.items()}
+        old = dict(zip(self.cells, grid.translate(labels), strict=True))
+        return "".join(old[cell] for cell in CELLS)
 
 
 def kinship(solution: str) -> str:

@@ -4,9 +4,9 @@ Training and evaluation read the same task, so the split between them is made he
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gesso.errors import InputError
 
@@ -46,6 +46,19 @@ class Task(Protocol):
     def training_rows(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
         """Rows from the train split, as `gesso train` reads them from JSONL: `prompt` and `completion`, or `messages`
         and the `tools` that go with them.
+        """
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A task whose wrong answers can be told without knowing the right one, so that they can be attempted again."""
+
+    def stands(self, item: Item, output: str) -> bool:
+        """Whether an answer keeps to all that was asked. Must not look at what is expected."""
+
+    def again(self, item: Item, seed: int, attempt: int) -> tuple[Item, Callable[[str], str]]:
+        """The item in the form in which it is asked once more (`attempt` 1, 2, …), and how an answer to that reads as
+        an answer to the item.
         """
 
 
