@@ -12,11 +12,13 @@ from gesso.engine.events import Result, Usage
 from gesso.engine.likelihood import Likelihood
 from gesso.engine.request import Request
 from gesso.errors import InputError
+from gesso.guide.infill import fill_sides
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
 
 SEEDS = 2**64
+SCORED = 128  # tokens behind a hole that have a say in what fills it
 
 T = TypeVar("T")
 Plan = Generator[list[Request], list[Result], T]
@@ -41,13 +43,22 @@ def likeliest(g: "Gesso", request: Request, count: int) -> Plan[Result]:
 
 
 def log_likelihoods(g: "Gesso", prompt: Sequence[int], texts: Sequence[str]) -> list[float]:
-    """log p(text and its end | prompt) of each, by the causal encoder, in nats.
+    """How likely each text is as what the prompt asks for, by the causal encoder, in nats.
 
-    The end counts: with it these are probabilities of whole texts, which lengths do not bias. Over the text as it will
-    be read, and not over the tokens that happened to write it.
+    For a hole: log p(text and what comes after | what comes before), with no markers around. It says more of a text
+    that what comes after follows from it than that it was to be expected; and it compares lengths fairly, as
+    `filling._search` explains. For all else: log p(text and its end | prompt).
+
+    Over texts as they will be read, and not over the tokens that happened to write them.
     """
-    likelihood, end = Likelihood(g.model, prompt), g.defaults.eos_token_ids[0]
-    known = {text: likelihood.of([*g.tokenizer.encode(text, bos=False), end]) for text in dict.fromkeys(texts)}
+    sides = fill_sides(g.tokenizer, prompt)
+    if sides is None:
+        likelihood, end = Likelihood(g.model, prompt), [g.defaults.eos_token_ids[0]]
+        after = ""
+    else:
+        likelihood, end = Likelihood(g.model, sides[0]), []
+        after = g.decode(sides[1][:SCORED])
+    known = {t: likelihood.of([*g.tokenizer.encode(t + after, bos=False), *end]) for t in dict.fromkeys(texts)}
     return [known[text] for text in texts]
 
 

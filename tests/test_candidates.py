@@ -4,7 +4,6 @@ import pytest
 
 from gesso import InputError
 from gesso.engine.likelihood import Likelihood
-from gesso.tasks.python_infill import prompt as fill_prompt
 
 BEFORE, AFTER = "def f(x):\n", "\nprint(f(2))\n"
 BRIEF = {"steps": 2, "canvas_length": 24, "max_new_tokens": 6}
@@ -23,10 +22,9 @@ def test_candidates_are_those_of_the_next_seeds_and_the_likeliest_wins(marked):
     assert out.method == "prompt"
     assert [candidate.text for candidate in out.candidates] == [one.text for one in alone]
     assert len({one.text for one in alone}) > 1
-    likelihood = Likelihood(marked.model, marked.tokenizer.encode(fill_prompt(BEFORE, AFTER)))
-    end = marked.defaults.eos_token_ids[0]
+    likelihood = Likelihood(marked.model, marked.tokenizer.encode(BEFORE))
     for candidate in out.candidates:
-        ids = [*marked.tokenizer.encode(candidate.text, bos=False), end]
+        ids = marked.tokenizer.encode(candidate.text + AFTER, bos=False)
         assert candidate.log_likelihood == pytest.approx(likelihood.of(ids), rel=1e-5)
     best = max(out.candidates, key=lambda candidate: candidate.log_likelihood)
     winner = alone[out.candidates.index(best)]
@@ -48,10 +46,9 @@ def test_the_end_of_a_prefix_that_is_written_anew_counts_as_what_it_is(marked):
     """`pri` is taken off the prompt: what is judged is the text with it, after what is left."""
     out = marked.infill("x = pri", AFTER, seed=1, candidates=3, **BRIEF)
     kept, dropped = marked.healer.split("x = pri")
-    likelihood = Likelihood(marked.model, marked.tokenizer.encode(fill_prompt(kept, AFTER)))
-    end = marked.defaults.eos_token_ids[0]
+    likelihood = Likelihood(marked.model, marked.tokenizer.encode(kept))
     for candidate in out.candidates:
-        ids = [*marked.tokenizer.encode(dropped + candidate.text, bos=False), end]
+        ids = marked.tokenizer.encode(dropped + candidate.text + AFTER, bos=False)
         assert candidate.log_likelihood == pytest.approx(likelihood.of(ids), rel=1e-5)
 
 

@@ -61,6 +61,15 @@ def fill_prompt(tokenizer: Tokenizer, hole: Hole, before: str) -> tuple[int, ...
     return (*hole.opening, prefix, *before_ids, suffix, *after_ids, middle)
 
 
+def fill_sides(tokenizer: Tokenizer, prompt: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """Of a `fill_prompt`: what comes before the hole, as a prompt of its own, and what comes after. None: it is none."""
+    markers = _markers(tokenizer)
+    if markers is None or any(mark not in prompt for mark in markers):
+        return None
+    prefix, suffix, middle = map(list(prompt).index, markers)
+    return [*prompt[:prefix], *prompt[prefix + 1 : suffix]], list(prompt[suffix + 1 : middle])
+
+
 def plain_prompt(tokenizer: Tokenizer, hole: Hole, before: str) -> tuple[int, ...]:
     return (*hole.opening, *tokenizer.encode(before, bos=False))
 

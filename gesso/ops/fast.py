@@ -12,8 +12,11 @@ from gesso.ops.weight import Rounded, Rows
 
 
 def kernels(x: Tensor) -> bool:
-    """On a GPU, where nothing is to be learnt: kernels have no backward pass. They are not made for float16."""
-    return x.is_cuda and x.dtype != torch.float16 and not torch.is_grad_enabled()
+    """On a GPU, where nothing is to be learnt: kernels have no backward pass. They are not made for float16, nor for
+    weights that are to be multiplied in another dtype than they have, as a trainer's are in the passes it learns
+    nothing from."""
+    learning = torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")
+    return x.is_cuda and x.dtype != torch.float16 and not learning
 
 
 def rows_fit(x_TI: Tensor) -> bool:
