@@ -62,7 +62,7 @@ def fill_prompt(tokenizer: Tokenizer, hole: Hole, before: str) -> tuple[int, ...
 
 
 def fill_sides(tokenizer: Tokenizer, prompt: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """Of a `fill_prompt`: what comes before the hole, as a prompt of its own, and what comes after. None: it is none."""
+    """What a `fill_prompt` has before its hole, as a prompt of its own, and after it; None: this is another prompt."""
     markers = _markers(tokenizer)
     if markers is None or any(mark not in prompt for mark in markers):
         return None
