@@ -55,6 +55,19 @@ def test_same_seed_same_text_on_the_gpu_alone_in_a_batch_of_eight_and_resumed(ti
                 assert result(Engine(model.model, model.decode), again).tokens == tokens
 
 
+def test_a_model_in_float32_denoises_under_autocast_without_learning(tiny_directory):
+    """As a trainer does for self-conditioning."""
+    model = gesso.load(tiny_directory, device="cuda", dtype="float32").model
+    ids_BS = torch.arange(20, device=CUDA).view(2, 10)
+    with torch.no_grad():
+        cache = model.new_cache(2, 64)
+        model.encode(ids_BS, cache)
+        expected = model.denoise(ids_BS, cache)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            found = model.denoise(ids_BS, cache)
+    assert found.isfinite().all() and (found - expected).norm() < 0.1 * expected.norm()
+
+
 def test_a_calm_model_writes_the_same_text_on_cpu_and_gpu_in_float32(tiny_directory):
     texts = []
     for device in ("cpu", "cuda"):

@@ -1,5 +1,8 @@
 """The model itself on kernels: the same logits as on plain operations, whatever its weights are kept in."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -59,3 +62,16 @@ def test_a_model_on_kernels_says_what_it_says_on_plain_operations(monkeypatch, c
     # In FP8 the tokens are rounded too, which the plain version leaves as they are (and the interpreter rounds badly).
     assert error < (0.3 if kept_in == "fp8" else 1e-4)
     assert (error > 1e-3) == (kept_in == "fp8")
+
+
+def test_kernels_keep_out_of_the_passes_of_a_trainer():
+    """Those it learns from, and under autocast those it does not: weights are in float32 there, and tokens are not."""
+    x: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    assert not fast.kernels(x)
+    with torch.no_grad():
+        assert fast.kernels(x)
+        torch.set_autocast_enabled("cuda", True)
+        try:
+            assert not fast.kernels(x)
+        finally:
+            torch.set_autocast_enabled("cuda", False)
