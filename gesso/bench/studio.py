@@ -72,7 +72,7 @@ def measure() -> dict[str, Any]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise InputError("this needs Chromium: apt-get install chromium")
-    with _files() as url, sync_playwright() as playwright:
+    with StudioFiles() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(url)
@@ -107,8 +107,8 @@ def _metrics(session: Any) -> dict[str, float]:
     return {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
 
 
-class _files:
-    """The studio's files alone, on a free port; nothing of it asks for an engine."""
+class StudioFiles:
+    """The studio's files alone, on a free port, and no engine behind them."""
 
     def __enter__(self) -> str:
         from gesso.serve.assets import HEADERS, content_type, files
