@@ -74,7 +74,7 @@ def test_two_tabs_keep_each_others_conversations_and_show_them(page):
     for tab, text in ((page, "From one"), (other, "From the other")):
         answering(tab, said())
         ask(tab, text).get_by_role("button", name="Retry").wait_for()
-    assert titles(page) == ["From the other", "From one"]
+    assert titles(other) == ["From the other", "From one"]
     expect(page.locator(".conversation")).to_have_text(["From the other", "From one"])
 
 

@@ -116,17 +116,22 @@ class StudioFiles:
         held = files()
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # a connection for many files
+
             def do_GET(self) -> None:
                 name = "index.html" if self.path == "/" else self.path.removeprefix("/studio/")
+                body = held.get(name, b"{}")
                 self.send_response(200 if name in held else 404)
                 for header, value in {**HEADERS, "content-type": content_type(name)}.items():
                     self.send_header(header, value)
+                self.send_header("content-length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(held.get(name, b"{}"))
+                self.wfile.write(body)
 
             def log_message(self, *args: object) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{self.server.server_port}/"
 
