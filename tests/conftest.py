@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)  # the processes of pytest-xdist share the cores
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_products():
+    """On ARM oneDNN takes a millisecond to prepare a product of a few microseconds. The engine knows (`ops/linear.py`);
+    the reference and the trainer do not, and their models are tiny here."""
+    with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +65,20 @@ def tiny(tiny_directory: Path):
     import gesso
 
     return gesso.load(tiny_directory)
+
+
+@pytest.fixture
+def compiled_here(monkeypatch):
+    """Expressions that are known to do no harm are compiled in this process: another takes a while to start."""
+    import numpy as np
+
+    from gesso.guide import automaton, compiler
+
+    def compiled(expression, limits):
+        edges, accepting = compiler.compiled(expression)
+        return np.array(edges, np.int32).reshape(-1, 3), np.array(accepting, np.int32)
+
+    monkeypatch.setattr(automaton, "_compiled_apart", compiled)
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +127,15 @@ def studio(tmp_path_factory: pytest.TempPathFactory):
     with serving(tmp_path_factory.mktemp("studio") / "log") as running:
         running.wait_ready()
         yield running
+
+
+@pytest.fixture(scope="session")
+def studio_files():
+    """The studio without an engine: what tests of the page alone answer themselves."""
+    from gesso.bench.studio import StudioFiles
+
+    with StudioFiles() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

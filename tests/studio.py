@@ -1,13 +1,22 @@
-"""The studio as its users have it: a real browser on a live server."""
+"""The studio as its users have it: a real browser, on a live server or with answers that are made up."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NEEDED = "the studio's tests need a browser: apt-get install chromium"
+PIECES = ["To", " be", ",", " or", " not"]
+TEXT = "".join(PIECES)
+ABOUT = {
+    "/health": '{"status": "ok", "engine": "ready", "progress": 1.0}',
+    "/v1/models": '{"data": [{"id": "gesso", "max_model_len": 8192}]}',
+    "/metrics": 'gesso_engine_up{model="gesso"} 1.0\ngesso_completion_tokens_total 7.0\n',
+}
 PATIENCE = 30_000  # milliseconds; two slow cores are shared with other tests
 
 
@@ -30,9 +39,12 @@ def browsing() -> Iterator[object]:
 
 
 @contextlib.contextmanager
-def visiting(browser, url: str, *, may_complain: bool = False, **options):
-    """A page in a browser that remembers nothing; it ends with no error on the console."""
+def visiting(browser, url: str, *, may_complain: bool = False, alone: bool = False, **options):
+    """A page in a browser that remembers nothing; it ends with no error on the console. `alone`: no engine is there,
+    and what the page asks about the server is answered here."""
     context = browser.new_context(**options)
+    for path in ABOUT if alone else ():
+        context.route(f"**{path}", lambda route: route.fulfill(body=ABOUT[urlsplit(route.request.url).path]))
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     complaints: list[str] = []
@@ -51,3 +63,34 @@ def tokens(view) -> list[str]:
 def finished(view) -> None:
     """Wait until a run has ended: what stops it is offered no more."""
     view.get_by_role("button", name="Stop").wait_for(state="hidden")
+
+
+# --- answers that are made up -----------------------------------------------------------------------------------------
+
+
+def stream(*choices: dict, pieces: list[str] = PIECES) -> str:
+    """A stream of one draft, which spells these pieces, and of these choices."""
+    count = len(pieces)
+    draft = {"index": 0, "run": 0, "canvas": 0, "attempt": 0, "start": 0, "step": 1, "steps": 1, "reason": "steps"}
+    draft |= {"tokens": list(range(count)), "entropy": [0.0] * count, "states": "s" * count, "special": []}
+    draft |= {"text": "".join(pieces), "pieces": dict(enumerate(pieces)), "candidates": [[[0, 1.0]]] * count}
+    found = [{"choices": [], "draft": draft}, *({"choices": [choice]} for choice in choices)]
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in found) + "data: [DONE]\n\n"
+
+
+def said(content: str = TEXT, calls: tuple[str, ...] = ()) -> dict:
+    called = [{"index": i, "id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+              for i, name in enumerate(calls)]  # fmt: skip
+    return {"index": 0, "delta": {"content": content, "tool_calls": called}, "finish_reason": "stop"}
+
+
+def answering(page, *choices: dict) -> list[dict]:
+    """The page's questions are answered with this; what was asked, as it comes."""
+    asked: list[dict] = []
+
+    def answer(route) -> None:
+        asked.append(route.request.post_data_json)
+        route.fulfill(body=stream(*choices))
+
+    page.route("**/v1/chat/completions", answer)
+    return asked

@@ -61,6 +61,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [*GESSO, *arguments], stdin=inside, stderr=inside, stdout=inside if stdout is None else stdout,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's "&" has it ignored
             env=dict(os.environ),  # not the C library's: there, pytest's readline has put LINES and COLUMNS of its own
         )  # fmt: skip
         os.close(inside)

@@ -46,7 +46,7 @@ def outcome(g, requests):
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "default")
 def test_a_graph_gives_what_its_operations_give_one_by_one(pair, options):
     def requests(g):
-        shared = {"steps": 5, "canvas_length": 8, "max_new_tokens": 20, **options}
+        shared = {"steps": 4, "canvas_length": 8, "max_new_tokens": 16, **options}
         longer = [g.request("def fib(n):", seed=seed, **shared) for seed in (0, 1, 2**63 + 5)]
         return [*longer, g.request("one two three", seed=3, pins={3: 7, 12: 9}, **shared)]
 

@@ -56,6 +56,7 @@ def random_logits(vocab_size: int, length: int, seed: int) -> np.ndarray:
 # --- the automaton and the words ---
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize(
     ("regex", "right", "wrong"),
     [
@@ -200,6 +201,7 @@ REGEXES = [
 ]
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("regex", REGEXES)
 def test_text_of_random_weights_matches_the_expression(tiny, regex):
     for seed in range(2):
@@ -214,6 +216,7 @@ def test_a_constraint_goes_on_from_canvas_to_canvas(tiny):
     assert result.usage.canvases > 2
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("sampler", gesso.settings.SAMPLERS)
 def test_every_sampler_keeps_to_the_constraint(tiny, sampler):
     options = {} if sampler == "autoregressive" else SMALL
@@ -221,6 +224,7 @@ def test_every_sampler_keeps_to_the_constraint(tiny, sampler):
     assert re.fullmatch("[a-c]{5,20}", result.text)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_choice_is_one_of_the_texts_to_the_letter(tiny):
     texts = ["a+b", "(x)|[y]", "naïve – ünïcödé", "{}\\n", "a-b~c&d#"]
     for seed in range(4):
@@ -358,6 +362,7 @@ def test_a_constraint_is_compiled_once(tiny, monkeypatch):
 # --- JSON schemas by chance, over random weights ---
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("part", range(6))
 def test_text_of_random_weights_is_valid_under_any_schema(tiny, part):
     """Three hundred schemas in six parts; every one leaves room for forty tokens more than it needs."""
@@ -402,6 +407,7 @@ TOOLS = [
 ASK = [{"role": "user", "content": "A table for four."}]
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("choice", ["required", "book_table", {"type": "function", "function": {"name": "ping"}}])
 def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(tiny, choice):
     for seed in range(6):

@@ -15,6 +15,7 @@ from gesso.guide.search import BEAM, TOP
 from gesso.guide.words import Words
 from tests.test_guide import best_of, random_logits
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
 SMALL = {"canvas_length": 12, "steps": 3}
 REGEXES = [
     r'\{"name": "[^"\\]*", "age": [0-9]{1,3}\}',

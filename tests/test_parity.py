@@ -69,7 +69,7 @@ def test_hidden_states_and_logits_equal_the_reference_at_every_prompt_length(tmp
     reference, ours = load_pair(tmp_path, seed)
     window = reference.config.text_config.sliding_window
     for length in (1, window - 1, window, window + 1, 3 * window):
-        assert_close(steps(reference, ours, ids(reference, 2, length)))
+        assert_close(steps(reference, ours, ids(reference, 2, length), canvases=2))
 
 
 @pytest.mark.parametrize("seed", range(0, 24, 3))

@@ -252,10 +252,9 @@ def test_tokens_go_both_ways(server):
     assert "<|turn>user" in server.http.post("/detokenize", json={"tokens": chat_tokens}).json()["prompt"]
 
 
-def test_the_openapi_page_names_every_endpoint(server):
+def test_the_description_of_the_api_names_every_endpoint(server):
     paths = set(server.http.get("/openapi.json").json()["paths"])
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/ready", "/metrics"} <= paths
-    assert server.http.get("/docs").status_code == 200
 
 
 # --- what is refused, and how -----------------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ def eventually(holds, seconds=30):
 
 
 def test_clients_that_hang_up_leave_nothing_behind_and_others_unharmed(server):
-    found = hangups.measure(server.url, visitors=60)
+    found = hangups.measure(server.url, visitors=30)
     assert found["error_count"] == 0 and found["same_text_as_alone"] and found["answers_meanwhile"] >= 8
     statuses, streamed = found["statuses"], ("stream", "drafts, read slowly", "long prompt, streamed")
     assert set(statuses) == {"200", "400", "499"} and statuses["400"] == found["visitors"]["half a body"]
-    assert statuses["499"] + sum(found["visitors"][kind] for kind in streamed) > 40  # nobody else was refused
+    assert statuses["499"] + sum(found["visitors"][kind] for kind in streamed) > 20  # nobody else was refused
     assert set(found["left_behind"].values()) == {0}
     before, after = found["before"], found["after"]
     config = Config.from_directory(Path(server.app.state.supervisor.settings.model))

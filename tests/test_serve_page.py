@@ -28,7 +28,7 @@ def get(tiny_directory):
 
 
 def test_every_file_comes_without_a_key_and_under_a_strict_policy(get):
-    for path in ("/", *(f"/studio/{name}" for name in files())):
+    for path in ("/", "/docs", *(f"/studio/{name}" for name in files())):
         response = get(path)
         assert response.status_code == 200, path
         policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
@@ -36,6 +36,7 @@ def test_every_file_comes_without_a_key_and_under_a_strict_policy(get):
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
         assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
         assert response.headers["x-content-type-options"] == "nosniff"
+    assert get("/openapi.json").status_code == 200  # it says what every gesso has
     assert get("/v1/models").status_code == 401
 
 

@@ -66,30 +66,6 @@ def test_a_chat_answers_and_is_there_after_a_reload(page):
     expect(page.locator("chat-view .message.assistant .text")).to_have_text(said)
 
 
-def test_a_retry_takes_the_next_seed(page):
-    view = ask(page, "Who are you?", seed=41)
-    expect(view.locator(".actions")).to_contain_text("seed 41")
-    view.get_by_role("button", name="Retry").click()
-    expect(view.locator(".actions")).to_contain_text("seed 42")
-
-
-def test_conversations_go_out_as_a_file_and_come_back(page, tmp_path):
-    ask(page, "Who are you?")
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Export").click()
-    path = tmp_path / "conversations.json"
-    download.value.save_as(path)
-    kept = json.loads(path.read_text())["conversations"]
-    assert [message["role"] for message in kept[0]["messages"]] == ["user", "assistant"]
-    page.get_by_role("button", name="Delete Who are you?").click()
-    expect(page.locator(".message")).to_have_count(0)
-    page.locator("input[type=file]").set_input_files(path)
-    expect(page.locator(".message.user .text")).to_have_text("Who are you?")
-    path.write_text('{"version": 1, "conversations": [{"id": 5}]}')
-    page.locator("input[type=file]").set_input_files(path)
-    expect(page.locator("chat-view .talk > .complaint")).to_contain_text("holds no conversations")
-
-
 def test_a_tool_call_is_shown_and_answered(page):
     view = page.locator("chat-view")
     view.get_by_text("Settings").click()
@@ -278,3 +254,14 @@ def test_an_answer_keeps_to_the_schema(page):
     view.get_by_label("JSON schema").fill(json.dumps(schema))
     view.get_by_role("button", name="Answer in JSON").click()
     expect(view.locator(".facts td")).to_have_text(re.compile("red|blue"))
+
+
+def test_nothing_the_engine_writes_becomes_markup(page):
+    """The schema leaves it no choice."""
+    text = '<img src=x onerror="window.hurt=1">'
+    page.goto(page.url.split("#")[0] + "#json")
+    view = page.locator("form-view")
+    view.get_by_label("JSON schema").fill(json.dumps({"type": "string", "const": text}))
+    view.get_by_role("button", name="Answer in JSON").click()
+    expect(view.locator(".facts td")).to_have_text(text)
+    assert page.evaluate("() => window.hurt") is None and view.locator("img").count() == 0

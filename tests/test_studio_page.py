@@ -1,28 +1,25 @@
 """The page itself: keys, lost servers, small screens, assistive technology, hostile text, and what a frame costs."""
 
 import json
-import signal
 
 import pytest
 
-from tests.serving import make_model, serving
-from tests.studio import finished, visiting
+from gesso.serve.app import create_app
+from gesso.serve.settings import EngineSettings, ServerSettings
+from tests.serving import serving
+from tests.studio import answering, finished, said, visiting
 
 pytestmark = pytest.mark.studio
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
 expect.set_options(timeout=30_000)
 
+WIDTH = "() => Math.max(...['html', 'main'].map((e) => document.querySelector(e).scrollWidth))"
 VIEWS = ("chat", "write", "compare", "sudoku", "json", "server")
 HOSTILE = """<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>
 **<svg onload=window.hurt=1>** [here](javascript:window.hurt=1) `<b>`
 ```html
 </code></pre><img src=x onerror="window.hurt=1">
 ```"""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(make_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def ask(page, text: str = "Hello"):
@@ -34,13 +31,18 @@ def ask(page, text: str = "Hello"):
     return view
 
 
+def answered(page):
+    answering(page, said("# A list\n- with `code`\n```py\nx\n```", ("book_table",)))
+    return ask(page)
+
+
 # --- the server comes and goes ----------------------------------------------------------------------------------------
 
 
-def test_a_key_is_asked_for_and_a_lost_server_waited_for(browser, model, tmp_path):
-    arguments, keys = ("--model", model), {"GESSO_API_KEYS": "open sesame"}
+def test_a_key_is_asked_for_and_a_lost_server_waited_for(browser, served_model, tmp_path):
+    """Lost as a browser sees it: nothing of what it sends arrives."""
     with (
-        serving(tmp_path / "first", *arguments, **keys) as server,
+        serving(tmp_path / "log", "--model", str(served_model), GESSO_API_KEYS="open sesame") as server,
         visiting(browser, server.url, may_complain=True) as page,
     ):
         field, banner = page.get_by_label("This server asks for a key"), page.locator("#banner")
@@ -56,18 +58,31 @@ def test_a_key_is_asked_for_and_a_lost_server_waited_for(browser, model, tmp_pat
         expect(banner).to_be_hidden()
         assert "sesame" not in page.evaluate("() => JSON.stringify(localStorage)")
 
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(20)
+        page.context.set_offline(True)
         expect(banner).to_contain_text("does not answer")
         view = ask(page)
         expect(view.locator(".message .complaint")).to_contain_text("does not answer")
-        with serving(tmp_path / "second", *arguments, "--port", server.url.rsplit(":", 1)[1], **keys):
-            expect(page.locator("#status")).to_have_text("ready")
-            expect(banner).to_be_hidden()
-            view.get_by_role("button", name="Retry").click()
-            view.locator("[role=option]").first.wait_for()
-            finished(view)
-            expect(view.locator(".message .complaint")).to_have_count(0)
+        page.context.set_offline(False)
+        server.wait_ready()
+        expect(page.locator("#status")).to_have_text("ready")
+        expect(banner).to_be_hidden()
+        view.get_by_role("button", name="Retry").click()
+        view.locator("[role=option]").first.wait_for()
+        finished(view)
+        expect(view.locator(".message .complaint")).to_have_count(0)
+
+
+def test_who_is_asked_for_a_key_may_do_something_else_first(browser, studio_files):
+    """The view of the server asks again every second, and is refused again."""
+    with visiting(browser, studio_files, alone=True, may_complain=True) as page:
+        page.route("**/metrics", lambda route: route.fulfill(status=401, body="{}"))
+        page.goto(studio_files + "#server")
+        expect(page.get_by_label("This server asks for a key")).to_be_focused()
+        tab = page.get_by_role("link", name="Sudoku")
+        tab.focus()
+        with page.expect_response("**/metrics"):
+            pass
+        expect(tab).to_be_focused()
 
 
 # --- text that means harm ---------------------------------------------------------------------------------------------
@@ -84,8 +99,8 @@ def hostile_stream() -> str:
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
 
-def test_nothing_the_model_writes_becomes_markup(browser, studio):
-    with visiting(browser, studio.url) as page:
+def test_nothing_the_model_writes_becomes_markup(browser, studio_files):
+    with visiting(browser, studio_files, alone=True) as page:
         page.route("**/v1/chat/completions", lambda route: route.fulfill(body=hostile_stream()))
         view = ask(page, HOSTILE)
         view.locator("[role=option]").first.hover()
@@ -98,58 +113,74 @@ def test_nothing_the_model_writes_becomes_markup(browser, studio):
         assert page.evaluate("() => window.hurt") is None
 
 
-def test_nothing_the_engine_writes_becomes_markup(browser, studio):
-    """The same from the live engine, which the schema leaves no choice."""
-    text = '<img src=x onerror="window.hurt=1">'
-    with visiting(browser, studio.url + "#json") as page:
-        view = page.locator("form-view")
-        view.get_by_label("JSON schema").fill(json.dumps({"type": "string", "const": text}))
-        view.get_by_role("button", name="Answer in JSON").click()
-        expect(view.locator(".facts td")).to_have_text(text)
-        assert page.evaluate("() => window.hurt") is None and view.locator("img").count() == 0
-
-
 # --- every screen, every reader ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [360, 1600])
-def test_no_view_scrolls_sideways(browser, studio, width):
-    with visiting(browser, studio.url, viewport={"width": width, "height": 740}) as page:
-        ask(page, "Who are you?")
+def test_no_view_scrolls_sideways(browser, studio_files, width):
+    with visiting(browser, studio_files, alone=True, viewport={"width": width, "height": 740}) as page:
+        answered(page)
         page.locator("chat-view [role=option]").first.hover()
         for view in VIEWS:
-            page.goto(f"{studio.url}#{view}")
+            page.goto(f"{studio_files}#{view}")
             page.locator(f"[data-view={view}]").wait_for()
-            wide = page.evaluate(
-                "() => Math.max(...['html', 'main'].map((e) => document.querySelector(e).scrollWidth))"
-            )
-            assert wide <= width, view
+            assert page.evaluate(WIDTH) <= width, view
 
 
-@pytest.mark.parametrize(("scheme", "rules"), [("light", None), ("dark", ["color-contrast"])])
-def test_axe_finds_no_serious_violation(browser, studio, scheme, rules):
-    """By all its rules; in the dark by those that colours can break."""
+def serious_violations(page, rules: list[str] | None = None) -> list:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
-    with visiting(browser, studio.url, color_scheme=scheme) as page:
-        view = ask(page, "Who are you?")
-        view.locator("[role=option]").nth(2).click()
-        view.get_by_label("Step", exact=True).evaluate("e => { e.value = 0; e.dispatchEvent(new Event('input')); }")
+    found = axe.run(page, options={"runOnly": rules} if rules else None).response["violations"]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    return [(page.url, v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in serious]
+
+
+def test_axe_finds_no_serious_violation(browser, studio_files):
+    """By all its rules; in the dark by those that colours can break."""
+    with visiting(browser, studio_files, alone=True, color_scheme="light") as page:
+        answered(page).locator("[role=option]").nth(2).click()
         for name in VIEWS:
-            page.goto(f"{studio.url}#{name}")
+            page.goto(f"{studio_files}#{name}")
             page.locator(f"[data-view={name}]").wait_for()
-            found = axe.run(page, options={"runOnly": rules} if rules else None).response["violations"]
-            serious = [v for v in found if v["impact"] in ("serious", "critical")]
-            assert not serious, (name, [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in serious])
+            page.emulate_media(color_scheme="light")
+            assert serious_violations(page) == []
+            page.emulate_media(color_scheme="dark")
+            assert serious_violations(page, ["color-contrast"]) == []
+
+
+def test_the_page_of_the_api_has_every_field_reaches_for_nothing_and_can_be_read_by_all(
+    browser, studio_files, tiny_directory
+):
+    api, asked = create_app(ServerSettings(engine=EngineSettings(model=str(tiny_directory)))).openapi(), []
+    with visiting(browser, "about:blank", viewport={"width": 360, "height": 740}) as page:
+        page.on("request", lambda request: asked.append(request.url))
+        page.route("**/openapi.json", lambda route: route.fulfill(json=api))
+        page.goto(studio_files + "studio/reference.html#post-v1-edits")
+        edits, shared = page.locator("#post-v1-edits"), page.locator("#DiffusionFields")
+        expect(edits).to_be_in_viewport()
+        expect(edits.locator("pre")).to_contain_text(f"curl {studio_files}v1/edits")
+        assert page.locator("section h2 code").all_text_contents()[: len(api["paths"])] == list(api["paths"])
+        for shown, name in ((edits, "EditFields"), (shared, "DiffusionFields")):
+            fields = api["components"]["schemas"][name]["properties"]
+            assert set(shown.locator("dt > code").all_text_contents()) == set(fields)
+            for field in fields.values():
+                expect(shown).to_contain_text(field.get("description", ""))
+        assert all(url.startswith(studio_files) for url in asked), asked
+        assert page.evaluate(WIDTH) <= 360
+        assert serious_violations(page) == []
+        page.emulate_media(color_scheme="dark")
+        assert serious_violations(page, ["color-contrast"]) == []
+        edits.get_by_role("link", name="DiffusionFields").press("Enter")
+        expect(shared).to_be_in_viewport()
 
 
 # --- what a frame costs -----------------------------------------------------------------------------------------------
 
 
-def test_a_step_touches_only_what_it_changes(browser, studio):
+def test_a_step_touches_only_what_it_changes(browser, studio_files):
     """Over 2,000 tokens, 500 steps: as much is changed in the page as differs between two canvases, and little else."""
     from gesso.bench.studio import LONG_RUN
 
-    with visiting(browser, studio.url, viewport={"width": 1280, "height": 800}) as page:
+    with visiting(browser, studio_files, alone=True, viewport={"width": 1280, "height": 800}) as page:
         page.evaluate(LONG_RUN)
         touched = page.evaluate(
             """async () => {

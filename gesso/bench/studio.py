@@ -72,7 +72,7 @@ def measure() -> dict[str, Any]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise InputError("this needs Chromium: apt-get install chromium")
-    with _files() as url, sync_playwright() as playwright:
+    with StudioFiles() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(url)
@@ -107,8 +107,8 @@ def _metrics(session: Any) -> dict[str, float]:
     return {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
 
 
-class _files:
-    """The studio's files alone, on a free port; nothing of it asks for an engine."""
+class StudioFiles:
+    """The studio's files alone, on a free port, and no engine behind them."""
 
     def __enter__(self) -> str:
         from gesso.serve.assets import HEADERS, content_type, files
@@ -116,17 +116,22 @@ class _files:
         held = files()
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # a connection for many files
+
             def do_GET(self) -> None:
                 name = "index.html" if self.path == "/" else self.path.removeprefix("/studio/")
+                body = held.get(name, b"{}")
                 self.send_response(200 if name in held else 404)
                 for header, value in {**HEADERS, "content-type": content_type(name)}.items():
                     self.send_header(header, value)
+                self.send_header("content-length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(held.get(name, b"{}"))
+                self.wfile.write(body)
 
             def log_message(self, *args: object) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{self.server.server_port}/"
 

@@ -97,6 +97,14 @@ def compile_regex(expression: str, limits: Limits = Limits()) -> Automaton:  # n
             f"the constraint is too large: a regular expression of {len(expression):,} characters, "
             f"where {limits.regex_chars:,} are allowed (limits.regex_chars)"
         )
+    automaton = _build(*_compiled_apart(expression, limits))
+    if automaton.bytes_left_S[START] >= FAR:
+        raise InputError("no text can satisfy this constraint")
+    return automaton
+
+
+def _compiled_apart(expression: str, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Edges and accepting states, from a process that can be ended."""
     try:
         found = subprocess.run(
             [sys.executable, "-P", str(COMPILER), str(limits.states), str(limits.memory)],
@@ -114,10 +122,7 @@ def compile_regex(expression: str, limits: Limits = Limits()) -> Automaton:  # n
     if found.returncode:
         _refuse(found.stderr.decode("utf-8", "replace"), limits)
     with np.load(io.BytesIO(found.stdout), allow_pickle=False) as arrays:
-        automaton = _build(arrays["edges"], arrays["accepting"])
-    if automaton.bytes_left_S[START] >= FAR:
-        raise InputError("no text can satisfy this constraint")
-    return automaton
+        return arrays["edges"], arrays["accepting"]
 
 
 def _refuse(error: str, limits: Limits) -> None:

@@ -45,7 +45,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         finally:
             await models.stop()
 
-    app = FastAPI(title=TITLE, version=gesso.__version__, lifespan=lifespan)
+    # FastAPI's own pages of the API are made of files from elsewhere; ours is among the studio's.
+    app = FastAPI(title=TITLE, version=gesso.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.supervisor = models.main.supervisor
     errors.install(app)
     _add_writing(app, models)
@@ -156,6 +157,7 @@ def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     async def model(model: str) -> dict[str, Any]:
+        """One of them."""
         return _model(model)
 
     def _model(name: str) -> dict[str, Any]:

@@ -45,6 +45,11 @@ class Fields(BaseModel):
         }
 
 
+def example(body: dict[str, Any]) -> ConfigDict:
+    """A request that could be sent, for the page of the API."""
+    return ConfigDict(json_schema_extra={"examples": [body]})
+
+
 def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
@@ -186,6 +191,8 @@ class ChosenTool(Fields):
 
 
 class ChatFields(Choices):
+    model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
+
     messages: list[dict[str, Any]]
     max_completion_tokens: Count | None = None
     logprobs: bool = False
@@ -225,6 +232,8 @@ class ChatFields(Choices):
 
 
 class CompletionFields(Choices):
+    model_config = example({"prompt": "def mean(values):\n    ", "max_tokens": 64, "diffusion": {"steps": 24}})
+
     prompt: str | list[int] | list[str] | list[list[int]]
     suffix: str = Field(default="", description="What follows the text to be written.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -251,6 +260,8 @@ class CompletionFields(Choices):
 
 class EditFields(Common):
     """A span of a text to be written anew."""
+
+    model_config = example({"input": "The sky is green.", "span": [11, 16], "seed": 1})
 
     input: str
     span: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)] = Field(
@@ -294,6 +305,8 @@ class TextFields(Fields):
 
 
 class ResponseFields(Common):
+    model_config = example({"input": "Who are you?", "max_output_tokens": 64})
+
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -302,6 +315,8 @@ class ResponseFields(Common):
 
 
 class TokenizeFields(Fields):
+    model_config = example({"prompt": "To be"})
+
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -316,6 +331,8 @@ class TokenizeFields(Fields):
 
 
 class DetokenizeFields(Fields):
+    model_config = example({"tokens": [300, 301]})
+
     model: str | None = None
     tokens: list[int]
     skip_special_tokens: bool = False

@@ -1,4 +1,5 @@
-"""The studio: its files to a browser. They hold no secret and need no key; the page asks for one when it has to."""
+"""The studio and the page of the API: files to a browser. They hold no secret and need no key; the studio asks for one
+when it has to."""
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -7,10 +8,11 @@ from gesso.serve.assets import HEADERS, content_type, files
 from gesso.serve.errors import ApiError
 
 PREFIX = "/studio/"
+OPEN = ("/", "/docs", "/openapi.json")
 
 
 def is_open(path: str) -> bool:
-    return path == "/" or path.startswith(PREFIX)
+    return path in OPEN or path.startswith(PREFIX)
 
 
 def add_studio(app: FastAPI) -> None:
@@ -24,6 +26,10 @@ def add_studio(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return send("index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def reference() -> Response:
+        return send("reference.html")
 
     @app.get(PREFIX + "{name}", include_in_schema=False)
     async def file(name: str) -> Response:

@@ -10,7 +10,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Tells the page of things that concern all views: "key-required", "lost", "reached". */
+/** Tells the page of things that concern all views: "key-required", "lost", "models". */
 export const bus = new EventTarget();
 
 export function useKey(key) {
@@ -54,7 +54,6 @@ async function request(path, body, signal) {
   } catch (error) {
     throw signal?.aborted ? error : lost();
   }
-  bus.dispatchEvent(new Event("reached"));
   if (response.ok) return response;
   if (response.status === 401) bus.dispatchEvent(new Event("key-required"));
   throw new ApiError(await complaint(response), response.status);

@@ -1,7 +1,8 @@
 // <canvas-view>: the text of a recording at one moment, a cell a token, coloured by entropy; settled tokens solid.
 //
 // It is a list box for assistive technology and the keyboard: arrows move, Shift and arrows select a span, Enter pins.
-// Cells are made once and only changed where what they show changes, so that moving to another step is cheap.
+// Cells are made once and only changed where what they show changes, so that moving to another step is cheap. A canvas
+// that is done keeps its cells as they are, beside those for the steps on the way: going back to its end changes nothing.
 //
 // Events: "inspect" {position}, "pick" {position}, "select" {start, end}.
 
@@ -13,10 +14,9 @@ const WILD = 4; // a line break of noise at this level or above breaks no line: 
 export class CanvasView extends HTMLElement {
   #recording = null;
   #index = -1;
-  #cells = [];
-  #blocks = new Map(); // the cells of a canvas stand in an element of their own, by its first position: gone in one move
-  #length = 0; // how many cells are on the page
-  #shown = []; // the step each block of cells shows
+  #done = new Map(); // blocks of canvases that have ended, by their last step
+  #open = new Map(); // blocks for all other steps, by the position a canvas begins at
+  #shown = []; // the blocks that are on the page
   #active = -1;
   #anchor = -1;
   #selection = null;
@@ -37,7 +37,6 @@ export class CanvasView extends HTMLElement {
     this.list.addEventListener("pointerover", (event) => this.#inspect(this.#positionOf(event)));
     this.list.addEventListener("pointerdown", (event) => this.#press(event));
     this.list.addEventListener("pointermove", (event) => this.#drag(event));
-    this.list.addEventListener("pointerup", (event) => this.#release(event));
     this.list.addEventListener("keydown", (event) => this.#key(event));
     this.append(this.before, this.list, this.after);
     this.dataset.mode ||= "text";
@@ -50,15 +49,16 @@ export class CanvasView extends HTMLElement {
   set recording(recording) {
     this.#recording = recording;
     this.#index = -1;
-    this.#shown = [];
     this.#active = -1;
+    this.#anchor = -1;
     this.selection = null;
     this.before.textContent = "";
     this.after.textContent = recording?.after ?? "";
     this.list.replaceChildren();
-    this.#blocks.clear();
-    this.#cells = [];
-    this.#length = 0;
+    this.list.removeAttribute("aria-activedescendant");
+    this.#done.clear();
+    this.#open.clear();
+    this.#shown = [];
   }
 
   /** Which step is shown. */
@@ -69,22 +69,20 @@ export class CanvasView extends HTMLElement {
   set index(index) {
     this.#index = index;
     const steps = this.#recording && index >= 0 ? this.#recording.textAt(index) : [];
-    steps.forEach((step, block) => {
-      if (this.#shown[block] !== step) this.#show(step);
+    const blocks = steps.map((step) => this.#showing(step));
+    for (const block of this.#shown) if (!blocks.includes(block)) block.element.remove();
+    blocks.forEach((block, i) => {
+      if (!block.element.parentNode) this.list.insertBefore(block.element, this.list.children[i] ?? null);
     });
-    this.#shown = steps;
-    const last = steps.at(-1);
-    const before = this.#recording
-      ? this.#recording.before.slice(0, this.#recording.before.length - this.#recording.repeated)
-      : "";
+    this.#shown = blocks;
+    const before = this.#recording?.textBefore ?? "";
     if (this.before.textContent !== before) this.before.textContent = before;
-    this.#trim(last ? last.start + last.tokens.length : 0);
   }
 
   /** Pinned tokens by position; they are marked, whatever the recording holds. */
   set pins(pins) {
     for (const position of new Set([...this.#pins.keys(), ...pins.keys()])) {
-      this.#cells[position]?.classList.toggle("pin", pins.has(position));
+      for (const cell of this.#cellsOf(position)) cell.classList.toggle("pin", pins.has(position));
     }
     this.#pins = new Map(pins);
   }
@@ -95,35 +93,53 @@ export class CanvasView extends HTMLElement {
 
   /** A span of positions, {start, end}, or null. */
   set selection(selection) {
-    const old = this.#selection;
+    this.#select(this.#selection, "false");
     this.#selection = selection;
-    for (let i = old?.start ?? 0; i < (old?.end ?? 0); i += 1) this.#cells[i]?.setAttribute("aria-selected", "false");
-    for (let i = selection?.start ?? 0; i < (selection?.end ?? 0); i += 1)
-      this.#cells[i]?.setAttribute("aria-selected", "true");
+    this.#select(selection, "true");
+  }
+
+  #select(span, selected) {
+    for (let position = span?.start ?? 0; position < (span?.end ?? 0); position += 1)
+      for (const cell of this.#cellsOf(position)) cell.setAttribute("aria-selected", selected);
   }
 
   // --- cells ---------------------------------------------------------------------------------------------------------
 
-  #show(step) {
-    const block = this.#block(step.start);
-    if (!block.parentNode) this.list.append(block);
+  /** The block that shows a step. When a canvas ends, the block it was watched in becomes the one of its end. */
+  #showing(step) {
+    let block = this.#done.get(step) ?? this.#open.get(step.start);
+    if (block?.step === step) return block;
+    block ??= { element: h("span", { role: "presentation", class: "block" }), start: step.start, cells: [] };
+    this.#write(block, step);
+    if (step.reason) {
+      this.#open.delete(step.start);
+      this.#done.set(step, block);
+    } else {
+      this.#open.set(step.start, block);
+    }
+    return block;
+  }
+
+  #write(block, step) {
+    block.step = step;
     for (let i = 0; i < step.tokens.length; i += 1) {
       const position = step.start + i;
-      const cell = this.#cells[position] ?? this.#grow(position, block);
+      const cell = block.cells[i] ?? this.#grow(position, block);
       const piece = this.#recording.piece(step.tokens[i]);
       const special = this.#recording.special.has(step.tokens[i]);
       const fill = special && i > 0 && step.tokens[i] === step.tokens[i - 1]; // what only fills the canvas
       const level = levelOf(step.entropy[i]);
       const breaks = piece.includes("\n") && level < WILD;
       const text = fill ? "·" : breaks ? piece : piece.replaceAll("\n", "↵");
-      if (cell.firstChild.data !== text) this.#write(cell, text);
+      if (cell.firstChild.data !== text) this.#rewrite(cell, text);
       const kind = (fill ? " special fill" : special ? " special" : "") + (breaks ? " newline" : "");
       const name = `t l${level} ${String.fromCharCode(step.states[i])}${kind}`;
       if (cell.name !== name) this.#rename(cell, name, position);
     }
+    while (block.cells.length > step.tokens.length) block.cells.pop().remove();
   }
 
-  #write(cell, text) {
+  #rewrite(cell, text) {
     cell.firstChild.data = text;
     if (!text.trim()) cell.setAttribute("aria-label", text.includes("\n") ? "line break" : "space");
     else if (cell.hasAttribute("aria-label")) cell.removeAttribute("aria-label");
@@ -135,24 +151,37 @@ export class CanvasView extends HTMLElement {
     if (position === this.#active) cell.classList.add("active");
   }
 
-  #block(start) {
-    if (!this.#blocks.has(start)) this.#blocks.set(start, h("span", { role: "presentation", class: "block" }));
-    return this.#blocks.get(start);
-  }
-
   #grow(position, block) {
-    const cell = h("span", { role: "option", id: `${this.cellName}-${position}`, "aria-selected": "false" });
+    const selected = this.#selection && position >= this.#selection.start && position < this.#selection.end;
+    const cell = h("span", {
+      role: "option",
+      id: `${this.cellName}-${position}`,
+      "aria-selected": String(Boolean(selected)),
+    });
     cell.append(document.createTextNode(""));
     cell.position = position;
-    this.#cells[position] = cell;
-    block.append(cell);
+    block.cells.push(cell);
+    block.element.append(cell);
     return cell;
   }
 
-  /** Take away canvases that begin at `length` or later; they are kept for when they are shown again. */
-  #trim(length) {
-    this.#length = length;
-    for (const [start, block] of this.#blocks) if (start >= length) block.remove();
+  /** How many cells are on the page. */
+  get #length() {
+    const last = this.#shown.at(-1);
+    return last ? last.start + last.cells.length : 0;
+  }
+
+  /** The cell of a position on the page; undefined where the text is not that long. */
+  #cellAt(position) {
+    const block = this.#shown.findLast(({ start }) => start <= position);
+    return block?.cells[position - block.start];
+  }
+
+  /** All cells of a position, on the page or put away: a mark on it is on all of them. */
+  #cellsOf(position) {
+    return [...this.#done.values(), ...this.#open.values()]
+      .map(({ start, cells }) => cells[position - start])
+      .filter(Boolean);
   }
 
   // --- hand and keys -------------------------------------------------------------------------------------------------
@@ -174,6 +203,11 @@ export class CanvasView extends HTMLElement {
     this.pressed = true;
     this.dragged = event.shiftKey;
     if (event.shiftKey) this.#span(position);
+    const pressing = new AbortController(); // it may end outside of the canvas
+    for (const name of ["pointerup", "pointercancel"]) {
+      const end = (ended) => (pressing.abort(), this.#release(ended));
+      window.addEventListener(name, end, { signal: pressing.signal });
+    }
   }
 
   #drag(event) {
@@ -184,11 +218,9 @@ export class CanvasView extends HTMLElement {
   }
 
   #release(event) {
-    if (!this.pressed) return;
     this.pressed = false;
-    const position = this.#positionOf(event);
     if (this.dragged) this.#tell("select", this.#selection);
-    else if (position >= 0) this.#pick(position);
+    else if (event.type === "pointerup" && this.#positionOf(event) === this.#anchor) this.#pick(this.#anchor);
   }
 
   #pick(position) {
@@ -202,17 +234,19 @@ export class CanvasView extends HTMLElement {
   }
 
   #key(event) {
-    const at = Math.max(0, this.#active);
+    if (!this.#length) return;
+    const last = this.#length - 1;
+    const at = Math.min(last, Math.max(0, this.#active)); // an earlier step may have fewer canvases
     const to = {
       ArrowRight: () => at + 1,
       ArrowLeft: () => at - 1,
       ArrowDown: () => this.#nextLine(at, 1),
       ArrowUp: () => this.#nextLine(at, -1),
       Home: () => 0,
-      End: () => this.#length - 1,
+      End: () => last,
     }[event.key]?.();
-    if (to !== undefined && this.#length) {
-      const position = Math.min(this.#length - 1, Math.max(0, this.#active < 0 ? 0 : to));
+    if (to !== undefined) {
+      const position = Math.min(last, Math.max(0, this.#active < 0 ? 0 : to));
       if (event.shiftKey) {
         if (!this.#selection) this.#anchor = at;
         this.#span(position);
@@ -221,8 +255,8 @@ export class CanvasView extends HTMLElement {
       this.#activate(position);
       this.#inspect(position);
     } else if ((event.key === "Enter" || event.key === " ") && this.#active >= 0) {
-      this.#anchor = this.#active;
-      this.#pick(this.#active);
+      this.#anchor = at;
+      this.#pick(at);
     } else if (event.key === "Escape") {
       this.selection = null;
       this.#tell("select", null);
@@ -234,9 +268,9 @@ export class CanvasView extends HTMLElement {
 
   /** The cell below or above, by where it stands on the page. */
   #nextLine(from, direction) {
-    const here = this.#cells[from].getBoundingClientRect();
+    const here = this.#cellAt(from).getBoundingClientRect();
     for (let i = from + direction; i >= 0 && i < this.#length; i += direction) {
-      const there = this.#cells[i].getBoundingClientRect();
+      const there = this.#cellAt(i).getBoundingClientRect();
       const otherLine = direction > 0 ? there.top >= here.bottom - 2 : there.bottom <= here.top + 2;
       const passed = direction > 0 ? there.right > here.left : there.left < here.right;
       if (otherLine && passed) return i;
@@ -245,10 +279,10 @@ export class CanvasView extends HTMLElement {
   }
 
   #activate(position) {
-    this.#cells[this.#active]?.classList.remove("active");
+    for (const cell of this.#cellsOf(this.#active)) cell.classList.remove("active");
     this.#active = position;
-    const cell = this.#cells[position];
-    cell.classList.add("active");
+    for (const cell of this.#cellsOf(position)) cell.classList.add("active");
+    const cell = this.#cellAt(position);
     cell.scrollIntoView({ block: "nearest" });
     this.list.setAttribute("aria-activedescendant", cell.id);
   }

@@ -10,12 +10,12 @@ import { welcome } from "./welcome.js";
 export class ChatView extends HTMLElement {
   connectedCallback() {
     if (this.thread) return;
-    this.conversations = store.load();
-    this.current = this.conversations[0] ?? store.newConversation();
     this.runs = new WeakMap(); // what was asked and recorded, by message; for as long as the page is open
     this.stop = null;
     this.#build();
-    this.#open(this.current);
+    this.conversations = store.load();
+    this.#open(this.conversations[0] ?? store.newConversation());
+    store.onChange(() => this.#drawList());
   }
 
   #build() {
@@ -60,7 +60,7 @@ export class ChatView extends HTMLElement {
       "div",
       { class: "side-tools" },
       h("button", { type: "button", onclick: () => this.#open(store.newConversation()) }, "New"),
-      h("button", { type: "button", class: "quiet", onclick: () => store.exportFile(this.conversations) }, "Export"),
+      h("button", { type: "button", class: "quiet", onclick: () => store.exportFile(store.load()) }, "Export"),
       h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Import"),
       file,
     );
@@ -115,37 +115,47 @@ export class ChatView extends HTMLElement {
     this.#drawList();
   }
 
-  #keep() {
-    const first = this.current.messages[0];
-    if (first) this.current.title = first.content.slice(0, 60) || "…";
-    this.conversations = [this.current, ...this.conversations.filter((other) => other.id !== this.current.id)];
-    store.save(this.conversations);
+  #keep(conversation) {
+    conversation.title = conversation.messages[0].content.slice(0, 60) || "…";
+    try {
+      store.keep(conversation);
+    } catch (error) {
+      this.complaint.textContent = error.message;
+    }
     this.#drawList();
   }
 
   #forget(conversation) {
-    this.conversations = this.conversations.filter((other) => other !== conversation);
-    store.save(this.conversations);
-    if (conversation === this.current) this.#open(this.conversations[0] ?? store.newConversation());
-    else this.#drawList();
+    store.forget(conversation);
+    if (conversation.id === this.current.id) {
+      this.current.forgotten = true; // what is being written for it is not to bring it back
+      this.#open(this.#reload()[0] ?? store.newConversation());
+    } else this.#drawList();
   }
 
   async #import(file) {
     try {
       const added = await store.importFile(file.files[0]);
-      const known = new Set(added.map((conversation) => conversation.id));
-      this.conversations = [...added, ...this.conversations.filter((other) => !known.has(other.id))];
-      store.save(this.conversations);
-      this.#open(this.conversations[0] ?? this.current);
+      store.keep(...added);
+      this.#open(added[0] ?? this.current);
     } catch (error) {
       this.complaint.textContent = error.message;
     }
     file.value = "";
   }
 
+  /** What is kept now, by this tab and others. Conversations that have not changed are the same objects: runs hang on
+   * their messages. */
+  #reload() {
+    const known = new Map(this.conversations.map((conversation) => [JSON.stringify(conversation), conversation]));
+    known.set(JSON.stringify(this.current), this.current);
+    this.conversations = store.load().map((conversation) => known.get(JSON.stringify(conversation)) ?? conversation);
+    return this.conversations;
+  }
+
   #drawList() {
     this.list.replaceChildren(
-      ...this.conversations.map((conversation) =>
+      ...this.#reload().map((conversation) =>
         h(
           "li",
           {},
@@ -154,7 +164,7 @@ export class ChatView extends HTMLElement {
             {
               type: "button",
               class: "conversation",
-              "aria-current": conversation === this.current ? "true" : false,
+              "aria-current": conversation.id === this.current.id ? "true" : false,
               onclick: () => this.#open(conversation),
             },
             conversation.title,
@@ -178,10 +188,16 @@ export class ChatView extends HTMLElement {
 
   #send() {
     const text = this.input.value.trim();
-    if (!text || this.stop) return;
+    if (!text || this.stop || !this.#toolsAreRight()) return;
     this.input.value = "";
-    this.current.messages.push({ role: "user", content: text });
+    this.#say({ role: "user", content: text });
     this.#answer(this.settings.seedOrNone ?? drawSeed());
+  }
+
+  /** Kept at once: an answer may take long, and the page may be closed before. */
+  #say(message) {
+    this.current.messages.push(message);
+    this.#keep(this.current);
   }
 
   /** What the welcome offers: something to ask, and the tools it needs. */
@@ -194,7 +210,6 @@ export class ChatView extends HTMLElement {
   /** Have the model write the next message of the conversation. */
   async #answer(seed) {
     const body = this.#body(seed);
-    if (!body) return this.#drawThread();
     const message = { role: "assistant", content: "", seed };
     this.current.messages.push(message);
     await this.#write(message, body, { label: this.settings.label });
@@ -216,15 +231,21 @@ export class ChatView extends HTMLElement {
       stream_options: { include_usage: true },
     };
     if (this.thinking.checked) body.thinking = true;
+    const tools = JSON.parse(this.tools.value.trim() || "[]");
+    if (tools.length) body.tools = tools;
+    return body;
+  }
+
+  /** Looked at before anything else is changed: what was typed, or an older answer, must not be lost. */
+  #toolsAreRight() {
+    let trouble = "";
     try {
-      const tools = JSON.parse(this.tools.value.trim() || "[]");
-      if (tools.length) body.tools = tools;
-      this.complaint.textContent = "";
-      return body;
+      if (!Array.isArray(JSON.parse(this.tools.value.trim() || "[]"))) trouble = "Tools: this is JSON, but not a list.";
     } catch (error) {
-      this.complaint.textContent = `Tools: ${error.message}`;
-      return null;
+      trouble = `Tools: ${error.message}`;
     }
+    this.complaint.textContent = trouble;
+    return !trouble;
   }
 
   async #write(message, body, { label, pins = new Map() }) {
@@ -232,9 +253,7 @@ export class ChatView extends HTMLElement {
     Object.assign(message, { content: "", thinking: "", toolCalls: [], trouble: null });
     const recording = new Recording({ label, pins });
     this.runs.set(message, { body, recording });
-    await this.#watched(message, recording, (signal) =>
-      record("/v1/chat/completions", asked, { signal, recording, watch: (event) => this.#take(message, event) }),
-    );
+    await this.#watched(message, "/v1/chat/completions", asked, recording, (event) => this.#take(message, event));
   }
 
   #take(message, event) {
@@ -247,23 +266,27 @@ export class ChatView extends HTMLElement {
     }
   }
 
-  /** Show a run while it goes on; a press on Stop ends it. */
-  async #watched(message, recording, run) {
+  /** Show a run while it goes on; a press on Stop ends it, and so does opening another conversation. */
+  async #watched(message, path, body, recording, take) {
+    const conversation = this.current;
     this.stop = new AbortController();
     this.button.textContent = "Stop";
     this.writing = message;
     this.panel.recording = recording;
     this.#drawThread();
-    const timer = setInterval(() => (this.panel.refresh(), this.draw()), 30);
-    const finished = await run(this.stop.signal);
-    clearInterval(timer);
-    message.trouble = finished.trouble;
-    message.usage = finished.usage?.diffusion;
+    const watch = (event) => {
+      take(event);
+      this.panel.refresh();
+      this.draw();
+    };
+    await record(path, body, { signal: this.stop.signal, recording, watch });
+    message.trouble = recording.trouble;
+    message.usage = recording.usage?.diffusion;
     this.stop = null;
     this.writing = null;
     this.button.textContent = "Send";
     this.panel.refresh();
-    this.#keep();
+    if (!conversation.forgotten) this.#keep(conversation);
     this.#drawThread();
   }
 
@@ -276,6 +299,11 @@ export class ChatView extends HTMLElement {
   #redenoise(pins) {
     const message = this.#shownMessage();
     if (!message || this.stop) return;
+    if (this.panel.recording.hole) {
+      this.complaint.textContent = "Pins go with an answer as a whole, not with a span of it. Retry, and pin then.";
+      return;
+    }
+    this.complaint.textContent = "";
     this.#write(message, this.runs.get(message).body, { label: "pinned", pins });
   }
 
@@ -298,22 +326,16 @@ export class ChatView extends HTMLElement {
       diffusion: body.diffusion,
     };
     this.runs.set(message, { body, recording });
-    await this.#watched(message, recording, (signal) =>
-      record("/v1/edits", asked, {
-        signal,
-        recording,
-        watch: (event) => {
-          for (const choice of event.choices) {
-            message.content = choice.text;
-            recording.filledWith(choice.replacement);
-          }
-        },
-      }),
-    );
+    await this.#watched(message, "/v1/edits", asked, recording, (event) => {
+      for (const choice of event.choices) {
+        message.content = choice.text;
+        recording.filledWith(choice.replacement);
+      }
+    });
   }
 
   #retry(message) {
-    if (this.stop) return;
+    if (this.stop || !this.#toolsAreRight()) return;
     this.current.messages.splice(this.current.messages.indexOf(message));
     this.#answer(message.seed === undefined ? drawSeed() : (message.seed + 1) % 2 ** 32);
   }
@@ -332,7 +354,9 @@ export class ChatView extends HTMLElement {
     const old = this.thread.children[index];
     if (!old) return;
     const atEnd = this.thread.scrollTop + this.thread.clientHeight > this.thread.scrollHeight - 40;
-    old.replaceWith(this.#view(this.writing));
+    const view = this.#view(this.writing);
+    if (old.querySelector(".thoughts")?.open) view.querySelector(".thoughts").open = true;
+    old.replaceWith(view);
     if (atEnd) this.thread.scrollTop = this.thread.scrollHeight;
   }
 
@@ -342,11 +366,21 @@ export class ChatView extends HTMLElement {
       writing,
       onRetry: () => this.#retry(message),
       onWatch: this.runs.has(message) ? () => (this.panel.recording = this.runs.get(message).recording) : null,
+      waitsFor: (call) => !this.stop && this.#waiting(message).includes(call),
       onResult: (call, content) => {
-        this.current.messages.push({ role: "tool", content, callId: call.id });
-        this.#answer(this.settings.seedOrNone ?? drawSeed());
+        if (!this.#toolsAreRight()) return;
+        this.#say({ role: "tool", content, callId: call.id });
+        if (this.#waiting(message).length) this.#drawThread();
+        else this.#answer(this.settings.seedOrNone ?? drawSeed());
       },
     });
+  }
+
+  /** The calls of a message whose results are still to come; none, when the conversation has gone on without them. */
+  #waiting(message) {
+    const later = this.current.messages.slice(this.current.messages.indexOf(message) + 1);
+    if (later.some(({ role }) => role !== "tool")) return [];
+    return (message.toolCalls ?? []).filter(({ id }) => !later.some(({ callId }) => callId === id));
   }
 }
 

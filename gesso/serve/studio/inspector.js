@@ -1,6 +1,6 @@
 // <token-inspector>: one token of a recording: what else might stand there, and what stood there before.
 //
-// Event: "choose" {position, token}: pin this candidate there.
+// Event: "choose" {position, token}: pin this candidate there. Only where the panel is able to act on pins.
 
 import { h } from "./dom.js";
 import { stateName } from "./recording.js";
@@ -18,10 +18,15 @@ export class TokenInspector extends HTMLElement {
       h(
         "p",
         { class: "hint" },
-        "Point at a token to see what else it might have been. Click it to pin it. ",
-        "Drag over several to write them anew.",
+        "Point at a token to see what else it might have been. ",
+        this.#able("pins") ? "Click it to pin it. " : null,
+        this.#able("span") ? "Drag over several to write them anew." : null,
       ),
     );
+  }
+
+  #able(what) {
+    return (this.getAttribute("able") ?? "").split(" ").includes(what);
   }
 
   show(recording, index, position) {
@@ -52,18 +57,11 @@ export class TokenInspector extends HTMLElement {
     const rows = found.map(({ token, share }) => {
       const bar = h("span", { class: "bar" });
       bar.style.setProperty("--share", share);
-      const choose = () => this.dispatchEvent(new CustomEvent("choose", { detail: { position, token } }));
-      return h(
-        "li",
-        {},
-        h(
-          "button",
-          { type: "button", class: "candidate", title: "Pin this token here", onclick: choose },
-          h("code", {}, visible(recording.piece(token))),
-          bar,
-          h("span", { class: "share" }, percent(share)),
-        ),
-      );
+      const parts = [h("code", {}, visible(recording.piece(token))), bar, h("span", { class: "share" }, percent(share))];
+      if (!this.#able("pins")) return h("li", { class: "candidate" }, parts);
+      const onclick = () => this.dispatchEvent(new CustomEvent("choose", { detail: { position, token } }));
+      const title = "Pin this token here";
+      return h("li", {}, h("button", { type: "button", class: "candidate", title, onclick }, parts));
     });
     return h("section", {}, h("h3", { class: "label" }, "Candidates"), h("ul", { class: "candidates" }, rows));
   }

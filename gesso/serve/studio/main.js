@@ -63,6 +63,7 @@ async function keepLooking() {
 
 bus.addEventListener("lost", look);
 bus.addEventListener("key-required", () => {
+  if (!keyForm.hidden) return; // asked for already: the focus is where the user has it
   keyForm.hidden = false;
   document.getElementById("key-field").focus();
 });
@@ -84,6 +85,11 @@ async function greet() {
   }
 }
 
+// Where the page is after "#" is the view; a jump within the page must not become another one.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("main").focus();
+});
 setUpTheme(document.getElementById("theme"));
 window.addEventListener("hashchange", showView);
 showView();

@@ -5,7 +5,7 @@ import { markdown } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Gesso", tool: "Tool", system: "System" };
 
-export function messageView(message, { writing, onRetry, onWatch, onResult }) {
+export function messageView(message, { writing, onRetry, onWatch, waitsFor, onResult }) {
   const isAnswer = message.role === "assistant";
   return h(
     "article",
@@ -20,7 +20,7 @@ export function messageView(message, { writing, onRetry, onWatch, onResult }) {
         )
       : null,
     body(message, isAnswer),
-    (message.toolCalls ?? []).map((call) => callView(call, writing ? null : onResult)),
+    (message.toolCalls ?? []).map((call) => callView(call, waitsFor(call) ? onResult : null)),
     isAnswer && !writing && isEmpty(message)
       ? h("p", { class: "hint" }, "No text for you: see in the canvas what was written.")
       : null,
@@ -85,7 +85,8 @@ function actions(message, onRetry, onWatch) {
     },
     "Copy",
   );
-  const parts = [copy, h("button", { type: "button", class: "quiet", onclick: onRetry }, "Retry")];
+  const parts = [h("button", { type: "button", class: "quiet", onclick: onRetry }, "Retry")];
+  if (navigator.clipboard) parts.unshift(copy); // browsers have none for pages that are neither local nor encrypted
   if (onWatch) parts.push(h("button", { type: "button", class: "quiet", onclick: onWatch }, "Show canvas"));
   const facts = [
     message.seed === undefined ? null : `seed ${message.seed}`,

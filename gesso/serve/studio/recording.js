@@ -88,6 +88,11 @@ export class Recording {
     return this.steps.length;
   }
 
+  /** The given text before the new one, without what was written once more. */
+  get textBefore() {
+    return this.before.slice(0, this.before.length - this.repeated);
+  }
+
   piece(token) {
     return this.pieces.get(token) ?? "";
   }

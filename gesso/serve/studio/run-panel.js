@@ -1,7 +1,7 @@
 // <run-panel>: one run to look at and to put a hand on: the canvas, its timeline, counters, the inspector, and pins.
 //
 // Events: "redenoise" {pins}: write the text again with these tokens pinned. "rewrite" {text, start, end, tokens}:
-// write the characters of a span of this text anew; so many tokens are there now.
+// write the characters of a span of this text anew, given text around the canvas included; so many tokens are there now.
 
 import { h, number, oncePerFrame } from "./dom.js";
 import { reasonInWords } from "./recording.js";
@@ -16,7 +16,7 @@ export class RunPanel extends HTMLElement {
     if (this.view) return;
     this.view = document.createElement("canvas-view");
     this.timeline = document.createElement("run-timeline");
-    this.inspector = document.createElement("token-inspector");
+    this.inspector = h("token-inspector", { able: this.getAttribute("able") });
     this.counters = h("dl", { class: "counters", "aria-label": "Counters" });
     this.hand = h("div", { class: "hand", "aria-live": "polite" });
     this.empty = h("p", { class: "empty" }, this.getAttribute("empty") ?? "Nothing has been written yet.");
@@ -36,7 +36,7 @@ export class RunPanel extends HTMLElement {
     this.view.addEventListener("inspect", (event) => this.#inspect(event.detail.position));
     this.view.addEventListener("pick", (event) => this.#toggle(event.detail.position));
     this.view.addEventListener("select", () => this.#drawHand());
-    this.inspector.addEventListener("choose", (event) => this.pin(event.detail.position, event.detail.token));
+    this.inspector.addEventListener("choose", (event) => this.#pin(event.detail.position, event.detail.token));
     this.refresh = oncePerFrame(() => this.#refresh());
     this.#drawHand();
     this.#drawCounters();
@@ -73,7 +73,7 @@ export class RunPanel extends HTMLElement {
     this.#go(index);
   }
 
-  pin(position, token) {
+  #pin(position, token) {
     this.#pins.set(position, { token, piece: this.#recording.piece(token) });
     this.#pinned();
   }
@@ -82,7 +82,7 @@ export class RunPanel extends HTMLElement {
     if (!this.able.includes("pins")) return;
     if (this.#pins.delete(position)) return this.#pinned();
     const here = this.#recording.locate(this.index, position);
-    if (here) this.pin(position, here[0].tokens[here[1]]);
+    if (here) this.#pin(position, here[0].tokens[here[1]]);
   }
 
   #pinned() {
@@ -206,14 +206,22 @@ export class RunPanel extends HTMLElement {
     this.view.list.focus();
   }
 
-  /** A span of positions as characters (code points, as the server counts them) of the new text. */
+  /** A span of positions as characters (code points, as the server counts them) of the whole text. */
   #characters({ start, end }) {
-    const text = (to) => this.#recording.textBetween(this.index, 0, to);
+    const given = this.#recording.textBefore;
+    const text = (to) => given + this.#recording.textBetween(this.index, 0, to);
     const count = (to) => [...text(to)].length;
-    return { text: text(Infinity), start: count(start), end: count(end), tokens: end - start };
+    return {
+      text: text(Infinity) + this.#recording.after,
+      start: count(start),
+      end: count(end),
+      tokens: end - start,
+    };
   }
 
+  /** The button that was pressed goes away with what it was for, and the focus with it. */
   #tell(name, detail) {
+    this.view.list.focus();
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }

@@ -53,6 +53,8 @@ export class ServerView extends HTMLElement {
   }
 
   async #look() {
+    if (this.looking) return;
+    this.looking = true;
     try {
       const [text, models] = await Promise.all([getText("/metrics"), getJson("/v1/models")]);
       this.complaint.textContent = "";
@@ -60,6 +62,7 @@ export class ServerView extends HTMLElement {
     } catch (error) {
       this.complaint.textContent = error.message;
     }
+    this.looking = false;
   }
 
   #draw(metrics, models) {

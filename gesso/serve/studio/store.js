@@ -1,4 +1,6 @@
 // Conversations, kept in this browser, and as a file to take elsewhere.
+//
+// Other tabs keep theirs in the same place, so every change is made to what is there now.
 
 const NAME = "gesso.conversations";
 const VERSION = 1;
@@ -12,8 +14,27 @@ export function load() {
   }
 }
 
-export function save(conversations) {
-  localStorage.setItem(NAME, JSON.stringify({ version: VERSION, conversations }));
+/** Put these first, and in the place of older versions of them. An Error says that there is no room. */
+export function keep(...conversations) {
+  const ids = new Set(conversations.map(({ id }) => id));
+  save([...conversations, ...load().filter(({ id }) => !ids.has(id))]);
+}
+
+export function forget({ id }) {
+  save(load().filter((other) => other.id !== id));
+}
+
+/** `call` when another tab has changed them. */
+export function onChange(call) {
+  window.addEventListener("storage", ({ key }) => key === NAME && call());
+}
+
+function save(conversations) {
+  try {
+    localStorage.setItem(NAME, JSON.stringify({ version: VERSION, conversations }));
+  } catch {
+    throw new Error("This browser has no room to keep the conversation. Export what matters, and delete some.");
+  }
 }
 
 export function newConversation() {
@@ -53,6 +74,17 @@ function isConversation(value) {
     typeof value?.id === "string" &&
     typeof value.title === "string" &&
     Array.isArray(value.messages) &&
-    value.messages.every((m) => typeof m?.role === "string" && typeof m.content === "string")
+    value.messages.every(isMessage)
+  );
+}
+
+function isMessage(value) {
+  return (
+    typeof value?.role === "string" &&
+    typeof value.content === "string" &&
+    typeof (value.thinking ?? "") === "string" &&
+    (value.toolCalls ?? []).every?.((call) =>
+      ["name", "arguments"].every((name) => typeof call?.function?.[name] === "string"),
+    )
   );
 }

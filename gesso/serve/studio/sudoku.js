@@ -157,7 +157,11 @@ export class SudokuView extends HTMLElement {
     this.stop = null;
     this.button.textContent = "Solve";
     this.complaint.textContent = recording.trouble ?? "";
-    this.verdict.textContent = recording.trouble ? "" : this.#judge();
+    this.verdict.textContent = "";
+    if (recording.trouble || !recording.length) return;
+    this.timeline.index = recording.length - 1; // somebody may have scrubbed to another step
+    this.#show(recording.length - 1);
+    this.verdict.textContent = this.#judge();
   }
 
   async #ask(recording, signal) {

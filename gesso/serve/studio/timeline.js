@@ -98,7 +98,7 @@ export class RunTimeline extends HTMLElement {
     this.dispatchEvent(new CustomEvent("move", { detail: { index } }));
   }
 
-  /** A bar a step, as high as the canvas is unsure; a line where a canvas begins. */
+  /** A bar a step, as high as the canvas is unsure; in another colour where a canvas ends. */
   #draw() {
     const { clientWidth: width, clientHeight: height } = this.graph;
     const scale = window.devicePixelRatio || 1;

@@ -6,5 +6,7 @@ import "./run-panel.js";
 const run = JSON.parse(document.getElementById("run").textContent);
 const panel = document.querySelector("run-panel");
 panel.recording = Recording.from(run.drafts, { before: run.prompt });
-panel.goTo(0);
-panel.timeline.toggle();
+if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
+  panel.goTo(0);
+  panel.timeline.toggle();
+}

@@ -31,7 +31,7 @@ export class WriteView extends HTMLElement {
       empty: `Press Write: the hole ${HOLE} is filled before your eyes.`,
     });
     this.panel.addEventListener("redenoise", (event) => this.#redenoise(event.detail.pins));
-    this.panel.addEventListener("rewrite", (event) => this.#rewriteSpan(event.detail));
+    this.panel.addEventListener("rewrite", ({ detail }) => this.#edit(detail.text, detail.start, detail.end, detail.tokens));
     this.runs = h("run-list", {});
     this.runs.addEventListener("show", (event) => (this.panel.recording = event.detail.recording));
     this.append(h("div", { class: "split" }, this.#left(), h("div", { class: "column" }, this.panel, this.runs)));
@@ -64,6 +64,7 @@ export class WriteView extends HTMLElement {
   #drawButtons() {
     const selected = this.editor.selectionEnd > this.editor.selectionStart;
     this.write.textContent = this.stop ? "Stop" : this.editor.value.includes(HOLE) ? "Fill the hole" : "Write on";
+    this.editor.readOnly = this.stop !== null; // what is typed meanwhile would be overwritten
     this.hole.disabled = this.stop !== null;
     this.anew.disabled = !selected || this.stop !== null;
     this.undo.disabled = !this.undone.length || this.stop !== null;
@@ -141,12 +142,6 @@ export class WriteView extends HTMLElement {
     if (recording.body) return this.#goOn(recording.body, pins);
     this.complaint.textContent =
       "Pins go with text that was written on; a hole is filled as a whole. Select words to write them anew.";
-  }
-
-  #rewriteSpan({ text, start, end, tokens }) {
-    const { before, after } = this.panel.recording;
-    const offset = [...before].length;
-    this.#edit(before + text + after, offset + start, offset + end, tokens);
   }
 
   #rewriteSelection() {

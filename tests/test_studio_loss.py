@@ -1,0 +1,243 @@
+"""The chat with answers that are made up here: whatever is left, stopped, wrong or too much, nothing is lost."""
+
+import json
+import re
+
+import pytest
+
+from tests.studio import TEXT, answering, finished, said, stream, tokens, visiting
+
+pytestmark = pytest.mark.studio
+expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture
+def page(browser, studio_files):
+    with visiting(browser, studio_files, alone=True, viewport={"width": 1280, "height": 800}) as page:
+        yield page
+
+
+def never_answering(page) -> None:
+    page.route("**/v1/chat/completions", lambda route: None)
+
+
+def ask(page, text: str):
+    view = page.locator("chat-view")
+    view.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    return view
+
+
+def kept(page) -> list[dict]:
+    return page.evaluate("() => JSON.parse(localStorage.getItem('gesso.conversations'))?.conversations ?? []")
+
+
+def titles(page) -> list[str]:
+    return [conversation["title"] for conversation in kept(page)]
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_that_is_left_while_it_is_answered_is_kept_as_it_was(page):
+    never_answering(page)
+    view = ask(page, "First")
+    view.get_by_role("button", name="New").click()
+    finished(view)
+    expect(view.locator(".welcome")).to_be_visible()
+    assert titles(page) == ["First"]
+    view.get_by_role("button", name="First", exact=True).click()
+    expect(view.locator(".message.user .text")).to_have_text("First")
+    expect(view.locator(".message.assistant .complaint")).to_have_text("stopped")
+
+
+def test_a_conversation_that_is_deleted_while_it_is_answered_does_not_come_back(page):
+    never_answering(page)
+    view = ask(page, "First")
+    view.get_by_role("button", name="Delete First").click()
+    finished(view)
+    expect(view.locator(".conversations li")).to_have_count(0)
+    assert kept(page) == []
+
+
+def test_what_was_asked_is_there_when_the_page_is_closed_before_the_answer(page):
+    never_answering(page)
+    ask(page, "First")
+    page.reload()
+    expect(page.locator(".message.user .text")).to_have_text("First")
+
+
+def test_two_tabs_keep_each_others_conversations_and_show_them(page):
+    other = page.context.new_page()
+    other.goto(page.url)
+    for tab, text in ((page, "From one"), (other, "From the other")):
+        answering(tab, said())
+        ask(tab, text).get_by_role("button", name="Retry").wait_for()
+    assert titles(other) == ["From the other", "From one"]
+    expect(page.locator(".conversation")).to_have_text(["From the other", "From one"])
+
+
+def test_an_answer_is_shown_though_the_browser_has_no_room_to_keep_it(page):
+    answering(page, said())
+    page.evaluate("() => { Storage.prototype.setItem = () => { throw new DOMException('full'); }; }")
+    view = ask(page, "Hello")
+    view.get_by_role("button", name="Retry").wait_for()
+    expect(view.locator(".message.assistant .text")).to_have_text(TEXT)
+    expect(view.locator(".talk > .complaint")).to_contain_text("no room")
+
+
+def test_conversations_go_out_as_a_file_and_come_back(page, tmp_path):
+    answering(page, said())
+    ask(page, "Who are you?").get_by_role("button", name="Retry").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    path = tmp_path / "conversations.json"
+    download.value.save_as(path)
+    conversation = json.loads(path.read_text())["conversations"][0]
+    assert [(m["role"], m["content"]) for m in conversation["messages"]] == [
+        ("user", "Who are you?"),
+        ("assistant", TEXT),
+    ]
+    page.get_by_role("button", name="Delete Who are you?").click()
+    expect(page.locator(".message")).to_have_count(0)
+    page.locator("input[type=file]").set_input_files(path)
+    expect(page.locator(".message.user .text")).to_have_text("Who are you?")
+    path.write_text('{"version": 1, "conversations": [{"id": 5}]}')
+    page.locator("input[type=file]").set_input_files(path)
+    expect(page.locator("chat-view .talk > .complaint")).to_contain_text("holds no conversations")
+
+
+def test_a_file_with_calls_that_cannot_be_shown_is_refused(page, tmp_path):
+    path = tmp_path / "conversations.json"
+    message = {"role": "assistant", "content": "", "toolCalls": [{}]}
+    path.write_text(json.dumps({"version": 1, "conversations": [{"id": "1", "title": "t", "messages": [message]}]}))
+    page.locator("input[type=file]").set_input_files(path)
+    expect(page.locator("chat-view .talk > .complaint")).to_contain_text("holds no conversations")
+    assert kept(page) == []
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def test_with_wrong_tools_nothing_is_sent_and_nothing_is_lost(page):
+    asked = answering(page, said())
+    view = ask(page, "First")
+    retry = view.get_by_role("button", name="Retry")
+    retry.wait_for()
+    view.get_by_text("Settings").click()
+    for wrong in ("{}", "[", "null"):
+        view.get_by_label("Tools").fill(wrong)
+        retry.click()
+        ask(page, "Second")
+        expect(view.locator(".talk > .complaint")).to_contain_text("Tools:")
+        expect(view.get_by_label("Message", exact=True)).to_have_value("Second")
+        expect(view.locator(".message.assistant .text")).to_have_text(TEXT)
+    assert len(asked) == 1
+
+
+def test_a_retry_takes_the_next_seed(page):
+    asked = answering(page, said())
+    view = ask(page, "Who are you?")
+    view.get_by_role("button", name="Retry").click()
+    expect(view.locator(".actions")).to_contain_text(f"seed {(asked[0]['seed'] + 1) % 2**32}")
+    assert asked[1]["seed"] == (asked[0]["seed"] + 1) % 2**32
+
+
+def test_the_results_of_all_calls_go_out_together_and_once(page):
+    asked = answering(page, said("", ("weather", "time")))
+    view = ask(page, "First")
+    view.get_by_label("Result of weather").fill("sunny")
+    page.keyboard.press("Enter")
+    expect(view.locator(".message.tool")).to_have_count(1)
+    expect(view.get_by_label("Result of weather")).to_have_count(0)
+    assert len(asked) == 1
+    view.get_by_label("Result of time").fill("noon")
+    page.keyboard.press("Enter")
+    expect(view.locator(".message.assistant")).to_have_count(2)
+    finished(view)
+    results = [(m["tool_call_id"], m["content"]) for m in asked[1]["messages"] if m["role"] == "tool"]
+    assert results == [("weather", "sunny"), ("time", "noon")]
+    expect(view.get_by_label("Result of weather")).to_have_count(1)  # of the second answer, which asks for more
+
+
+# --- the canvas -------------------------------------------------------------------------------------------------------
+
+
+def answered(page):
+    answering(page, said())
+    view = ask(page, "Hello")
+    view.get_by_role("button", name="Retry").wait_for()
+    return view
+
+
+def drag(view, first: int, last: int) -> None:
+    cells, mouse = view.locator("[role=option]"), view.page.mouse
+    cells.nth(first).hover()
+    mouse.down()
+    cells.nth(last).hover()
+    mouse.up()
+
+
+def test_a_span_of_a_span_is_written_anew_within_the_whole_text(page):
+    """What was written last is but a part of the text, and may begin with some of what stood before."""
+    view, asked = answered(page), []
+
+    def edit(route) -> None:
+        asked.append(route.request.post_data_json)
+        choice = {"index": 0, "text": "To be! or not", "replacement": " be!", "finish_reason": "stop"}
+        route.fulfill(body=stream(choice, pieces=["To", " be", "!"]))
+
+    page.route("**/v1/edits", edit)
+    drag(view, 1, 2)
+    view.get_by_role("button", name="Write 2 tokens anew").click()
+    expect(view.locator("canvas-view .given").last).to_have_text(" or not")
+    assert tokens(view) == ["To", " be", "!"]
+    view.locator("[role=option]").nth(1).click()
+    view.get_by_role("button", name="Re-denoise").click()
+    expect(view.locator(".talk > .complaint")).to_contain_text("not with a span")
+    drag(view, 1, 2)
+    view.get_by_role("button", name="Write 2 tokens anew").click()
+    finished(view)
+    assert [(body["input"], body["span"]) for body in asked] == [(TEXT, [2, 6]), ("To be! or not", [2, 6])]
+
+
+def test_a_drag_that_ends_outside_of_the_canvas_has_ended(page):
+    view, mouse = answered(page), page.mouse
+    cells = view.locator("[role=option]")
+    cells.nth(1).hover()
+    mouse.down()
+    cells.nth(2).hover()
+    view.locator(".legend").hover()
+    mouse.up()
+    expect(view.get_by_role("button", name="Write 2 tokens anew")).to_be_visible()
+    cells.nth(4).hover()
+    expect(view.locator("[aria-selected=true]")).to_have_count(2)
+
+
+def test_only_a_panel_that_acts_on_pins_offers_them(page):
+    answered(page)
+    expect(page.locator("chat-view token-inspector")).to_contain_text("Click it to pin it")
+    page.goto(page.url.split("#")[0] + "#compare")
+    page.route("**/v1/completions", lambda route: route.fulfill(body=stream({"index": 0, "text": TEXT})))
+    view = page.locator("compare-view")
+    expect(view.locator("token-inspector").first).not_to_contain_text("pin")
+    view.get_by_role("button", name="Run both").click()
+    view.locator("[role=option]").first.hover()
+    expect(view.locator(".candidate")).to_have_count(1)
+    expect(view.locator("button.candidate")).to_have_count(0)
+
+
+# --- keys of the keyboard ---------------------------------------------------------------------------------------------
+
+
+def test_keys_in_an_empty_canvas_and_the_link_past_the_tabs_do_no_harm(page):
+    page.locator("chat-view [role=listbox]").focus()
+    for key in ("ArrowDown", "End", "Enter", "Escape"):
+        page.keyboard.press(key)
+    page.goto(page.url.split("#")[0] + "#sudoku")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page.locator("sudoku-view")).to_be_visible()
+    assert re.search("#sudoku$", page.url)
