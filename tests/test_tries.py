@@ -9,6 +9,7 @@ from gesso import InputError
 from gesso.engine.likelihood import Likelihood
 from gesso.tasks import PythonInfill, Sudoku, task
 from gesso.tasks.evaluate import evaluate
+from gesso.tasks.python_infill import prompt as fill_prompt
 from gesso.tasks.sudoku_grid import is_valid, parse_puzzle, solves
 from gesso.tasks.task import Item
 
@@ -95,3 +96,17 @@ def test_of_several_candidates_the_one_the_encoder_finds_likeliest_is_taken(tiny
     ]
     assert outcome.output == results[scores.index(max(scores))].text
     assert outcome.denoising_steps == sum(result.usage.denoising_steps for result in results)
+
+
+def test_a_hole_of_a_task_can_be_filled_with_what_follows_pinned(marked):
+    asked = PythonInfill(context=40)
+    items = list(asked.items("test", 2, seed=0))
+    brief = {"steps": 1, "canvas_length": 64, "max_new_tokens": 4}
+    found = evaluate(marked, asked, items, pinned=True, **brief)
+    for i, item in enumerate(items):
+        before, after = asked.hole(item)
+        assert fill_prompt(before, after) == item.prompt
+        alone = marked.infill(before, after, method="pinned", seed=found.outcomes[i].seed, stop="\n", **brief)
+        assert found.outcomes[i].output == alone.text
+    with pytest.raises(InputError, match="holes in a text"):
+        evaluate(marked, Sudoku(), list(Sudoku().items("test", 1, seed=0)), pinned=True)

@@ -39,6 +39,9 @@ def evaluate(
         int, typer.Option(min=1, help="Tries at an item whose answer can be told to be wrong; a Sudoku's can.")
     ] = 1,
     candidates: Candidates = 1,
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Fill holes as a model without markers does: what follows is pinned.")
+    ] = False,
     constrained: Annotated[bool, typer.Option("--constrained", help="Hold answers to what items say of them.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, item by item, as one JSON object.")] = False,
     *,
@@ -53,7 +56,7 @@ def evaluate(
     found = loading.load(max_batch=batch)
     evaluations = run(
         found, task, split=split, count=count, seed=seed, steps=steps or [], plot=plot, constrained=constrained,
-        attempts=attempts, candidates=candidates, **settings,
+        attempts=attempts, candidates=candidates, pinned=pinned, **settings,
     )  # fmt: skip
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gesso.engine.events import Done, Failed, Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
+from gesso.filling import infill
 from gesso.plan import Plan, likeliest
-from gesso.tasks.task import Checkable, Item, Task
+from gesso.tasks.task import Checkable, Holes, Item, Task
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -32,6 +33,7 @@ class Tries:
 
     attempts: int = 1
     candidates: int = 1
+    pinned: bool = False  # holes are filled with what follows them pinned in the canvas, and not in the prompt
 
     def check(self, task: Task, items: Sequence[Item]) -> None:
         for name, count in (("attempts", self.attempts), ("candidates", self.candidates)):
@@ -39,6 +41,8 @@ class Tries:
                 raise InputError(f"{name} must be at least 1, got {count}")
         if self.attempts > 1 and not isinstance(task, Checkable):
             raise InputError(f"attempts need a task that can tell a wrong answer by itself; {task.name} cannot")
+        if self.pinned and not isinstance(task, Holes):
+            raise InputError(f"pinned is for holes in a text; the items of {task.name} are none")
         if self.candidates > 1 and not all(isinstance(item.prompt, str) for item in items):
             raise InputError(f"candidates are for text to continue; the items of {task.name} are conversations")
 
@@ -107,12 +111,21 @@ def answers(
 
 def _attempts(g: "Gesso", task: Task, question: Question, tries: Tries) -> Plan[list[Result]]:
     item = question.item
-    tried = [(yield from likeliest(g, _request(g, item, question), tries.candidates))]
+    tried = [(yield from _one(g, task, item, question, tries))]
     while isinstance(task, Checkable) and len(tried) < tries.attempts and not task.stands(item, tried[-1].text):
         form, read = task.again(item, question.seed, len(tried))
-        result = yield from likeliest(g, _request(g, form, question), tries.candidates)
+        result = yield from _one(g, task, form, question, tries)
         tried.append(replace(result, text=read(result.text)))
     return tried
+
+
+def _one(g: "Gesso", task: Task, item: Item, question: Question, tries: Tries) -> Plan[Result]:
+    if not tries.pinned:
+        return (yield from likeliest(g, _request(g, item, question), tries.candidates))
+    assert isinstance(task, Holes)
+    before, after = task.hole(item)
+    options = {**question.options, "seed": question.seed, "candidates": tries.candidates}
+    return (yield from infill(g, before, after, method="pinned", lengths=None, context=None, **options))
 
 
 def _request(g: "Gesso", item: Item, question: Question) -> Request:

@@ -170,6 +170,7 @@ def evaluate(
     constrained: bool = False,
     attempts: int = 1,
     candidates: int = 1,
+    pinned: bool = False,
     **options: Any,
 ) -> Evaluation:
     """Generate an answer to every item and score it.
@@ -179,6 +180,7 @@ def evaluate(
     depends on `seed` and its place alone. `progress` is called with (done, total) after every item. `constrained`
     answers keep to what their items say they have to be. An answer that the task itself can tell to be wrong is
     attempted again, in another form, up to `attempts` times. Of several `candidates` the likeliest is taken.
+    `pinned` holes are filled as a model without markers would fill them.
     """
     asked = list(items)
     if not asked:
@@ -187,7 +189,7 @@ def evaluate(
         raise InputError(f"batch must be at least 1, got {batch}")
     if constrained and not any(item.constraint for item in asked):
         raise InputError(f"the items of {task.name} say nothing of what an answer has to be")
-    tries = Tries(attempts, candidates)
+    tries = Tries(attempts, candidates, pinned)
     tries.check(task, asked)
     options = {**task.options, **options}
     # Wrong settings are wrong for every item: better said now than counted as failures of each.

@@ -31,6 +31,12 @@ def prompt(before: str, after: str) -> str:
     return f"{PREFIX}{before}{SUFFIX}{after}{MIDDLE}"
 
 
+def sides(asked: str) -> tuple[str, str]:
+    """What such a prompt has before its hole, and after it."""
+    before, after = asked.removeprefix(PREFIX).removesuffix(MIDDLE).split(SUFFIX)
+    return before, after
+
+
 def parses(source: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an odd escape in somebody's string
@@ -143,6 +149,10 @@ class PythonInfill:
             "parses": float(bool(said) and parses(item.meta["before"] + output + item.meta["after"])),
             "edit_similarity": edit_similarity(said, wanted),
         }
+
+    def hole(self, item: Item) -> tuple[str, str]:
+        assert isinstance(item.prompt, str)
+        return sides(item.prompt)
 
     def training_rows(self, count: int, seed: int) -> Iterator[dict[str, str]]:
         for item in self.items("train", count, seed):

@@ -62,6 +62,14 @@ class Checkable(Protocol):
         """
 
 
+@runtime_checkable
+class Holes(Protocol):
+    """A task whose items are holes in a text, so that they can be filled without markers, too."""
+
+    def hole(self, item: Item) -> tuple[str, str]:
+        """The text before the hole, and after it."""
+
+
 def split_of(key: str) -> str:
     """The split a thing belongs to, by a hash of its name: 8 in 10 train, 1 validation, 1 test, on every machine.
 
