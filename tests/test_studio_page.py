@@ -1,6 +1,7 @@
 """The page itself: keys, lost servers, small screens, assistive technology, hostile text, and what a frame costs."""
 
 import json
+import signal
 
 import pytest
 
@@ -40,9 +41,9 @@ def answered(page):
 
 
 def test_a_key_is_asked_for_and_a_lost_server_waited_for(browser, served_model, tmp_path):
-    """Lost as a browser sees it: nothing of what it sends arrives."""
+    arguments, keys = ("--model", str(served_model)), {"GESSO_API_KEYS": "open sesame"}
     with (
-        serving(tmp_path / "log", "--model", str(served_model), GESSO_API_KEYS="open sesame") as server,
+        serving(tmp_path / "first", *arguments, **keys) as server,
         visiting(browser, server.url, may_complain=True) as page,
     ):
         field, banner = page.get_by_label("This server asks for a key"), page.locator("#banner")
@@ -58,18 +59,18 @@ def test_a_key_is_asked_for_and_a_lost_server_waited_for(browser, served_model, 
         expect(banner).to_be_hidden()
         assert "sesame" not in page.evaluate("() => JSON.stringify(localStorage)")
 
-        page.context.set_offline(True)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(20)
         expect(banner).to_contain_text("does not answer")
         view = ask(page)
         expect(view.locator(".message .complaint")).to_contain_text("does not answer")
-        page.context.set_offline(False)
-        server.wait_ready()
-        expect(page.locator("#status")).to_have_text("ready")
-        expect(banner).to_be_hidden()
-        view.get_by_role("button", name="Retry").click()
-        view.locator("[role=option]").first.wait_for()
-        finished(view)
-        expect(view.locator(".message .complaint")).to_have_count(0)
+        with serving(tmp_path / "second", *arguments, "--port", server.url.rsplit(":", 1)[1], **keys):
+            expect(page.locator("#status")).to_have_text("ready")
+            expect(banner).to_be_hidden()
+            view.get_by_role("button", name="Retry").click()
+            view.locator("[role=option]").first.wait_for()
+            finished(view)
+            expect(view.locator(".message .complaint")).to_have_count(0)
 
 
 def test_who_is_asked_for_a_key_may_do_something_else_first(browser, studio_files):
