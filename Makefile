@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PROCESSES ?= 2
+# For two cores: tests of servers and browsers wait for them much of the time.
+PROCESSES ?= 3
 
 # Texts of several lines reach a command through the environment: a line of a recipe ends at a line break.
 define BEGINNING
@@ -24,7 +25,7 @@ endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE PUZZLE
 
-.PHONY: demo studio test lint mini-data sudoku-data clean
+.PHONY: demo studio test lint properties mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
@@ -40,7 +41,9 @@ studio: $(VENV)/.installed-serve
 	$(BIN)/gesso serve --open
 
 test: $(VENV)/.installed-dev
-	$(MAKE) lint
+	$(MAKE) -j 2 lint properties
+
+properties: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
 
 lint: $(VENV)/.installed-dev
