@@ -4,8 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# For two cores: tests of servers and browsers wait for them much of the time.
-PROCESSES ?= 3
+PROCESSES ?= 2
 
 # Texts of several lines reach a command through the environment: a line of a recipe ends at a line break.
 define BEGINNING
@@ -60,7 +59,6 @@ sudoku-data: $(VENV)/.installed
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gesso needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --editable .
@@ -71,7 +69,7 @@ $(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
 
 clean:
