@@ -36,9 +36,7 @@ class Candidate:
 
     length: int
     text: str
-    # Pinned: of the middle and of what comes after it, given what comes before. By the prompt: of the middle and its
-    # end, given both sides.
-    log_likelihood: float
+    log_likelihood: float  # of the middle and of what comes after it, given what comes before
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,16 @@ def test_a_graph_gives_what_its_operations_give_one_by_one(pair, options):
     assert any(graphed.engine.runner.graphs.seen.values())
 
 
+def test_of_fixed_steps_a_canvas_with_nothing_to_write_takes_one(pair):
+    """The stop flag of fixed steps is not read where it cannot be set. Here it can."""
+    plain, graphed = pair
+    shared = {"steps": 4, "canvas_length": 4, "max_new_tokens": 4, "stopping": "fixed"}
+    shared["pins"] = {at: 200 + at for at in range(4)}
+    for g in (plain, graphed, graphed, graphed):  # captured when it comes again
+        assert g.generate("x", seed=1, **shared).usage.denoising_steps == 1
+    assert any(graphed.engine.runner.graphs.seen.values())
+
+
 def test_requests_of_different_kinds_share_a_graph(pair):
     def requests(g):
         return [

@@ -23,6 +23,10 @@ HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpr
 M, D = 2, 16
 
 
+def table_of(segments, cache):
+    return kernel.tables([cache], segments)[0]
+
+
 def numbers(*shape, dtype):
     """At a scale that makes scores of about one: many keys have a say."""
     return (torch.randn(shape, device=DEVICE) * shape[-1] ** -0.25).to(dtype)
@@ -51,7 +55,7 @@ def both(segments, cache, groups=2, shape=SMALL, **kinds):
     """Outputs of kernel and plain version, each with a cache of its own, and these caches."""
     qkv, other = packed(segments, groups, **kinds), copy.deepcopy(cache)
     plain = ops.attention(*qkv, cache, segments)
-    return kernel.attention(*qkv, kernel.table(segments, other), shape), plain, other, cache
+    return kernel.attention(*qkv, table_of(segments, other), shape), plain, other, cache
 
 
 def assert_same(segments, cache, groups=2, shape=SMALL, tolerance=2e-6, **kinds):
@@ -110,7 +114,7 @@ def test_text_and_canvas_see_the_text_before_them_in_the_same_call(cached, windo
 def test_pieces_of_a_row_that_do_not_stand_together_are_refused():
     segments = [Segment(0, 4, 3, TEXT), Segment(1, 0, 2, TEXT), Segment(0, 7, 3, TEXT)]
     with pytest.raises(ValueError, match="text of row 0 at position 7 .* next to each other"):
-        kernel.table(segments, cache_of([4, 0]))
+        table_of(segments, cache_of([4, 0]))
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -119,23 +123,13 @@ def test_a_segment_is_the_same_to_the_last_bit_alone_and_among_others(window):
     segments = [Segment(1, 5, 40, TEXT), Segment(0, 37, 21, CANVAS), Segment(2, 60, 3, TEXT), Segment(2, 63, 9, CANVAS)]
     cache, qkv = cache_of(lengths, window), packed(segments)
     other = copy.deepcopy(cache)
-    together = kernel.attention(*qkv, kernel.table(segments, other), SMALL)
+    together = kernel.attention(*qkv, table_of(segments, other), SMALL)
     offset = 0
     for segment in segments:  # the last one reads what the third has appended
         part = [tensor[offset : offset + segment.length] for tensor in qkv]
-        alone = kernel.attention(*part, kernel.table([segment], cache), SMALL)
+        alone = kernel.attention(*part, table_of([segment], cache), SMALL)
         assert torch.equal(alone, together[offset : offset + segment.length])
         offset += segment.length
-
-
-def test_the_number_of_slots_and_the_longest_segment_of_a_table_change_no_bit():
-    segments, cache = [Segment(0, 18, 20, CANVAS), Segment(1, 7, 5, TEXT)], cache_of([18, 7])
-    qkv, other = packed(segments), copy.deepcopy(cache)
-    exact = kernel.attention(*qkv, kernel.table(segments, other), SMALL)
-    roomy = kernel.attention(*qkv, kernel.table(segments, cache, slots=5, longest=64), SMALL)
-    assert torch.equal(exact, roomy)
-    with pytest.raises(ValueError, match="do not fit"):
-        kernel.table(segments, cache, longest=19)
 
 
 @pytest.mark.parametrize("splits", [2, 6])
@@ -150,7 +144,7 @@ def test_a_canvas_in_parts_sees_all_of_its_keys(window, splits):
 
 def test_what_an_empty_part_was_never_given_is_not_read(monkeypatch):
     segments, cache = [Segment(0, 9, 5, CANVAS)], cache_of([9])
-    qkv, table = packed(segments), kernel.table(segments, cache)
+    qkv, table = packed(segments), table_of(segments, cache)
     new_empty = torch.Tensor.new_empty
 
     def unset(like, *shape, **kinds):
@@ -165,8 +159,8 @@ def test_text_is_not_cut_into_parts_unless_it_is_short():
     segments = [Segment(0, 40, 20, TEXT), Segment(1, 30, 4, CANVAS), Segment(2, 40, 1, TEXT)]
     cache, qkv = cache_of([40, 30, 40]), packed(segments)
     other = copy.deepcopy(cache)
-    whole = kernel.attention(*qkv, kernel.table(segments, cache), replace(SMALL, splits=1))
-    parts = kernel.attention(*qkv, kernel.table(segments, other), replace(SMALL, splits=3))
+    whole = kernel.attention(*qkv, table_of(segments, cache), replace(SMALL, splits=1))
+    parts = kernel.attention(*qkv, table_of(segments, other), replace(SMALL, splits=3))
     assert torch.equal(whole[:20], parts[:20])
     for cut in (slice(20, 24), slice(24, 25)):
         assert not torch.equal(whole[cut], parts[cut])  # as one sum and as three: the last bits differ
@@ -176,16 +170,17 @@ def test_text_is_not_cut_into_parts_unless_it_is_short():
 def test_a_captured_graph_computes_what_its_table_says_now():
     first, later = ([Segment(a, 18, 20, CANVAS), Segment(b, 18, 5, TEXT)] for a, b in ((0, 1), (1, 0)))
     cache, qkv = cache_of([18, 18], window=16), packed(first)
-    table = kernel.table(first, cache, slots=3, longest=32)
+    table = table_of(first, cache)
     kernel.attention(*qkv, table, SMALL)  # compiled before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = kernel.attention(*qkv, table, SMALL)
     other = copy.deepcopy(cache)
-    now = kernel.table(later, cache)
-    table.segments_S7[:2], table.rows_S3[:2] = now.segments_S7, now.rows_S3
+    now = table_of(later, cache)
+    table.segments_S7.copy_(now.segments_S7)
+    table.rows_S3.copy_(now.rows_S3)
     graph.replay()
-    assert torch.equal(captured, kernel.attention(*qkv, kernel.table(later, other), SMALL))
+    assert torch.equal(captured, kernel.attention(*qkv, table_of(later, other), SMALL))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(cache.k + cache.v, other.k + other.v, strict=True))
 
 
@@ -193,7 +188,7 @@ def test_what_is_cut_off_the_values_in_another_program_is_computed_alike():
     cache, segments = cache_of([40], dim=64), [Segment(0, 40, 20, CANVAS)]
     qkv = packed(segments, dim=64)
     whole, halves = (
-        kernel.attention(*qkv, kernel.table(segments, cache), kernel.Tiles(16, 32, values, warps=4, stages=2))
+        kernel.attention(*qkv, table_of(segments, cache), kernel.Tiles(16, 32, values, warps=4, stages=2))
         for values in (64, 32)
     )
     torch.testing.assert_close(whole, halves, atol=2e-6, rtol=2e-6)
@@ -216,7 +211,7 @@ def test_the_tiles_of_real_heads_compute_the_same(dim, window, dtype):
 
 def test_what_the_kernel_cannot_read_is_refused():
     segments, cache = [Segment(0, 0, 4, CANVAS)], cache_of([0])
-    table = kernel.table(segments, cache)
+    table = table_of(segments, cache)
     q, k, v = packed(segments)
     with pytest.raises(ValueError, match="power of two"):
         kernel.attention(q[..., :12], k[..., :12], v[..., :12], table)

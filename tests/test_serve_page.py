@@ -43,6 +43,7 @@ def test_every_file_comes_without_a_key_and_under_a_strict_policy(get):
 def test_only_the_files_of_the_studio_are_there(get):
     for name in ("nothing.js", "..%2fpage.py", "%2fetc%2fpasswd", ".hidden"):
         assert get(f"/studio/{name}").status_code == 404
+    assert get("/redoc").status_code != 200  # FastAPI's page, of files from elsewhere
 
 
 def test_the_page_fetches_nothing_from_elsewhere():

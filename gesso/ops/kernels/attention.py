@@ -109,38 +109,25 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
 
 
-def table(segments: Sequence[Segment], cache: CacheRows, slots: int | None = None, longest: int | None = None) -> Table:
-    """The table of one layer. A captured graph gets one with `slots` and `longest` of its own, to copy others into."""
-    slots, longest = slots or len(segments), longest or max(segment.length for segment in segments)
-    if len(segments) > slots or any(segment.length > longest for segment in segments):
-        raise ValueError(f"{len(segments)} segments do not fit a table of {slots} with at most {longest} tokens each")
-    filling = [[0] * 7] * (slots - len(segments)), [[0] * 3] * (slots - len(segments))
-    device = cache.k[segments[0].row].device
-    return Table(
-        torch.tensor([*_columns(segments), *filling[0]], dtype=torch.int32, device=device),
-        torch.tensor([*(_row(segment, cache) for segment in segments), *filling[1]], dtype=torch.int64, device=device),
-        longest,
-        any(segment.causal for segment in segments),
-        cache.window,
-        any(map(_in_parts, segments)),
-    )
-
-
 def _in_parts(segment: Segment) -> bool:
     return not segment.causal or segment.length <= SHORT.value
 
 
 def attends(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[Attend]:
-    """The attention of every layer. What all tables hold goes to the device in two copies, not two a layer."""
+    """The attention of every layer."""
+    return [partial(attention, table=each) for each in tables(caches, segments)]
+
+
+def tables(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[Table]:
+    """Of every layer. What all of them hold goes to the device in two copies, not two a layer."""
     device = caches[0].k[segments[0].row].device
     segments_S7 = torch.tensor(_columns(segments), dtype=torch.int32, device=device)
     rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches], device=device)
     longest, texts = max(segment.length for segment in segments), [segment.causal for segment in segments]
-    tables = [
+    return [
         Table(segments_S7, rows_S3, longest, any(texts), cache.window, any(map(_in_parts, segments)))
         for rows_S3, cache in zip(rows.unbind(), caches, strict=True)
     ]
-    return [partial(attention, table=each) for each in tables]
 
 
 def move(
