@@ -10,7 +10,9 @@ import gesso
 from gesso import checkpoint
 from gesso.config import Config
 from gesso.diffusion.noise import HashSource
+from gesso.engine import graphs
 from gesso.engine.engine import Engine
+from gesso.model.adapters import Lora
 from gesso.model.transformer import DiffusionGemma
 from gesso.ops import fast
 from gesso.settings import Diffusion
@@ -53,6 +55,32 @@ def test_same_seed_same_text_on_the_gpu_alone_in_a_batch_of_eight_and_resumed(ti
             if draft.kind == "draft" and draft.canvas.reason is None:
                 again = request(seed=seed, resume=draft)
                 assert result(Engine(model.model, model.decode), again).tokens == tokens
+
+
+def test_graphs_are_captured_anew_when_all_have_been_let_go(tiny_directory, monkeypatch):
+    """Their memory went with the last of them."""
+    monkeypatch.setattr(graphs, "MOST", 2)
+    model = gesso.load(tiny_directory, device="cuda", dtype="bfloat16")
+    engine = Engine(model.model, model.decode)
+    texts = []
+    for _ in range(2):
+        for length in (1, 3, 5):  # other shapes
+            texts.append([result(engine, request(seed=1, prompt=tuple(range(3, 3 + length)))).tokens for _ in range(3)])
+    assert all(text == same[0] for same in texts for text in same) and texts[:3] == texts[3:]
+
+
+def test_an_adapter_of_many_experts_writes_on_a_gpu(tiny_directory):
+    """They run without kernels, and cannot be captured."""
+    model = gesso.load(tiny_directory, device="cuda", dtype="bfloat16")
+    experts = model.model.decoder.layers[0].experts
+    change = Lora(experts.gate_up_proj, rank=2, alpha=4.0)
+    torch.nn.init.normal_(change.A), torch.nn.init.normal_(change.B)
+    experts.gate_up_proj_adapters.put("mine", change)
+    plain = result(Engine(model.model, model.decode), request(seed=1)).tokens
+    experts.gate_up_proj_adapters.active = "mine"
+    engine = Engine(model.model, model.decode)
+    found = [result(engine, request(seed=1)).tokens for _ in range(3)]
+    assert found[0] == found[1] == found[2] != plain
 
 
 def test_a_model_in_float32_denoises_under_autocast_without_learning(tiny_directory):

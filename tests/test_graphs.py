@@ -2,11 +2,13 @@
 in their places, and what is loaded into them and copied out, are the same."""
 
 import pytest
+import torch
 
 from gesso.api import Gesso
 from gesso.engine.events import Done, Draft
 from gesso.engine.graphs import Graphs, shape_of
 from gesso.engine.scheduler import Work
+from gesso.model.adapters import Lora
 
 OPTIONS = (
     {},
@@ -108,3 +110,18 @@ def test_a_sampler_that_must_see_logits_is_never_captured(pair):
     _, graphed = pair
     graphed.generate("a", seed=1, steps=3, canvas_length=8, max_new_tokens=16, sampler=looks)
     assert not any(graphed.engine.runner.graphs.seen.values())
+
+
+def test_what_needs_the_host_on_its_way_is_not_captured(tiny):
+    """Without kernels, many experts: the host counts the tokens of each."""
+    assert tiny.model.capturable and Graphs(tiny.model).capturable
+    experts = tiny.model.decoder.layers[0].experts
+    assert experts.stay_on_device(torch.bfloat16) and not experts.stay_on_device(torch.float16)
+    change = Lora(experts.gate_up_proj, rank=2, alpha=4.0)
+    experts.gate_up_proj_adapters.put("mine", change)
+    try:
+        assert tiny.model.capturable
+        experts.gate_up_proj_adapters.active = "mine"
+        assert not tiny.model.capturable
+    finally:
+        experts.gate_up_proj_adapters.drop("mine")

@@ -52,3 +52,20 @@ def test_low_precision_multiplies_the_rounded_numbers_and_scales_them_back():
     both = kernel.gated(x.weight_OI, matrix, matrix, x.scale_O, dtype=torch.float32)
     expected = F.gelu(F.linear(wide_TI, wide_OI), approximate="tanh") * F.linear(wide_TI, wide_OI)
     torch.testing.assert_close(both, expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("width", [64, 512, 1024 + 32])  # less than one stretch, fewer than there are parts, and more
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_product_in_parts_is_the_same_to_the_bit_when_many_tokens_make_it_whole(monkeypatch, width, rounded):
+    x, matrix = draw(20, width), kernel.Matrix(draw(24, width, seed=1))
+    expected, scale_T = F.linear(x, matrix.weight_OI), None
+    if rounded:
+        x, matrix = low(x), low(matrix.weight_OI)
+        wide_TI, wide_OI = (m.weight_OI.float() * m.scale_O[:, None] for m in (x, matrix))
+        expected, x, scale_T = F.linear(wide_TI, wide_OI), x.weight_OI, x.scale_O
+    sums_PTO = kernel.in_parts(x, matrix, scale_T, torch.float32)
+    assert sums_PTO.shape == (3, 20, 24)
+    first, second, third = sums_PTO
+    torch.testing.assert_close(first + second + third, expected, rtol=1e-3, atol=1e-3)
+    monkeypatch.setattr(kernel, "FEW", 19)
+    assert torch.equal(kernel.in_parts(x, matrix, scale_T, torch.float32), first + second + third)

@@ -42,6 +42,17 @@ def test_a_normed_sum_comes_with_its_own_norms():
         torch.testing.assert_close(mine, other)
 
 
+def test_a_normed_sum_adds_the_parts_of_a_product():
+    x, sums = draw(7, 24), draw(3, 7, 24, seed=1)
+    weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
+    then = weight, [(first, False), (second, False)], scale, 24**-0.5, EPS
+    total, normed = kernel.add_norms(x, ops.Parts(sums), *then)
+    whole, expected = kernel.add_norms(x, sums[0] + sums[1] + sums[2], *then)
+    assert torch.equal(total, whole)
+    for mine, other in zip(normed, expected, strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_a_norm_in_fp8_is_the_norm_rounded_to_fp8():
     """Not rounded from more digits: who meets an adapter takes the long way, and must see the same numbers."""
     x, y = draw(7, 48).bfloat16(), draw(7, 48, seed=1).bfloat16()

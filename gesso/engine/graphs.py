@@ -64,12 +64,12 @@ class Graphs:
     """The captured passes of an engine, by shape; those unused for longest are let go."""
 
     def __init__(self, model: DiffusionGemma) -> None:
-        self.model = model
+        self.model, self.capturable = model, model.capturable
         self.seen: OrderedDict[Shape, Graph | None] = OrderedDict()
         self.pool: Any = None  # they share their memory: only one runs at a time, and what it gives is copied
 
     def find(self, work: Sequence[Work], cache: KVCache) -> "Graph | None":
-        shape = shape_of(work) if self.model.one_network else None
+        shape = shape_of(work) if self.capturable else None
         if shape is None:
             return None
         if shape not in self.seen:
@@ -79,9 +79,11 @@ class Graphs:
             return None
         self.seen.move_to_end(shape)
         if (graph := self.seen[shape]) is None:
+            alone = not any(self.seen.values())
             graph = self.seen[shape] = Graph(self.model, shape, work, cache)
             if self.model.device.type == "cuda":
-                self.pool = self.pool or torch.cuda.graph_pool_handle()
+                if alone:  # a pool ends with the last graph that has memory of it
+                    self.pool = torch.cuda.graph_pool_handle()
                 graph.capture(self.pool)
         return graph
 
@@ -128,7 +130,7 @@ class Graph:
         segments = self._segments(work, cache)
         self.plan.move(segments, cache)
         for target, text in zip(self.texts, (text for item in work for text in item.texts), strict=True):
-            target.copy_(torch.tensor(text))
+            target.copy_(ops.send(torch.tensor(text), target.device))
         requests = [item.running for item in work if item.denoise]
         self.canvases.load(requests) if self.canvases else self._load(requests)
         self.replay()

@@ -31,9 +31,11 @@ class Attention(nn.Module):
     def takes_low(self) -> bool:
         return all(matrix.takes_low for matrix in self.projections)
 
-    def forward(self, x_TH: ops.Rows, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation) -> Tensor:
+    def forward(
+        self, x_TH: ops.Rows, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation
+    ) -> Tensor | ops.Parts:
         products = ops.linears(x_TH, self.projections, lengths)
         # In a global layer key and value are one projection; only norm and rotation tell them apart.
         q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, self.dim)) for each in (*products, products[-1])[:3])
         q, k, v = ops.heads(q_TND, k_TMD, v_TMD, self.q_norm.weight, self.k_norm.weight, rotation, self.eps)
-        return self.o_proj(attend(q, k, v).flatten(1), lengths)
+        return self.o_proj.in_parts(attend(q, k, v).flatten(1), lengths)

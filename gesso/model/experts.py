@@ -45,6 +45,9 @@ class Experts(nn.Module):
     def takes_low(self) -> bool:
         return self.matrices[0].takes_low and ops.kernels_take(*self.matrices, self.k)
 
+    def stay_on_device(self, dtype: torch.dtype) -> bool:
+        return ops.stay_on_device(*self.matrices, self.k, dtype)
+
     def forward(
         self, x_TH: ops.Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]
     ) -> Tensor | ops.Answers:

@@ -24,6 +24,10 @@ class Linear(nn.Module):
     def forward(self, x_TI: Tensor, lengths: Sequence[int]) -> Tensor:
         return ops.linear(x_TI, self.matrix, lengths)
 
+    def in_parts(self, x_TI: Tensor, lengths: Sequence[int]) -> Tensor | ops.Parts:
+        """For whoever adds the last few sums himself."""
+        return ops.linear_in_parts(x_TI, self.matrix, lengths)
+
     @property
     def matrix(self) -> ops.Adapted:
         return ops.Adapted(self.weight, self.weight_adapters.acting)

@@ -122,7 +122,7 @@ class Plan:
         same_rows = self.version == cache.version and rows == [segment.row for segment in self.segments]
         if same_rows and segments == self.segments:
             return
-        self.position_T.copy_(_positions(segments))
+        self.position_T.copy_(ops.send(_positions(segments), cache.device))
         ops.move(self.attends, cache.layers, segments, same_rows)
         self.segments, self.version = segments, cache.version
 
@@ -198,6 +198,12 @@ class DiffusionGemma(nn.Module):
     @property
     def one_network(self) -> bool:
         return self.encoder.layers is self.decoder.layers
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a pass asks nothing of the host on its way, so that it can be captured in a graph."""
+        experts = [module for module in self.decoder.modules() if isinstance(module, Experts)]
+        return self.one_network and all(each.stay_on_device(self.dtype) for each in experts)
 
     def segments(self, pieces: Sequence[tuple[int, int, bool]], cache: KVCache) -> list[Segment]:
         """Where pieces of these rows and lengths will stand, texts (True) one behind the other."""

@@ -95,6 +95,13 @@ def kernels_take(gate_up: Adapted, down: Adapted, k: int) -> bool:
     return not adapted and not few(gate_up.weight.shape[0], k) and down.weight.shape[-1] % 16 == 0
 
 
+def stay_on_device(gate_up: Adapted, down: Adapted, k: int, dtype: torch.dtype) -> bool:
+    """Whether a GPU needs no host between the products. Without kernels, and unless all experts run for all tokens, the
+    host has to know how many tokens each is given."""
+    count, _, hidden = gate_up.weight.shape
+    return few(count, k) or (dtype != torch.float16 and hidden % 16 == 0 and kernels_take(gate_up, down, k))
+
+
 def gated_gelu(x_T2I: Tensor) -> Tensor:
     gate, up = x_T2I.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up

@@ -24,6 +24,11 @@ def rows_fit(x_TI: Tensor) -> bool:
     return x_TI.shape[1] % 16 == 0
 
 
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Host to device. From memory that is not pinned, a copy to a GPU would first wait for all that runs there."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
 def load(name: str) -> Any:
     """A room of `gesso.ops.kernels`. Triton is imported here and nowhere else: without a GPU it need not be there."""
     return import_module(f"gesso.ops.kernels.{name}")

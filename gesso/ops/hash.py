@@ -34,12 +34,15 @@ def position_keys(
     if isinstance(seed, Tensor) and fast.kernels(seed):
         found: Tensor = fast.load("hash").position_keys(seed, canvas, step, stream, length)
         return found
-    x = torch.arange(2, dtype=torch.int32, device=device) * GOLDEN  # made there: a captured graph can copy nothing in
+    # What the host knows it hashes itself: on a GPU these are a hundred launches.
+    where = device if isinstance(seed, Tensor) else torch.device("cpu")
+    x = torch.arange(2, dtype=torch.int32, device=where) * GOLDEN
     for word in (*halves(seed), canvas, step, stream):
         x = mix(x ^ (word.int()[:, None] if isinstance(word, Tensor) else _int32(word))) + GOLDEN
     x = x.unsqueeze(-2)
-    position_C1 = torch.arange(length, dtype=torch.int32, device=device)[:, None]
-    return mix(mix(position_C1 * GOLDEN ^ x) + x.flip(-1))
+    position_C1 = torch.arange(length, dtype=torch.int32, device=where)[:, None]
+    key_C2 = mix(mix(position_C1 * GOLDEN ^ x) + x.flip(-1))
+    return key_C2 if where == device else fast.send(key_C2, device)
 
 
 def position_tokens(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.ops import fast
-from gesso.ops.weight import Adapted, Rounded, Rows, Weight, dense
+from gesso.ops.weight import Adapted, Parts, Rounded, Rows, Weight, dense
 
 ARM = platform.machine() in ("aarch64", "arm64")
 
@@ -46,6 +46,14 @@ def linears(x_TI: Rows, matrices: Sequence[Adapted], lengths: Sequence[int]) -> 
         found: list[Tensor] = fast.load("products").linears(x_TI, [matrix.weight for matrix in matrices])
         return found
     return [linear(x_TI, matrix, lengths) for matrix in matrices]
+
+
+def linear_in_parts(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Tensor | Parts:
+    """For `add_norms`: a kernel may leave it to that to add the last few sums."""
+    if _kernels(x_TI) and not matrix.change:
+        found: Tensor | Parts = fast.load("products").in_parts(x_TI, matrix.weight)
+        return found
+    return linear(x_TI, matrix, lengths)
 
 
 def gated(x_TI: Rows, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gesso.ops import fast
 from gesso.ops.experts import Answers
-from gesso.ops.weight import Rows
+from gesso.ops.weight import Parts, Rows
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -34,7 +34,7 @@ def _plain(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
+    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
     scale_H: Tensor, factor: float, eps: float,
 ) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
     """x + norm(y), and three norms of that sum: under each weight of `then`, `low` or not as in `norm_for`, and one for
@@ -42,6 +42,7 @@ def add_norms(
     if fast.kernels(x_TH):
         then = [(each_H, low and fast.rows_fit(x_TH)) for each_H, low in then]
         return fast.load("rows").add_norms(x_TH, y_TH, weight_H, then, scale_H, factor, eps)
+    assert isinstance(y_TH, Tensor), "only kernels leave a product in parts"
     sum_TH = x_TH + _plain(y_TH, weight_H, eps)
     first_TH, second_TH = (_plain(sum_TH, each_H, eps) for each_H, _ in then)
     return sum_TH, (first_TH, second_TH, _plain(sum_TH, None, eps) * scale_H * factor)

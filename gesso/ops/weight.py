@@ -83,6 +83,13 @@ class Rounded(NamedTuple):
 Rows = Tensor | Rounded
 
 
+class Parts(NamedTuple):
+    """A product as sums over stretches of its inputs, still to be added, in order: kernels leave that to whoever reads
+    them."""
+
+    sums_PTO: Tensor  # float32
+
+
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     """A tensor as it is; under autocast it may have a dtype of its own."""
     return weight.dense(dtype) if isinstance(weight, Packed) else weight

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gesso.ops.attention import Attend, Segment
+from gesso.ops.fast import send
 from gesso.ops.kernels.linear import MANY
 
 SHORT = tl.constexpr(16)  # tokens up to which a text is cut into parts like a canvas: one alone has but one tile a head
@@ -135,10 +136,12 @@ def move(
 ) -> None:
     """Other segments in the tensors of these tables. All layers have the first one's segments."""
     tables = [each.keywords["table"] for each in attends]
-    tables[0].segments_S7.copy_(torch.tensor(_columns(segments), dtype=torch.int32))
+    device = tables[0].segments_S7.device
+    tables[0].segments_S7.copy_(send(torch.tensor(_columns(segments), dtype=torch.int32), device))
     if not same_rows:
-        for table, cache in zip(tables, caches, strict=True):
-            table.rows_S3.copy_(torch.tensor([_row(segment, cache) for segment in segments]))
+        rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches])
+        for table, rows_S3 in zip(tables, send(rows, device).unbind(), strict=True):
+            table.rows_S3.copy_(rows_S3)
 
 
 def _columns(segments: Sequence[Segment]) -> list[list[int]]:

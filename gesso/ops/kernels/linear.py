@@ -34,6 +34,10 @@ class Tiling:
 
 Cuts = tuple[tuple[int, Tiling], ...]
 MANY = 2**31
+# A product that is to fill the GPU though its columns are few is cut along its inputs, too, into sums over so many
+# stretches. With more tokens than these there is no need: a program adds the same sums itself, in the same order.
+PARTS, FEW = 3, 512
+STRETCH = tl.constexpr(256)  # inputs that no cut goes through: as many as the deepest tile has
 
 # From how many programs on, and how the work is cut then: large tiles where they are enough to fill the GPU, which has
 # 132 multiprocessors. With more programs than that, their stages must leave room for two on each; with fewer, each has
@@ -60,11 +64,13 @@ GATED: dict[torch.dtype, Cuts] = {
 }
 
 
-def cut(table: dict[torch.dtype, Cuts], tokens: int, columns: Sequence[int], dtype: torch.dtype) -> tuple[Tiling, int]:
+def cut(
+    table: dict[torch.dtype, Cuts], tokens: int, columns: Sequence[int], dtype: torch.dtype, parts: int = 1
+) -> tuple[Tiling, int]:
     """The tiling, and how many tiles the columns of all matrices make."""
     for least, tiling in table[dtype]:
         tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
-        if tiles * triton.cdiv(tokens, tiling.rows) >= least:
+        if tiles * triton.cdiv(tokens, tiling.rows) * parts >= least:
             return tiling, tiles
     raise AssertionError("every table ends with 0")
 
@@ -87,19 +93,38 @@ def linears(
 ) -> list[Tensor]:
     """Up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU idle."""
     ys = [_out(x_TI, matrix, dtype) for matrix in matrices]
+    _launch(x_TI, matrices, scale_T, ys, parts=1, apart=False)
+    return ys
+
+
+def in_parts(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """The product as PARTS sums [P, T, O] in float32, which are to be added in order; or, of many tokens, added."""
+    apart = len(x_TI) <= FEW
+    y = _out(x_TI, matrix, dtype)
+    if apart:
+        y = y.new_empty(PARTS, *y.shape, dtype=torch.float32)
+    _launch(x_TI, [matrix], scale_T, [y], PARTS, apart)
+    return y
+
+
+def _launch(
+    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None, ys: Sequence[Tensor], parts: int, apart: bool
+) -> None:
     columns = [len(matrix.weight_OI) for matrix in matrices]
-    tiling, tiles = cut(PLAIN, len(x_TI), columns, x_TI.dtype)
+    programs = parts if apart else 1
+    tiling, tiles = cut(PLAIN, len(x_TI), columns, x_TI.dtype, programs)
     given: list[Any] = []
     for matrix, y_TO in zip(matrices, ys, strict=True):
         given += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
     missing = 3 - len(matrices)
-    _product[triton.cdiv(len(x_TI), tiling.rows), tiles](
+    # Not fused: where a program multiplies with scales and adds, it must round in between, as others do.
+    _product[triton.cdiv(len(x_TI), tiling.rows), tiles, programs](
         _tiled(x_TI, tiling.rows, tiling), scale_T, *given, *[None] * 3 * missing,
         len(x_TI), x_TI.shape[1], *columns, *[0] * missing,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=matrices[0].scale_O is not None,
-        PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
+        PARTS=parts, APART=apart,
+        PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages, enable_fp_fusion=parts == 1,
     )  # fmt: skip
-    return ys
 
 
 def gated(
@@ -171,9 +196,13 @@ def _quantize_rows(x_ptr, low_ptr, scale_ptr, width, COLUMNS: tl.constexpr):
 def _product(
     x, x_scale_ptr, first, first_scale_ptr, first_y_ptr, second, second_scale_ptr, second_y_ptr,
     third, third_scale_ptr, third_y_ptr, tokens, width, first_columns, second_columns, third_columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
+    APART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x times one of up to three matrices: the tiles of one follow another's."""
+    """A tile of x times one of up to three matrices: the tiles of one follow another's.
+
+    In PARTS sums over stretches of the inputs: one of them if they are to stay APART, else all and added.
+    """
     tile = tl.program_id(1)
     weights, scale_ptr, y_ptr, columns = first, first_scale_ptr, first_y_ptr, first_columns
     if second is not None:
@@ -186,29 +215,44 @@ def _product(
                 if tile >= tiles:
                     tile -= tiles
                     weights, scale_ptr, y_ptr, columns = third, third_scale_ptr, third_y_ptr, third_columns
-    y = _sum(x, weights, tile, width, ROWS, COLUMNS, DEPTH, PRECISION)
-    _store(y, x_scale_ptr, scale_ptr, y_ptr, tile * COLUMNS + tl.arange(0, COLUMNS), tokens, columns, ROWS, LOW)
+    part = tl.program_id(2)
+    y = _sum(x, weights, tile, part, width, ROWS, COLUMNS, DEPTH, PARTS, PRECISION)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    if LOW:
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        scale = _scales(x_scale_ptr, row, row < tokens)[:, None] * _scales(scale_ptr, column, column < columns)[None, :]
+        y *= scale
+    if APART:
+        y_ptr += part.to(tl.int64) * tokens * columns
+    else:
+        for other in tl.static_range(1, PARTS):
+            z = _sum(x, weights, tile, other, width, ROWS, COLUMNS, DEPTH, PARTS, PRECISION)
+            y += z * scale if LOW else z
+    _store(y, y_ptr, column, tokens, columns, ROWS)
 
 
 @triton.jit
 def _sum(
-    x, weights, tile, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr
-):
+    x, weights, tile, part, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first, end = 0, width
+    if PARTS > 1:
+        stretches = tl.cdiv(width, STRETCH)
+        first = stretches * part // PARTS * STRETCH
+        end = tl.minimum(stretches * (part + 1) // PARTS * STRETCH, width)
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, width, DEPTH):
+    for start in range(first, end, DEPTH):
         rows = x.load([tl.program_id(0) * ROWS, start])
         y = tl.dot(rows, tl.trans(weights.load([tile * COLUMNS, start])), y, input_precision=PRECISION)
     return y
 
 
 @triton.jit
-def _store(y, x_scale_ptr, scale_ptr, y_ptr, column, tokens, columns, ROWS: tl.constexpr, LOW: tl.constexpr):
+def _store(y, y_ptr, column, tokens, columns, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live, there = row < tokens, column < columns
-    if LOW:
-        y *= _scales(x_scale_ptr, row, live)[:, None] * _scales(scale_ptr, column, there)[None, :]
     y_at = y_ptr + row[:, None].to(tl.int64) * columns + column[None, :]
-    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=live[:, None] & there[None, :])
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=(row < tokens)[:, None] & (column < columns)[None, :])
 
 
 @triton.jit
@@ -235,4 +279,4 @@ def _gated(
         x_scale = _scales(x_scale_ptr, row, row < tokens)[:, None]
         y *= x_scale * _scales(gate_scale_ptr, column, column < columns)[None, :]
         z *= x_scale * _scales(other_scale_ptr, column, column < columns)[None, :]
-    _store(gelu(y) * z, None, None, y_ptr, column, tokens, columns, ROWS, LOW=False)
+    _store(gelu(y) * z, y_ptr, column, tokens, columns, ROWS)

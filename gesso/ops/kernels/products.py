@@ -14,7 +14,7 @@ from gesso.ops.kernels import linear as plain
 from gesso.ops.kernels.experts import Matrices
 from gesso.ops.kernels.four import Packed as Packed4
 from gesso.ops.kernels.linear import Matrix
-from gesso.ops.weight import Rows, Weight
+from gesso.ops.weight import Parts, Rows, Weight
 
 
 def linears(x_TI: Rows, weights: Sequence[Weight]) -> list[Tensor]:
@@ -25,6 +25,16 @@ def linears(x_TI: Rows, weights: Sequence[Weight]) -> list[Tensor]:
         return linear4.linears(x_TI, [each for each in found if isinstance(each, Packed4)])
     rows, scale_T = _rows(x_TI, wide_ones[0])
     return plain.linears(rows, [_matrix(each) for each in wide_ones], scale_T, x_TI.dtype)
+
+
+def in_parts(x_TI: Tensor, weight: Weight) -> Tensor | Parts:
+    """One product, perhaps as sums that are still to be added."""
+    found = _stack(weight)
+    if isinstance(found, Packed4):
+        return linear4.linear(x_TI, found)
+    rows, scale_T = _rows(x_TI, found)
+    y = plain.in_parts(rows, _matrix(found), scale_T, x_TI.dtype)
+    return y if y.ndim == 2 else Parts(y)
 
 
 def gated(x_TI: Rows, gate: Weight, up: Weight) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gesso.ops.experts import Answers
 from gesso.ops.kernels.linear import FP8, fp8, fp8_scale, precision
-from gesso.ops.weight import Rounded, Rows
+from gesso.ops.weight import Parts, Rounded, Rows
 
 SPLIT = 11  # programs that share the sum of a router's score: with 256 tokens one row of tiles would leave most idle
 
@@ -57,16 +57,17 @@ def heads(
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
+    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
     scale_H: Tensor, factor: float, eps: float,
 ) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
     """What `ops.add_norms` computes."""
     sum_TH, routed_TH, width = torch.empty_like(x_TH), torch.empty_like(x_TH), x_TH.shape[1]
     (first_H, first_low), (second_H, second_low) = then
     first, second = _rows_for(x_TH, first_low), _rows_for(x_TH, second_low)
+    y, parts = (y_TH, 1) if isinstance(y_TH, Tensor) else (y_TH.sums_PTO, len(y_TH.sums_PTO))
     _add_norms[(len(x_TH),)](
-        x_TH, y_TH, weight_H, first_H, second_H, scale_H, factor, sum_TH, *_where(first), *_where(second), routed_TH,
-        width, eps, COLUMNS=triton.next_power_of_2(width), num_warps=8,
+        x_TH, y, weight_H, first_H, second_H, scale_H, factor, sum_TH, *_where(first), *_where(second), routed_TH,
+        width, eps, PARTS=parts, COLUMNS=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
     return sum_TH, (first, second, routed_TH)
 
@@ -195,11 +196,15 @@ def _turn(x_ptr, out_ptr, weight_ptr, cos_ptr, sin_ptr, token, row, eps, DIM: tl
 @triton.jit
 def _add_norms(
     x_ptr, y_ptr, weight_ptr, a_ptr, b_ptr, scale_ptr, factor, sum_ptr, a_out, a_scale, b_out, b_scale, c_out,
-    width, eps, COLUMNS: tl.constexpr,
+    width, eps, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     start = tl.program_id(0).to(tl.int64) * width
-    y = _normed(_row(y_ptr, start, column, width), width, eps) * _row(weight_ptr, 0, column, width)
+    y = _row(y_ptr, start, column, width)
+    for part in tl.static_range(1, PARTS):
+        y += _row(y_ptr, start + part * tl.num_programs(0).to(tl.int64) * width, column, width)
+    y = y.to(x_ptr.dtype.element_ty).to(tl.float32)  # as a product is
+    y = _normed(y, width, eps) * _row(weight_ptr, 0, column, width)
     # Rounded before the norms are taken, as it is for whoever reads it later.
     total = (_row(x_ptr, start, column, width) + y).to(sum_ptr.dtype.element_ty)
     tl.store(sum_ptr + start + column, total, mask=column < width)
