@@ -143,14 +143,14 @@ def problems(directory: Path, config: Config) -> list[str]:
 
 def _expected(config: Config) -> "tuple[dict[str, tuple[int, ...]], Layout]":
     """Name and shape of every tensor; for those of packed matrices the dtype too, for there bits are what counts."""
-    from gesso.quantize.formats import format_of, is_low_bit
+    from gesso.quantize.formats import format_of
 
     shapes: dict[str, tuple[int, ...]] = {}
     packed: Layout = {}
     for ours, parameter in empty_model(config).named_parameters():
         name, shape = checkpoint_name(ours), tuple(parameter.shape)
-        if config.quantization is not None and is_low_bit(ours, shape):
-            packed |= format_of(config.quantization).stored(name, shape)
+        if config.quantization is not None and (format := format_of(ours, shape, config.quantization)):
+            packed |= format.stored(name, shape)
         else:
             shapes[name] = shape
     return {**shapes, **{name: shape for name, (shape, _) in packed.items()}}, packed
@@ -205,9 +205,11 @@ def load(
 ) -> "DiffusionGemma":
     """`quantize` packs each matrix as it comes, on its device; `dtype` is that of the rest, and of the products."""
     from gesso.ops import Packed
-    from gesso.quantize.formats import format_of, gather, pack_all
+    from gesso.quantize.formats import check_known, gather, pack_all
 
-    if quantize is not None and format_of(quantize).name != (config.quantization or quantize):
+    if quantize is not None:
+        check_known(quantize)
+    if quantize is not None and quantize != (config.quantization or quantize):
         raise InputError(
             f"{directory} is quantized to {config.quantization} already; give the checkpoint it was made from"
         )
@@ -217,9 +219,9 @@ def load(
     stored: Iterator[tuple[str, Weight]] = _text(directory)
     if config.quantization is not None:
         shapes = {name: model.get_parameter(path).shape for name, path in ours.items()}
-        stored = gather(format_of(config.quantization), shapes, _text(directory), device)
+        stored = gather(config.quantization, shapes, _text(directory), device)
     elif quantize is not None:
-        stored = pack_all(format_of(quantize), _text(directory), device)
+        stored = pack_all(quantize, _text(directory), device)
     for name, weight in stored:
         if not isinstance(weight, Packed):
             # copy=True: a tensor that still points into the mapped file would change with it

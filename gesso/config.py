@@ -266,19 +266,26 @@ _NOT_QUANTIZED = ("lm_head", "re:.*embed_tokens", "re:.*router.*", "re:.*vision_
 
 
 def quantization_config(name: str) -> dict[str, Any]:
-    stored, weights = QUANTIZATIONS[name]
-    group = {
-        "targets": ["Linear"],
-        "weights": {**weights, "symmetric": True, "dynamic": False},
-        "input_activations": None,
-        "output_activations": None,
-    }
+    """At four bits are the experts; all other matrices are FP8 in any case."""
+    rest = _group("fp8", "Linear")
+    groups = [rest] if name == "fp8" else [_group(name, "re:.*experts.*"), rest]
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
-        "format": stored,
-        "config_groups": {"group_0": group},
+        "format": groups[0]["format"] if len(groups) == 1 else "mixed-precision",
+        "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
         "ignore": list(_NOT_QUANTIZED),
+    }
+
+
+def _group(name: str, target: str) -> dict[str, Any]:
+    stored, weights = QUANTIZATIONS[name]
+    return {
+        "targets": [target],
+        "weights": {**weights, "symmetric": True, "dynamic": False},
+        "input_activations": None,
+        "output_activations": None,
+        "format": stored,
     }
 
 
@@ -287,23 +294,29 @@ def _quantization(given: Any) -> str | None:
     if given is None:
         return None
     groups = given.get("config_groups") if isinstance(given, Mapping) else None
-    group = next(iter(groups.values())) if isinstance(groups, Mapping) and len(groups) == 1 else None
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping) or given.get("quant_method") != "compressed-tensors":
+    if not isinstance(groups, Mapping) or given.get("quant_method") != "compressed-tensors":
         raise CheckpointError(
-            "config: quantization_config is not one that gesso reads; expected quant_method compressed-tensors and one "
-            "config group with weights, as gesso quantize writes it"
+            "config: quantization_config is not one that gesso reads; expected quant_method compressed-tensors and "
+            "config groups with weights, as gesso quantize writes them"
         )
-    for name, (stored, fields) in QUANTIZATIONS.items():
-        if (given.get("format"), {field: weights.get(field) for field in fields}) == (stored, fields):
-            if weights.get("symmetric", True) is not True:
-                raise CheckpointError("config: quantization_config: weights that are not symmetric are not supported")
+    found = [_described(group) for group in groups.values()]
+    for name in QUANTIZATIONS:
+        if found == [_described(group) for group in quantization_config(name)["config_groups"].values()]:
             return name
-    described = {"format": given.get("format"), **weights}
     raise CheckpointError(
-        f"config: quantization_config describes weights as {described}; gesso reads "
-        + ", ".join(f"{stored} with {dict(fields)}" for stored, fields in QUANTIZATIONS.values())
+        f"config: quantization_config describes weights as {found}; gesso reads fp8 for all matrices, or int4 or "
+        "nvfp4 for the experts and fp8 for the others, as gesso quantize writes them"
     )
+
+
+def _described(group: Any) -> dict[str, Any]:
+    """What fixes the meaning of a group's numbers."""
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return {}
+    fields = {field for _, fields in QUANTIZATIONS.values() for field in fields}
+    fixed = {field: weights[field] for field in sorted(fields) if weights.get(field) is not None}
+    return {"format": group.get("format"), "symmetric": weights.get("symmetric", True), **fixed}
 
 
 def first(*values: Any) -> Any:

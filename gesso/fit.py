@@ -35,8 +35,8 @@ RULES = (
     "Bytes: every weight once; of the experts the share that T tokens hit if routed evenly, 1 - (1 - k/E)^T; the "
     "embedding twice (lm_head, soft embedding); each sequence's cache.",
     "Operations: 2 for each active weight and token; 4 for each embedding value and token (lm_head, soft embedding); "
-    "4 for each query, key and head dimension. Matrices run at the rate of their precision, or of bf16 where the card "
-    "lacks it; embedding, router and attention at that of bf16.",
+    "4 for each query, key and head dimension. Matrices run at the rate of their precision (at 4-bit, all but the "
+    "experts at that of fp8), or of bf16 where the card lacks it; embedding, router and attention at that of bf16.",
     "Tokens/s: all sequences together, a canvas taking as many passes as steps: the commit rides with the next "
     "canvas's first pass, its own operations left out, and so is the reading of prompts.",
 )
@@ -48,7 +48,8 @@ class Load:
 
     dense_bytes: int  # read whatever the tokens are, the embedding twice
     expert_bytes: int  # of all experts
-    narrowed_values: int  # active weights of a token that run at the precision's rate
+    expert_values: int  # active weights of a token that run at the precision's rate
+    matrix_values: int  # the other matrices: at that of fp8 even if the experts have four bits
     bf16_values: int  # and at that of bf16, the vocabulary's end among them
 
 
@@ -176,40 +177,46 @@ def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
 def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
     from gesso.quantize.formats import is_low_bit
 
-    dense = experts = narrowed = plain = 0
+    dense = experts = active = matrices = plain = 0
     for name, p in model.named_parameters():
         if name.startswith("encoder."):
             continue  # an untied encoder has its own weights, and a step of the canvas does not read them
         if ".experts." in name:
             experts += weight_bytes(name, p, precision)
-            narrowed += p.numel() // config.num_experts * config.top_k_experts
+            active += p.numel() // config.num_experts * config.top_k_experts
             continue
         dense += weight_bytes(name, p, precision)
         if is_low_bit(name, p.shape):
-            narrowed += p.numel()
+            matrices += p.numel()
         elif p.ndim >= 2:
             plain += p.numel()
     if config.tie_word_embeddings:  # the head is the embedding: one tensor, two passes over it
         embedding = model.decoder.embed_tokens.weight
         dense += weight_bytes("embed_tokens.weight", embedding, precision)
         plain += embedding.numel()
-    return Load(dense_bytes=dense, expert_bytes=experts, narrowed_values=narrowed, bf16_values=plain)
+    return Load(
+        dense_bytes=dense, expert_bytes=experts, expert_values=active, matrix_values=matrices, bf16_values=plain
+    )
 
 
 def _floor(config: Config, load: Load, card: Card, precision: str, batch: int, context: int, steps: int) -> Floor:
     tokens = batch * config.canvas_length
     share = expert_share(config.num_experts, config.top_k_experts, tokens)
     size = load.dense_bytes + round(share * load.expert_bytes) + batch * cache_bytes(config, context)
-    narrowed = 2 * tokens * load.narrowed_values
     plain = 2 * tokens * load.bf16_values + tokens * _attention_operations(config, context)
+    work = (
+        (2 * tokens * load.expert_values, card.tflops(precision)),
+        (2 * tokens * load.matrix_values, card.tflops("fp8" if precision == "4-bit" else precision)),
+        (plain, card.bf16_tflops),
+    )
     memory = size / (card.bandwidth_gbs * 1e9)
-    compute = narrowed / (card.tflops(precision) * 1e12) + plain / (card.bf16_tflops * 1e12)
+    compute = sum(operations / (rate * 1e12) for operations, rate in work)
     seconds = max(memory, compute)
     return Floor(
         batch=batch,
         expert_share=share,
         bytes=size,
-        operations=narrowed + plain,
+        operations=sum(operations for operations, _ in work),
         memory_seconds=memory,
         compute_seconds=compute,
         seconds=seconds,

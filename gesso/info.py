@@ -35,8 +35,8 @@ MEMORY_RULES = (
     "bf16: 2 bytes a value.",
     "fp8: 1 byte a value of the attention, MLP, expert and self-conditioning matrices, and a float32 scale for each of "
     "their output channels (of each expert); embeddings, norms and router stay in bf16.",
-    "4-bit: 4.5 bits a value of the same matrices (NVFP4: 16 values share an FP8 scale; int4: 32 share one in bf16); "
-    "the rest stays in bf16.",
+    "4-bit: 4.5 bits a value of the experts (NVFP4: 16 values share an FP8 scale; int4: 32 share one in bf16); the "
+    "other matrices as in fp8.",
     "Cache: bf16, one sequence; global layers keep every token, sliding layers the last window - 1.",
     "What a pass works with (activations, logits) comes on top.",
 )
@@ -211,11 +211,11 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
 
 def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int = 2) -> int:
     """MEMORY_RULES, as arithmetic. `value_bytes`: of what is not packed, 2 in bf16."""
-    from gesso.quantize.formats import is_low_bit
+    from gesso.quantize.formats import is_expert, is_low_bit
 
     if precision == "bf16" or not is_low_bit(name, tensor.shape):
         return value_bytes * tensor.numel()
-    if precision == "fp8":
+    if precision == "fp8" or not is_expert(name):
         return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
     return math.ceil(tensor.numel() * 4.5 / 8)
 

@@ -49,14 +49,13 @@ def make(
     import torch
 
     from gesso.model.init import begin_one
-    from gesso.quantize.formats import format_of, is_low_bit
+    from gesso.quantize.formats import format_of
 
     model = checkpoint.empty_model(config if quantize is None else config.quantized(quantize))
-    format = None if quantize is None else format_of(quantize)
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(model.named_parameters()):
         weight = torch.empty(parameter.shape, device=device, dtype=dtype)
         begin_one(name, weight, len(config.layers), generator)
-        low_bit = is_low_bit(name, parameter.shape)
-        checkpoint.assign(model, name, format.quantize(name, weight) if format and low_bit else weight)
+        format = None if quantize is None else format_of(name, weight.shape, quantize)
+        checkpoint.assign(model, name, format.quantize(name, weight) if format else weight)
     return model.eval()

@@ -211,6 +211,19 @@ def test_the_26b_shape_runs_in_the_memory_that_info_tells():
     assert peak < weights + engine.cache.nbytes + 3e9
 
 
+def test_at_four_bits_the_26b_writes_after_8192_tokens_in_18_gb():
+    """With all that the process has on the card."""
+    model = gesso.load("random:26b-a4b", device="cuda", dtype="bfloat16", quantize="int4", max_batch=1)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    prompt = torch.randint(3, 4096, (8192 - 512,), generator=torch.Generator().manual_seed(0)).tolist()
+    written = model.generate(prompt, max_new_tokens=512, steps=4, stopping="fixed", seed=1).usage.completion_tokens
+    free, total = torch.cuda.mem_get_info()
+    most = total - free - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved()
+    print(f"{written} tokens, at most {most / 1e9:.2f} GB, {torch.cuda.max_memory_allocated() / 1e9:.2f} GB of it in use")
+    assert written > 0 and most < 18e9
+
+
 @pytest.mark.parametrize("kept_in", [None, "fp8", "int4", "nvfp4"])
 def test_kernels_agree_with_plain_operations_at_the_real_width(real_width, monkeypatch, kept_in):
     _, directory = real_width
@@ -219,6 +232,6 @@ def test_kernels_agree_with_plain_operations_at_the_real_width(real_width, monke
     monkeypatch.setattr(fast, "kernels", lambda x: False)
     apart = errors(found, outputs(model))
     print(f"{kept_in}: median {apart.median():.1e}, 90 % below {apart.quantile(0.9):.1e}")
-    # In FP8 the kernels round the tokens too, which the plain version leaves as they are: an eighth, over three layers
-    # in which nothing was learnt. What is wrong is wrong by more than the whole.
-    assert apart.median() < (0.2 if kept_in == "fp8" else 0.02)
+    # For FP8 matrices the kernels round the tokens too, which the plain version leaves as they are: an eighth, over
+    # three layers in which nothing was learnt. What is wrong is wrong by more than the whole.
+    assert apart.median() < (0.02 if kept_in is None else 0.2)

@@ -169,10 +169,13 @@ def test_the_floor_is_the_larger_of_memory_and_compute_and_names_it(real):
 
 
 def test_without_the_format_in_hardware_weights_shrink_but_compute_is_that_of_bf16(real):
-    """Four bits on Hopper or Ada: the bytes of 4-bit, the operations of bf16."""
-    bf16, _, four = real(variants(fp4_tflops=None)).fits
+    """Four bits on Hopper or Ada: the bytes of 4-bit, and its experts the operations of bf16."""
+    bf16, fp8, four = real(variants(fp4_tflops=None)).fits
     assert not four.in_hardware
     assert four.floors[0].bytes < bf16.floors[0].bytes / 2
+    for wide, narrow, narrower in zip(bf16.floors, fp8.floors, four.floors, strict=True):
+        assert narrow.compute_seconds < narrower.compute_seconds < wide.compute_seconds
+    bf16, _, four = real(variants(fp8_tflops=None, fp4_tflops=None)).fits
     for wide, narrow in zip(bf16.floors, four.floors, strict=True):
         assert narrow.compute_seconds == wide.compute_seconds
     assert {name for name, card in CARDS.items() if card.has("4-bit")} == {
@@ -200,11 +203,11 @@ def test_a_model_that_does_not_fit_says_so_and_by_how_much(real):
     found = real(small)
     assert found.choice is None
     assert found.chosen() is None
-    missing = 15.28e9 + 1e9 + 0.587e9 - 8 * 2**30
+    missing = 16.01e9 + 1e9 + 0.587e9 - 8 * 2**30
     assert of(found, "4-bit").missing_bytes == pytest.approx(missing, abs=1e7)
     assert all(fit.largest_context == 0 and not fit.floors for fit in found.fits)
     text = " ".join(text_of(found).split())
-    assert "Does not fit" in text and "8.28 GB short" in text and "tokens/s at" not in text
+    assert "Does not fit" in text and "9.01 GB short" in text and "tokens/s at" not in text
 
 
 def test_the_choice_is_fp8_where_it_fits_and_pays(real, tiny):

@@ -114,11 +114,17 @@ def test_the_26b_weights_follow_the_stated_rule_in_every_precision(real):
         matrices += [] if layer % 6 == 5 else [(kv_heads * dim, hidden)]  # the value of a global layer is its key
         matrices += [(2112, hidden), (2112, hidden), (hidden, 2112), (128, 1408, hidden), (128, hidden, 704)]
         other += 2 * dim + 7 * hidden + hidden + 128 * hidden + 128  # norms, router
+    experts = [shape for shape in matrices if len(shape) == 3]
+    single = [shape for shape in matrices if len(shape) == 2]
     values = sum(map(prod, matrices))
+
+    def fp8(shapes):
+        return sum(map(prod, shapes)) + 4 * sum(prod(shape[:-1]) for shape in shapes)
+
     expected = {
         "bf16": 2 * (values + other),
-        "fp8": values + 4 * sum(prod(shape[:-1]) for shape in matrices) + 2 * other,
-        "4-bit": values * 9 // 16 + 2 * other,
+        "fp8": fp8(matrices) + 2 * other,
+        "4-bit": sum(map(prod, experts)) * 9 // 16 + fp8(single) + 2 * other,
     }
     assert {cell.precision: cell.weight_bytes for cell in real.memory} == expected
 

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 kernel = pytest.importorskip("gesso.ops.kernels.experts4")
-from gesso.ops.kernels import linear4  # noqa: E402
 from gesso.ops.kernels.experts import group  # noqa: E402
 from gesso.ops.kernels.four import Packed  # noqa: E402
 
@@ -55,38 +54,10 @@ def test_a_width_that_the_steps_do_not_fit_is_refused():
         kernel.up(torch.zeros(1, 96), group(torch.zeros(1, 1, dtype=torch.int64), 1, 32), 1, packed)
 
 
-@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_a_matrix_of_four_bits_multiplies_all_tokens(kind):
-    x_TI = torch.randn(37, 128, generator=torch.Generator().manual_seed(0)) * 0.3
-    (gate, wide_gate), (up, wide_up) = (make(kind, 1, 40, 128, seed) for seed in (1, 2))
-    torch.testing.assert_close(linear4.linear(x_TI, gate), F.linear(x_TI, wide_gate[0]), rtol=1e-4, atol=1e-4)
-    expected = F.gelu(F.linear(x_TI, wide_gate[0]), approximate="tanh") * F.linear(x_TI, wide_up[0])
-    torch.testing.assert_close(linear4.gated(x_TI, gate, up), expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(linear4.linear(x_TI[3:9], gate), linear4.linear(x_TI, gate)[3:9])
-    with pytest.raises(ValueError, match="96 values"):
-        linear4.linear(x_TI[:, :96], make(kind, 1, 40, 96, 1)[0])
-
-
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_several_matrices_of_four_bits_give_in_one_launch_what_each_gives_alone(kind, count):
-    x_TI = torch.randn(37, 128, generator=torch.Generator().manual_seed(0)) * 0.3
-    sizes = (72, 130, 40)[:count]  # each ends within a tile, and the next begins its own
-    found = [make(kind, 1, size, 128, seed) for seed, size in enumerate(sizes)]
-    if kind == "nvfp4":
-        found = [(Packed(m.packed_EOB, m.scale_EOG, m.over_E * 2**i), w / 2**i) for i, (m, w) in enumerate(found)]
-    ys = linear4.linears(x_TI, [matrix for matrix, _ in found])
-    for y_TO, (matrix, wide) in zip(ys, found, strict=True):
-        assert torch.equal(y_TO, linear4.linear(x_TI, matrix))
-        torch.testing.assert_close(y_TO, F.linear(x_TI, wide[0]), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("unit", [1, 4])
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit):
+def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind):
     """A one in each row and zeros picks the weights out; 512 rows of them have every value under every scale."""
-    assert (linear4.UNIT, kernel.UNIT) == (1, 4)
     matrix, _ = make(kind, 1, 512, 256, 3)
     scale = torch.arange(matrix.scale_EOG.numel(), dtype=torch.int16).view_as(matrix.scale_EOG)
     if kind == "int4":
@@ -99,5 +70,5 @@ def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind, unit):
     given = Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda())
     one = torch.eye(256, device="cuda", dtype=torch.bfloat16)
     groups = group(torch.zeros(256, 1, device="cuda", dtype=torch.int64), 1, kernel.TILINGS["back"].rows)
-    found = linear4.linear(one, given) if unit == 1 else kernel.back(kernel.turned(one), groups, given)
+    found = kernel.back(kernel.turned(one), groups, given)
     assert torch.equal(found.cpu().T, wide[0])

@@ -196,7 +196,7 @@ def test_vectors_empty_and_whole_numbers_are_refused():
             with pytest.raises(InputError):
                 format.pack(wrong)
     with pytest.raises(InputError, match="int3.*fp8, int4, nvfp4"):
-        format_of("int3")
+        format_of("decoder.norm.weight", (8,), "int3")
 
 
 def test_names_in_a_file_follow_the_parameter():
@@ -212,6 +212,13 @@ def test_router_norms_and_embeddings_are_not_low_bit():
     low = ["decoder.layers.0.self_attn.q_proj.weight", "self_conditioning.up_proj.weight"]
     assert all(is_low_bit(name, (8, 8)) for name in low)
     assert is_low_bit("model.decoder.layers.0.experts.gate_up_proj", (2, 8, 8))
+
+
+def test_at_four_bits_are_the_experts_and_the_other_matrices_are_fp8():
+    for name in FORMATS:
+        assert format_of("decoder.layers.0.experts.down_proj", (2, 8, 8), name) is FORMATS[name]
+        assert format_of("decoder.layers.0.mlp.down_proj.weight", (8, 8), name) is FORMATS["fp8"]
+        assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
 
 
 def test_moving_to_another_dtype_leaves_the_codes_alone():

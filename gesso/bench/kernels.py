@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gesso import ops
 from gesso.errors import InputError
-from gesso.ops.kernels import experts, experts4, linear, linear4, rows
+from gesso.ops.kernels import experts, experts4, linear, rows
 from gesso.ops.kernels.four import Packed
 from gesso.ops.kernels.linear import FP8, Tiling
 
@@ -214,12 +214,9 @@ def product(shape: Shape, precision: str, inputs: int, outputs: int, gated: bool
     def matrix(found: experts.Matrices) -> linear.Matrix:
         return linear.Matrix(found.weight_EOI[0], None if found.scale_EO is None else found.scale_EO[0])
 
-    four = [[each.packed[i] for each in copies] for i in range(COPIES)] if precision in GROUP else None
-    ready = [] if four else [[matrix(each.packed[i]) for each in copies] for i in range(COPIES)]
+    ready = [[matrix(each.packed[i]) for each in copies] for i in range(COPIES)]
 
     def call(i: int) -> Tensor:
-        if four:
-            return linear4.gated(x, *four[i]) if gated else linear4.linear(x, *four[i])
         if gated:
             return linear.gated(low, ready[i][0], ready[i][1], scale, torch.bfloat16)
         return linear.linear(low, ready[i][0], scale, torch.bfloat16)
@@ -333,16 +330,6 @@ def candidates() -> dict[str, Candidate]:
         table = experts4.TILINGS
         found[f"up {precision}"] = Candidate(up_, tilings((32,), (32, 64), (32, 64), (4, 8), (3, 4)), table, "up")
         found[f"down {precision}"] = Candidate(back_, tilings((32,), (64, 128), (32,), (4, 8), (3, 5)), table, "back")
-        for name, inputs, outputs in (("q", 2816, 4096), ("o", 4096, 2816), ("mlp down", 2112, 2816)):
-            found[f"{name} {precision}"] = Candidate(
-                partial(product, precision=precision, inputs=inputs, outputs=outputs),
-                tilings((64, 128), (64,), (32, 64) if inputs % 128 == 0 else (32,), (4,), (3, 5)),
-                linear4.TILINGS, "plain",
-            )  # fmt: skip
-        found[f"gated {precision}"] = Candidate(
-            partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
-            tilings((64, 128), (32,), (32, 64), (4,), (3, 4)), linear4.TILINGS, "gated",
-        )  # fmt: skip
     return found
 
 

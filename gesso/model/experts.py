@@ -45,6 +45,11 @@ class Experts(nn.Module):
     def takes_low(self) -> bool:
         return self.matrices[0].takes_low and ops.kernels_take(*self.matrices, self.k)
 
+    @property
+    def wait_for_memory(self) -> bool:
+        """Rather than for arithmetic, as those of four bits do, which have to be widened."""
+        return not isinstance(self.gate_up_proj, ops.Packed) or self.gate_up_proj.format == "fp8"
+
     def stay_on_device(self, dtype: torch.dtype) -> bool:
         return ops.stay_on_device(*self.matrices, self.k, dtype)
 

@@ -65,7 +65,7 @@ class Layer(nn.Module):
         )
         index_TK, weight_TK, scores_TE = self.router(for_router, lengths)
         # Not sooner: it would take the place of the router, which the experts wait for.
-        with ops.beside(for_dense) as beside:
+        with ops.beside(for_dense, worth=self.experts.wait_for_memory) as beside:
             dense_TH = self.mlp(for_dense, lengths)
         sparse_TH = self.experts(for_sparse, index_TK, weight_TK, lengths)
         beside.join()

@@ -37,17 +37,17 @@ def load(name: str) -> Any:
 class Beside:
     """Operations that a GPU runs at the same time as those that follow, until `join`. Elsewhere, just operations.
 
-    For work that leaves most of the GPU waiting beside work that keeps its memory busy.
+    For work that leaves most of the GPU waiting beside work that keeps its memory busy; `worth`: whether that does.
     """
 
-    def __init__(self, given: Rows) -> None:
+    def __init__(self, given: Rows, worth: bool = True) -> None:
         # Kept: were its memory free before `join`, the operations beside would be given it.
-        self.given = given
+        self.given, self.worth = given, worth
         self.streams: list[Any] = []
 
     def __enter__(self) -> Self:
         tensor = self.given.low_TI if isinstance(self.given, Rounded) else self.given
-        if tensor.is_cuda and kernels(tensor):
+        if self.worth and tensor.is_cuda and kernels(tensor):
             main = torch.cuda.current_stream()
             side = _side(main.device)
             side.wait_stream(main)

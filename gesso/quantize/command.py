@@ -22,7 +22,7 @@ from gesso.config import Config
 from gesso.errors import InputError
 from gesso.ops import Packed
 from gesso.printable import printable
-from gesso.quantize.formats import Format, format_of, is_low_bit, stored_name
+from gesso.quantize.formats import check_known, format_of, stored_name
 from gesso.vision import is_vision
 
 SHARD_BYTES = 10**9
@@ -42,17 +42,17 @@ class Report:
 
 
 def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> Report:
-    format = format_of(to)
+    check_known(to)
     directory = checkpoint.find(source)
     config = Config.from_directory(directory)
     if config.quantization is not None:
         raise InputError(f"{directory} is quantized to {config.quantization} already; give what it was made from")
     checkpoint.check(directory, config)
-    _check_sizes(format, config)
+    _check_sizes(to, config)
     errors: dict[str, float] = {}
     with checkpoint.whole(target) as partial:
         checkpoint.write_companions(partial, config.quantized(to).raw, directory)
-        _write(_packed(directory, format, errors), partial, shard_bytes)
+        _write(_packed(directory, to, errors), partial, shard_bytes)
     return Report(
         format=to,
         source=str(directory),
@@ -63,17 +63,18 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
     )
 
 
-def _check_sizes(format: Format, config: Config) -> None:
+def _check_sizes(to: str, config: Config) -> None:
     """What cannot be cut into blocks is found before anything is written."""
     for name, parameter in checkpoint.empty_model(config).named_parameters():
-        if is_low_bit(name, parameter.shape):
+        if format := format_of(name, parameter.shape, to):
             format.stored(checkpoint.checkpoint_name(name), parameter.shape)
 
 
-def _packed(directory: Path, format: Format, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
+def _packed(directory: Path, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
     """The tensors to write, under the names to write them; how far they are off is noted in `errors`."""
-    for name, tensor in checkpoint.tensors(directory, f"quantizing to {format.name}"):
-        if is_vision(name) or not is_low_bit(name, tensor.shape):
+    for name, tensor in checkpoint.tensors(directory, f"quantizing to {to}"):
+        format = None if is_vision(name) else format_of(name, tensor.shape, to)
+        if format is None:
             yield name, tensor
             continue
         packed = format.quantize(name, tensor)

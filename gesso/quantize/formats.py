@@ -1,4 +1,9 @@
-"""The formats by name, which tensors they are for, and what those are called in a file."""
+"""The formats by name, which tensors they are for, and what those are called in a file.
+
+A model is kept in `fp8`, or with its experts at four bits, `int4` or `nvfp4`. Those are nine tenths of all weights; at
+four bits, too, the other matrices are FP8. With the tokens of a canvas a product with one of them takes longer to
+compute than to read, and widening its weights would only add to that.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +51,9 @@ FORMATS = MappingProxyType(
 )
 
 
-def format_of(name: str) -> Format:
-    if name not in FORMATS:
-        raise InputError(f"unknown format {name!r} to quantize to; known are {', '.join(FORMATS)}")
-    return FORMATS[name]
+def check_known(quantization: str) -> None:
+    if quantization not in FORMATS:
+        raise InputError(f"unknown format {quantization!r} to quantize to; known are {', '.join(FORMATS)}")
 
 
 def stored_name(parameter: str, key: str) -> str:
@@ -65,14 +69,27 @@ def is_low_bit(name: str, shape: Sequence[int]) -> bool:
     return len(shape) > 1 and not {"self_attn", "mlp", "experts", "self_conditioning"}.isdisjoint(name.split("."))
 
 
+def is_expert(name: str) -> bool:
+    return "experts" in name.split(".")
+
+
+def format_of(name: str, shape: Sequence[int], quantization: str) -> Format | None:
+    """What a tensor of this name is kept in. None: it stays as it is."""
+    check_known(quantization)
+    if not is_low_bit(name, shape):
+        return None
+    return FORMATS[quantization if is_expert(name) else "fp8"]
+
+
 # --- tensors on their way into a model ----------------------------------------------------------------------------
 
 
 def gather(
-    format: Format, shapes: Mapping[str, Sequence[int]], stored: Iterable[tuple[str, Tensor]], device: torch.device
+    quantization: str, shapes: Mapping[str, Sequence[int]], stored: Iterable[tuple[str, Tensor]], device: torch.device
 ) -> Iterator[tuple[str, Tensor | Packed]]:
     """Packed matrices out of their tensors, which may come in any order; what is not packed passes as it is."""
-    layouts = {parameter: format.layout(shape) for parameter, shape in shapes.items() if is_low_bit(parameter, shape)}
+    formats = {name: found for name, shape in shapes.items() if (found := format_of(name, shape, quantization))}
+    layouts = {parameter: format.layout(shapes[parameter]) for parameter, format in formats.items()}
     parts = {stored_name(parameter, key): (parameter, key) for parameter, keys in layouts.items() for key in keys}
     arrived: dict[str, Tensors] = {parameter: {} for parameter in layouts}
     for name, tensor in stored:
@@ -83,13 +100,13 @@ def gather(
         _, dtype = layouts[parameter][key]
         arrived[parameter][key] = tensor.to(device=device, dtype=dtype, copy=True)
         if len(arrived[parameter]) == len(layouts[parameter]):
-            yield parameter, format.packed(shapes[parameter], arrived.pop(parameter))
+            yield parameter, formats[parameter].packed(shapes[parameter], arrived.pop(parameter))
 
 
 def pack_all(
-    format: Format, stored: Iterable[tuple[str, Tensor]], device: torch.device
+    quantization: str, stored: Iterable[tuple[str, Tensor]], device: torch.device
 ) -> Iterator[tuple[str, Tensor | Packed]]:
     """Every matrix packed as it comes, from the values as they are stored: the same numbers as `gesso quantize`."""
     for name, tensor in stored:
-        low_bit = is_low_bit(name, tensor.shape)
-        yield name, format.quantize(name, tensor.to(device)) if low_bit else tensor
+        format = format_of(name, tensor.shape, quantization)
+        yield name, format.quantize(name, tensor.to(device)) if format else tensor

@@ -17,9 +17,8 @@ from gesso.ops.kernels.experts import Groups, group
 from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, tile, turned_place
 from gesso.ops.kernels.linear import Tiling, precision
 
-# Depth is in bytes, each two values.
+# Depth is in bytes, each two values. They are read as words of four.
 TILINGS = {"up": Tiling(32, 64, 64, 4, 3), "back": Tiling(32, 128, 32, 4, 4)}
-UNIT = 4  # bytes
 
 
 def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Tensor:
@@ -45,11 +44,11 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
     check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
-        x_TH, _gate_up(gate_up, tiling), gate_up.scales(UNIT), gate_up.over_E, h_RI,
+        x_TH, _gate_up(gate_up, tiling), gate_up.scales, gate_up.over_E, h_RI,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, HIDDEN=hidden, WIDTH=width,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group, UNIT=UNIT,
-        TOGETHER=gate_up.scales_together(UNIT), PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group,
+        TOGETHER=gate_up.scales_together, PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return h_RI
@@ -63,12 +62,12 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     check_fits(matrices, tiling)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        h_RI, TensorDescriptor.from_tensor(matrices.units(UNIT), [1, tiling.columns, tiling.depth // UNIT]),
-        matrices.scales(UNIT), matrices.over_E, y_RH,
+        h_RI, TensorDescriptor.from_tensor(matrices.words, [1, tiling.columns, tiling.depth // 4]),
+        matrices.scales, matrices.over_E, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         WIDTH=width, HIDDEN=hidden,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group, UNIT=UNIT,
-        TOGETHER=matrices.scales_together(UNIT), PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group,
+        TOGETHER=matrices.scales_together, PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
@@ -76,11 +75,11 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
 
 def _gate_up(gate_up: Packed, tiling: Tiling) -> TensorDescriptor:
     """Both matrices of an expert in the order of `gate_and_other`: [E, I / 8, gate or up, 8, words]."""
-    units_EOW = gate_up.units(UNIT)
-    experts, both, words = units_EOW.shape
+    words_EOW = gate_up.words
+    experts, both, words = words_EOW.shape
     shape = [experts, both // 16, 2, 8, words]
     strides = [both * words, 8 * words, both // 2 * words, words, 1]
-    return TensorDescriptor(units_EOW, shape, strides, [1, tiling.columns // 8, 2, 8, tiling.depth // UNIT])
+    return TensorDescriptor(words_EOW, shape, strides, [1, tiling.columns // 8, 2, 8, tiling.depth // 4])
 
 
 # The sizes of a model are constants here: how rows are aligned follows from them, and without that the scales, a few
@@ -99,7 +98,7 @@ def _turn(x_ptr, y_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
 def _up(
     x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -120,9 +119,9 @@ def _up(
     both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         x = tl.load(x_at + 2 * start)
-        unit = packed.load([expert, tl.program_id(0) * (COLUMNS // 8), 0, 0, start // UNIT])
-        unit = unit.reshape((2 * COLUMNS, DEPTH // UNIT))
-        weight = tile(unit, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        word = packed.load([expert, tl.program_id(0) * (COLUMNS // 8), 0, 0, start // 4])
+        word = word.reshape((2 * COLUMNS, DEPTH // 4))
+        weight = tile(word, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, TOGETHER, FLOAT, PTX, kind)
         both = tl.dot(weight, x, both, input_precision=PRECISION)
     both *= over(over_ptr, expert)
     h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
@@ -135,7 +134,7 @@ def _up(
 def _down(
     h_ptr, packed, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -154,8 +153,8 @@ def _down(
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
         h = tl.load(h_at + 2 * start)
-        unit = packed.load([expert, tl.program_id(0) * COLUMNS, start // UNIT]).reshape((COLUMNS, DEPTH // UNIT))
-        weight = tile(unit, scale_at, start, COLUMNS, DEPTH, GROUP, UNIT, TOGETHER, FLOAT, PTX, kind)
+        word = packed.load([expert, tl.program_id(0) * COLUMNS, start // 4]).reshape((COLUMNS, DEPTH // 4))
+        weight = tile(word, scale_at, start, COLUMNS, DEPTH, GROUP, TOGETHER, FLOAT, PTX, kind)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     y *= over(over_ptr, expert)
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]

@@ -3,9 +3,8 @@
 The layouts are those of `gesso/quantize`: byte j of a row holds value 2j in its low half and 2j + 1 in its high half.
 A product takes its weights as the left operand, [COLUMNS, depth]: there the tensor cores read it from registers, and
 what was widened never goes through shared memory. In that operand a thread holds every fourth pair of values of a row.
-So it reads one byte at a time; or, with a `UNIT` of 4, a word of four bytes, eight values, where it should have had
-four bytes apart: then the columns of x have to be turned (`turned_place`). That costs fewer instructions a weight, and
-a pass over x.
+It reads a word of four bytes, eight values, where it should have had four bytes apart; so the columns of x have to be
+turned (`turned_place`). That costs a pass over x, and fewer instructions a weight than reading byte by byte.
 
 On a GPU, in bfloat16, the widening is written in PTX: two values at a time, less than two instructions a value, where
 the compiler makes eight. The plain expression beside it says what it computes.
@@ -34,19 +33,19 @@ class Packed:
         """Bytes that share a scale."""
         return self.packed_EOB.shape[-1] // self.scale_EOG.shape[-1]
 
-    def units(self, size: int) -> Tensor:
-        return self.packed_EOB if size == 1 else self.packed_EOB.view(torch.int32)
+    @property
+    def words(self) -> Tensor:
+        return self.packed_EOB.view(torch.int32)
 
-    def scales_together(self, size: int) -> int:
-        """How many are read at once. Four bytes a thread are the least that can be fetched ahead.
+    @property
+    def scales_together(self) -> int:
+        """How many are read at once: in int4, two. Of NVFP4, neighbouring threads want neighbouring scales, and a word
+        of them would have to be handed around."""
+        return 2 if self.over_E is None else 1
 
-        With units of four bytes, neighbouring threads want neighbouring scales of NVFP4, and a word would have to be
-        handed around; there a tile has to be large enough to give each thread four of them.
-        """
-        return 1 if size == 4 and self.over_E is not None else 4 // self.scale_EOG.element_size()
-
-    def scales(self, size: int) -> Tensor:
-        return self.scale_EOG.view(torch.uint8 if self.scales_together(size) == 1 else torch.int32)
+    @property
+    def scales(self) -> Tensor:
+        return self.scale_EOG.view(torch.int32 if self.over_E is None else torch.uint8)
 
 
 def check_fits(matrix: Packed, tiling: Tiling) -> None:
@@ -73,14 +72,9 @@ _INT4_SCALE = """
     mov.b32 p, 0x6C006E00;
     mul.rn.bf16x2 s, s, p;
 """
-_INT4_1 = """
-    mul.lo.u32 p, $W, 0x10001;
-    and.b32 p, p, 0x00F0000F;
-    fma.rn.bf16x2 p, p, s, c;
-"""
-# Of four bytes, the halves are taken apart first, two instructions for all. Place 8 is the sign of the first byte of
-# `a` all over a byte: zero.
-_INT4_4 = """
+# The halves of four bytes are taken apart first, two instructions for all. Place 8 is the sign of the first byte of `a`
+# all over a byte: zero.
+_INT4 = """
     prmt.b32 p, a, q, 0x8{high}8{low};
     fma.rn.bf16x2 p, p, s, c;
 """
@@ -95,17 +89,15 @@ _E2M1 = """
 """
 
 
-def _ptx(start: str, then: str, unit: int) -> str:
+def _ptx(start: str, then: str) -> str:
     pair = then + "mov.b32 {{${first}, ${second}}}, p;"
-    pairs = (pair.format(high=4 + i, low=i, first=2 * i, second=2 * i + 1) for i in range(unit))
+    pairs = (pair.format(high=4 + i, low=i, first=2 * i, second=2 * i + 1) for i in range(4))
     text = "{ .reg .b32 a, c, p, q, s;" + start + "".join(pairs) + "}"
-    return text.replace("$W", f"${2 * unit}").replace("$S", f"${2 * unit + 1}")
+    return text.replace("$W", "$8").replace("$S", "$9")
 
 
-INT4_1 = tl.constexpr(_ptx(_INT4_SCALE, _INT4_1, 1))
-INT4_4 = tl.constexpr(_ptx(_INT4_SCALE + "and.b32 a, $W, 0x0F0F0F0F; and.b32 q, $W, 0xF0F0F0F0;", _INT4_4, 4))
-E2M1_1 = tl.constexpr(_ptx("mov.b32 s, $S;", "mul.lo.u32 p, $W, 0x01001000;" + _E2M1, 1))
-E2M1_4 = tl.constexpr(_ptx("mov.b32 s, $S; shl.b32 a, $W, 4;", "prmt.b32 p, a, $W, 0x{high}0{low}0;" + _E2M1, 4))
+INT4 = tl.constexpr(_ptx(_INT4_SCALE + "and.b32 a, $W, 0x0F0F0F0F; and.b32 q, $W, 0xF0F0F0F0;", _INT4))
+E2M1 = tl.constexpr(_ptx("mov.b32 s, $S; shl.b32 a, $W, 4;", "prmt.b32 p, a, $W, 0x{high}0{low}0;" + _E2M1))
 # The bits of e4m3 at their places in a bfloat16 are that number less 120 powers of two: times 2^127 and 2^105, two
 # exact steps since no bfloat16 is that large, it is 112 powers of two more than it was.
 E4M3 = tl.constexpr("""{
@@ -119,18 +111,10 @@ E4M3 = tl.constexpr("""{
 
 
 @triton.jit
-def _pair_ptx(unit, scale, FLOAT: tl.constexpr):
+def _eight_ptx(word, scale, FLOAT: tl.constexpr):
     return tl.inline_asm_elementwise(
-        E2M1_1 if FLOAT else INT4_1, "=h,=h,r,r" if FLOAT else "=h,=h,r,h", [unit.to(tl.uint32), scale],
-        dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _eight_ptx(unit, scale, FLOAT: tl.constexpr):
-    return tl.inline_asm_elementwise(
-        E2M1_4 if FLOAT else INT4_4,
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,r" if FLOAT else "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [unit, scale],
+        E2M1 if FLOAT else INT4,
+        "=h,=h,=h,=h,=h,=h,=h,=h,r,r" if FLOAT else "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [word, scale],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
         is_pure=True, pack=1,
     )  # fmt: skip
@@ -140,9 +124,9 @@ def _eight_ptx(unit, scale, FLOAT: tl.constexpr):
 
 
 @triton.jit
-def _value(unit, scale, PLACE: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.constexpr):
-    """The value at this half byte of a unit: e2m1, or a whole number with 8 added; times its scale."""
-    half = (unit >> (4 * PLACE)) & 15
+def _value(word, scale, PLACE: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.constexpr):
+    """The value at this half byte of a word: e2m1, or a whole number with 8 added; times its scale."""
+    half = (word >> (4 * PLACE)) & 15
     if FLOAT:
         # The exponent and the mantissa bit, at their places in a float16, are that number less 14 powers of two,
         # the subnormal ones included; `over` puts them back.
@@ -162,9 +146,6 @@ def _scales(
     bits = tl.load(scale_at[:, None] + start // TOGETHER + tl.arange(0, GROUPS // TOGETHER)[None, :])
     if TOGETHER == 2:
         bits = tl.join(bits, bits >> 16).reshape((COLUMNS, GROUPS)).to(tl.uint16)
-    elif TOGETHER == 4:
-        even, odd = tl.join(bits, bits >> 16), tl.join(bits >> 8, bits >> 24)
-        bits = tl.join(even, odd).reshape((COLUMNS, GROUPS))
     if FLOAT:
         if PTX:
             byte = bits.to(tl.uint32) & 255
@@ -212,29 +193,22 @@ def gated_sum(both, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def tile(
-    unit, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
+    word, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
     TOGETHER: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of rows, from byte `start` on; their scales begin there."""
-    UNITS: tl.constexpr = DEPTH // UNIT
+    WORDS: tl.constexpr = DEPTH // 4
     GROUPS: tl.constexpr = DEPTH // GROUP
     scale = _scales(scale_at, start // GROUP, COLUMNS, GROUPS, TOGETHER, FLOAT, PTX)
-    scale = tl.broadcast_to(scale[:, :, None], (COLUMNS, GROUPS, UNITS // GROUPS)).reshape((COLUMNS, UNITS))
-    if UNIT == 1:
-        if PTX:
-            a, b = _pair_ptx(unit, scale, FLOAT)
-        else:
-            a, b = _value(unit, scale, 0, FLOAT, TYPE), _value(unit, scale, 1, FLOAT, TYPE)
-        return tl.join(a, b).reshape((COLUMNS, 2 * DEPTH))
+    scale = tl.broadcast_to(scale[:, :, None], (COLUMNS, GROUPS, WORDS // GROUPS)).reshape((COLUMNS, WORDS))
+    if PTX:
+        a, b, c, d, e, f, g, h = _eight_ptx(word, scale, FLOAT)
     else:
-        if PTX:
-            a, b, c, d, e, f, g, h = _eight_ptx(unit, scale, FLOAT)
-        else:
-            a, b = _value(unit, scale, 0, FLOAT, TYPE), _value(unit, scale, 1, FLOAT, TYPE)
-            c, d = _value(unit, scale, 2, FLOAT, TYPE), _value(unit, scale, 3, FLOAT, TYPE)
-            e, f = _value(unit, scale, 4, FLOAT, TYPE), _value(unit, scale, 5, FLOAT, TYPE)
-            g, h = _value(unit, scale, 6, FLOAT, TYPE), _value(unit, scale, 7, FLOAT, TYPE)
-        # [COLUMNS, words, half of a pair, pair // 2, pair % 2], and the pair goes before the last bits of the word.
-        even, odd = tl.join(tl.join(a, b), tl.join(e, f)), tl.join(tl.join(c, d), tl.join(g, h))
-        eight = tl.join(even, odd).reshape((COLUMNS, UNITS // 4, 4, 2, 2, 2))
-        return eight.permute((0, 1, 4, 5, 2, 3)).reshape((COLUMNS, 2 * DEPTH))
+        a, b = _value(word, scale, 0, FLOAT, TYPE), _value(word, scale, 1, FLOAT, TYPE)
+        c, d = _value(word, scale, 2, FLOAT, TYPE), _value(word, scale, 3, FLOAT, TYPE)
+        e, f = _value(word, scale, 4, FLOAT, TYPE), _value(word, scale, 5, FLOAT, TYPE)
+        g, h = _value(word, scale, 6, FLOAT, TYPE), _value(word, scale, 7, FLOAT, TYPE)
+    # [COLUMNS, words, half of a pair, pair // 2, pair % 2], and the pair goes before the last bits of the word.
+    even, odd = tl.join(tl.join(a, b), tl.join(e, f)), tl.join(tl.join(c, d), tl.join(g, h))
+    eight = tl.join(even, odd).reshape((COLUMNS, WORDS // 4, 4, 2, 2, 2))
+    return eight.permute((0, 1, 4, 5, 2, 3)).reshape((COLUMNS, 2 * DEPTH))
