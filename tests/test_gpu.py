@@ -220,7 +220,9 @@ def test_at_four_bits_the_26b_writes_after_8192_tokens_in_18_gb():
     written = model.generate(prompt, max_new_tokens=512, steps=4, stopping="fixed", seed=1).usage.completion_tokens
     free, total = torch.cuda.mem_get_info()
     most = total - free - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved()
-    print(f"{written} tokens, at most {most / 1e9:.2f} GB, {torch.cuda.max_memory_allocated() / 1e9:.2f} GB of it in use")
+    print(
+        f"{written} tokens, at most {most / 1e9:.2f} GB, {torch.cuda.max_memory_allocated() / 1e9:.2f} GB of it in use"
+    )
     assert written > 0 and most < 18e9
 
 
