@@ -299,9 +299,9 @@ def _quantization(given: Any) -> str | None:
             "config: quantization_config is not one that gesso reads; expected quant_method compressed-tensors and "
             "config groups with weights, as gesso quantize writes them"
         )
-    found = [_described(group) for group in groups.values()]
+    found = [_described(group, given.get("format")) for group in groups.values()]
     for name in QUANTIZATIONS:
-        if found == [_described(group) for group in quantization_config(name)["config_groups"].values()]:
+        if found == [_described(group, None) for group in quantization_config(name)["config_groups"].values()]:
             return name
     raise CheckpointError(
         f"config: quantization_config describes weights as {found}; gesso reads fp8 for all matrices, or int4 or "
@@ -309,14 +309,14 @@ def _quantization(given: Any) -> str | None:
     )
 
 
-def _described(group: Any) -> dict[str, Any]:
-    """What fixes the meaning of a group's numbers."""
+def _described(group: Any, stored: Any) -> dict[str, Any]:
+    """What fixes the meaning of a group's numbers. Where all are `stored` alike, that need not stand with each."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return {}
     fields = {field for _, fields in QUANTIZATIONS.values() for field in fields}
     fixed = {field: weights[field] for field in sorted(fields) if weights.get(field) is not None}
-    return {"format": group.get("format"), "symmetric": weights.get("symmetric", True), **fixed}
+    return {"format": group.get("format", stored), "symmetric": weights.get("symmetric", True), **fixed}
 
 
 def first(*values: Any) -> Any:

@@ -25,7 +25,7 @@ class Linear(nn.Module):
         return ops.linear(x_TI, self.matrix, lengths)
 
     def in_parts(self, x_TI: Tensor, lengths: Sequence[int]) -> Tensor | ops.Parts:
-        """For whoever adds the last few sums himself."""
+        """For whoever adds the last few sums."""
         return ops.linear_in_parts(x_TI, self.matrix, lengths)
 
     @property

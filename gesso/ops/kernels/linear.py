@@ -99,10 +99,8 @@ def linears(
 
 def in_parts(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """The product as PARTS sums [P, T, O] in float32, which are to be added in order; or, of many tokens, added."""
-    apart = len(x_TI) <= FEW
-    y = _out(x_TI, matrix, dtype)
-    if apart:
-        y = y.new_empty(PARTS, *y.shape, dtype=torch.float32)
+    apart, columns = len(x_TI) <= FEW, len(matrix.weight_OI)
+    y = x_TI.new_empty(PARTS, len(x_TI), columns, dtype=torch.float32) if apart else _out(x_TI, matrix, dtype)
     _launch(x_TI, [matrix], scale_T, [y], PARTS, apart)
     return y
 
