@@ -1,6 +1,8 @@
 """The server with the clients people have: nothing is mocked, the official client talks to a live process."""
 
 import json
+import subprocess
+import sys
 
 import httpx
 import openai
@@ -358,3 +360,9 @@ def test_one_who_speaks_plain_http_gets_the_same(server):
     """No client library at all: what curl would send."""
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 3, "diffusion": QUICK})
     assert answer.json()["object"] == "text_completion"
+
+
+def test_the_process_that_listens_needs_no_torch():
+    """It is there sooner, and smaller by as much; the engine has a process of its own."""
+    program = "import sys, gesso.serve.command; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

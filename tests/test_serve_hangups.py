@@ -15,7 +15,8 @@ import torch
 from gesso.bench import hangups
 from gesso.config import Config
 from gesso.diffusion.canvas import Canvas
-from gesso.engine.request import Request, Running
+from gesso.engine.request import Request
+from gesso.engine.running import Running
 from gesso.model.cache import KVCache
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job, Mailbox

@@ -15,7 +15,7 @@ from torch import Tensor
 from gesso.diffusion.canvas import FREE, Canvas, Process
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.samplers import Prediction
-from gesso.engine.request import Running
+from gesso.engine.running import Running
 from gesso.model.transformer import DiffusionGemma
 from gesso.ops import Reading
 from gesso.settings import Diffusion

@@ -7,8 +7,9 @@ from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result
 from gesso.engine.graphs import Graphs
-from gesso.engine.request import Request, Running
+from gesso.engine.request import Request
 from gesso.engine.runner import Outcome, Runner
+from gesso.engine.running import Running
 from gesso.engine.scheduler import Row, Scheduler, Work
 from gesso.engine.standing import showable, would_be_empty
 from gesso.errors import InputError

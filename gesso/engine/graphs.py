@@ -20,7 +20,7 @@ from torch import Tensor
 from gesso import ops
 from gesso.diffusion.canvas import Canvas
 from gesso.engine.canvases import Canvases
-from gesso.engine.request import Running
+from gesso.engine.running import Running
 from gesso.engine.scheduler import Kind, Work
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma, Piece, Plan

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gesso.diffusion.canvas import FREE, Canvas
-from gesso.engine.request import Running
+from gesso.engine.running import Running
 from gesso.guide.guide import Guide
 from gesso.guide.search import TOP, Scores, likeliest
 from gesso.ops import Reading

@@ -1,19 +1,18 @@
-"""A request, and what it becomes while it is worked on."""
+"""A request, and what is wrong with it. Without torch: the server checks requests that another process runs."""
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from gesso.config import Config
-from gesso.diffusion.canvas import Canvas, Process
-from gesso.diffusion.samplers import sampler_of
-from gesso.engine.events import Draft, Usage
 from gesso.errors import InputError
-from gesso.guide.automaton import START
 from gesso.guide.guide import Guide
 from gesso.guide.reach import Reach
 from gesso.settings import Diffusion
+
+if TYPE_CHECKING:
+    from gesso.engine.events import Draft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class Request:
     # Have commits say how likely their tokens were, and so many others beside each. None: not wanted.
     top_logprobs: int | None = None
     draft_logprobs: int | None = None  # the same of drafts, of all positions of a canvas after every step
-    resume: Draft | None = None  # go on from a draft of an earlier run of the same request
+    resume: "Draft | None" = None  # go on from a draft of an earlier run of the same request
 
     def check(self, config: Config, max_length: int) -> None:
         """Raise InputError for what cannot be run."""
@@ -95,7 +94,7 @@ class Request:
         assert self.guide is not None, "only where there is a constraint"
         return Reach(self.guide, self.pins, self.max_new_tokens)
 
-    def _check_resume(self, draft: Draft, config: Config) -> None:
+    def _check_resume(self, draft: "Draft", config: Config) -> None:
         """A draft goes on only in the request it came from; seed and the settings of the steps to come may differ."""
         canvas, done = draft.canvas, len(draft.before)
         if canvas.reason is not None:
@@ -121,40 +120,3 @@ class Request:
     def length_after(self, done: int, config: Config) -> int:
         """How long the canvas after `done` new tokens is: no longer than what is still wanted."""
         return min(self.canvas_length(config), self.max_new_tokens - done)
-
-
-@dataclass(eq=False)
-class Running:
-    """The state of a request in the engine: text still to be encoded, then a canvas on top of it."""
-
-    id: int
-    request: Request
-    process: Process
-    canvas: Canvas
-    tokens: list[int] = field(default_factory=list)  # finished canvases
-    state: int = START  # of the constraint, after them
-    row: int = -1
-    pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
-    shown: str = ""  # their text, as far as it was handed out
-    usage: Usage = field(default_factory=Usage)
-
-    @property
-    def asks_for_logits(self) -> bool:
-        # A sampler may be a plain function, which has no attributes of its own.
-        return getattr(sampler_of(self.request.diffusion), "needs_logits", False)
-
-    @property
-    def needs_logits(self) -> bool:
-        """Whether a step will: a constraint that had to put the last one right will most likely have to do so again."""
-        history = self.canvas.history
-        return self.asks_for_logits or (bool(history) and history[-1].corrected)
-
-    def pieces(self, start: int, piece: int, canvas_length: int) -> deque[tuple[int, ...]]:
-        """The text from token `start` on, cut where it is always cut: the prompt every `piece` tokens, then canvases.
-
-        The length of a run of tokens decides the order in which its sums are added up. Cuts that depended on the load
-        or on what the cache happens to hold would let the last bits, and with them the text, depend on them too.
-        """
-        prompt, answer = self.request.prompt, tuple(self.tokens)
-        cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
-        return deque(cuts + [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)])

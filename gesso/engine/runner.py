@@ -13,7 +13,7 @@ from gesso.diffusion.samplers import Prediction
 from gesso.engine.events import Likely
 from gesso.engine.graphs import Graphs, read_of
 from gesso.engine.guided import guided, is_left_alone, keeps
-from gesso.engine.request import Running
+from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma, Piece

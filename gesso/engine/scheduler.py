@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gesso.engine.request import Running
+from gesso.engine.running import Running
 from gesso.model.cache import KVCache
 
 Kind = Literal["text", "canvas", "next"]  # "next": text that ends with the token whose successor is asked for

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gesso.engine.events import Draft
 from gesso.serve.protocol import Drafted
 from gesso.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from gesso.engine.events import Draft
 
-def drafted(draft: Draft, id: int, run: int = 0) -> Drafted:
+
+def drafted(draft: "Draft", id: int, run: int = 0) -> Drafted:
     canvas = draft.canvas
     return Drafted(
         id=id,
