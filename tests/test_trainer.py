@@ -126,8 +126,7 @@ def stop_after(recipe, step):
 
 
 def test_killed_at_any_moment_a_run_goes_on_as_if_nothing_had_happened(tmp_path, rows, small):
-    whole = write_recipe(tmp_path, rows, small, out="whole", steps=24)
-    subprocess.run([sys.executable, "-c", RUN, str(whole)], check=True)  # a process of its own, as the killed ones are
+    train(load(write_recipe(tmp_path, rows, small, out="whole", steps=24)), report=lambda _: None)
     recipe = write_recipe(tmp_path, rows, small, out="killed", steps=24)
     command = [sys.executable, "-c", RUN, str(recipe)]
     kills = 0
