@@ -116,13 +116,12 @@ def screen(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["--version"]])
-def test_help_is_quick_and_needs_no_torch(arguments: list[str]) -> None:
+def test_help_needs_none_of_what_takes_long_to_import(arguments: list[str]) -> None:
     script = (
-        "import runpy, sys, time\n"
+        "import runpy, sys\n"
         "try:\n    runpy.run_module('gesso', run_name='__main__', alter_sys=True)\n"
         "except SystemExit as end:\n    assert not end.code\n"
-        "assert 'torch' not in sys.modules\n"
-        "assert time.process_time() < 1"
+        "assert not {'torch', 'tokenizers', 'jinja2', 'fastapi', 'huggingface_hub'} & sys.modules.keys()"
     )
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, timeout=60, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -61,12 +61,21 @@ def rows(tmp_path):
 
 @pytest.fixture
 def small(tmp_path):
-    """Canvases of 16, so that a step is quick."""
-    make(tmp_path / "small")
-    raw = json.loads((tmp_path / "small" / "config.json").read_text())
+    """Two layers and canvases of 16, so that a step is quick."""
+    two = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    return with_short_canvases(make(tmp_path / "small", **two))
+
+
+@pytest.fixture
+def deeper(tmp_path):
+    return with_short_canvases(make(tmp_path / "deeper"))
+
+
+def with_short_canvases(directory):
+    raw = json.loads((directory / "config.json").read_text())
     raw["canvas_length"] = 16
-    (tmp_path / "small" / "config.json").write_text(json.dumps(raw))
-    return tmp_path / "small"
+    (directory / "config.json").write_text(json.dumps(raw))
+    return directory
 
 
 def write_recipe(tmp_path, rows, small, out="out", steps=12, extra=""):
@@ -85,8 +94,8 @@ def losses(out):
     return [(line["step"], line["loss"], line["gradient"]) for line in metrics(out)]
 
 
-def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, rows, small):
-    recipe = load(write_recipe(tmp_path, rows, small, steps=250))
+def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, rows, deeper):
+    recipe = load(write_recipe(tmp_path, rows, deeper, steps=250))
     run, optimizer = replace(recipe.run, batch_size=8, save_every=250), replace(recipe.optimizer, lr=4e-3)
     recipe = replace(recipe, run=run, optimizer=optimizer)
     train(recipe, report=lambda _: None)
@@ -263,8 +272,8 @@ def test_canvases_take_the_lengths_asked_for_in_turn(tmp_path, rows, small, monk
     assert gesso.load(tmp_path / "out" / "model").config.canvas_length == 16, "several: the model's own"
 
 
-def test_training_from_scratch_begins_with_everything_of_one_size(small):
-    config = Config.from_directory(small)
+def test_training_from_scratch_begins_with_everything_of_one_size(deeper):
+    config = Config.from_directory(deeper)
     model = DiffusionGemma(config)
     begin(model, seed=0)
     sizes = []

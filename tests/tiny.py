@@ -5,6 +5,7 @@ Its tokenizer spells text in bytes and knows the chat format's special tokens.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -59,8 +60,9 @@ CONFIG = {
 }
 
 
-def make(target: Path, seed: int = 0) -> Path:
-    model = DiffusionGemma(Config.from_dict(CONFIG))
+def make(target: Path, seed: int = 0, **changes: Any) -> Path:
+    """`changes` are to the text_config."""
+    model = DiffusionGemma(Config.from_dict({**CONFIG, "text_config": CONFIG["text_config"] | changes}))
     # Larger than the usual 0.02: a model without knowledge should have opinions, or no canvas would ever settle.
     randomise(model, seed, std=0.2)
     with torch.no_grad():
