@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 2
+# What is imported is compiled once and kept, where the environment forbids that, too: else every process does it anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Texts of several lines reach a command through the environment: a line of a recipe ends at a line break.
 define BEGINNING
