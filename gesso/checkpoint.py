@@ -209,10 +209,10 @@ def load(
 
     if quantize is not None:
         check_known(quantize)
-    if quantize is not None and quantize != (config.quantization or quantize):
-        raise InputError(
-            f"{directory} is quantized to {config.quantization} already; give the checkpoint it was made from"
-        )
+        if config.quantization not in (None, quantize):
+            raise InputError(
+                f"{directory} is quantized to {config.quantization} already; give the checkpoint it was made from"
+            )
     check(directory, config)
     model = empty_model(config if quantize is None else config.quantized(quantize))
     ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}

@@ -85,3 +85,23 @@ def test_how_fast_a_model_writes_is_measured_and_drawn(main, tiny_directory, tmp
 def test_batches_that_are_no_numbers_are_refused(main):
     with pytest.raises(InputError, match="such as 1,4"):
         writing.bench(None, device="cpu", dtype=None, quantize=None, batches="1;2", prompt=None, new=None, peer=None)
+
+
+def test_the_tiling_that_is_tried_is_the_one_that_runs():
+    kernels = pytest.importorskip("gesso.bench.kernels")
+    experts, linear = kernels.experts, kernels.linear
+    tried = 0
+    for name, candidate in kernels.candidates().items():
+        for tiling in candidate.tilings:
+            with kernels._tiled(candidate, tiling):
+                table, key = candidate.table, candidate.key
+                if table in (experts.UP, experts.DOWN):
+                    matrices = experts.Matrices(torch.empty(1, 1, 1, dtype=key))
+                    found = [experts.cut(table, matrices, tokens) for tokens in (1, 256, 2048)]
+                elif table in (linear.PLAIN, linear.GATED):
+                    found = [linear.cut(table, tokens, [2816], key)[0] for tokens in (1, 256, 2048)]
+                else:
+                    found = [table[key]]
+                assert set(found) == {tiling}, name
+                tried += 1
+    assert tried > 100

@@ -287,9 +287,9 @@ def _always(tiling: Tiling) -> Any:
     return ((linear.MANY, tiling),)
 
 
-def _both(tiling: Tiling) -> Any:
-    """As the large and as the small one."""
-    return tiling, tiling
+def _from_none(tiling: Tiling) -> Any:
+    """From no programs on."""
+    return ((0, tiling),)
 
 
 def candidates() -> dict[str, Candidate]:
@@ -319,11 +319,11 @@ def candidates() -> dict[str, Candidate]:
             steps = (64, 128) if inputs % 128 == 0 else (64,)
             found[f"{name} {precision}"] = Candidate(
                 partial(product, precision=precision, inputs=inputs, outputs=outputs),
-                tilings((64, 128), (32, 64, 128), steps, (4, 8), (3, 4)), linear.PLAIN, key, _both,
+                tilings((64, 128), (32, 64, 128), steps, (4, 8), (3, 4)), linear.PLAIN, key, _from_none,
             )  # fmt: skip
         found[f"gated {precision}"] = Candidate(
             partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
-            tilings((64, 128), (32, 64), (64, 128), (4, 8), (3,)), linear.GATED, key, _both,
+            tilings((64, 128), (32, 64), (64, 128), (4, 8), (3,)), linear.GATED, key, _from_none,
         )  # fmt: skip
     for precision in ("int4", "nvfp4"):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
