@@ -175,13 +175,13 @@ def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
 
 
 def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
-    from gesso.quantize.formats import is_low_bit
+    from gesso.quantize.formats import is_expert, is_low_bit
 
     dense = experts = active = matrices = plain = 0
     for name, p in model.named_parameters():
         if name.startswith("encoder."):
             continue  # an untied encoder has its own weights, and a step of the canvas does not read them
-        if ".experts." in name:
+        if is_expert(name):
             experts += weight_bytes(name, p, precision)
             active += p.numel() // config.num_experts * config.top_k_experts
             continue
