@@ -4,6 +4,7 @@ They are made on their device, matrix by matrix, and packed there when asked: no
 is noise, in the pieces of the model in the box, whose tokenizer they borrow.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from gesso.model.transformer import DiffusionGemma
+    from gesso.ops import Weight
 
 PREFIX = "random:"
 
@@ -49,13 +51,18 @@ def make(
     import torch
 
     from gesso.model.init import begin_one
-    from gesso.quantize.formats import format_of
+    from gesso.quantize.formats import clear, format_of
 
     model = checkpoint.empty_model(config if quantize is None else config.quantized(quantize))
     generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in list(model.named_parameters()):
-        weight = torch.empty(parameter.shape, device=device, dtype=dtype)
+
+    def drawn(name: str, shape: Sequence[int]) -> "Weight":
+        weight = torch.empty(shape, device=device, dtype=dtype)
         begin_one(name, weight, len(config.layers), generator)
-        format = None if quantize is None else format_of(name, weight.shape, quantize)
-        checkpoint.assign(model, name, format.quantize(name, weight) if format else weight)
+        format = None if quantize is None else format_of(name, shape, quantize)
+        return format.quantize(name, weight) if format else weight
+
+    for name, parameter in list(model.named_parameters()):
+        checkpoint.assign(model, name, drawn(name, parameter.shape))
+        clear(device, parameter.shape)
     return model.eval()

@@ -29,16 +29,19 @@ def make(kind: str, experts: int, outputs: int, inputs: int, seed: int):
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
 def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
-    tokens, hidden, experts, k, width = 37, 256, 3, 2, 64
-    g = torch.Generator().manual_seed(0)
-    x_TH = torch.randn(tokens, hidden, generator=g)
-    index_TK = torch.rand(tokens, experts, generator=g).topk(k).indices
+    """With experts of 40, 25, 10 and 5 rows: more than a tile, most of one, and few."""
+    tokens, hidden, experts, k, width = 40, 256, 4, 2, 64
+    x_TH = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(0))
+    index_TK = torch.tensor([[2, 0]] * 10 + [[1, 2]] * 25 + [[2, 3]] * 5)
     gate_up, wide_up = make(kind, experts, 2 * width, hidden, 1)
     down, wide_down = make(kind, experts, hidden, width, 2)
-    groups = group(index_TK, experts, kernel.TILINGS["up"].rows)
-    h_RI = kernel.up(kernel.turned(x_TH), groups, k, gate_up)
+    first, second = (kernel.TILINGS[each, kind] for each in ("up", "back"))
+    groups = group(index_TK, experts, first.rows)
+    h_RI = kernel.up(kernel.turned(x_TH, first), groups, k, gate_up, second)
     y_RH = kernel.back(h_RI, groups, down)
-    h_RI = kernel.turned(h_RI)  # twice is not at all
+    place_I = kernel.turned(torch.arange(width).float()[None], second)[0].long()
+    h_RI = h_RI[:, place_I.argsort()]
+    torch.testing.assert_close(kernel.answers(x_TH, index_TK, gate_up, down), y_RH)
     pairs = [(t, e) for t, row in enumerate(index_TK.tolist()) for e in row]
     for pair, (token, expert) in enumerate(pairs):
         gate, up = (wide_up[expert] @ x_TH[token]).chunk(2)
@@ -51,7 +54,13 @@ def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
 def test_a_width_that_the_steps_do_not_fit_is_refused():
     packed, _ = make("int4", 1, 8, 96, 0)
     with pytest.raises(ValueError, match="96 values"):
-        kernel.up(torch.zeros(1, 96), group(torch.zeros(1, 1, dtype=torch.int64), 1, 32), 1, packed)
+        kernel.up(
+            torch.zeros(1, 96),
+            group(torch.zeros(1, 1, dtype=torch.int64), 1, 32),
+            1,
+            packed,
+            kernel.TILINGS["back", "int4"],
+        )
 
 
 @pytest.mark.gpu
@@ -69,6 +78,6 @@ def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind):
     wide = (number * scale.float().repeat_interleave(256 // scale.shape[-1], -1)).bfloat16()
     given = Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda())
     one = torch.eye(256, device="cuda", dtype=torch.bfloat16)
-    groups = group(torch.zeros(256, 1, device="cuda", dtype=torch.int64), 1, kernel.TILINGS["back"].rows)
-    found = kernel.back(kernel.turned(one), groups, given)
+    groups = group(torch.zeros(256, 1, device="cuda", dtype=torch.int64), 1, kernel.TILINGS["back", kind].rows)
+    found = kernel.back(kernel.turned(one, kernel.TILINGS["back", kind]), groups, given)
     assert torch.equal(found.cpu().T, wide[0])

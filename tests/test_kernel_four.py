@@ -22,15 +22,6 @@ def words(pair: Tensor) -> Tensor:
     return low | high << 16
 
 
-def permute(a: Tensor, b: Tensor, choice: int) -> Tensor:
-    found = torch.zeros_like(a)
-    for i in range(4):
-        pick = choice >> 4 * i & 15
-        byte = (b if pick & 4 else a) >> 8 * (pick & 3) & 255
-        found |= ((byte >> 7) * 255 if pick & 8 else byte) << 8 * i  # the sign of the byte, if 8 is added
-    return found
-
-
 def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
     """What the instructions leave in $0, $1, …. Words are in int64, which has room for their highest bit."""
     cells = {f"${outputs + i}": value for i, value in enumerate(inputs)}
@@ -59,8 +50,6 @@ def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
                     found = a << b & WORD
                 case "shr", [b]:
                     found = a >> b
-                case "prmt", [b, choice]:
-                    found = permute(a, b, int(choice))
                 case "lop3", [b, c, table]:
                     assert int(table) == 0xEA
                     found = a & b | c
@@ -76,14 +65,13 @@ def test_the_ptx_makes_what_the_bits_stand_for(kind):
     nibble_N8 = torch.stack((byte_N4 & 15, byte_N4 >> 4), -1).flatten(1)
     if kind == "int4":
         scale_N = torch.randn(len(word_N), generator=g).bfloat16()
-        given_N, text = scale_N.view(torch.uint16).to(torch.int64), four.INT4.value
+        given, text = run(four.INT4_SCALES.value, 3, scale_N.view(torch.uint16).to(torch.int64)), four.INT4.value
         expected = (nibble_N8 - 8) * scale_N.float()[:, None] / 2**40
     else:
         code_N = torch.arange(len(word_N)) % 127  # all scales there are; 127 is no number
-        (given_N,) = run(four.E4M3.value, 1, code_N)
-        text = four.E2M1.value
+        given, text = run(four.E4M3.value, 1, code_N), four.E2M1.value
         scale_N = code_N.to(torch.uint8).view(torch.float8_e4m3fn).float()
         sign = torch.where(nibble_N8 > 7, -1.0, 1.0)
         expected = E2M1[nibble_N8 & 7] * sign * scale_N[:, None] / 16384
-    found = torch.stack(run(text, 8, word_N, given_N), -1).to(torch.uint16).view(torch.bfloat16)
+    found = torch.stack(run(text, 8, word_N, *given), -1).to(torch.uint16).view(torch.bfloat16)
     assert torch.equal(found, expected.bfloat16())

@@ -130,7 +130,7 @@ def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[
 
     def now() -> experts.Groups:
         if precision in GROUP:
-            return ready[experts4.TILINGS[key].rows]
+            return ready[experts4.TILINGS[key, precision].rows]
         table = experts.UP if key == "up" else experts.DOWN
         limits = table[FP8 if precision == "fp8" else torch.bfloat16]
         return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
@@ -147,7 +147,8 @@ def up(shape: Shape, precision: str) -> Case:
 
     def call(i: int) -> Any:
         if four:
-            return experts4.up(experts4.turned(x), groups(), shape.k, copies.packed[i])
+            tiling, then = (experts4.TILINGS[each, precision] for each in ("up", "back"))
+            return experts4.up(experts4.turned(x, tiling), groups(), shape.k, copies.packed[i], then)
         return experts.up(low, scale, groups(), shape.k, copies.packed[i])
 
     def plain() -> Tensor:
@@ -159,7 +160,7 @@ def up(shape: Shape, precision: str) -> Case:
         return _rounded(h, BLOCK) if precision == "fp8" else h
 
     def wide(found: Any) -> Tensor:
-        h, scale = (experts4.turned(found), None) if four else found
+        h, scale = (_straight(found, experts4.TILINGS["back", precision]), None) if four else found
         return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
 
     flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
@@ -172,7 +173,7 @@ def back(shape: Shape, precision: str) -> Case:
     low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
     copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
     groups, four = _groups(index, shape, precision, "back"), precision in GROUP
-    turned = experts4.turned(h)
+    turned = experts4.turned(h, experts4.TILINGS["back", precision]) if four else h
 
     def call(i: int) -> Tensor:
         if four:
@@ -188,6 +189,12 @@ def back(shape: Shape, precision: str) -> Case:
 
     flops = 2 * len(h) * shape.hidden * shape.expert_width
     return Case(call=call, plain=plain, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
+
+
+def _straight(turned: Tensor, tiling: Tiling) -> Tensor:
+    """Rows whose columns are turned for a product that is cut so, as they were."""
+    place = experts4.turned(torch.arange(turned.shape[1], device=turned.device).float()[None], tiling)
+    return turned[:, place[0].long().argsort()]
 
 
 def _blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -328,8 +335,12 @@ def candidates() -> dict[str, Candidate]:
     for precision in ("int4", "nvfp4"):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
         table = experts4.TILINGS
-        found[f"up {precision}"] = Candidate(up_, tilings((32,), (32, 64), (32, 64), (4, 8), (3, 4)), table, "up")
-        found[f"down {precision}"] = Candidate(back_, tilings((32,), (64, 128), (32,), (4, 8), (3, 5)), table, "back")
+        found[f"up {precision}"] = Candidate(
+            up_, tilings((32,), (32, 64), (32, 64), (4, 8), (3, 4)), table, ("up", precision)
+        )
+        found[f"down {precision}"] = Candidate(
+            back_, tilings((32,), (64, 128), (32,), (4, 8), (3, 4)), table, ("back", precision)
+        )
     return found
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from gesso import api, checkpoint, untrained
 from gesso.bench import peer as peers
+from gesso.bench.device import wait
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
 from gesso.errors import InputError
@@ -41,7 +42,7 @@ def bench(
         lambda: api.load(
             name, device=where, dtype=dtype, quantize=quantize, adapter=None, max_batch=max(sizes), max_length=None
         ),
-        batches=(sizes := _sizes(batches) or usual[0]),
+        batches=(sizes := sizes_in(batches) or usual[0]),
         prompt=prompt or usual[1],
         new=new or usual[2],
         prefills=usual[3],
@@ -58,7 +59,7 @@ def bench(
     return found
 
 
-def _sizes(text: str | None) -> tuple[int, ...]:
+def sizes_in(text: str | None) -> tuple[int, ...]:
     parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"--batches takes numbers above 0 with commas between them, such as 1,4; got {text!r}")
@@ -113,12 +114,12 @@ def measure(
     began = time.perf_counter()
     g = load()
     device = g.model.device
-    _wait(device)
+    wait(device)
     loaded = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     _write(g, 1, prompt, 2 * g.config.canvas_length)
-    _wait(device)
+    wait(device)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -149,7 +150,7 @@ def _batch(g: Any, size: int, prompt: int, new: int) -> dict[str, Any]:
     A step is timed by itself, with the host waiting for each; the tokens of a second, as they are written for a user.
     """
     _write(g, size, prompt, new)
-    steps, _ = _write(g, size, prompt, new, wait=True)
+    steps, _ = _write(g, size, prompt, new, waiting=True)
     passes, seconds = _write(g, size, prompt, new)
     return {
         "batch": size,
@@ -160,7 +161,7 @@ def _batch(g: Any, size: int, prompt: int, new: int) -> dict[str, Any]:
     }
 
 
-def _requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[Request]:
+def requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[Request]:
     """Each with a prompt of its own, that the cache does not hold, and with no end of text."""
     generator = torch.Generator().manual_seed(int.from_bytes(time.time_ns().to_bytes(8, "big")[-4:], "big"))
     texts = torch.randint(3, g.config.vocab_size, (size, prompt), generator=generator).tolist()
@@ -168,17 +169,17 @@ def _requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[
     return [replace(request, eos=frozenset(), never_first=frozenset()) for request in made]
 
 
-def _write(g: Any, size: int, prompt: int, new: int, wait: bool = False) -> tuple[list[float], float]:
+def _write(g: Any, size: int, prompt: int, new: int, waiting: bool = False) -> tuple[list[float], float]:
     """Seconds of each pass in which a canvas took a step, and of all. The host may be ahead of the device, unless it
-    is to `wait` for every pass; at the end of a canvas it waits in any case."""
-    for request in _requests(g, size, prompt, new, steps=STEPS, stopping="fixed"):
+    is `waiting` for every pass; at the end of a canvas it waits in any case."""
+    for request in requests(g, size, prompt, new, steps=STEPS, stopping="fixed"):
         g.engine.submit(request)
     steps, began = [], time.perf_counter()
     before = began
     while g.engine.busy:
         events = g.engine.step()
-        if wait:
-            _wait(g.model.device)
+        if waiting:
+            wait(g.model.device)
         now = time.perf_counter()
         if any(isinstance(event, Draft) for event in events):
             steps.append(now - before)
@@ -190,12 +191,12 @@ def _prefill(g: Any, length: int) -> dict[str, Any]:
     """Prompt tokens read a second, in the pieces the engine reads them in; the third time, as in `_batch`."""
     times = []
     for _ in range(3):
-        (request,) = _requests(g, 1, length, 1, steps=1, stopping="fixed")
+        (request,) = requests(g, 1, length, 1, steps=1, stopping="fixed")
         g.engine.submit(request)
         began = time.perf_counter()
         while g.engine.busy:
             g.engine.step()
-        _wait(g.model.device)
+        wait(g.model.device)
         times.append(time.perf_counter() - began)
     return {"tokens": length, "tokens_per_second": length / times[-1]}
 
@@ -203,7 +204,7 @@ def _prefill(g: Any, length: int) -> dict[str, Any]:
 def _one_by_one(g: Any, prompt: int, tokens: int) -> float:
     rates = []
     for _ in range(2):
-        (request,) = _requests(g, 1, prompt, tokens, sampler="autoregressive")
+        (request,) = requests(g, 1, prompt, tokens, sampler="autoregressive")
         g.engine.submit(request)
         times = []
         while g.engine.busy:
@@ -228,18 +229,13 @@ def read_speed(device: torch.device) -> float:
     numbers = torch.ones(2**29 if device.type == "cuda" else 2**26, device=device)
     times = []
     for _ in range(5):
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         numbers.sum()
-        _wait(device)
+        wait(device)
         times.append(time.perf_counter() - began)
     return numbers.nbytes / min(times)
 
 
 def _tensors(model: DiffusionGemma) -> list[torch.Tensor]:
     return list({t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}.values())
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

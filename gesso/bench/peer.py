@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gesso.bench.device import wait
 from gesso.config import Config
 from gesso.errors import InputError
 
@@ -35,7 +36,7 @@ def measure(
         model.model.encoder(input_ids=ids, past_key_values=cache)
         logits = model(decoder_input_ids=canvas, past_key_values=cache).logits
         for _ in range(7):
-            _wait(device)
+            wait(device)
             began = time.perf_counter()
             logits = model(decoder_input_ids=canvas, past_key_values=cache, self_conditioning_logits=logits).logits
             logits = logits.float() / 0.7
@@ -66,8 +67,3 @@ def _load(transformers: Any, config: Config, directory: Path | None, device: tor
     if device.type == "cuda":
         model.set_experts_implementation("grouped_mm")
     return model.eval()
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gesso import untrained
+from gesso.bench.device import wait
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.model.init import begin
@@ -62,7 +63,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
         objective.compile_parts()
     times, losses = [], []
     for step in range(steps + 2):
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             loss = objective(batch, noise).total_B.mean()
@@ -70,7 +71,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
-        _wait(device)
+        wait(device)
         if step >= 2:
             times.append(time.perf_counter() - began)
     seconds = sorted(times)[len(times) // 2]
@@ -127,8 +128,3 @@ def _active(model: DiffusionGemma) -> int:
     experts = sum(p.numel() for n, p in model.named_parameters() if n.endswith(("gate_up_proj", "experts.down_proj")))
     rest = sum(p.numel() for p in model.parameters()) - experts
     return rest + experts * config.top_k_experts // config.num_experts
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

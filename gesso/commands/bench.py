@@ -14,8 +14,9 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="model: how fast it writes; kernels: each by itself, on a GPU; train: steps on random weights; guide: "
-            "what a constraint costs a step; serve: many clients at once; settle: how soon a stream has text to show."
+            help="model: how fast it writes; step: where the time of a step goes; kernels: each by itself, on a GPU; "
+            "train: steps on random weights; guide: what a constraint costs a step; serve: many clients at once; "
+            "settle: how soon a stream has text to show."
         ),
     ] = "model",
     shape: Annotated[str, typer.Option(help="mini (the model in the box, from scratch) or 26b-a4b (LoRA).")] = "mini",
@@ -24,9 +25,9 @@ def bench(
     preset: Annotated[str, typer.Option(help="settle: with these settings.")] = "balanced",
     model: Model = None,
     dtype: Dtype = None,
-    quantize: Annotated[str | None, typer.Option(help="model: pack the matrices: fp8, int4 or nvfp4.")] = None,
-    batches: Annotated[str | None, typer.Option(metavar="N,N", help="model: requests at once.")] = None,
-    prompt: Annotated[int | None, typer.Option(min=2, help="model: tokens of each prompt.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="model, step: pack the matrices: fp8, int4 or nvfp4.")] = None,
+    batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: requests at once.")] = None,
+    prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens of each prompt.")] = None,
     new: Annotated[int | None, typer.Option(min=1, help="model: tokens to write to each.")] = None,
     peer: Annotated[str | None, typer.Option(help="model: transformers, in the same run.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: tokens a second by batch, as SVG.")] = None,
@@ -52,6 +53,10 @@ def bench(
         if plot is not None:
             plot.write_text(writing.draw(found), encoding="utf-8")
         print_json(found) if json else print_styled(lambda console: writing.render(found, console))
+    elif what == "step":
+        from gesso.bench import step
+
+        print_json(step.measure(model, device=device, dtype=dtype, quantize=quantize, batches=batches, prompt=prompt))
     elif what == "kernels":
         from gesso.bench import kernels
 
@@ -79,5 +84,6 @@ def bench(
         print_json(settle.measure(model, preset, count))
     else:
         raise InputError(
-            f"nothing to measure by the name of {what!r}; known are model, kernels, train, guide, serve and settle"
+            f"nothing to measure by the name of {what!r}; "
+            "known are model, step, kernels, train, guide, serve and settle"
         )

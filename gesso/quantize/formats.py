@@ -110,3 +110,11 @@ def pack_all(
     for name, tensor in stored:
         format = format_of(name, tensor.shape, quantization)
         yield name, format.quantize(name, tensor.to(device)) if format else tensor
+        clear(device, tensor.shape)
+
+
+def clear(device: torch.device, shape: Sequence[int]) -> None:
+    """What packing experts took of a GPU goes back to it. Else what stays of the next would be put in the midst of it,
+    and the rest of it could be given to nobody else."""
+    if device.type == "cuda" and len(shape) == 3:
+        torch.cuda.empty_cache()

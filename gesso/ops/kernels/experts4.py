@@ -14,33 +14,56 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.ops.kernels.experts import Groups, group
-from gesso.ops.kernels.four import Packed, check_fits, gate_and_other, gated_sum, in_ptx, over, tile, turned_place
+from gesso.ops.kernels.four import (
+    Packed,
+    check_fits,
+    gate_and_other,
+    gated_sum,
+    in_ptx,
+    over,
+    tile,
+    turned_from,
+    turned_to,
+)
 from gesso.ops.kernels.linear import Tiling, precision
 
-# Depth is in bytes, each two values. They are read as words of four.
-TILINGS = {"up": Tiling(32, 64, 64, 4, 3), "back": Tiling(32, 128, 32, 4, 4)}
+# Depth is in bytes, each two values. More stages are slower: scales come through the cache that shared memory is taken
+# from, and NVFP4 has twice as many.
+TILINGS = {
+    ("up", "int4"): Tiling(32, 64, 64, 4, 3),
+    ("up", "nvfp4"): Tiling(32, 64, 32, 4, 3),
+    ("back", "int4"): Tiling(32, 128, 32, 4, 4),
+    ("back", "nvfp4"): Tiling(32, 128, 32, 4, 4),
+}
+FEW = tl.constexpr(16)  # rows up to which a tile is multiplied as one of so many: half of them have no more
 
 
 def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Tensor:
     """What each token's experts say to it [R, H], not yet weighted."""
-    first, second = TILINGS["up"].rows, TILINGS["back"].rows
-    groups = group(index_TK, len(gate_up.packed_EOB), first)
-    h_RI = up(turned(x_TH), groups, index_TK.shape[1], gate_up)
-    return back(h_RI, groups if first == second else group(index_TK, len(down.packed_EOB), second), down)
+    first, second = TILINGS["up", gate_up.kind], TILINGS["back", down.kind]
+    groups = group(index_TK, len(gate_up.packed_EOB), first.rows)
+    h_RI = up(turned(x_TH, first), groups, index_TK.shape[1], gate_up, second)
+    if second.rows != first.rows:
+        groups = group(index_TK, len(down.packed_EOB), second.rows)
+    return back(h_RI, groups, down)
 
 
-def turned(x_TI: Tensor) -> Tensor:
-    """With its columns in the order in which both products take them."""
+def turned(x_TI: Tensor, tiling: Tiling) -> Tensor:
+    """With its columns in the order in which a product that is cut so takes them."""
     y_TI, width = torch.empty_like(x_TI, memory_format=torch.contiguous_format), x_TI.shape[1]
-    _turn[(len(x_TI),)](x_TI.contiguous(), y_TI, WIDTH=width, COLUMNS=triton.next_power_of_2(width), num_warps=8)
+    _turn[(len(x_TI),)](
+        x_TI.contiguous(), y_TI,
+        WIDTH=width, DEPTH=tiling.depth, COLUMNS=triton.next_power_of_2(width), num_warps=8,
+    )  # fmt: skip
     return y_TI
 
 
-def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
-    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`. Turned tokens give turned rows."""
+def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed, then: Tiling) -> Tensor:
+    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`: from tokens turned for this product to rows
+    turned for the one that comes then."""
     (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
     h_RI = x_TH.new_empty(tokens * k, width)
-    tiling = TILINGS["up"]
+    tiling = TILINGS["up", gate_up.kind]
     check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
@@ -48,7 +71,7 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, HIDDEN=hidden, WIDTH=width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group,
-        TOGETHER=gate_up.scales_together, PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
+        IN_WORD=gate_up.scales_in_word, TURN=then.depth, PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return h_RI
@@ -58,7 +81,7 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
     """h down [R, H], each row where its pair stands; h is turned, y is not."""
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
     y_RH = h_RI.new_empty(pairs, hidden)
-    tiling = TILINGS["back"]
+    tiling = TILINGS["back", matrices.kind]
     check_fits(matrices, tiling)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
@@ -67,7 +90,7 @@ def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         WIDTH=width, HIDDEN=hidden,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group,
-        TOGETHER=matrices.scales_together, PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
+        IN_WORD=matrices.scales_in_word, PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
@@ -87,9 +110,9 @@ def _gate_up(gate_up: Packed, tiling: Tiling) -> TensorDescriptor:
 
 
 @triton.jit
-def _turn(x_ptr, y_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _turn(x_ptr, y_ptr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr):
     column, start = tl.arange(0, COLUMNS), tl.program_id(0).to(tl.int64) * WIDTH
-    source = turned_place(column)
+    source = turned_from(column, DEPTH)
     x = tl.load(x_ptr + start + source, mask=source < WIDTH)
     tl.store(y_ptr + start + column, x, mask=column < WIDTH)
 
@@ -98,35 +121,56 @@ def _turn(x_ptr, y_ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
 def _up(
     x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, TURN: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
         return
-    place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
-    live = place < tl.load(end_ptr + expert)
+    first = tl.load(first_ptr + tl.program_id(1))
+    end = tl.load(end_ptr + expert)
+    if end - first <= FEW:
+        _up_rows(
+            x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, expert, first, end, choices,
+            HIDDEN, WIDTH, FEW, COLUMNS, DEPTH, GROUP, IN_WORD, TURN, PTX, PRECISION,
+        )  # fmt: skip
+    else:
+        _up_rows(
+            x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, expert, first, end, choices,
+            HIDDEN, WIDTH, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, TURN, PTX, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _up_rows(
+    x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, expert, first, end, choices,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, TURN: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """gelu(x gate) * (x up) of up to ROWS rows, for as many columns."""
+    place = first + tl.arange(0, ROWS)
+    live = place < end
     token = tl.load(order_ptr + place, mask=live, other=0) // choices
-    # Rows that are not live read the first, columns beyond the last zeros by the last scale: that is not stored.
+    # Columns beyond the last are zeros by the last scale: that is not stored.
     place_in_tile, second = gate_and_other(COLUMNS)
     column = tl.minimum(tl.program_id(0) * COLUMNS + place_in_tile, WIDTH - 1)
     row = (expert.to(tl.int64) * 2 + second) * WIDTH + column
     HALF: tl.constexpr = HIDDEN // 2
     FLOAT: tl.constexpr = over_ptr is not None
-    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
+    SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     kind: tl.constexpr = x_ptr.dtype.element_ty
     x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + tl.arange(0, 2 * DEPTH)[:, None]
     scale_at = scale_ptr + row * SCALES
     both = tl.zeros((2 * COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
-        x = tl.load(x_at + 2 * start)
+        x = tl.load(x_at + 2 * start, mask=live[None, :], other=0.0)
         word = packed.load([expert, tl.program_id(0) * (COLUMNS // 8), 0, 0, start // 4])
         word = word.reshape((2 * COLUMNS, DEPTH // 4))
-        weight = tile(word, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, TOGETHER, FLOAT, PTX, kind)
+        weight = tile(word, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, IN_WORD, FLOAT, PTX, kind)
         both = tl.dot(weight, x, both, input_precision=PRECISION)
     both *= over(over_ptr, expert)
     h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + turned_place(column)[:, None]
+    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + turned_to(column, TURN)[:, None]
     tl.store(h_at, h, mask=live[None, :] & (column < WIDTH)[:, None])
 
 
@@ -134,27 +178,48 @@ def _up(
 def _down(
     h_ptr, packed, scale_ptr, over_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, TOGETHER: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
         return
-    place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
-    live = place < tl.load(end_ptr + expert)
+    first = tl.load(first_ptr + tl.program_id(1))
+    end = tl.load(end_ptr + expert)
+    if end - first <= FEW:
+        _down_rows(
+            h_ptr, packed, scale_ptr, over_ptr, y_ptr, order_ptr, expert, first, end,
+            WIDTH, HIDDEN, FEW, COLUMNS, DEPTH, GROUP, IN_WORD, PTX, PRECISION,
+        )  # fmt: skip
+    else:
+        _down_rows(
+            h_ptr, packed, scale_ptr, over_ptr, y_ptr, order_ptr, expert, first, end,
+            WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, PTX, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _down_rows(
+    h_ptr, packed, scale_ptr, over_ptr, y_ptr, order_ptr, expert, first, end,
+    WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """h down of up to ROWS rows, for as many columns, each row written where its pair stands."""
+    place = first + tl.arange(0, ROWS)
+    live = place < end
     pair = tl.load(order_ptr + place, mask=live, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     HALF: tl.constexpr = WIDTH // 2
     FLOAT: tl.constexpr = over_ptr is not None
-    SCALES: tl.constexpr = HALF // GROUP // TOGETHER
+    SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     kind: tl.constexpr = h_ptr.dtype.element_ty
-    h_at = h_ptr + tl.where(live, place, 0)[None, :].to(tl.int64) * WIDTH + tl.arange(0, 2 * DEPTH)[:, None]
+    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + tl.arange(0, 2 * DEPTH)[:, None]
     scale_at = scale_ptr + row * SCALES
     y = tl.zeros((COLUMNS, ROWS), tl.float32)
     for start in range(0, HALF, DEPTH):
-        h = tl.load(h_at + 2 * start)
+        h = tl.load(h_at + 2 * start, mask=live[None, :], other=0.0)
         word = packed.load([expert, tl.program_id(0) * COLUMNS, start // 4]).reshape((COLUMNS, DEPTH // 4))
-        weight = tile(word, scale_at, start, COLUMNS, DEPTH, GROUP, TOGETHER, FLOAT, PTX, kind)
+        weight = tile(word, scale_at, start, COLUMNS, DEPTH, GROUP, IN_WORD, FLOAT, PTX, kind)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     y *= over(over_ptr, expert)
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]

@@ -2,12 +2,12 @@
 
 The layouts are those of `gesso/quantize`: byte j of a row holds value 2j in its low half and 2j + 1 in its high half.
 A product takes its weights as the left operand, [COLUMNS, depth]: there the tensor cores read it from registers, and
-what was widened never goes through shared memory. In that operand a thread holds every fourth pair of values of a row.
-It reads a word of four bytes, eight values, where it should have had four bytes apart; so the columns of x have to be
-turned (`turned_place`). That costs a pass over x, and fewer instructions a weight than reading byte by byte.
+what was widened never goes through shared memory. In that operand four threads share a row, and each holds every
+fourth pair of its values. Instead each reads a quarter of the row as it lies there, whole words under one scale or two,
+and the columns of x are turned to match (`turned_from`). That costs a pass over x, and fewer instructions a weight.
 
-On a GPU, in bfloat16, the widening is written in PTX: two values at a time, less than two instructions a value, where
-the compiler makes eight. The plain expression beside it says what it computes.
+On a GPU, in bfloat16, the widening is written in PTX: two values at a time, little more than one instruction a value,
+where the compiler makes eight. The plain expression beside it says what it computes.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,10 @@ class Packed:
     over_E: Tensor | None  # NVFP4's `weight_global_scale`
 
     @property
+    def kind(self) -> str:
+        return "int4" if self.over_E is None else "nvfp4"
+
+    @property
     def group(self) -> int:
         """Bytes that share a scale."""
         return self.packed_EOB.shape[-1] // self.scale_EOG.shape[-1]
@@ -38,14 +42,13 @@ class Packed:
         return self.packed_EOB.view(torch.int32)
 
     @property
-    def scales_together(self) -> int:
-        """How many are read at once: in int4, two. Of NVFP4, neighbouring threads want neighbouring scales, and a word
-        of them would have to be handed around."""
-        return 2 if self.over_E is None else 1
+    def scales(self) -> Tensor:
+        """As words, two or four of them in each: what is smaller cannot be fetched ahead."""
+        return self.scale_EOG.view(torch.int32)
 
     @property
-    def scales(self) -> Tensor:
-        return self.scale_EOG.view(torch.int32 if self.over_E is None else torch.uint8)
+    def scales_in_word(self) -> int:
+        return 4 // self.scale_EOG.itemsize
 
 
 def check_fits(matrix: Packed, tiling: Tiling) -> None:
@@ -60,44 +63,53 @@ def in_ptx(x: Tensor) -> bool:
 
 # --- in PTX -----------------------------------------------------------------------------------------------------------
 
-# A byte becomes a pair of bfloat16. As the lowest bits of one, up to eight of them, a whole number is itself less 133
-# powers of two: subnormal, or of the first exponent that is not, which goes on counting. So the low half stays where it
-# is, the high half is 16 times too large, and both get their scale, less 40 powers of two, and lose the 8 in one step
-# that rounds once. For it the scale is multiplied with 2^93 and 2^89, and for the 8 with -2^-37, which is exact up to
-# scales of 2^35. `over` puts the 40 back.
-_INT4_SCALE = """
-    mov.b32 s, {$S, $S};
+# A word becomes four pairs of bfloat16: values i and i + 4, which are 16 bits apart. As the lowest bits of one, up to
+# eight of them, a whole number is itself less 133 powers of two: subnormal, or of the first exponent that is not, which
+# goes on counting. So the lower half of a byte stays where it is, the higher half is 16 times too large, and both get
+# their scale, less 40 powers of two, and lose the 8 in one step that rounds once. For it the scale is multiplied with
+# 2^93 and 2^89, and for the 8 with -2^-37, which is exact up to scales of 2^35. `over` puts the 40 back.
+INT4_SCALES = tl.constexpr("""{
+    .reg .b32 s, c;
+    mov.b32 s, {$3, $3};
     mov.b32 c, 0xAD00AD00;
-    mul.rn.bf16x2 c, s, c;
-    mov.b32 p, 0x6C006E00;
-    mul.rn.bf16x2 s, s, p;
-"""
-# The halves of four bytes are taken apart first, two instructions for all. Place 8 is the sign of the first byte of `a`
-# all over a byte: zero.
-_INT4 = """
-    prmt.b32 p, a, q, 0x8{high}8{low};
-    fma.rn.bf16x2 p, p, s, c;
-"""
-# The halves of e2m1 are put at the left end of each 16 bits, where signs belong; exponent and mantissa go six bits
-# down, which makes the number less 126 powers of two, the subnormal ones included. The scale makes up for 112 of them,
-# and `over` for the rest.
-_E2M1 = """
-    and.b32 q, p, 0x80008000;
-    shr.u32 p, p, 6;
+    mul.rn.bf16x2 $0, s, c;
+    mov.b32 c, 0x6E006E00;
+    mul.rn.bf16x2 $1, s, c;
+    mov.b32 c, 0x6C006C00;
+    mul.rn.bf16x2 $2, s, c;
+}""")
+INT4 = tl.constexpr("""{
+    .reg .b32 p, q;
+    and.b32 p, $8, 0x000F000F;
+    fma.rn.bf16x2 p, p, $10, $9;
+    mov.b32 {$0, $4}, p;
+    and.b32 p, $8, 0x00F000F0;
+    fma.rn.bf16x2 p, p, $11, $9;
+    mov.b32 {$1, $5}, p;
+    shr.u32 q, $8, 8;
+    and.b32 p, q, 0x000F000F;
+    fma.rn.bf16x2 p, p, $10, $9;
+    mov.b32 {$2, $6}, p;
+    and.b32 p, q, 0x00F000F0;
+    fma.rn.bf16x2 p, p, $11, $9;
+    mov.b32 {$3, $7}, p;
+}""")
+
+
+def _e2m1(i: int) -> str:
+    """Values i and i + 4: the sign where signs belong, exponent and mantissa as those of the number less 126 powers of
+    two, the subnormal ones included. The scale makes up for 112 of them, and `over` for the rest."""
+    move = 6 - 4 * i
+    return f"""
+    shl.b32 q, $8, {12 - 4 * i};
+    and.b32 q, q, 0x80008000;
+    {"shl.b32" if move > 0 else "shr.u32"} p, $8, {abs(move)};
     lop3.b32 p, p, 0x01C001C0, q, 0xEA;
-    mul.rn.bf16x2 p, p, s;
-"""
+    mul.rn.bf16x2 p, p, $9;
+    mov.b32 {{${i}, ${i + 4}}}, p;"""
 
 
-def _ptx(start: str, then: str) -> str:
-    pair = then + "mov.b32 {{${first}, ${second}}}, p;"
-    pairs = (pair.format(high=4 + i, low=i, first=2 * i, second=2 * i + 1) for i in range(4))
-    text = "{ .reg .b32 a, c, p, q, s;" + start + "".join(pairs) + "}"
-    return text.replace("$W", "$8").replace("$S", "$9")
-
-
-INT4 = tl.constexpr(_ptx(_INT4_SCALE + "and.b32 a, $W, 0x0F0F0F0F; and.b32 q, $W, 0xF0F0F0F0;", _INT4))
-E2M1 = tl.constexpr(_ptx("mov.b32 s, $S; shl.b32 a, $W, 4;", "prmt.b32 p, a, $W, 0x{high}0{low}0;" + _E2M1))
+E2M1 = tl.constexpr("{ .reg .b32 p, q;" + "".join(map(_e2m1, range(4))) + "}")
 # The bits of e4m3 at their places in a bfloat16 are that number less 120 powers of two: times 2^127 and 2^105, two
 # exact steps since no bfloat16 is that large, it is 112 powers of two more than it was.
 E4M3 = tl.constexpr("""{
@@ -111,13 +123,32 @@ E4M3 = tl.constexpr("""{
 
 
 @triton.jit
-def _eight_ptx(word, scale, FLOAT: tl.constexpr):
-    return tl.inline_asm_elementwise(
-        E2M1 if FLOAT else INT4,
-        "=h,=h,=h,=h,=h,=h,=h,=h,r,r" if FLOAT else "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [word, scale],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True, pack=1,
-    )  # fmt: skip
+def _eight_ptx(word, scale, GROUPS: tl.constexpr, FLOAT: tl.constexpr):
+    """The values of every word; the scales, as bits, are of GROUPS of words each."""
+    WORDS: tl.constexpr = word.shape[1]
+    eight: tl.constexpr = (tl.bfloat16,) * 8
+    if FLOAT:
+        pair = tl.inline_asm_elementwise(E4M3, "=r,r", [scale], dtype=tl.uint32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            E2M1, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [word, _each_word(pair, GROUPS, WORDS)],
+            dtype=eight, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        less, low, high = tl.inline_asm_elementwise(
+            INT4_SCALES, "=r,=r,=r,h", [scale.to(tl.uint16)],
+            dtype=(tl.uint32, tl.uint32, tl.uint32), is_pure=True, pack=1,
+        )  # fmt: skip
+        return tl.inline_asm_elementwise(
+            INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r",
+            [word, _each_word(less, GROUPS, WORDS), _each_word(low, GROUPS, WORDS), _each_word(high, GROUPS, WORDS)],
+            dtype=eight, is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _each_word(scale, GROUPS: tl.constexpr, WORDS: tl.constexpr):
+    rows: tl.constexpr = scale.shape[0]
+    return tl.broadcast_to(scale[:, :, None], (rows, GROUPS, WORDS // GROUPS)).reshape((rows, WORDS))
 
 
 # --- plainly ----------------------------------------------------------------------------------------------------------
@@ -138,22 +169,11 @@ def _value(word, scale, PLACE: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.const
 
 
 @triton.jit
-def _scales(
-    scale_at, start, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, TOGETHER: tl.constexpr, FLOAT: tl.constexpr,
-    PTX: tl.constexpr,
-):  # fmt: skip
-    """The scales [COLUMNS, GROUPS] from group `start` on; for the PTX, bits: of one bfloat16, or for NVFP4 of two."""
-    bits = tl.load(scale_at[:, None] + start // TOGETHER + tl.arange(0, GROUPS // TOGETHER)[None, :])
-    if TOGETHER == 2:
-        bits = tl.join(bits, bits >> 16).reshape((COLUMNS, GROUPS)).to(tl.uint16)
+def _number(scale, FLOAT: tl.constexpr):
     if FLOAT:
-        if PTX:
-            byte = bits.to(tl.uint32) & 255
-            return tl.inline_asm_elementwise(E4M3, "=r,r", [byte], dtype=tl.uint32, is_pure=True, pack=1)
-        else:
-            return bits.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        return scale.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        return bits if PTX else bits.to(tl.bfloat16, bitcast=True).to(tl.float32)
+        return scale.to(tl.uint16).to(tl.bfloat16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -169,9 +189,19 @@ def over(over_ptr, expert):
 
 
 @triton.jit
-def turned_place(k):
-    """Where column k stands when columns are turned: of 32, pair i of word t where pair t of word i would. And back."""
-    return k // 32 * 32 + k % 8 // 2 * 8 + k % 32 // 8 * 2 + k % 2
+def turned_from(place, DEPTH: tl.constexpr):
+    """Which column stands at this place when columns are turned for tiles of DEPTH bytes."""
+    EACH: tl.constexpr = DEPTH // 16  # words of a row that a thread has
+    half, thread, pair, word = place % 2, place // 2 % 4, place // 8 % 4, place // 32 % EACH
+    return place // (2 * DEPTH) * (2 * DEPTH) + (thread * EACH + word) * 8 + half * 4 + pair
+
+
+@triton.jit
+def turned_to(column, DEPTH: tl.constexpr):
+    """Where this column stands then."""
+    EACH: tl.constexpr = DEPTH // 16
+    pair, half, word, thread = column % 4, column // 4 % 2, column // 8 % EACH, column // 8 // EACH % 4
+    return column // (2 * DEPTH) * (2 * DEPTH) + ((word * 4 + pair) * 4 + thread) * 2 + half
 
 
 @triton.jit
@@ -194,21 +224,23 @@ def gated_sum(both, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
 @triton.jit
 def tile(
     word, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
-    TOGETHER: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
+    IN_WORD: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of rows, from byte `start` on; their scales begin there."""
     WORDS: tl.constexpr = DEPTH // 4
     GROUPS: tl.constexpr = DEPTH // GROUP
-    scale = _scales(scale_at, start // GROUP, COLUMNS, GROUPS, TOGETHER, FLOAT, PTX)
-    scale = tl.broadcast_to(scale[:, :, None], (COLUMNS, GROUPS, WORDS // GROUPS)).reshape((COLUMNS, WORDS))
+    group = start // GROUP + tl.arange(0, GROUPS)
+    bits = tl.load(scale_at[:, None] + (group // IN_WORD)[None, :])
+    scale = (bits >> (group % IN_WORD * (32 // IN_WORD))[None, :]) & (0xFF if FLOAT else 0xFFFF)
     if PTX:
-        a, b, c, d, e, f, g, h = _eight_ptx(word, scale, FLOAT)
+        a, b, c, d, e, f, g, h = _eight_ptx(word, scale, GROUPS, FLOAT)
     else:
-        a, b = _value(word, scale, 0, FLOAT, TYPE), _value(word, scale, 1, FLOAT, TYPE)
-        c, d = _value(word, scale, 2, FLOAT, TYPE), _value(word, scale, 3, FLOAT, TYPE)
-        e, f = _value(word, scale, 4, FLOAT, TYPE), _value(word, scale, 5, FLOAT, TYPE)
-        g, h = _value(word, scale, 6, FLOAT, TYPE), _value(word, scale, 7, FLOAT, TYPE)
-    # [COLUMNS, words, half of a pair, pair // 2, pair % 2], and the pair goes before the last bits of the word.
-    even, odd = tl.join(tl.join(a, b), tl.join(e, f)), tl.join(tl.join(c, d), tl.join(g, h))
-    eight = tl.join(even, odd).reshape((COLUMNS, WORDS // 4, 4, 2, 2, 2))
-    return eight.permute((0, 1, 4, 5, 2, 3)).reshape((COLUMNS, 2 * DEPTH))
+        number = _each_word(_number(scale, FLOAT), GROUPS, WORDS)
+        a, b = _value(word, number, 0, FLOAT, TYPE), _value(word, number, 1, FLOAT, TYPE)
+        c, d = _value(word, number, 2, FLOAT, TYPE), _value(word, number, 3, FLOAT, TYPE)
+        e, f = _value(word, number, 4, FLOAT, TYPE), _value(word, number, 5, FLOAT, TYPE)
+        g, h = _value(word, number, 6, FLOAT, TYPE), _value(word, number, 7, FLOAT, TYPE)
+    # [COLUMNS, thread, word of the thread, half, pair // 2, pair % 2], and the thread goes before the half.
+    even, odd = tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h))
+    eight = tl.join(even, odd).reshape((COLUMNS, 4, WORDS // 4, 2, 2, 2))
+    return eight.permute((0, 2, 4, 5, 1, 3)).reshape((COLUMNS, 2 * DEPTH))

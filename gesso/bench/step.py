@@ -1,0 +1,90 @@
+"""Where the time of a step goes: every kernel, or on a CPU every operation, by name.
+
+A request is written as `gesso bench` writes it, and some of its steps, away from where a canvas begins, are watched by
+torch's profiler. What runs beside something else is counted whole; `between` is when nothing ran.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gesso import api
+from gesso.bench.device import wait
+from gesso.bench.model import STEPS, USUAL, requests, sizes_in
+from gesso.errors import InputError
+
+BEFORE, WATCHED = 6, 4  # steps of a canvas
+WARM = 2  # canvases: by then what has to be compiled or captured has been
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that ran, in microseconds. `own`: without what it called."""
+
+    name: str
+    start: float
+    end: float
+    own: float
+
+
+def measure(
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None,
+    batches: str | None, prompt: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    sizes = sizes_in(batches) or (1,)
+    if len(sizes) != 1:
+        raise InputError(f"a step is looked at with one number of requests at once; got {batches!r}")
+    (batch,) = sizes
+    where = api.find_device(device)
+    g = api.load(name, device=where, dtype=dtype, quantize=quantize, adapter=None, max_batch=batch, max_length=None)
+    new = (WARM + 1) * g.config.canvas_length
+    for request in requests(g, batch, prompt or USUAL[where.type][1], new, steps=STEPS, stopping="fixed"):
+        g.engine.submit(request)
+    for _ in range(WARM * STEPS + BEFORE):
+        g.engine.step()
+    wait(where)
+    kind = ProfilerActivity.CUDA if where.type == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[kind]) as found:
+        for _ in range(WATCHED):
+            g.engine.step()
+        wait(where)
+    return summary(_spans(found, where))
+
+
+def _spans(found: Any, device: torch.device) -> list[Span]:
+    gpu = device.type == "cuda"
+    return [
+        Span(
+            event.name,
+            event.time_range.start,
+            event.time_range.end,
+            event.time_range.elapsed_us() if gpu else event.self_cpu_time_total,
+        )
+        for event in found.events()
+        if event.device_type.name == device.type.upper()
+    ]
+
+
+def summary(spans: Iterable[Span], steps: int = WATCHED) -> dict[str, Any]:
+    spans = sorted(spans, key=lambda span: span.start)
+    by_name: dict[str, list[float]] = defaultdict(list)
+    busy, until = 0.0, spans[0].start
+    for span in spans:
+        by_name[span.name].append(span.own)
+        busy += max(span.end - max(span.start, until), 0.0)
+        until = max(until, span.end)
+    rows = [
+        {"name": name, "calls": len(times) / steps, "us": sum(times) / len(times), "ms": sum(times) / steps / 1e3}
+        for name, times in by_name.items()
+    ]
+    whole = until - spans[0].start
+    return {
+        "ms_a_step": whole / steps / 1e3,
+        "between_ms": (whole - busy) / steps / 1e3,
+        "calls": len(spans) / steps,
+        "rows": sorted(rows, key=lambda row: -row["ms"]),
+    }
