@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 kernel = pytest.importorskip("gesso.ops.kernels.experts4")
 from gesso.ops.kernels.experts import group  # noqa: E402
-from gesso.ops.kernels.four import Packed  # noqa: E402
+from gesso.ops.kernels.four import Packed, turned  # noqa: E402
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -35,13 +35,13 @@ def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
     index_TK = torch.tensor([[2, 0]] * 10 + [[1, 2]] * 25 + [[2, 3]] * 5)
     gate_up, wide_up = make(kind, experts, 2 * width, hidden, 1)
     down, wide_down = make(kind, experts, hidden, width, 2)
-    first, second = (kernel.TILINGS[each, kind] for each in ("up", "back"))
-    groups = group(index_TK, experts, first.rows)
-    h_RI = kernel.up(kernel.turned(x_TH, first), groups, k, gate_up, second)
-    y_RH = kernel.back(h_RI, groups, down)
-    place_I = kernel.turned(torch.arange(width).float()[None], second)[0].long()
-    h_RI = h_RI[:, place_I.argsort()]
-    torch.testing.assert_close(kernel.answers(x_TH, index_TK, gate_up, down), y_RH)
+    groups = group(index_TK, experts, kernel.cut("up", kind, tokens).rows)
+    given_TH = turned(x_TH, kernel.up_depth(kind))
+    h_RI = kernel.up(given_TH, groups, k, gate_up)
+    y_RH = kernel.back(h_RI, groups, k, down)
+    torch.testing.assert_close(kernel.answers(given_TH, index_TK, gate_up, down), y_RH)
+    column_I = turned(torch.arange(width)[None], kernel.cut("back", kind, tokens).depth)[0]
+    h_RI = h_RI[:, column_I.argsort()]
     pairs = [(t, e) for t, row in enumerate(index_TK.tolist()) for e in row]
     for pair, (token, expert) in enumerate(pairs):
         gate, up = (wide_up[expert] @ x_TH[token]).chunk(2)
@@ -53,14 +53,17 @@ def test_four_bits_are_multiplied_as_what_they_stand_for(kind):
 
 def test_a_width_that_the_steps_do_not_fit_is_refused():
     packed, _ = make("int4", 1, 8, 96, 0)
+    groups = group(torch.zeros(1, 1, dtype=torch.int64), 1, 32)
     with pytest.raises(ValueError, match="96 values"):
-        kernel.up(
-            torch.zeros(1, 96),
-            group(torch.zeros(1, 1, dtype=torch.int64), 1, 32),
-            1,
-            packed,
-            kernel.TILINGS["back", "int4"],
-        )
+        kernel.up(torch.zeros(1, 96), groups, 1, packed)
+
+
+@pytest.mark.parametrize("product, kind", kernel.TILINGS)
+def test_sums_run_in_one_order_for_any_number_of_tokens(product, kind):
+    """It hangs on the depth of tiles; and both products of as many tokens are cut into tiles of as many rows."""
+    assert len({tiling.depth for _, tiling in kernel.TILINGS[product, kind]}) == 1
+    rows = {name: [(limit, tiling.rows) for limit, tiling in kernel.TILINGS[name, kind]] for name in ("up", "back")}
+    assert rows["up"] == rows["back"]
 
 
 @pytest.mark.gpu
@@ -78,6 +81,7 @@ def test_what_ptx_widens_is_the_plain_expression_to_the_bit(kind):
     wide = (number * scale.float().repeat_interleave(256 // scale.shape[-1], -1)).bfloat16()
     given = Packed(matrix.packed_EOB.cuda(), scale.cuda(), over if over is None else over.cuda())
     one = torch.eye(256, device="cuda", dtype=torch.bfloat16)
-    groups = group(torch.zeros(256, 1, device="cuda", dtype=torch.int64), 1, kernel.TILINGS["back", kind].rows)
-    found = kernel.back(kernel.turned(one, kernel.TILINGS["back", kind]), groups, given)
+    tiling = kernel.cut("back", kind, 256)
+    groups = group(torch.zeros(256, 1, device="cuda", dtype=torch.int64), 1, tiling.rows)
+    found = kernel.back(turned(one, tiling.depth), groups, 1, given)
     assert torch.equal(found.cpu().T, wide[0])

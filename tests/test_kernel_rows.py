@@ -6,7 +6,10 @@ import torch
 from gesso import ops
 
 kernel = pytest.importorskip("gesso.ops.kernels.rows")
-quantize_rows = pytest.importorskip("gesso.ops.kernels.linear").quantize_rows
+from gesso.ops.kernels.experts4 import up_depth  # noqa: E402
+from gesso.ops.kernels.four import turned  # noqa: E402
+from gesso.ops.kernels.linear import quantize_rows  # noqa: E402
+
 EPS = 1e-6
 
 
@@ -34,7 +37,7 @@ def test_queries_and_keys_are_normed_and_turned_values_only_normed():
 def test_a_normed_sum_comes_with_its_own_norms():
     x, y = draw(7, 24), draw(7, 24, seed=1)
     weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
-    given = x, y, weight, [(first, False), (second, False)], scale, 24**-0.5, EPS
+    given = x, y, weight, [(first, None), (second, None)], scale, 24**-0.5, EPS
     (total, normed), (expected, plain) = kernel.add_norms(*given), ops.add_norms(*given)
     torch.testing.assert_close(total, expected)
     assert len(normed) == len(plain) == 3
@@ -45,7 +48,7 @@ def test_a_normed_sum_comes_with_its_own_norms():
 def test_a_normed_sum_adds_the_parts_of_a_product():
     x, sums = draw(7, 24), draw(3, 7, 24, seed=1)
     weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
-    then = weight, [(first, False), (second, False)], scale, 24**-0.5, EPS
+    then = weight, [(first, None), (second, None)], scale, 24**-0.5, EPS
     total, normed = kernel.add_norms(x, ops.Parts(sums), *then)
     whole, expected = kernel.add_norms(x, sums[0] + sums[1] + sums[2], *then)
     assert torch.equal(total, whole)
@@ -57,19 +60,29 @@ def test_a_norm_in_fp8_is_the_norm_rounded_to_fp8():
     """Not rounded from more digits: who meets an adapter takes the long way, and must see the same numbers."""
     x, y = draw(7, 48).bfloat16(), draw(7, 48, seed=1).bfloat16()
     weight, first, second, scale = (draw(48, seed=2 + i).bfloat16() for i in range(4))
-    (low, scales, dtype) = kernel.norm_for(x, weight, EPS, low=True)
+    (low, scales, dtype) = kernel.norm_for(x, weight, EPS, "fp8")
     expected = quantize_rows(kernel.rms_norm(x, weight, EPS))
     assert dtype == torch.bfloat16 and torch.equal(low.float(), expected[0].float())
     assert torch.equal(scales, expected[1])
 
     given = weight, scale, 48**-0.5, EPS
-    total, wide = kernel.add_norms(x, y, given[0], [(first, False), (second, False)], *given[1:])
+    total, wide = kernel.add_norms(x, y, given[0], [(first, None), (second, None)], *given[1:])
     same, (one, (low, scales, _), routed) = kernel.add_norms(
-        x, y, given[0], [(first, False), (second, True)], *given[1:]
+        x, y, given[0], [(first, None), (second, "fp8")], *given[1:]
     )
     assert torch.equal(total, same) and torch.equal(wide[0], one) and torch.equal(wide[2], routed)
     expected = quantize_rows(wide[1])
     assert torch.equal(low.float(), expected[0].float()) and torch.equal(scales, expected[1])
+
+
+@pytest.mark.parametrize("wants", ["int4", "nvfp4"])
+def test_a_norm_for_weights_of_four_bits_has_its_columns_turned(wants):
+    x, y = draw(5, 256), draw(5, 256, seed=1)
+    weight, first, second, scale = (draw(256, seed=2 + i) for i in range(4))
+    _, (_, wide, _) = kernel.add_norms(x, y, weight, [(first, None), (second, None)], scale, 1.0, EPS)
+    _, (_, found, _) = kernel.add_norms(x, y, weight, [(first, None), (second, wants)], scale, 1.0, EPS)
+    assert isinstance(found, ops.Turned) and torch.equal(found.turned_TI, turned(wide, up_depth(wants)))
+    assert not torch.equal(found.turned_TI, wide)
 
 
 @pytest.mark.parametrize("tokens, experts, k", [(5, 16, 3), (40, 20, 8), (1, 128, 8)])

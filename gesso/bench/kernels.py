@@ -23,7 +23,7 @@ from torch import Tensor
 from gesso import ops
 from gesso.errors import InputError
 from gesso.ops.kernels import experts, experts4, linear, rows
-from gesso.ops.kernels.four import Packed
+from gesso.ops.kernels.four import Packed, turned
 from gesso.ops.kernels.linear import FP8, Tiling
 
 READ = 4.27e12  # bytes a second that an H200 was seen to read (a sum over 2 GB); the datasheet says 4.8
@@ -130,7 +130,7 @@ def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[
 
     def now() -> experts.Groups:
         if precision in GROUP:
-            return ready[experts4.TILINGS[key, precision].rows]
+            return ready[experts4.cut(key, precision, shape.tokens).rows]
         table = experts.UP if key == "up" else experts.DOWN
         limits = table[FP8 if precision == "fp8" else torch.bfloat16]
         return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
@@ -147,8 +147,7 @@ def up(shape: Shape, precision: str) -> Case:
 
     def call(i: int) -> Any:
         if four:
-            tiling, then = (experts4.TILINGS[each, precision] for each in ("up", "back"))
-            return experts4.up(experts4.turned(x, tiling), groups(), shape.k, copies.packed[i], then)
+            return experts4.up(turned(x, experts4.up_depth(precision)), groups(), shape.k, copies.packed[i])
         return experts.up(low, scale, groups(), shape.k, copies.packed[i])
 
     def plain() -> Tensor:
@@ -160,7 +159,7 @@ def up(shape: Shape, precision: str) -> Case:
         return _rounded(h, BLOCK) if precision == "fp8" else h
 
     def wide(found: Any) -> Tensor:
-        h, scale = (_straight(found, experts4.TILINGS["back", precision]), None) if four else found
+        h, scale = (_straight(found, _depth(precision)), None) if four else found
         return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
 
     flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
@@ -173,11 +172,11 @@ def back(shape: Shape, precision: str) -> Case:
     low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
     copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
     groups, four = _groups(index, shape, precision, "back"), precision in GROUP
-    turned = experts4.turned(h, experts4.TILINGS["back", precision]) if four else h
+    rows = turned(h, _depth(precision)) if four else h
 
     def call(i: int) -> Tensor:
         if four:
-            return experts4.back(turned, groups(), copies.packed[i])
+            return experts4.back(rows, groups(), shape.k, copies.packed[i])
         return experts.back(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
 
     def plain() -> Tensor:
@@ -191,10 +190,15 @@ def back(shape: Shape, precision: str) -> Case:
     return Case(call=call, plain=plain, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
 
 
-def _straight(turned: Tensor, tiling: Tiling) -> Tensor:
-    """Rows whose columns are turned for a product that is cut so, as they were."""
-    place = experts4.turned(torch.arange(turned.shape[1], device=turned.device).float()[None], tiling)
-    return turned[:, place[0].long().argsort()]
+def _depth(precision: str) -> int:
+    """Of the second product."""
+    return experts4.cut("back", precision, 1).depth
+
+
+def _straight(rows: Tensor, depth: int) -> Tensor:
+    """Rows that are turned, as they were."""
+    column = turned(torch.arange(rows.shape[1], device=rows.device)[None], depth)[0]
+    return rows[:, column.argsort()]
 
 
 def _blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -254,7 +258,8 @@ def route(shape: Shape) -> Case:
 def add_norms(shape: Shape) -> Case:
     x, y = (_normal(shape.tokens, shape.hidden) for _ in range(2))
     weight, first, second, scale = (_normal(shape.hidden) for _ in range(4))
-    given = x, y, weight, [(first, False), (second, False)], scale, shape.hidden**-0.5, 1e-6
+    then: list[tuple[Tensor, str | None]] = [(first, None), (second, None)]
+    given = x, y, weight, then, scale, shape.hidden**-0.5, 1e-6
 
     def call(i: int) -> Tensor:
         return torch.cat([normed for normed in rows.add_norms(*given)[1] if isinstance(normed, Tensor)])
@@ -336,10 +341,10 @@ def candidates() -> dict[str, Candidate]:
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
         table = experts4.TILINGS
         found[f"up {precision}"] = Candidate(
-            up_, tilings((32,), (32, 64), (32, 64), (4, 8), (3, 4)), table, ("up", precision)
+            up_, tilings((32, 64), (64,), (32, 64), (4, 8), (3, 4)), table, ("up", precision), _always
         )
         found[f"down {precision}"] = Candidate(
-            back_, tilings((32,), (64, 128), (32,), (4, 8), (3, 4)), table, ("back", precision)
+            back_, tilings((32, 64), (64, 128), (32,), (4, 8), (3, 4)), table, ("back", precision), _always
         )
     return found
 

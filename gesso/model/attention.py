@@ -28,8 +28,8 @@ class Attention(nn.Module):
         return [each.matrix for each in (self.q_proj, self.k_proj, self.v_proj) if each]
 
     @property
-    def takes_low(self) -> bool:
-        return all(matrix.takes_low for matrix in self.projections)
+    def wants(self) -> str | None:
+        return ops.wanted(self.projections)
 
     def forward(
         self, x_TH: ops.Rows, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation

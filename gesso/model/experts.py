@@ -42,8 +42,8 @@ class Experts(nn.Module):
         return gate_up, ops.Adapted(self.down_proj, self.down_proj_adapters.acting)
 
     @property
-    def takes_low(self) -> bool:
-        return self.matrices[0].takes_low and ops.kernels_take(*self.matrices, self.k)
+    def wants(self) -> str | None:
+        return ops.wanted(self.matrices) if ops.kernels_take(*self.matrices, self.k) else None
 
     @property
     def wait_for_memory(self) -> bool:

@@ -44,13 +44,13 @@ class RMSNorm(nn.Module):
 
     def before(self, part: "TakesRows", x_TH: Tensor) -> ops.Rows:
         """The norm in the form that this part wants."""
-        return ops.norm_for(x_TH, self.weight, self.eps, part.takes_low)
+        return ops.norm_for(x_TH, self.weight, self.eps, part.wants)
 
 
 class TakesRows(Protocol):
     @property
-    def takes_low(self) -> bool:
-        """Whether it wants its tokens in FP8, on a GPU."""
+    def wants(self) -> str | None:
+        """The format for which it wants its tokens prepared, on a GPU."""
         ...
 
 
@@ -62,8 +62,8 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     @property
-    def takes_low(self) -> bool:
-        return self.gate_proj.matrix.takes_low and self.up_proj.matrix.takes_low
+    def wants(self) -> str | None:
+        return ops.wanted([self.gate_proj.matrix, self.up_proj.matrix])
 
     def forward(self, x_TH: ops.Rows, lengths: Sequence[int]) -> Tensor:
         return self.down_proj(ops.gated(x_TH, self.gate_proj.matrix, self.up_proj.matrix, lengths), lengths)

@@ -56,8 +56,8 @@ class Layer(nn.Module):
             attended_TH,
             self.post_attention_layernorm.weight,
             (
-                (self.pre_feedforward_layernorm.weight, self.mlp.takes_low),
-                (self.pre_feedforward_layernorm_2.weight, self.experts.takes_low),
+                (self.pre_feedforward_layernorm.weight, self.mlp.wants),
+                (self.pre_feedforward_layernorm_2.weight, self.experts.wants),
             ),
             self.router.scale,
             self.router.root,

@@ -8,7 +8,7 @@ from gesso.ops.linear import fast_products, gated, linear, linear_in_parts, line
 from gesso.ops.norm import add_norms, join, norm_for, rms_norm
 from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
-from gesso.ops.weight import Adapted, Packed, Parts, Rounded, Rows, Weight, dense
+from gesso.ops.weight import Adapted, Packed, Parts, Rounded, Rows, Turned, Weight, dense, wanted
 
 __all__ = [
     "Adapted",
@@ -21,6 +21,7 @@ __all__ = [
     "Rounded",
     "Rows",
     "Segment",
+    "Turned",
     "Weight",
     "add_norms",
     "attends",
@@ -52,4 +53,5 @@ __all__ = [
     "softcapped_logits",
     "stay_on_device",
     "vocab_tail",
+    "wanted",
 ]

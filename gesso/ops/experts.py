@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gesso.ops import fast
 from gesso.ops.linear import linear
-from gesso.ops.weight import Adapted, Rounded, Rows, Weight, dense, multiply
+from gesso.ops.weight import Adapted, Rows, Weight, dense, multiply
 
 Product = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
 
@@ -72,7 +72,7 @@ def experts(
     x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, gate_up: Adapted, down: Adapted, lengths: Sequence[int]
 ) -> Tensor | Answers:
     """What the chosen experts say, weighted. By segments, for the reason given in `ops/linear.py`."""
-    if isinstance(x_TH, Rounded) or _kernels(x_TH, index_TK, gate_up, down):
+    if not isinstance(x_TH, Tensor) or _kernels(x_TH, index_TK, gate_up, down):
         return Answers(fast.load("products").experts(x_TH, index_TK, gate_up.weight, down.weight), weight_TK)
     dtype = x_TH.dtype
     parts = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from gesso.ops.weight import Rounded, Rows
+from gesso.ops.weight import Rows
 
 
 def kernels(x: Tensor) -> bool:
@@ -46,7 +46,7 @@ class Beside:
         self.streams: list[Any] = []
 
     def __enter__(self) -> Self:
-        tensor = self.given.low_TI if isinstance(self.given, Rounded) else self.given
+        tensor = self.given if isinstance(self.given, Tensor) else self.given[0]
         if self.worth and tensor.is_cuda and kernels(tensor):
             main = torch.cuda.current_stream()
             side = _side(main.device)

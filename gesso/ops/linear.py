@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.ops import fast
-from gesso.ops.weight import Adapted, Parts, Rounded, Rows, Weight, dense
+from gesso.ops.weight import Adapted, Parts, Rows, Weight, dense
 
 ARM = platform.machine() in ("aarch64", "arm64")
 
@@ -42,7 +42,7 @@ def linear(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Tensor:
 
 def linears(x_TI: Rows, matrices: Sequence[Adapted], lengths: Sequence[int]) -> list[Tensor]:
     """The same tokens times several matrices."""
-    if isinstance(x_TI, Rounded) or (_kernels(x_TI) and not any(matrix.change for matrix in matrices)):
+    if not isinstance(x_TI, Tensor) or (_kernels(x_TI) and not any(matrix.change for matrix in matrices)):
         found: list[Tensor] = fast.load("products").linears(x_TI, [matrix.weight for matrix in matrices])
         return found
     return [linear(x_TI, matrix, lengths) for matrix in matrices]
@@ -58,7 +58,7 @@ def linear_in_parts(x_TI: Tensor, matrix: Adapted, lengths: Sequence[int]) -> Te
 
 def gated(x_TI: Rows, gate: Adapted, up: Adapted, lengths: Sequence[int]) -> Tensor:
     """gelu(x gate) * (x up)."""
-    if isinstance(x_TI, Rounded) or (_kernels(x_TI) and not (gate.change or up.change)):
+    if not isinstance(x_TI, Tensor) or (_kernels(x_TI) and not (gate.change or up.change)):
         return fast.load("products").gated(x_TI, gate.weight, up.weight)
     return _gelu(linear(x_TI, gate, lengths), lengths) * linear(x_TI, up, lengths)
 

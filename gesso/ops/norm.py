@@ -18,10 +18,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return _plain(x, weight, eps)
 
 
-def norm_for(x_TH: Tensor, weight_H: Tensor, eps: float, low: bool) -> Rows:
-    """The same, for products with FP8 matrices if `low`: a kernel rounds its rows to FP8 then."""
+def norm_for(x_TH: Tensor, weight_H: Tensor, eps: float, wants: str | None) -> Rows:
+    """The same, for products with matrices of a format: a kernel prepares its rows for them."""
     if fast.kernels(x_TH):
-        return fast.load("rows").norm_for(x_TH, weight_H, eps, low and fast.rows_fit(x_TH))
+        return fast.load("rows").norm_for(x_TH, weight_H, eps, wants if fast.rows_fit(x_TH) else None)
     return _plain(x_TH, weight_H, eps)
 
 
@@ -34,13 +34,13 @@ def _plain(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
+    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[tuple[Tensor, str | None]],
     scale_H: Tensor, factor: float, eps: float,
 ) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
-    """x + norm(y), and three norms of that sum: under each weight of `then`, `low` or not as in `norm_for`, and one for
-    a router, scaled twice."""
+    """x + norm(y), and three norms of that sum: under each weight of `then`, for what it `wants` as in `norm_for`, and
+    one for a router, scaled twice."""
     if fast.kernels(x_TH):
-        then = [(each_H, low and fast.rows_fit(x_TH)) for each_H, low in then]
+        then = [(each_H, wants if fast.rows_fit(x_TH) else None) for each_H, wants in then]
         return fast.load("rows").add_norms(x_TH, y_TH, weight_H, then, scale_H, factor, eps)
     assert isinstance(y_TH, Tensor), "only kernels leave a product in parts"
     sum_TH = x_TH + _plain(y_TH, weight_H, eps)

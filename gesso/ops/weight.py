@@ -4,7 +4,7 @@ The plain operations turn the latter into a tensor when they use it, one expert 
 looks at `Packed.format` and takes `Packed.tensors` as they are; `gesso/quantize/` has the layout of each format.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -67,20 +67,39 @@ class Adapted(NamedTuple):
     change: Change | None = None
 
     @property
-    def takes_low(self) -> bool:
-        """Whether a kernel wants the tokens in FP8, and nobody else wants them otherwise."""
-        return isinstance(self.weight, Packed) and self.weight.format == "fp8" and self.change is None
+    def wants(self) -> str | None:
+        """The format for which a kernel wants the tokens prepared, if nobody else wants them otherwise."""
+        return self.weight.format if isinstance(self.weight, Packed) and self.change is None else None
+
+
+def wanted(matrices: Sequence[Adapted]) -> str | None:
+    """What all of them want, who are given the same tokens."""
+    formats = {matrix.wants for matrix in matrices}
+    return formats.pop() if len(formats) == 1 else None
+
+
+# Tokens as some products take them. Only kernels make them, and only for those.
 
 
 class Rounded(NamedTuple):
-    """Tokens in FP8, with a scale each. Only kernels make them, and only for matrices that take them so."""
+    """In FP8, with a scale each."""
 
     low_TI: Tensor
     scale_T: Tensor
     dtype: torch.dtype  # of the tokens, and of what is made of them
 
 
-Rows = Tensor | Rounded
+class Turned(NamedTuple):
+    """With their columns in the order in which weights of four bits are read (`kernels/four.py`)."""
+
+    turned_TI: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.turned_TI.dtype
+
+
+Rows = Tensor | Rounded | Turned
 
 
 class Parts(NamedTuple):

@@ -7,7 +7,6 @@ once, and it keeps the rest in the cache for the next step.
 T tokens, H hidden, E experts, K experts a token, I expert width, R = T * K pairs.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,48 +21,44 @@ from gesso.ops.kernels.four import (
     in_ptx,
     over,
     tile,
-    turned_from,
     turned_to,
 )
-from gesso.ops.kernels.linear import Tiling, precision
+from gesso.ops.kernels.linear import MANY, Cuts, Tiling, precision
 
-# Depth is in bytes, each two values. More stages are slower: scales come through the cache that shared memory is taken
-# from, and NVFP4 has twice as many.
-TILINGS = {
-    ("up", "int4"): Tiling(32, 64, 64, 4, 3),
-    ("up", "nvfp4"): Tiling(32, 64, 32, 4, 3),
-    ("back", "int4"): Tiling(32, 128, 32, 4, 4),
-    ("back", "nvfp4"): Tiling(32, 128, 32, 4, 4),
+# Up to how many tokens, and how they are cut then. Depth is in bytes, each two values; it is the same for any number of
+# tokens, for it is part of the order in which sums run. More stages are slower: scales come through the cache that
+# shared memory is taken from, and NVFP4 has twice as many. A tile at most half full is multiplied as one of half its
+# rows: some experts have several times as many as others.
+TILINGS: dict[tuple[str, str], Cuts] = {
+    ("up", "int4"): ((768, Tiling(32, 64, 64, 4, 3)), (MANY, Tiling(64, 64, 64, 8, 3))),
+    ("up", "nvfp4"): ((768, Tiling(32, 64, 32, 4, 3)), (MANY, Tiling(64, 64, 32, 4, 3))),
+    ("back", "int4"): ((768, Tiling(32, 128, 32, 4, 4)), (MANY, Tiling(64, 128, 32, 4, 4))),
+    ("back", "nvfp4"): ((768, Tiling(32, 128, 32, 4, 4)), (MANY, Tiling(64, 128, 32, 4, 4))),
 }
-FEW = tl.constexpr(16)  # rows up to which a tile is multiplied as one of so many: half of them have no more
+
+
+def cut(product: str, kind: str, tokens: int) -> Tiling:
+    return next(tiling for limit, tiling in TILINGS[product, kind] if tokens <= limit)
+
+
+def up_depth(kind: str) -> int:
+    """For which tiles tokens have to be turned."""
+    return cut("up", kind, 1).depth
 
 
 def answers(x_TH: Tensor, index_TK: Tensor, gate_up: Packed, down: Packed) -> Tensor:
-    """What each token's experts say to it [R, H], not yet weighted."""
-    first, second = TILINGS["up", gate_up.kind], TILINGS["back", down.kind]
-    groups = group(index_TK, len(gate_up.packed_EOB), first.rows)
-    h_RI = up(turned(x_TH, first), groups, index_TK.shape[1], gate_up, second)
-    if second.rows != first.rows:
-        groups = group(index_TK, len(down.packed_EOB), second.rows)
-    return back(h_RI, groups, down)
+    """What each token's experts say to it [R, H], not yet weighted. The columns of x are turned for the first product,
+    as those of h are for the second."""
+    tokens, k = index_TK.shape
+    groups = group(index_TK, len(gate_up.packed_EOB), cut("up", gate_up.kind, tokens).rows)
+    return back(up(x_TH, groups, k, gate_up), groups, k, down)
 
 
-def turned(x_TI: Tensor, tiling: Tiling) -> Tensor:
-    """With its columns in the order in which a product that is cut so takes them."""
-    y_TI, width = torch.empty_like(x_TI, memory_format=torch.contiguous_format), x_TI.shape[1]
-    _turn[(len(x_TI),)](
-        x_TI.contiguous(), y_TI,
-        WIDTH=width, DEPTH=tiling.depth, COLUMNS=triton.next_power_of_2(width), num_warps=8,
-    )  # fmt: skip
-    return y_TI
-
-
-def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed, then: Tiling) -> Tensor:
-    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`: from tokens turned for this product to rows
-    turned for the one that comes then."""
+def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed) -> Tensor:
+    """gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`."""
     (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
     h_RI = x_TH.new_empty(tokens * k, width)
-    tiling = TILINGS["up", gate_up.kind]
+    tiling, then = cut("up", gate_up.kind, tokens), cut("back", gate_up.kind, tokens)
     check_fits(gate_up, tiling)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
@@ -77,11 +72,11 @@ def up(x_TH: Tensor, groups: Groups, k: int, gate_up: Packed, then: Tiling) -> T
     return h_RI
 
 
-def back(h_RI: Tensor, groups: Groups, matrices: Packed) -> Tensor:
+def back(h_RI: Tensor, groups: Groups, k: int, matrices: Packed) -> Tensor:
     """h down [R, H], each row where its pair stands; h is turned, y is not."""
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
     y_RH = h_RI.new_empty(pairs, hidden)
-    tiling = TILINGS["back", matrices.kind]
+    tiling = cut("back", matrices.kind, pairs // k)
     check_fits(matrices, tiling)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
@@ -110,14 +105,6 @@ def _gate_up(gate_up: Packed, tiling: Tiling) -> TensorDescriptor:
 
 
 @triton.jit
-def _turn(x_ptr, y_ptr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr):
-    column, start = tl.arange(0, COLUMNS), tl.program_id(0).to(tl.int64) * WIDTH
-    source = turned_from(column, DEPTH)
-    x = tl.load(x_ptr + start + source, mask=source < WIDTH)
-    tl.store(y_ptr + start + column, x, mask=column < WIDTH)
-
-
-@triton.jit
 def _up(
     x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -128,10 +115,10 @@ def _up(
         return
     first = tl.load(first_ptr + tl.program_id(1))
     end = tl.load(end_ptr + expert)
-    if end - first <= FEW:
+    if end - first <= ROWS // 2:
         _up_rows(
             x_ptr, packed, scale_ptr, over_ptr, h_ptr, order_ptr, expert, first, end, choices,
-            HIDDEN, WIDTH, FEW, COLUMNS, DEPTH, GROUP, IN_WORD, TURN, PTX, PRECISION,
+            HIDDEN, WIDTH, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, TURN, PTX, PRECISION,
         )  # fmt: skip
     else:
         _up_rows(
@@ -185,10 +172,10 @@ def _down(
         return
     first = tl.load(first_ptr + tl.program_id(1))
     end = tl.load(end_ptr + expert)
-    if end - first <= FEW:
+    if end - first <= ROWS // 2:
         _down_rows(
             h_ptr, packed, scale_ptr, over_ptr, y_ptr, order_ptr, expert, first, end,
-            WIDTH, HIDDEN, FEW, COLUMNS, DEPTH, GROUP, IN_WORD, PTX, PRECISION,
+            WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, PTX, PRECISION,
         )  # fmt: skip
     else:
         _down_rows(

@@ -4,7 +4,8 @@ The layouts are those of `gesso/quantize`: byte j of a row holds value 2j in its
 A product takes its weights as the left operand, [COLUMNS, depth]: there the tensor cores read it from registers, and
 what was widened never goes through shared memory. In that operand four threads share a row, and each holds every
 fourth pair of its values. Instead each reads a quarter of the row as it lies there, whole words under one scale or two,
-and the columns of x are turned to match (`turned_from`). That costs a pass over x, and fewer instructions a weight.
+and the columns of x are turned to match (`turned_to`). That costs whoever
+writes x nothing, and takes fewer instructions a weight.
 
 On a GPU, in bfloat16, the widening is written in PTX: two values at a time, little more than one instruction a value,
 where the compiler makes eight. The plain expression beside it says what it computes.
@@ -49,6 +50,12 @@ class Packed:
     @property
     def scales_in_word(self) -> int:
         return 4 // self.scale_EOG.itemsize
+
+
+def turned(x_TI: Tensor, depth: int) -> Tensor:
+    """Rows with every column where `turned_to` says, for tiles of `depth` bytes."""
+    tiles = x_TI.unflatten(1, (-1, 4, depth // 16, 2, 4))  # thread, word, half, pair
+    return tiles.permute(0, 1, 3, 5, 2, 4).reshape(x_TI.shape)
 
 
 def check_fits(matrix: Packed, tiling: Tiling) -> None:
@@ -189,17 +196,9 @@ def over(over_ptr, expert):
 
 
 @triton.jit
-def turned_from(place, DEPTH: tl.constexpr):
-    """Which column stands at this place when columns are turned for tiles of DEPTH bytes."""
-    EACH: tl.constexpr = DEPTH // 16  # words of a row that a thread has
-    half, thread, pair, word = place % 2, place // 2 % 4, place // 8 % 4, place // 32 % EACH
-    return place // (2 * DEPTH) * (2 * DEPTH) + (thread * EACH + word) * 8 + half * 4 + pair
-
-
-@triton.jit
 def turned_to(column, DEPTH: tl.constexpr):
-    """Where this column stands then."""
-    EACH: tl.constexpr = DEPTH // 16
+    """Where a column stands when columns are turned for tiles of DEPTH bytes."""
+    EACH: tl.constexpr = DEPTH // 16  # words of a row that a thread has
     pair, half, word, thread = column % 4, column // 4 % 2, column // 8 % EACH, column // 8 // EACH % 4
     return column // (2 * DEPTH) * (2 * DEPTH) + ((word * 4 + pair) * 4 + thread) * 2 + half
 

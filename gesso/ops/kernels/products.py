@@ -14,7 +14,7 @@ from gesso.ops.kernels import linear as plain
 from gesso.ops.kernels.experts import Matrices
 from gesso.ops.kernels.four import Packed as Packed4
 from gesso.ops.kernels.linear import Matrix
-from gesso.ops.weight import Parts, Rows, Weight
+from gesso.ops.weight import Parts, Rounded, Rows, Turned, Weight
 
 
 def linears(x_TI: Rows, weights: Sequence[Weight]) -> list[Tensor]:
@@ -43,8 +43,8 @@ def experts(x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight) -> Tens
     if isinstance(first, Matrices) and isinstance(second, Matrices):
         rows, scale_T = _rows(x_TH, first.scale_EO)
         return wide.answers(rows, scale_T, index_TK, first, second, x_TH.dtype)
-    assert isinstance(first, Packed4) and isinstance(second, Packed4) and isinstance(x_TH, Tensor)
-    return experts4.answers(x_TH, index_TK, first, second)
+    assert isinstance(first, Packed4) and isinstance(second, Packed4) and isinstance(x_TH, Turned)
+    return experts4.answers(x_TH.turned_TI, index_TK, first, second)
 
 
 def _stack(weight: Weight) -> Matrices | Packed4:
@@ -71,6 +71,7 @@ def _matrix(weight: Weight) -> Matrix:
 
 def _rows(x_TI: Rows, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """As the kernel takes them: in FP8 if the matrices are, and so have scales."""
-    if isinstance(x_TI, Tensor):
-        return (x_TI, None) if scale is None else plain.quantize_rows(x_TI)
-    return x_TI.low_TI, x_TI.scale_T
+    if isinstance(x_TI, Rounded):
+        return x_TI.low_TI, x_TI.scale_T
+    assert isinstance(x_TI, Tensor), "no matrix of four bits is among these"
+    return (x_TI, None) if scale is None else plain.quantize_rows(x_TI)

@@ -9,7 +9,6 @@ T tokens, H hidden, N query heads, M key/value heads, D head dim, E experts, K e
 
 from collections.abc import Sequence
 from math import gcd
-from typing import Any
 
 import torch
 import triton
@@ -17,8 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gesso.ops.experts import Answers
+from gesso.ops.kernels.experts4 import up_depth
+from gesso.ops.kernels.four import turned_to
 from gesso.ops.kernels.linear import FP8, fp8, fp8_scale, precision
-from gesso.ops.weight import Parts, Rounded, Rows
+from gesso.ops.weight import Parts, Rounded, Rows, Turned
 
 SPLIT = 11  # programs that share the sum of a router's score: with 256 tokens one row of tiles would leave most idle
 
@@ -30,14 +31,12 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor | None, eps: float) -> Tensor:
     return y_TH
 
 
-def norm_for(x_TH: Tensor, weight_H: Tensor, eps: float, low: bool) -> Rows:
-    """The norm of rows, in FP8 if `low`."""
-    if not low:
+def norm_for(x_TH: Tensor, weight_H: Tensor, eps: float, wants: str | None) -> Rows:
+    """The norm of rows, in FP8 where that is wanted; experts, who may want others, have theirs from `add_norms`."""
+    if wants is None:
         return rms_norm(x_TH, weight_H, eps)
-    y, width = _rows_for(x_TH, low=True), x_TH.shape[1]
-    _norm_low[(len(x_TH),)](
-        x_TH, weight_H, y.low_TI, y.scale_T, width, eps, COLUMNS=triton.next_power_of_2(width), num_warps=4
-    )
+    y, width = _rows_for(x_TH, wants), x_TH.shape[1]
+    _norm_low[(len(x_TH),)](x_TH, weight_H, *_where(y), width, eps, COLUMNS=triton.next_power_of_2(width), num_warps=4)
     return y
 
 
@@ -57,30 +56,33 @@ def heads(
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[tuple[Tensor, bool]],
+    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[tuple[Tensor, str | None]],
     scale_H: Tensor, factor: float, eps: float,
 ) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
     """What `ops.add_norms` computes."""
     sum_TH, routed_TH, width = torch.empty_like(x_TH), torch.empty_like(x_TH), x_TH.shape[1]
-    (first_H, first_low), (second_H, second_low) = then
-    first, second = _rows_for(x_TH, first_low), _rows_for(x_TH, second_low)
+    (first_H, first_wants), (second_H, second_wants) = then
+    first, second = _rows_for(x_TH, first_wants), _rows_for(x_TH, second_wants)
+    turn = up_depth(second_wants) if isinstance(second, Turned) and second_wants else 0
     y, parts = (y_TH, 1) if isinstance(y_TH, Tensor) else (y_TH.sums_PTO, len(y_TH.sums_PTO))
     _add_norms[(len(x_TH),)](
         x_TH, y, weight_H, first_H, second_H, scale_H, factor, sum_TH, *_where(first), *_where(second), routed_TH,
-        width, eps, PARTS=parts, COLUMNS=triton.next_power_of_2(width), num_warps=8,
+        width, eps, PARTS=parts, TURN=turn, COLUMNS=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
     return sum_TH, (first, second, routed_TH)
 
 
-def _rows_for(x_TH: Tensor, low: bool) -> Any:
+def _rows_for(x_TH: Tensor, wants: str | None) -> Rows:
     """Room for as many rows."""
-    if not low:
-        return torch.empty_like(x_TH)
-    return Rounded(torch.empty_like(x_TH, dtype=FP8), torch.empty(len(x_TH), device=x_TH.device), x_TH.dtype)
+    if wants == "fp8":
+        return Rounded(torch.empty_like(x_TH, dtype=FP8), torch.empty(len(x_TH), device=x_TH.device), x_TH.dtype)
+    return torch.empty_like(x_TH) if wants is None else Turned(torch.empty_like(x_TH))
 
 
 def _where(rows: Rows) -> tuple[Tensor, Tensor | None]:
-    return (rows, None) if isinstance(rows, Tensor) else (rows.low_TI, rows.scale_T)
+    if isinstance(rows, Rounded):
+        return rows.low_TI, rows.scale_T
+    return (rows if isinstance(rows, Tensor) else rows.turned_TI), None
 
 
 def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -127,8 +129,11 @@ def _row(ptr, start, column, width):
 
 
 @triton.jit
-def _give(y, y_ptr, scale_ptr, start, column, width, KIND: tl.constexpr):
-    """A row, rounded to KIND; and from there to FP8, with a scale of its own, if there is a place for one."""
+def _give(y, y_ptr, scale_ptr, start, column, width, KIND: tl.constexpr, TURN: tl.constexpr):
+    """A row, rounded to KIND; and from there to FP8, with a scale of its own, if there is a place for one.
+
+    Or turned, if TURN is not 0: for tiles of so many bytes of four-bit weights.
+    """
     y = y.to(KIND)
     if scale_ptr is not None:
         wide = y.to(tl.float32)
@@ -136,7 +141,8 @@ def _give(y, y_ptr, scale_ptr, start, column, width, KIND: tl.constexpr):
         tl.store(y_ptr + start + column, fp8(wide / scale), mask=column < width)
         tl.store(scale_ptr + tl.program_id(0), scale)
     else:
-        tl.store(y_ptr + start + column, y, mask=column < width)
+        place = turned_to(column, TURN) if TURN else column
+        tl.store(y_ptr + start + place, y, mask=column < width)
 
 
 @triton.jit
@@ -154,7 +160,7 @@ def _norm_low(x_ptr, weight_ptr, y_ptr, scale_ptr, width, eps, COLUMNS: tl.const
     column = tl.arange(0, COLUMNS)
     start = tl.program_id(0).to(tl.int64) * width
     y = _normed(_row(x_ptr, start, column, width), width, eps) * _row(weight_ptr, 0, column, width)
-    _give(y, y_ptr, scale_ptr, start, column, width, x_ptr.dtype.element_ty)
+    _give(y, y_ptr, scale_ptr, start, column, width, x_ptr.dtype.element_ty, 0)
 
 
 @triton.jit
@@ -196,7 +202,7 @@ def _turn(x_ptr, out_ptr, weight_ptr, cos_ptr, sin_ptr, token, row, eps, DIM: tl
 @triton.jit
 def _add_norms(
     x_ptr, y_ptr, weight_ptr, a_ptr, b_ptr, scale_ptr, factor, sum_ptr, a_out, a_scale, b_out, b_scale, c_out,
-    width, eps, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    width, eps, PARTS: tl.constexpr, TURN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     start = tl.program_id(0).to(tl.int64) * width
@@ -210,8 +216,8 @@ def _add_norms(
     tl.store(sum_ptr + start + column, total, mask=column < width)
     normed = _normed(total.to(tl.float32), width, eps)
     kind: tl.constexpr = x_ptr.dtype.element_ty
-    _give(normed * _row(a_ptr, 0, column, width), a_out, a_scale, start, column, width, kind)
-    _give(normed * _row(b_ptr, 0, column, width), b_out, b_scale, start, column, width, kind)
+    _give(normed * _row(a_ptr, 0, column, width), a_out, a_scale, start, column, width, kind, 0)
+    _give(normed * _row(b_ptr, 0, column, width), b_out, b_scale, start, column, width, kind, TURN)
     # A router's choice may hang on the last bit, so this one is rounded wherever the plain version rounds.
     routed = (normed.to(kind).to(tl.float32) * _row(scale_ptr, 0, column, width)).to(kind).to(tl.float32) * factor
     tl.store(c_out + start + column, routed.to(kind), mask=column < width)
