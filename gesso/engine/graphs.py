@@ -122,18 +122,8 @@ class Graph:
         graph = torch.cuda.CUDAGraph()
         # Before what runs beside: short kernels that the rest waits for would else queue behind it.
         with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream(priority=-1)):
-            # Taken and given back at once: what the pass works in is then cut from it, and from the same again for the
-            # next graph. Pieces of a size of their own could not be put together for a larger one.
-            torch.empty(self._room(), dtype=torch.uint8, device=self.model.device)
             self._pass()
         self.replay = graph.replay
-
-    def _room(self) -> int:
-        """Bytes that a pass works in at once, about: what experts answer and some rows beside, or logits."""
-        config = self.model.config
-        tokens = sum(length for length, _ in self.shape.pieces)
-        layer = tokens * (config.top_k_experts + 8) * config.hidden_size
-        return max(layer, sum(self.shape.lengths) * config.vocab_size) * self.model.dtype.itemsize
 
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Step]:
         """Each request, what was read or its canvas a step on, and its hidden states, good until the next pass."""

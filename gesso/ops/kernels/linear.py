@@ -60,7 +60,7 @@ PLAIN: dict[torch.dtype, Cuts] = {
 GATED: dict[torch.dtype, Cuts] = {
     torch.bfloat16: ((264, Tiling(128, 64, 64, 4, 4)), (0, Tiling(64, 32, 128, 4, 4))),
     torch.float32: ((0, Tiling(32, 32, 32, 4, 2)),),
-    FP8: ((264, Tiling(128, 64, 128, 4, 3)), (0, Tiling(64, 32, 256, 4, 4))),
+    FP8: ((264, Tiling(128, 64, 128, 4, 3)), (120, Tiling(64, 64, 128, 4, 6)), (0, Tiling(64, 32, 256, 4, 4))),
 }
 
 
