@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gesso import untrained
 from gesso.bench import model as writing
-from gesso.bench import settle
+from gesso.bench import settle, step
 from gesso.bench import train as bench
 from gesso.errors import InputError
 
@@ -80,6 +80,30 @@ def test_how_fast_a_model_writes_is_measured_and_drawn(main, tiny_directory, tmp
     assert plot.read_text().startswith("<svg")
     writing.render(found, Console(file=(shown := StringIO()), width=100))
     assert "times the floor" in shown.getvalue() and "token by token" in shown.getvalue()
+
+
+def test_where_a_step_goes_is_said_operation_by_operation(main, tiny_directory):
+    found = json.loads(main("bench", "step", "-m", str(tiny_directory), "--device", "cpu", "--prompt", "20").out)
+    names = [row["name"] for row in found["rows"]]
+    assert "aten::mm" in names, "the products are among them"
+    assert [row["ms"] for row in found["rows"]] == sorted((row["ms"] for row in found["rows"]), reverse=True)
+    named = sum(row["ms"] for row in found["rows"])
+    assert named == pytest.approx(found["ms_a_step"] - found["between_ms"], rel=0.05), "nothing is counted twice"
+
+
+def test_what_runs_beside_is_counted_whole_and_what_runs_nowhere_too():
+    spans = [step.Span("a", 0, 10, 10), step.Span("b", 5, 12, 7), step.Span("a", 20, 26, 6)]
+    found = step.summary(spans, steps=2)
+    assert found["rows"] == [
+        {"name": "a", "calls": 1.0, "us": 8.0, "ms": 0.008},
+        {"name": "b", "calls": 0.5, "us": 7.0, "ms": 0.0035},
+    ]
+    assert (found["ms_a_step"], found["between_ms"], found["calls"]) == (0.013, 0.004, 1.5)
+
+
+def test_a_step_is_looked_at_with_one_number_of_requests(main, tiny_directory):
+    done = main("bench", "step", "-m", str(tiny_directory), "--batches", "1,2")
+    assert done.code == 2 and "one number of requests" in done.err
 
 
 def test_batches_that_are_no_numbers_are_refused(main):
