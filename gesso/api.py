@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gesso import checkpoint, filling, untrained
+from gesso import checkpoint, filling, saving, untrained
 from gesso.answer import Answer, ToolCall, read
 from gesso.config import Config
 from gesso.engine.engine import Engine
@@ -239,7 +239,7 @@ class Gesso:
 
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint that `transformers` loads too."""
-        checkpoint.save(self.model, Path(directory), source=self.directory)
+        saving.save(self.model, Path(directory), source=self.directory)
 
     def request(
         self,

@@ -10,7 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
-from gesso import checkpoint
+from gesso import checkpoint, saving
 from gesso.config import Config
 from gesso.errors import CheckpointError, InputError
 from gesso.model.adapters import attached
@@ -200,7 +200,7 @@ def test_a_merged_checkpoint_loads_in_transformers(tmp_path, seed):
     with torch.no_grad():
         unmerged = outputs(model)
     adapters.merge(model)
-    checkpoint.save(model, tmp_path / "merged", source=tmp_path / "model")
+    saving.save(model, tmp_path / "merged", source=tmp_path / "model")
     merged, report = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert furthest(merged.eval(), model) < 1e-4
@@ -472,7 +472,7 @@ def test_a_model_with_adapters_is_not_saved_as_if_it_were_plain(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS)
     with pytest.raises(InputError, match="merge one first"):
-        checkpoint.save(model, tmp_path / "out")
+        saving.save(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     adapters.merge(model)
-    checkpoint.save(model, tmp_path / "out")
+    saving.save(model, tmp_path / "out")

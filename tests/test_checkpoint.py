@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
-from gesso import checkpoint
+from gesso import checkpoint, saving
 from gesso.config import Config
 from gesso.errors import CheckpointError, InputError
 from gesso.model.transformer import DiffusionGemma
@@ -54,7 +54,7 @@ def edit_config(directory, change):
 def test_what_gesso_saves_transformers_loads_whole_and_computes_the_same(tmp_path, seed, shard_bytes):
     oracle.checkpoint(tmp_path / "from", seed)
     ours = load(tmp_path / "from")
-    checkpoint.save(ours, tmp_path / "to", source=tmp_path / "from", shard_bytes=shard_bytes)
+    saving.save(ours, tmp_path / "to", source=tmp_path / "from", shard_bytes=shard_bytes)
     theirs, report = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "to", output_loading_info=True)
     assert {key: list(value) for key, value in report.items() if value} == {}
     theirs.eval()
@@ -83,7 +83,7 @@ def test_a_model_made_from_nothing_loads_in_transformers_too(directory):
 def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_config(directory, tmp_path, dtype):
     model = load(directory, dtype)
     assert {p.dtype for p in model.parameters()} == {dtype}
-    checkpoint.save(model, tmp_path / "half", source=directory)
+    saving.save(model, tmp_path / "half", source=directory)
     saved = json.loads((tmp_path / "half" / "config.json").read_text())
     assert saved["dtype"] == str(dtype).removeprefix("torch.")
     assert torch.equal(load(tmp_path / "half", dtype).head, model.head)
@@ -92,7 +92,7 @@ def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_confi
 def test_saving_keeps_tokenizer_template_and_fields_gesso_does_not_know(directory, tmp_path):
     (directory / "chat_template.jinja").write_text("{{ messages }}")
     edit_config(directory, lambda raw: raw.update(image_token_id=258_880, someone_elses={"a": 1}))
-    checkpoint.save(load(directory), tmp_path / "copy", source=directory)
+    saving.save(load(directory), tmp_path / "copy", source=directory)
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         assert (tmp_path / "copy" / name).read_text() == (directory / name).read_text()
     raw = json.loads((tmp_path / "copy" / "config.json").read_text())
@@ -103,14 +103,14 @@ def test_a_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
     model = load(directory)
     monkeypatch.setattr("safetensors.torch.save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        checkpoint.save(model, tmp_path / "out", source=directory)
+        saving.save(model, tmp_path / "out", source=directory)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
 def test_saving_over_something_is_refused(directory):
     before = sorted(path.name for path in directory.iterdir())
     with pytest.raises(InputError, match="not empty"):
-        checkpoint.save(load(directory), directory)
+        saving.save(load(directory), directory)
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
@@ -180,7 +180,7 @@ def test_loading_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.5)
-    checkpoint.save(model, tmp_path / "large", shard_bytes=shard_bytes)
+    saving.save(model, tmp_path / "large", shard_bytes=shard_bytes)
     run = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path / "large")], capture_output=True, text=True, check=True
     )

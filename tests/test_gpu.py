@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gesso
-from gesso import checkpoint
+from gesso import checkpoint, saving
 from gesso.config import Config
 from gesso.diffusion.noise import HashSource
 from gesso.engine import graphs
@@ -129,7 +129,7 @@ def real_width(tmp_path_factory):
                 weight.fill_(weight.numel() ** -0.25)
             elif name.endswith("router.proj.weight"):
                 weight.mul_(50.0)
-    checkpoint.save(model, directory)
+    saving.save(model, directory)
     del model
     return transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(directory).to(CUDA).eval(), directory
 

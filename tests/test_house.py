@@ -15,8 +15,9 @@ BELOW = {
     "diffusion": PLAIN | {"ops"},
     "guide": PLAIN | {"ops", "tokenizer", "answer"},
     "engine": PLAIN | {"ops", "model", "diffusion", "guide"},
-    "train": PLAIN | {"ops", "model", "diffusion", "checkpoint", "tokenizer", "messages", "printable", "vision"},
-    "quantize": PLAIN | {"ops", "checkpoint", "vision", "printable"},
+    "train": PLAIN
+    | {"ops", "model", "diffusion", "checkpoint", "saving", "tokenizer", "messages", "printable", "vision"},
+    "quantize": PLAIN | {"ops", "checkpoint", "saving", "vision", "printable"},
     "serve": PLAIN
     | {"engine", "guide", "plan", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"},
     "bench": PLAIN

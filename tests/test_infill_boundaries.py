@@ -8,9 +8,10 @@ import pytest
 
 import gesso
 from gesso import filling
-from gesso.checkpoint import find, save
+from gesso.checkpoint import find
 from gesso.config import Config
 from gesso.model.transformer import DiffusionGemma
+from gesso.saving import save
 from tests.tiny import CONFIG, randomise
 
 SAMPLES = (

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gesso
-from gesso import checkpoint
+from gesso import checkpoint, saving
 from gesso.config import QUANTIZATIONS, Config
 from gesso.errors import CheckpointError, InputError
 from gesso.info import describe
@@ -56,7 +56,7 @@ def source(tmp_path_factory):
     """The model in the box in bfloat16, as real checkpoints are, with a template and a vision tower that sees."""
     made = tmp_path_factory.mktemp("quantize")
     tiny.make(made / "float32")
-    checkpoint.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
+    saving.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
     tensors = load_file(made / "source" / checkpoint.SINGLE)
     tensors |= {name: torch.randn_like(t) for name, t in tensors.items() if is_vision(name)}
     save_file(tensors, made / "source" / checkpoint.SINGLE, metadata={"format": "pt"})
@@ -204,7 +204,7 @@ def test_a_quantized_directory_generates(source, quantized):
 def test_a_loaded_one_can_be_saved_and_loaded_again(source, quantized, tmp_path):
     name, target, _ = quantized
     for i, model in enumerate((load(target, torch.bfloat16), load(source, torch.bfloat16, quantize=name))):
-        checkpoint.save(model, tmp_path / str(i), source=source)
+        saving.save(model, tmp_path / str(i), source=source)
         first, again = stored(target), stored(tmp_path / str(i))
         assert first.keys() == again.keys()
         assert all(same(first[key], again[key]) for key in first)
@@ -215,7 +215,7 @@ def test_untied_networks_quantize_too(tmp_path):
     config = Config.from_dict({**tiny.CONFIG, "tie_word_embeddings": False})
     model = DiffusionGemma(config)
     randomise(model, 0, std=0.2)
-    checkpoint.save(model, tmp_path / "untied", files={"tokenizer.json": tiny.tokenizer_json()})
+    saving.save(model, tmp_path / "untied", files={"tokenizer.json": tiny.tokenizer_json()})
     report = command.quantize(tmp_path / "untied", tmp_path / "small", "int4")
     assert sum(name.startswith("model.encoder.") for name in report.errors) == 4 * 9 - 1
     quantized = load(tmp_path / "small")
@@ -249,7 +249,7 @@ def damaged(quantized, tmp_path):
     """A copy to be damaged: `change(tensors)` rewrites its weights."""
     name, target, _ = quantized
     model = load(target, torch.bfloat16)
-    checkpoint.save(model, tmp_path / "copy", source=target)
+    saving.save(model, tmp_path / "copy", source=target)
 
     def change(act):
         tensors = stored(tmp_path / "copy")
@@ -357,7 +357,7 @@ def test_an_infinite_weight_is_refused_by_name_and_leaves_nothing(source, tmp_pa
     name = "model.decoder.layers.1.experts.down_proj"
     model = load(source)
     model.decoder.layers[1].experts.down_proj.data[3, 2, 1] = float("inf")
-    checkpoint.save(model, tmp_path / "bad", source=source)
+    saving.save(model, tmp_path / "bad", source=source)
     for attempt in (
         lambda: command.quantize(tmp_path / "bad", tmp_path / "out", "int4"),
         lambda: load(tmp_path / "bad", quantize="int4"),
@@ -371,7 +371,7 @@ def test_sizes_that_do_not_fit_the_blocks_are_refused_by_name(tmp_path):
     text = {**tiny.CONFIG["text_config"], "moe_intermediate_size": 24}
     model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text}))
     randomise(model, 0)
-    checkpoint.save(model, tmp_path / "odd", files={"tokenizer.json": tiny.tokenizer_json()})
+    saving.save(model, tmp_path / "odd", files={"tokenizer.json": tiny.tokenizer_json()})
     for attempt in (
         lambda: command.quantize(tmp_path / "odd", tmp_path / "out", "int4"),
         lambda: load(tmp_path / "odd", quantize="int4"),
@@ -417,7 +417,7 @@ def test_memory_holds_a_shard_and_a_tensor_not_the_model(source, tmp_path):
             "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}  # fmt: skip
     model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text})).to(torch.bfloat16)
     randomise(model, 0)
-    checkpoint.save(model, tmp_path / "large", files={"tokenizer.json": tiny.tokenizer_json()})
+    saving.save(model, tmp_path / "large", files={"tokenizer.json": tiny.tokenizer_json()})
     largest = max(p.nbytes for p in model.parameters()) / 2**20
     whole = sum(p.nbytes for p in model.parameters()) / 2**20
     paths = (source, tmp_path / "large", tmp_path / "small out", tmp_path / "large out")

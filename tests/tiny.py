@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from gesso.checkpoint import SINGLE, save
+from gesso.checkpoint import SINGLE
 from gesso.config import Config
 from gesso.model.transformer import DiffusionGemma
+from gesso.saving import save
 from gesso.train.vocabulary import SPECIALS
 from gesso.vision import is_vision
 

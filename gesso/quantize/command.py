@@ -17,7 +17,7 @@ from rich.text import Text
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gesso import checkpoint
+from gesso import checkpoint, saving
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.ops import Packed
@@ -50,8 +50,8 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
     checkpoint.check(directory, config)
     _check_sizes(to, config)
     errors: dict[str, float] = {}
-    with checkpoint.whole(target) as partial:
-        checkpoint.write_companions(partial, config.quantized(to).raw, directory)
+    with saving.whole(target) as partial:
+        saving.write_companions(partial, config.quantized(to).raw, directory)
         _write(_packed(directory, to, errors), partial, shard_bytes)
     return Report(
         format=to,
@@ -115,9 +115,9 @@ def _write(tensors: Iterator[tuple[str, Tensor]], directory: Path, shard_bytes: 
         size += tensor.nbytes
         total += tensor.nbytes
     flush()
-    for number, file_name in enumerate(checkpoint.shard_names(len(shards))):
+    for number, file_name in enumerate(saving.shard_names(len(shards))):
         passing(number).rename(directory / file_name)
-    checkpoint.write_index(directory, shards, total)
+    saving.write_index(directory, shards, total)
 
 
 def _weight_bytes(directory: Path) -> int:

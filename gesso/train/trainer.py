@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from gesso import checkpoint
+from gesso import checkpoint, saving
 from gesso.config import Config
 from gesso.errors import GessoError, InputError
 from gesso.model.transformer import DiffusionGemma
@@ -344,7 +344,7 @@ class Trainer:
             plain = checkpoint.empty_model(self._trained_config())
             for name, tensor in finished.items():
                 checkpoint.assign(plain, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
-            checkpoint.save(plain, fresh, source=self.source, shard_bytes=self.recipe.run.export_shard)
+            saving.save(plain, fresh, source=self.source, shard_bytes=self.recipe.run.export_shard)
         shutil.rmtree(target, ignore_errors=True)  # of an earlier leg, with fewer steps
         fresh.rename(target)
 
