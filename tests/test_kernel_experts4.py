@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 
 kernel = pytest.importorskip("gesso.ops.kernels.experts4")
+from gesso import ops  # noqa: E402
+from gesso.ops.experts import FOUR_BITS  # noqa: E402
 from gesso.ops.kernels.experts import group  # noqa: E402
 from gesso.ops.kernels.four import Packed, turned  # noqa: E402
 
@@ -56,6 +58,18 @@ def test_a_width_that_the_steps_do_not_fit_is_refused():
     groups = group(torch.zeros(1, 1, dtype=torch.int64), 1, 32)
     with pytest.raises(ValueError, match="96 values"):
         kernel.up(torch.zeros(1, 96), groups, 1, packed)
+
+
+def test_experts_whose_rows_are_no_whole_tiles_are_left_to_the_plain_operations():
+    def taken(hidden: int, width: int, kind: str = "int4") -> bool:
+        shapes = (4 * k, 2 * width, hidden), (4 * k, hidden, width)
+        gate_up, down = (ops.Adapted(ops.Packed(kind, shape, {}, lambda tensors: torch.empty(0))) for shape in shapes)
+        return ops.kernels_take(gate_up, down, k)
+
+    k = 2
+    assert taken(256, 64) and not taken(192, 64) and not taken(256, 96) and taken(192, 96, "fp8")
+    for product, depths in zip(("up", "back"), FOUR_BITS, strict=True):
+        assert all(depths % (2 * kernel.cut(product, kind, 1).depth) == 0 for kind in ("int4", "nvfp4"))
 
 
 @pytest.mark.parametrize("product, kind", kernel.TILINGS)

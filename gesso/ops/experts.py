@@ -13,9 +13,10 @@ from torch import Tensor
 
 from gesso.ops import fast
 from gesso.ops.linear import linear
-from gesso.ops.weight import Adapted, Rows, Weight, dense, multiply
+from gesso.ops.weight import Adapted, Rows, Weight, dense, multiply, wanted
 
 Product = Callable[[Tensor], Tensor]  # a matrix, as a function of the rows it is given
+FOUR_BITS = (128, 64)  # values of a row that a tile of four-bit weights takes at most, in the two products of an expert
 
 
 def choose(
@@ -90,9 +91,14 @@ def _kernels(x_TH: Tensor, index_TK: Tensor, gate_up: Adapted, down: Adapted) ->
 
 
 def kernels_take(gate_up: Adapted, down: Adapted, k: int) -> bool:
-    """Whether kernels are made for these experts. They fetch rows of a multiple of 16 bytes."""
-    adapted = gate_up.change or down.change
-    return not adapted and not few(gate_up.weight.shape[0], k) and down.weight.shape[-1] % 16 == 0
+    """Whether kernels are made for these experts. They fetch rows of a multiple of 16 bytes, and of four bits whole
+    tiles of rows."""
+    if gate_up.change or down.change or few(gate_up.weight.shape[0], k):
+        return False
+    hidden, width = gate_up.weight.shape[-1], down.weight.shape[-1]
+    if wanted([gate_up, down]) in ("int4", "nvfp4"):
+        return hidden % FOUR_BITS[0] == 0 and width % FOUR_BITS[1] == 0
+    return width % 16 == 0
 
 
 def stay_on_device(gate_up: Adapted, down: Adapted, k: int, dtype: torch.dtype) -> bool:

@@ -4,8 +4,7 @@ The layouts are those of `gesso/quantize`: byte j of a row holds value 2j in its
 A product takes its weights as the left operand, [COLUMNS, depth]: there the tensor cores read it from registers, and
 what was widened never goes through shared memory. In that operand four threads share a row, and each holds every
 fourth pair of its values. Instead each reads a quarter of the row as it lies there, whole words under one scale or two,
-and the columns of x are turned to match (`turned_to`). That costs whoever
-writes x nothing, and takes fewer instructions a weight.
+and the columns of x are turned to match (`turned_to`), which costs whoever writes x nothing.
 
 On a GPU, in bfloat16, the widening is written in PTX: two values at a time, little more than one instruction a value,
 where the compiler makes eight. The plain expression beside it says what it computes.
