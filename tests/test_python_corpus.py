@@ -11,8 +11,9 @@ import pytest
 
 from gesso import InputError
 from gesso.tasks import python_corpus
-from gesso.tasks.python_corpus import LONGEST, build, complaint, documents, parts, strip_header, unwanted
+from gesso.tasks.python_corpus import LONGEST, build, documents, parts, strip_header, unwanted
 from gesso.tasks.python_infill import parses
+from gesso.tasks.python_wheels import Package, complaint
 from gesso.tasks.task import split_of
 
 MIT = "License-Expression: MIT"
@@ -24,7 +25,7 @@ def code(seed: str, functions: int = 6) -> str:
     return f'"""About {seed}."""\n\n' + "\n\n".join(bodies)
 
 
-def wheel(directory: Path, files: dict[str, str], metadata: str = MIT, name: str = "paint") -> python_corpus.Package:
+def wheel(directory: Path, files: dict[str, str], metadata: str = MIT, name: str = "paint") -> Package:
     directory.mkdir(exist_ok=True)
     path = directory / f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
@@ -32,7 +33,7 @@ def wheel(directory: Path, files: dict[str, str], metadata: str = MIT, name: str
         for member, text in files.items():
             archive.writestr(member, text)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    return python_corpus.Package(name=name, version="1.0", license="MIT", sha256=sha256)
+    return Package(name=name, version="1.0", license="MIT", sha256=sha256)
 
 
 def names(split: str, count: int) -> list[str]:
@@ -51,7 +52,7 @@ def library(tmp_path, monkeypatch) -> dict[str, str]:
     return files
 
 
-def built(tmp_path: Path, *packages: python_corpus.Package) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
+def built(tmp_path: Path, *packages: Package) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
     """Texts by the end of their source: learnt, held out; and the drops."""
     rows = [", ".join(f'{key} = "{value}"' for key, value in vars(package).items()) for package in packages]
     (tmp_path / "list.toml").write_text("package = [" + ", ".join(f"{{{row}}}" for row in rows) + "]\n")
@@ -103,7 +104,7 @@ def test_nothing_is_learnt_twice_or_both_learnt_and_asked(tmp_path, library):
 )
 def test_the_metadata_must_bear_out_the_licence(tmp_path, metadata, listed, says):
     package = wheel(tmp_path, {}, metadata)
-    found = complaint(python_corpus.Package(**(vars(package) | {"license": listed})), next(tmp_path.glob("*.whl")))
+    found = complaint(Package(**(vars(package) | {"license": listed})), next(tmp_path.glob("*.whl")))
     assert found is None if says is None else says in found
 
 

@@ -1,37 +1,31 @@
 """Python source to train on: the standard library's train split, and packages under licences that let anyone learn.
 
-`recipes/packages.toml` pins the wheels by hash. They are downloaded and unzipped, never installed or run. What the
-tasks ask about stays out: the held-out files of the standard library, their copies in packages, and HumanEval and MBPP.
+The packages come as wheels (`python_wheels`). What the tasks ask about stays out: the held-out files of the standard
+library, their copies in packages, and HumanEval and MBPP.
 """
 
 import ast
-import email
 import gc
 import hashlib
-import io
 import itertools
 import json
 import lzma
 import re
 import string
-import subprocess
 import sys
 import sysconfig
-import tempfile
-import tokenize
-import tomllib
 import warnings
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from email.message import Message
 from pathlib import Path
 
 from gesso.errors import InputError
 from gesso.tasks.python_infill import MIDDLE, PREFIX, SUFFIX, read_source, source_files
+from gesso.tasks.python_wheels import COPYLEFT, Package, complaint, decode, fetch, read_packages
 from gesso.tasks.task import split_of
 from gesso.train.vocabulary import SPECIALS
 
@@ -41,33 +35,7 @@ SHORTEST, LONGEST = 200, 60_000  # characters of a document; a longer file is cu
 READ = 400_000  # bytes: what is longer than this is no source that a person wrote
 SEEN = 0.7  # a file with more of its lines in files before it is a copy
 SHARED = 0.3  # a file with more of its lines in a held-out file, or the other way round, gives that one away
-
-# The same wheels on every machine, whatever it is: their hashes are in the list.
-PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
-WHEELS = ("--python-version=3.11", *(f"--platform={platform}" for platform in PLATFORMS))
 STDLIB_LICENSE = "PSF-2.0"
-# SPDX names, and how metadata from before SPDX says them.
-PERMISSIVE = {
-    "MIT": r"\bMIT\b|Permission is hereby granted, free of charge",
-    "MIT-0": r"\bMIT-0\b|MIT No Attribution",
-    "MIT-CMU": r"\bMIT-CMU\b",
-    "Apache-2.0": r"\bApache\b|\bASL\b",
-    "BSD-2-Clause": r"\bBSD\b|Redistribution and use in source and binary forms",
-    "BSD-3-Clause": r"\bBSD\b|Redistribution and use in source and binary forms",
-    "0BSD": r"\b0BSD\b|Zero-Clause BSD",
-    "PSF-2.0": r"\bPSF|Python Software Foundation",
-    "Python-2.0": r"\bPSF|Python Software Foundation",
-    "ISC": r"\bISCL?\b",
-    "Zlib": r"\bzlib\b",
-    "Unlicense": r"\bUnlicense\b",
-    "HPND": r"\bHPND\b|Historical Permission",
-    "CC0-1.0": r"\bCC0\b",
-    "ZPL-2.1": r"\bZPL\b|Zope Public",
-}
-COPYLEFT = re.compile(
-    r"GPL|\bGNU\b|General Public|\bMPL|Mozilla|\bEPL|Eclipse Public|EUPL|CDDL|CeCILL|Attribution-|Proprietary|BUSL",
-    re.I,
-)
 
 OTHER_PEOPLES = {"_vendor", "vendor", "vendored", "_vendored", "extern", "externals", "third_party", "thirdparty"}
 NO_SOURCE = {"test", "tests", "_tests", "testing", "testdata", "test_data", "migrations", "locale", "node_modules"}
@@ -100,14 +68,6 @@ SENTENCES = (
     "Write a function to find the similar elements from the given two tuple lists",
 )
 MARKERS = (PREFIX, SUFFIX, MIDDLE, *SPECIALS.values())  # would be read as special tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class Package:
-    name: str
-    version: str
-    license: str  # an SPDX expression of names in PERMISSIVE
-    sha256: str  # of the wheel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,70 +122,7 @@ def build(out: Path, packages: Path, cache: Path, progress: Callable[[str], None
     return summary
 
 
-def read_packages(path: Path) -> list[Package]:
-    try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
-        found = [Package(**row) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} must be a list of package = {{name, version, license, sha256}}: {error!r}") from error
-    return sorted(found, key=lambda package: package.name)
-
-
-# --- wheels ---------------------------------------------------------------------------------------------------------
-
-
-def fetch(packages: Sequence[Package], cache: Path, progress: Callable[[str], None]) -> list[Path]:
-    """The wheel of each package, downloaded if it is not in the cache. The hash decides, not the name of a file."""
-    cache.mkdir(parents=True, exist_ok=True)
-    have = _by_hash(cache)
-    if missing := [package for package in packages if package.sha256 not in have]:
-        progress(f"downloading {len(missing)} wheels to {cache}")
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
-            wanted.writelines(f"{p.name}=={p.version} --hash=sha256:{p.sha256}\n" for p in missing)
-            wanted.flush()
-            pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *WHEELS)
-            command = (*pip, "--require-hashes", "--dest", str(cache), "--requirement", wanted.name)
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        have = _by_hash(cache)
-        if lost := [package.name for package in packages if package.sha256 not in have]:
-            raise InputError(f"pip could not download {', '.join(lost)}: {done.stderr.strip()[-1000:]}")
-    return [have[package.sha256] for package in packages]
-
-
-def _by_hash(cache: Path) -> dict[str, Path]:
-    return {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(cache.rglob("*.whl"))}
-
-
-def complaint(package: Package, wheel: Path) -> str | None:
-    """What is wrong with the licence in the list, going by the wheel's own metadata."""
-    if unknown := [name for name in _names(package.license) if name not in PERMISSIVE]:
-        return f"{unknown[0]} is not among {', '.join(PERMISSIVE)}"
-    metadata = read_metadata(wheel)
-    if expression := metadata["License-Expression"]:
-        same = set(_names(expression)) == set(_names(package.license))
-        return None if same else f"listed as {package.license}, its metadata says {expression}"
-    says = statements(metadata)
-    if any(COPYLEFT.search(line) for line in says):
-        return f"listed as {package.license}, its metadata says {'; '.join(says)}"
-    silent = [n for n in _names(package.license) if not any(re.search(PERMISSIVE[n], line, re.I) for line in says)]
-    return f"its metadata does not speak of {silent[0]}: {'; '.join(says) or 'no licence'}" if silent else None
-
-
-def read_metadata(wheel: Path) -> Message:
-    with zipfile.ZipFile(wheel) as members:
-        # The top one: packages vendored with their own metadata lie deeper.
-        name = min((n for n in members.namelist() if n.endswith(".dist-info/METADATA")), key=lambda n: n.count("/"))
-        return email.message_from_string(members.read(name).decode("utf-8", "replace"))
-
-
-def statements(metadata: Message) -> list[str]:
-    """The licence classifiers and the beginning of the free text, which may be the whole licence."""
-    classifiers = [line for line in metadata.get_all("Classifier", []) if line.startswith("License ::")]
-    return [*classifiers, *([metadata["License"][:200]] if metadata["License"] else [])]
-
-
-def _names(expression: str) -> list[str]:
-    return re.sub(r"[()]|\b(AND|OR)\b", " ", expression).split()
+# --- what is good to learn from -------------------------------------------------------------------------------------
 
 
 def members(package: Package, wheel: Path) -> tuple[list[Document], list[Document], Counter[str]]:
@@ -250,18 +147,6 @@ def members(package: Package, wheel: Path) -> tuple[list[Document], list[Documen
             room -= sum(len(document.text) for document in found)
     train.sort(key=lambda document: document.source)
     return train, held, dropped
-
-
-def decode(data: bytes) -> str:
-    """The text with plain line breaks and one at its end; empty if it is in no encoding that Python would read."""
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return re.sub(r"\r\n?", "\n", data.decode(encoding)).strip("\n").rstrip() + "\n"
-    except (SyntaxError, UnicodeDecodeError):
-        return ""
-
-
-# --- what is good to learn from -------------------------------------------------------------------------------------
 
 
 def unwanted_path(path: str) -> str | None:
