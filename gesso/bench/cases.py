@@ -1,0 +1,256 @@
+"""Every kernel with something to do: inputs at the size of the real model, what should come out, how much work it is.
+
+E experts, O outputs, I inputs, B bytes of two values, G groups that share a scale, R pairs of a token and its expert.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gesso import ops
+from gesso.ops.kernels import experts, experts4, linear, rows
+from gesso.ops.kernels.four import Packed, turned
+from gesso.ops.kernels.linear import FP8
+
+READ = 4.27e12  # bytes a second that an H200 was seen to read (a sum over 2 GB); the datasheet says 4.8
+DENSE = {"bf16": 989e12, "fp8": 1979e12, "int4": 989e12, "nvfp4": 989e12}  # by the datasheet
+COPIES = 6  # of the weights, taken by turns: more than fit the 50 MB of the cache
+BLOCK = 64  # columns that share a scale between the two products of FP8 experts
+GROUP = {"int4": 32, "nvfp4": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    tokens: int = 256
+    hidden: int = 2816
+    experts: int = 128
+    k: int = 8
+    expert_width: int = 704
+    width: int = 2112
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A kernel ready to run: `call(i)` uses the i-th copy of the weights, `plain()` is what call(0) should give, when
+    `wide` has made numbers of it."""
+
+    call: Callable[[int], Any]
+    plain: Callable[[], Tensor]
+    wide: Callable[[Any], Tensor] = staticmethod(lambda found: found)
+    bytes: int
+    flops: int
+    precision: str
+
+    @property
+    def floor(self) -> float:
+        """Seconds."""
+        return max(self.bytes / READ, self.flops / DENSE[self.precision])
+
+
+def _normal(*shape: int, size: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * size).to(dtype)
+
+
+@dataclass(frozen=True)
+class Copies:
+    packed: list[Any]  # as the kernel takes them
+    wide: Tensor  # what the first stands for
+
+
+def _copies(count: int, outputs: int, inputs: int, precision: str) -> Copies:
+    packed = [_random(count, outputs, inputs, precision) for _ in range(COPIES)]
+    return Copies(packed, _widened(packed[0]))
+
+
+def _random(count: int, outputs: int, inputs: int, precision: str) -> Any:
+    if precision == "bf16":
+        return experts.Matrices(_normal(count, outputs, inputs, size=inputs**-0.5))
+    if precision == "fp8":
+        scale = (torch.rand(count, outputs, device="cuda") + 0.5) * inputs**-0.5 / 40
+        return experts.Matrices(_normal(count, outputs, inputs, size=40.0, dtype=FP8), scale)
+    packed = torch.randint(0, 256, (count, outputs, inputs // 2), device="cuda", dtype=torch.uint8)
+    scale = (torch.rand(count, outputs, inputs // GROUP[precision], device="cuda") + 0.5) * inputs**-0.5 / 4
+    if precision == "int4":
+        return Packed(packed, scale.bfloat16(), None)
+    return Packed(packed, (scale * 1000).to(FP8), torch.full((count,), 1000.0, device="cuda"))
+
+
+def _widened(packed: Any) -> Tensor:
+    if isinstance(packed, experts.Matrices):
+        wide = packed.weight_EOI.bfloat16()
+        return wide if packed.scale_EO is None else wide * packed.scale_EO[..., None].bfloat16()
+    nibble = torch.stack((packed.packed_EOB & 15, packed.packed_EOB >> 4), -1).flatten(-2)
+    if packed.over_E is None:
+        values, over = torch.arange(16, device="cuda").bfloat16() - 8, 1.0
+    else:
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cuda").bfloat16()
+        over = 1000.0
+    scale = (packed.scale_EOG.float() / over).bfloat16()
+    return values[nibble.int()] * scale.repeat_interleave(2 * packed.group, -1)
+
+
+def _bytes(matrices: Any) -> int:
+    return sum(tensor.nbytes for tensor in vars(matrices).values() if tensor is not None)
+
+
+def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[], experts.Groups]:
+    """Tiles of as many rows as the tiling in force has."""
+    ready = {size: experts.group(index, shape.experts, size) for size in (16, 32, 64, 128)}
+
+    def now() -> experts.Groups:
+        if precision in GROUP:
+            return ready[experts4.cut(key, precision, shape.tokens).rows]
+        table = experts.UP if key == "up" else experts.DOWN
+        limits = table[FP8 if precision == "fp8" else torch.bfloat16]
+        return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
+
+    return now
+
+
+def up(shape: Shape, precision: str) -> Case:
+    index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices  # spread over all experts
+    x = _normal(shape.tokens, shape.hidden)
+    copies = _copies(shape.experts, 2 * shape.expert_width, shape.hidden, precision)
+    groups, four = _groups(index, shape, precision, "up"), precision in GROUP
+    low, scale = linear.quantize_rows(x) if precision == "fp8" else (x, None)
+
+    def call(i: int) -> Any:
+        if four:
+            return experts4.up(turned(x, experts4.up_depth(precision)), groups(), shape.k, copies.packed[i])
+        return experts.up(low, scale, groups(), shape.k, copies.packed[i])
+
+    def plain() -> Tensor:
+        order = groups().order_R.long()
+        seen = _rounded(x, shape.hidden) if precision == "fp8" else x
+        y = _one_by_one(seen[order // shape.k], index.flatten()[order], copies.wide)
+        gate, other = y.chunk(2, -1)
+        h = F.gelu(gate, approximate="tanh") * other
+        return _rounded(h, BLOCK) if precision == "fp8" else h
+
+    def wide(found: Any) -> Tensor:
+        h, scale = (_straight(found, _depth(precision)), None) if four else found
+        return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
+
+    flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
+    return Case(call=call, plain=plain, wide=wide, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
+
+
+def back(shape: Shape, precision: str) -> Case:
+    index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices
+    h = _normal(shape.tokens * shape.k, shape.expert_width)
+    low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
+    copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
+    groups, four = _groups(index, shape, precision, "back"), precision in GROUP
+    rows = turned(h, _depth(precision)) if four else h
+
+    def call(i: int) -> Tensor:
+        if four:
+            return experts4.back(rows, groups(), shape.k, copies.packed[i])
+        return experts.back(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
+
+    def plain() -> Tensor:
+        order = groups().order_R.long()
+        seen = _rounded(h, BLOCK) if precision == "fp8" else h
+        y = torch.empty(len(h), shape.hidden, device="cuda")
+        y[order] = _one_by_one(seen, index.flatten()[order], copies.wide)
+        return y
+
+    flops = 2 * len(h) * shape.hidden * shape.expert_width
+    return Case(call=call, plain=plain, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
+
+
+def _depth(precision: str) -> int:
+    """Of the second product."""
+    return experts4.cut("back", precision, 1).depth
+
+
+def _straight(rows: Tensor, depth: int) -> Tensor:
+    """Rows that are turned, as they were."""
+    column = turned(torch.arange(rows.shape[1], device=rows.device)[None], depth)[0]
+    return rows[:, column.argsort()]
+
+
+def _blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """FP8 with a scale for every `block` columns."""
+    parts = x.float().unflatten(1, (-1, block))
+    scale = parts.abs().amax(-1).clamp(min=1e-12) / 448
+    return (parts / scale[..., None]).clamp(-448, 448).flatten(1).to(FP8), scale
+
+
+def _rounded(x: Tensor, block: int) -> Tensor:
+    low, scale = _blocks(x, block)
+    return low.float() * scale.repeat_interleave(block, 1)
+
+
+def _one_by_one(x: Tensor, expert: Tensor, wide: Tensor) -> Tensor:
+    return torch.stack([wide[e].float() @ row.float() for row, e in zip(x, expert.tolist(), strict=True)])
+
+
+def product(shape: Shape, precision: str, inputs: int, outputs: int, gated: bool = False) -> Case:
+    x = _normal(shape.tokens, inputs)
+    copies = [_copies(1, outputs, inputs, precision) for _ in range(1 + gated)]
+    low, scale = linear.quantize_rows(x) if precision == "fp8" else (x, None)
+
+    def matrix(found: experts.Matrices) -> linear.Matrix:
+        return linear.Matrix(found.weight_EOI[0], None if found.scale_EO is None else found.scale_EO[0])
+
+    ready = [[matrix(each.packed[i]) for each in copies] for i in range(COPIES)]
+
+    def call(i: int) -> Tensor:
+        if gated:
+            return linear.gated(low, ready[i][0], ready[i][1], scale, torch.bfloat16)
+        return linear.linear(low, ready[i][0], scale, torch.bfloat16)
+
+    def plain() -> Tensor:
+        seen = _rounded(x, inputs) if precision == "fp8" else x.float()
+        first, *more = (seen @ each.wide[0].float().T for each in copies)
+        return F.gelu(first, approximate="tanh") * more[0] if gated else first
+
+    flops = 2 * shape.tokens * inputs * outputs * len(copies)
+    size = sum(_bytes(each.packed[0]) for each in copies)
+    return Case(call=call, plain=plain, bytes=size, flops=flops, precision=precision)
+
+
+def route(shape: Shape) -> Case:
+    x, weight = _normal(shape.tokens, shape.hidden), _normal(shape.experts, shape.hidden, size=0.05)
+    scale = torch.rand(shape.experts, device="cuda").bfloat16()
+
+    def call(i: int) -> Tensor:
+        return rows.route(x, weight, scale, shape.k)[1]
+
+    def plain() -> Tensor:
+        return ops.route(F.linear(x, weight), scale, shape.k)[1]
+
+    return Case(call=call, plain=plain, bytes=weight.nbytes + x.nbytes, flops=0, precision="bf16")
+
+
+def add_norms(shape: Shape) -> Case:
+    x, y = (_normal(shape.tokens, shape.hidden) for _ in range(2))
+    weight, first, second, scale = (_normal(shape.hidden) for _ in range(4))
+    then: list[tuple[Tensor, str | None]] = [(first, None), (second, None)]
+    given = x, y, weight, then, scale, shape.hidden**-0.5, 1e-6
+
+    def call(i: int) -> Tensor:
+        return torch.cat([normed for normed in rows.add_norms(*given)[1] if isinstance(normed, Tensor)])
+
+    def plain() -> Tensor:
+        return torch.cat([normed for normed in ops.add_norms(*given)[1] if isinstance(normed, Tensor)])
+
+    return Case(call=call, plain=plain, bytes=6 * x.nbytes, flops=0, precision="bf16")
+
+
+def join(shape: Shape) -> Case:
+    x, dense, sparse = (_normal(shape.tokens, shape.hidden) for _ in range(3))
+    given = x, dense, sparse, [_normal(shape.hidden) for _ in range(3)], _normal(shape.tokens, 1), 1e-6
+
+    def call(i: int) -> Tensor:
+        return rows.join(*given)
+
+    def plain() -> Tensor:
+        return ops.join(*given)
+
+    return Case(call=call, plain=plain, bytes=4 * x.nbytes, flops=0, precision="bf16")
