@@ -4,7 +4,7 @@ import inspect
 import json as json_module  # the name itself is an option's
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 import gesso
 from gesso.box import BASE, SOLVER
 from gesso.errors import InputError
-from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion
+from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -87,7 +87,7 @@ class Denoising:
         """What was given, as keyword arguments; ask before a large model takes minutes to load: it is checked here."""
         given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
         # Whether t_max goes with t_min depends on the checkpoint: here their defaults are wide enough for any value.
-        replace(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **given)
+        choose(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **given)
         return given if self.preset is None else {**given, "preset": self.preset}
 
 

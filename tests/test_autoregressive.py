@@ -1,5 +1,7 @@
 """The same model the old way: a token at a time, from left to right."""
 
+import json
+
 import pytest
 import torch
 
@@ -43,3 +45,10 @@ def test_draws_follow_the_seed(tiny):
 def test_settings_that_cannot_act_token_by_token_are_refused(tiny):
     with pytest.raises(InputError, match="steps must be 1 with sampler autoregressive"):
         tiny.generate("a", sampler="autoregressive", steps=4)
+
+
+def test_the_command_line_writes_token_by_token_too(main, tiny_directory):
+    asked = "-m", str(tiny_directory), "--sampler", "autoregressive", "--max-new-tokens", "3", "--seed", "1", "--json"
+    found = json.loads(main("generate", "hi", *asked).out)
+    assert found["usage"]["denoising_steps"] == found["usage"]["completion_tokens"] == 3
+    assert "must be 1 with sampler autoregressive" in main("generate", "hi", *asked, "--steps", "2").err
