@@ -19,8 +19,9 @@ from gesso.settings import GenerationDefaults
 from gesso.tokenizer import Tokenizer
 from gesso.train import check as checks
 from gesso.train.data import Dataset, Source
+from gesso.train.processes import join_processes
 from gesso.train.recipe import Recipe
-from gesso.train.trainer import Report, Score, Trainer, join_processes
+from gesso.train.trainer import Report, Score, Trainer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -7,7 +7,6 @@ the number of the example, so that a run resumes exactly from its weights, its o
 import itertools
 import json
 import math
-import os
 import shutil
 import time
 from collections import deque
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader
 
 from gesso import checkpoint, saving
 from gesso.config import Config
@@ -30,6 +29,7 @@ from gesso.train.batch import Batch, collate, corrupt
 from gesso.train.data import Example, Source
 from gesso.train.muon import Muon
 from gesso.train.objective import Losses, Objective, anywhere
+from gesso.train.processes import Feed, Prepared, shard
 from gesso.train.recipe import Recipe
 
 # Settings that may change between the legs of a run.
@@ -37,7 +37,6 @@ FREE = {"steps", "save_every", "keep", "log_every", "tensorboard", "out", "worke
 
 Report = Callable[[Mapping[str, float]], None]
 Score = Callable[[DiffusionGemma], Mapping[str, float]]  # of the model as it stands
-Prepared = tuple[int, Batch]  # number of the batch in the run
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Trainer:
                     draws=objective.draws[number % len(objective.draws)],
                 )  # fmt: skip
 
-        prepared = _Feed(make, self.step * run.accumulate)
+        prepared = Feed(make, self.step * run.accumulate)
         pinned = self.model.device.type == "cuda"
         loader = DataLoader(prepared, batch_size=None, num_workers=run.workers, pin_memory=pinned)
         return iter(loader if run.workers else prepared)
@@ -349,45 +348,12 @@ class Trainer:
         fresh.rename(target)
 
 
-class _Feed(IterableDataset[Prepared]):
-    """Batches from a number on; each worker of a loader makes its share of them."""
-
-    def __init__(self, make: Callable[[int, int], Iterator[Prepared]], first: int) -> None:
-        self.make, self.first = make, first
-
-    def __iter__(self) -> Iterator[Prepared]:
-        worker = get_worker_info()
-        return self.make(self.first, 1) if worker is None else self.make(self.first + worker.id, worker.num_workers)
-
-
 def learning_rate(peak: float, least: float, warmup: int, step: int, steps: int) -> float:
     """Up in a straight line, then down along half a cosine."""
     if step < warmup:
         return peak * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
     return least + (peak - least) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def shard(objective: Objective) -> None:
-    """FSDP2: every process keeps its part of each layer, and has a layer whole only while it runs."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in objective.model.decoder.layers:
-        fully_shard(layer)
-    fully_shard(objective)
-
-
-def join_processes() -> torch.device:
-    """The device of this process; under torchrun, after it has met the others."""
-    if "RANK" not in os.environ:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-        return device
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
