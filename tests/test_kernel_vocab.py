@@ -10,8 +10,9 @@ import triton.language as tl
 
 from gesso.errors import InputError
 from gesso.ops import hash, vocab
+from gesso.ops.kernels import soft
 from gesso.ops.kernels import vocab as vocab_kernel
-from gesso.ops.kernels.vocab import Product
+from gesso.ops.kernels.capped import Product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
@@ -21,9 +22,9 @@ NAMES = tuple(vocab.Reading.__annotations__)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(vocab_kernel, "LOGITS", Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64))
-    monkeypatch.setattr(vocab_kernel, "MEAN", Product(rows=16, columns=32, warps=4, stages=2, inner_bytes=64))
-    monkeypatch.setattr(vocab_kernel, "SPLITS", 3)
-    monkeypatch.setattr(vocab_kernel, "STREAM", 128)
+    monkeypatch.setattr(soft, "MEAN", Product(rows=16, columns=32, warps=4, stages=2, inner_bytes=64))
+    monkeypatch.setattr(soft, "SPLITS", 3)
+    monkeypatch.setattr(soft, "STREAM", 128)
 
 
 @pytest.fixture(autouse=True)

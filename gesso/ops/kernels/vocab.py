@@ -6,6 +6,9 @@ T tokens of all segments, V vocabulary, H hidden, P tiles of the vocabulary, S s
   1. `_logits`         hidden @ head.T; what is left of every vocabulary tile is a handful of numbers a row, and the
                        logits in the working dtype. No float32 [T, V] exists.
   2. `_merge`          the tiles of a row, in one fixed order: candidate, argmax, confidence, entropy.
+
+and in `soft.py`
+
   3. `_probabilities`  turns the stored logits into probabilities, in place.
   4. `_mean`           probabilities @ embedding, over S fixed splits of the vocabulary.
   5. `_add_splits`     their sum, in order, rounded and scaled as the plain version rounds and scales.
@@ -37,8 +40,6 @@ Gumbel noise is good to 5e-6. Where two tokens tie to within that, a draw or an 
 rounded to bfloat16 is off by hundreds of times as much.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -46,23 +47,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.errors import InputError
+from gesso.ops.kernels.capped import LOG2E, NOTHING, Product, depth, span_of
 from gesso.ops.kernels.hash import token_hash, uniform
-from gesso.ops.kernels.special import exp2, in_ptx, log2, reciprocal, rounded
+from gesso.ops.kernels.soft import expected
+from gesso.ops.kernels.special import exp2, in_ptx, log2, rounded
 from gesso.ops.vocab import Reading
-
-
-class Product(NamedTuple):
-    """How a product is cut: a program makes `rows` x `columns` of it, walking the inner dimension by `inner_bytes`."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-    inner_bytes: int = 128  # a row of the shared-memory swizzle: 64 bfloat16, 32 float32
-
-    def inner(self, dtype: torch.dtype) -> int:
-        return self.inner_bytes // dtype.itemsize
-
 
 # An SM of a Hopper GPU has 228 KB of shared memory (227 for one program) and 64 Ki registers, at most 255 a thread;
 # wgmma works on 64 rows by a group of four warps. A stage of a product holds (rows + columns) * 128 bytes, and each
@@ -74,18 +63,7 @@ class Product(NamedTuple):
 # thread may need more than 255 registers, see `_after`.
 LOGITS = Product(rows=128, columns=256, warps=8, stages=4)
 
-# MEAN: the epilogue is a store, so the larger tile: 48 KB a stage, four of them 192 KB, 128 sums a thread.
-MEAN = Product(rows=128, columns=256, warps=8, stages=4)
-
-# Splits of the vocabulary in MEAN, part of the definition of its sums: never a function of T. T = 256 gives 2 x 11
-# tiles, which times 6 are the 132 SMs of an H200; so are multiples of 256.
-SPLITS = 6
-
 MERGE_WARPS = 4  # one row of P numbers a program
-STREAM, STREAM_WARPS = 4096, 8  # elements of a program that only streams: 16 a thread, 32 bytes of bfloat16
-
-_LOG2E = tl.constexpr(1.4426950408889634)
-_NOTHING = tl.constexpr(-1e30)  # below any logit, but finite: minus infinity times the zero it leaves would be NaN
 
 
 def vocab_tail(
@@ -143,40 +121,7 @@ def vocab_tail(
 
     if not soft:
         return Reading(candidate_T, argmax_T, confidence_T, entropy_T, torch.zeros_like(hidden_TH))
-    width = stored_TV.shape[1]
-    _probabilities[(triton.cdiv(width, STREAM), tokens)](
-        *(stored_TV, temperature_T, top_T, confidence_T, softcap),
-        V=vocabulary,
-        WIDTH=width,
-        BLOCK_V=STREAM,
-        PTX=ptx,
-        num_warps=STREAM_WARPS,
-    )
-
-    partial_STH = hidden_TH.new_empty(SPLITS, tokens, hidden, dtype=torch.float32)
-    _mean[(triton.cdiv(tokens, MEAN.rows) * triton.cdiv(hidden, MEAN.columns) * SPLITS,)](
-        TensorDescriptor.from_tensor(stored_TV, [MEAN.rows, MEAN.inner(dtype)]),
-        TensorDescriptor.from_tensor(embedding_VH, [MEAN.inner(dtype), MEAN.columns]),
-        partial_STH,
-        tokens,
-        V=vocabulary,
-        H=hidden,
-        S=SPLITS,
-        BLOCK_T=MEAN.rows,
-        BLOCK_H=MEAN.columns,
-        BLOCK_V=MEAN.inner(dtype),
-        num_warps=MEAN.warps,
-        num_stages=MEAN.stages,
-    )
-
-    soft_TH = torch.empty_like(hidden_TH, memory_format=torch.contiguous_format)
-    _add_splits[(triton.cdiv(hidden, STREAM), tokens)](
-        *(partial_STH, soft_TH, embed_scale, tokens),
-        H=hidden,
-        S=SPLITS,
-        BLOCK_H=min(STREAM, triton.next_power_of_2(hidden)),
-        num_warps=STREAM_WARPS,
-    )
+    soft_TH = expected(stored_TV, temperature_T, top_T, confidence_T, softcap, embedding_VH, embed_scale)
     return Reading(candidate_T, argmax_T, confidence_T, entropy_T, soft_TH)
 
 
@@ -198,21 +143,6 @@ def _check(hidden_TH: Tensor, head_VH: Tensor, embedding_VH: Tensor, temperature
 
 
 @triton.jit
-def _depth(stored, softcap, PTX: tl.constexpr):
-    """How far below the cap a logit is, as a share of the way down to minus the cap: (1 - tanh(x / softcap)) / 2.
-
-    It has all its digits near the cap, where the likely tokens are. Times `_span`, a difference of two is one of logits
-    at the step's temperature, in powers of two.
-    """
-    return reciprocal(1.0 + exp2(stored.to(tl.float32) * (2.0 * _LOG2E / softcap), PTX), PTX)
-
-
-@triton.jit
-def _span(softcap, temperature):
-    return 2.0 * _LOG2E * softcap / temperature
-
-
-@triton.jit
 def _delay(key_0, key_1, token, PTX: tl.constexpr):
     """Less Gumbel noise, in powers of two, and a constant: log2 of an exponential draw -log2(u).
 
@@ -222,7 +152,7 @@ def _delay(key_0, key_1, token, PTX: tl.constexpr):
     """
     u = uniform(token_hash(key_0, key_1, token))
     v = 1.0 - u
-    series = v * (_LOG2E + v * (_LOG2E / 2 + v * (_LOG2E / 3 + v * (_LOG2E / 4))))
+    series = v * (LOG2E + v * (LOG2E / 2 + v * (LOG2E / 3 + v * (LOG2E / 4))))
     return log2(tl.abs(tl.where(v < 0.03125, series, log2(u, PTX))), PTX)
 
 
@@ -235,9 +165,9 @@ def _statistics(
     and the largest b with noise. Measured from there because the entropy would else be a difference of large numbers.
     """
     token_V = first_token + tl.arange(0, rounded_TV.shape[1])
-    below_TV = span_T[:, None] * (top_T[:, None] - _depth(rounded_TV, softcap, PTX))
+    below_TV = span_T[:, None] * (top_T[:, None] - depth(rounded_TV, softcap, PTX))
     if MASKED:
-        below_TV = tl.where(token_V[None, :] < V, below_TV, _NOTHING)
+        below_TV = tl.where(token_V[None, :] < V, below_TV, NOTHING)
     mass_TV = exp2(below_TV, PTX)
     noisy_TV = below_TV - _delay(key_0_T[:, None], key_1_T[:, None], token_V[None, :], PTX)
     return tl.sum(mass_TV, 1), tl.sum(mass_TV * below_TV, 1), tl.max(noisy_TV, 1)
@@ -276,16 +206,16 @@ def _logits(
 
     row = first_row + tl.arange(0, BLOCK_T)
     inside = row < T
-    span = _span(softcap, tl.load(temperature_T + row, mask=inside, other=1.0))
+    span = span_of(softcap, tl.load(temperature_T + row, mask=inside, other=1.0))
     key_0 = tl.load(key_T2 + row * 2, mask=inside, other=0)
     key_1 = tl.load(key_T2 + row * 2 + 1, mask=inside, other=0)
 
     MASKED: tl.constexpr = V % BLOCK_V != 0
     number_TV = rounded_TV.to(tl.float32)
     if MASKED:
-        number_TV = tl.where((first_token + tl.arange(0, BLOCK_V))[None, :] < V, number_TV, _NOTHING)
+        number_TV = tl.where((first_token + tl.arange(0, BLOCK_V))[None, :] < V, number_TV, NOTHING)
     peak = tl.max(number_TV, 1)
-    top = _depth(peak, softcap, PTX)
+    top = depth(peak, softcap, PTX)
 
     # By quarters: the logits of a whole tile, with and without noise, do not fit in the registers beside each other.
     left, right = _halves(rounded_TV)
@@ -326,14 +256,14 @@ def _merge(
     tile_P = tl.arange(0, BLOCK_P)
     inside_P = tile_P < P
     at_P = row.to(tl.int64) * P + tile_P
-    peak_P = tl.load(peak_TP + at_P, mask=inside_P, other=_NOTHING)
+    peak_P = tl.load(peak_TP + at_P, mask=inside_P, other=NOTHING)
     mass_P = tl.load(mass_TP + at_P, mask=inside_P, other=0.0)
     tilt_P = tl.load(tilt_TP + at_P, mask=inside_P, other=0.0)
-    best_P = tl.load(best_TP + at_P, mask=inside_P, other=_NOTHING)
+    best_P = tl.load(best_TP + at_P, mask=inside_P, other=NOTHING)
 
     # All as if measured from the largest logit of the row.
-    span = _span(softcap, tl.load(temperature_T + row))
-    depth_P = _depth(peak_P, softcap, PTX)
+    span = span_of(softcap, tl.load(temperature_T + row))
+    depth_P = depth(peak_P, softcap, PTX)
     top = tl.min(depth_P, 0)
     below_P = span * (top - depth_P)
     scale_P = exp2(below_P, PTX)
@@ -342,73 +272,18 @@ def _merge(
     tl.store(top_T + row, top)
     tl.store(confidence_T + row, 1.0 / mass)
     # With Z the mass and W the tilt the entropy is log Z - W / Z; neither term is negative but by rounding.
-    tl.store(entropy_T + row, tl.maximum(tl.log2(mass) - tilt / mass, 0.0) / _LOG2E)
+    tl.store(entropy_T + row, tl.maximum(tl.log2(mass) - tilt / mass, 0.0) / LOG2E)
 
     # Of the tiles only the largest values are known; which tokens have them is found again in the two that won.
     token_V = tl.arange(0, BLOCK_V)
     stored_row = stored_TV + row.to(tl.int64) * (P * BLOCK_V)
     peak_token_V = _first_of_largest(-depth_P, tile_P, P) * BLOCK_V + token_V
-    depth_V = _depth(tl.load(stored_row + peak_token_V), softcap, PTX)
-    argmax = _first_of_largest(tl.where(peak_token_V < V, -depth_V, _NOTHING), peak_token_V, V)
+    depth_V = depth(tl.load(stored_row + peak_token_V), softcap, PTX)
+    argmax = _first_of_largest(tl.where(peak_token_V < V, -depth_V, NOTHING), peak_token_V, V)
     tl.store(argmax_T + row, argmax.to(tl.int64))
 
     best_token_V = _first_of_largest(below_P + best_P, tile_P, P) * BLOCK_V + token_V
-    below_V = span * (top - _depth(tl.load(stored_row + best_token_V), softcap, PTX))
+    below_V = span * (top - depth(tl.load(stored_row + best_token_V), softcap, PTX))
     delay_V = _delay(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), best_token_V, PTX)
-    candidate = _first_of_largest(tl.where(best_token_V < V, below_V - delay_V, _NOTHING), best_token_V, V)
+    candidate = _first_of_largest(tl.where(best_token_V < V, below_V - delay_V, NOTHING), best_token_V, V)
     tl.store(candidate_T + row, candidate.to(tl.int64))
-
-
-@triton.jit(do_not_specialize_on_alignment=["temperature_T"])
-def _probabilities(
-    stored_TV, temperature_T, top_T, confidence_T, softcap,
-    V: tl.constexpr, WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, PTX: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(1)
-    token_V = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    at_V = stored_TV + row.to(tl.int64) * WIDTH + token_V
-    stored_V = tl.load(at_V, mask=token_V < V, other=0.0)
-    span = _span(softcap, tl.load(temperature_T + row))
-    below_V = tl.where(token_V < V, span * (tl.load(top_T + row) - _depth(stored_V, softcap, PTX)), _NOTHING)
-    # The confidence is one over the sum of all these.
-    probability_V = exp2(below_V, PTX) * tl.load(confidence_T + row)
-    tl.store(at_V, probability_V.to(stored_TV.dtype.element_ty), mask=token_V < WIDTH)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _mean(
-    probability, embedding, partial_STH, T,
-    V: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    row_tiles = tl.cdiv(T, BLOCK_T)
-    program = tl.program_id(0) // row_tiles  # neighbours share a tile of the embedding, the next ones the rows' tiles
-    first_row = tl.program_id(0) % row_tiles * BLOCK_T
-    first_column = program % tl.cdiv(H, BLOCK_H) * BLOCK_H
-    split = program // tl.cdiv(H, BLOCK_H)
-
-    steps: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    each: tl.constexpr = (steps + S - 1) // S
-    sum_TH = tl.zeros((BLOCK_T, BLOCK_H), tl.float32)
-    for step in range(split * each, tl.minimum(split * each + each, steps)):
-        p_TV = probability.load([first_row, step * BLOCK_V])
-        e_VH = embedding.load([step * BLOCK_V, first_column])
-        sum_TH = tl.dot(p_TV, e_VH, sum_TH, input_precision="ieee")
-
-    row_T = first_row + tl.arange(0, BLOCK_T)
-    column_H = first_column + tl.arange(0, BLOCK_H)
-    at_TH = (split.to(tl.int64) * T + row_T[:, None]) * H + column_H[None, :]
-    tl.store(partial_STH + at_TH, sum_TH, mask=(row_T[:, None] < T) & (column_H[None, :] < H))
-
-
-@triton.jit(do_not_specialize=["T"])
-def _add_splits(partial_STH, soft_TH, scale, T, H: tl.constexpr, S: tl.constexpr, BLOCK_H: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    column_H = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
-    inside_H = column_H < H
-    sum_H = tl.zeros((BLOCK_H,), tl.float32)
-    for split in tl.static_range(S):
-        sum_H += tl.load(partial_STH + (split * T + row) * H + column_H, mask=inside_H, other=0.0)
-    # A product rounds to its dtype before the scale is applied.
-    mean_H = sum_H.to(soft_TH.dtype.element_ty).to(tl.float32)
-    tl.store(soft_TH + row * H + column_H, (mean_H * scale).to(soft_TH.dtype.element_ty), mask=inside_H)
