@@ -183,7 +183,7 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
     _attend[triton.cdiv(table.longest * groups, shape.rows), kv_heads * splits * (dim // shape.values), slots](
         q_TND, k_TMD, v_TMD, out_TND, part_TPND, mass_TPN, table.segments_S7, table.rows_S3,
         *q_TND.stride()[:2], *k_TMD.stride()[:2], *v_TMD.stride()[:2],
-        WINDOW=table.window or 0, GROUPS=groups, HEADS=kv_heads, DIM=dim,
+        WINDOW=table.window or 0, TEXTS=table.appends, GROUPS=groups, HEADS=kv_heads, DIM=dim,
         ROWS=shape.rows, KEYS=shape.keys, VALUES=shape.values, SPLITS=splits,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -218,6 +218,7 @@ def _attend(
     q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, mass_ptr, segment_ptr, row_ptr,
     q_token, q_head, k_token, k_head, v_token, v_head,
     WINDOW: tl.constexpr,  # 0: all of the text
+    TEXTS: tl.constexpr,  # whether there is text among the segments; the same sums in either case
     GROUPS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -294,26 +295,36 @@ def _attend(
 
         # Beyond the limit the last key is loaded again, and then not seen: loads need no mask.
         key_B = tl.minimum(position_B, limit - 1)
-        slot_B = key_B - low + low_slot
-        slot_B = tl.where(slot_B >= capacity, slot_B - capacity, slot_B)
-        in_cache_B = key_B < cached
-        at_B = tl.where(in_cache_B, slot_B, key_B + tl.where(own, offset - start, fresh - cached)).to(tl.int64)
-        k_B = tl.where(in_cache_B, cached_k, k_ptr) + at_B * tl.where(in_cache_B, HEADS * DIM, k_token)
-        v_B = tl.where(in_cache_B, cached_v, v_ptr) + at_B * tl.where(in_cache_B, HEADS * DIM, v_token)
+        if TEXTS:
+            slot_B = key_B - low + low_slot
+            slot_B = tl.where(slot_B >= capacity, slot_B - capacity, slot_B)
+            in_cache_B = key_B < cached
+            at_B = tl.where(in_cache_B, slot_B, key_B + tl.where(own, offset - start, fresh - cached)).to(tl.int64)
+            k_B = tl.where(in_cache_B, cached_k, k_ptr) + at_B * tl.where(in_cache_B, HEADS * DIM, k_token)
+            v_B = tl.where(in_cache_B, cached_v, v_ptr) + at_B * tl.where(in_cache_B, HEADS * DIM, v_token)
+        else:  # all of the block is in the cache, or none of it
+            at_B = key_B + tl.where(own, offset - start, low_slot - low)
+            room = tl.where(own, 0x7FFFFFFF, capacity)
+            at_B = tl.where(at_B >= room, at_B - room, at_B).to(tl.int64)
+            k_B = tl.where(own, k_ptr, cached_k) + at_B * tl.where(own, k_token, HEADS * DIM)
+            v_B = tl.where(own, v_ptr, cached_v) + at_B * tl.where(own, v_token, HEADS * DIM)
         # The compiler cannot know how an address from a table is aligned; untold, it would load number by number.
         k_B, v_B = tl.multiple_of(k_B, 16), tl.multiple_of(v_B, 16)
         k_BD = tl.load(k_B[:, None] + d_D[None, :])
         v_BV = tl.load(v_B[:, None] + value_V[None, :])
 
         score_RB = tl.dot(q_RD, tl.trans(k_BD), input_precision="ieee")
-        seen_RB = position_B[None, :] <= tl.minimum(last_R, limit - 1)[:, None]
-        if WINDOW:
-            seen_RB = seen_RB & (position_B[None, :] >= first_R[:, None])
-        score_RB = tl.where(seen_RB, score_RB, float("-inf"))
+        if TEXTS:
+            seen_RB = position_B[None, :] <= tl.minimum(last_R, limit - 1)[:, None]
+            if WINDOW:
+                seen_RB = seen_RB & (position_B[None, :] >= first_R[:, None])
+            score_RB = tl.where(seen_RB, score_RB, float("-inf"))
+        else:  # all rows see the same keys
+            score_RB += tl.where(position_B < limit, 0.0, float("-inf"))[None, :]
 
         new_R = tl.maximum(peak_R, tl.max(score_RB, 1) * LOG2E)
         # A row that has seen nothing yet must not subtract infinity from itself.
-        shift_R = tl.where(new_R == float("-inf"), 0.0, new_R)
+        shift_R = tl.where(new_R == float("-inf"), 0.0, new_R) if TEXTS else new_R
         weight_RB = tl.exp2(score_RB * LOG2E - shift_R[:, None])
         fade_R = tl.exp2(peak_R - shift_R)
         total_R = total_R * fade_R + tl.sum(weight_RB, 1)
