@@ -57,7 +57,7 @@ class Config:
     tie_word_embeddings: bool = True
     pad_token_id: int = 0
     eos_token_ids: tuple[int, ...] = (1,)
-    quantization: str | None = None  # one of QUANTIZATIONS
+    quantization: str | None = None  # one of QUANTIZATIONS, or with -layers behind it
     # The file as it was read: saving writes it back, so that nothing another tool needs gets lost.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -262,26 +262,28 @@ QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
                                            "group_size": 16}),
     }
 )  # fmt: skip
-_NOT_QUANTIZED = ("lm_head", "re:.*embed_tokens", "re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
+_NOT_QUANTIZED = ("re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
+_TABLES = ("lm_head", "re:.*embed_tokens")
 
 
 def quantization_config(name: str) -> dict[str, Any]:
-    """At four bits are the experts; all other matrices are FP8 in any case."""
-    rest = _group("fp8", "Linear")
-    groups = [rest] if name == "fp8" else [_group(name, "re:.*experts.*"), rest]
+    """At four bits are the experts; all other matrices are FP8, and so are embeddings unless only layers are packed."""
+    format, layers = name.removesuffix("-layers"), name.endswith("-layers")
+    rest = _group("fp8", "Linear", *(() if layers else _TABLES))
+    groups = [rest] if format == "fp8" else [_group(format, "re:.*experts.*"), rest]
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
         "format": groups[0]["format"] if len(groups) == 1 else "mixed-precision",
         "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
-        "ignore": list(_NOT_QUANTIZED),
+        "ignore": [*(_TABLES if layers else ()), *_NOT_QUANTIZED],
     }
 
 
-def _group(name: str, target: str) -> dict[str, Any]:
+def _group(name: str, *targets: str) -> dict[str, Any]:
     stored, weights = QUANTIZATIONS[name]
     return {
-        "targets": [target],
+        "targets": list(targets),
         "weights": {**weights, "symmetric": True, "dynamic": False},
         "input_activations": None,
         "output_activations": None,
@@ -290,7 +292,8 @@ def _group(name: str, target: str) -> dict[str, Any]:
 
 
 def _quantization(given: Any) -> str | None:
-    """Which of QUANTIZATIONS the file means. How activations are to be rounded is advice that gesso does not take."""
+    """Which of QUANTIZATIONS the file means, and whether of layers only. How activations are to be rounded is advice
+    that gesso does not take."""
     if given is None:
         return None
     groups = given.get("config_groups") if isinstance(given, Mapping) else None
@@ -302,7 +305,7 @@ def _quantization(given: Any) -> str | None:
     found = [_described(group, given.get("format")) for group in groups.values()]
     for name in QUANTIZATIONS:
         if found == [_described(group, None) for group in quantization_config(name)["config_groups"].values()]:
-            return name
+            return f"{name}-layers" if set(_TABLES) & set(given.get("ignore") or ()) else name
     raise CheckpointError(
         f"config: quantization_config describes weights as {found}; gesso reads fp8 for all matrices, or int4 or "
         "nvfp4 for the experts and fp8 for the others, as gesso quantize writes them"

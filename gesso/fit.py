@@ -36,7 +36,8 @@ RULES = (
     "embedding twice (lm_head, soft embedding); each sequence's cache.",
     "Operations: 2 for each active weight and token; 4 for each embedding value and token (lm_head, soft embedding); "
     "4 for each query, key and head dimension. Matrices run at the rate of their precision (at 4-bit, all but the "
-    "experts at that of fp8), or of bf16 where the card lacks it; embedding, router and attention at that of bf16.",
+    "experts at that of fp8), lm_head among them, or of bf16 where the card lacks it; soft embedding, router and "
+    "attention at that of bf16.",
     "Tokens/s: all sequences together, a canvas taking as many passes as steps: the commit rides with the next "
     "canvas's first pass, its own operations left out, and so is the reading of prompts.",
 )
@@ -50,7 +51,7 @@ class Load:
     expert_bytes: int  # of all experts
     expert_values: int  # active weights of a token that run at the precision's rate
     matrix_values: int  # the other matrices: at that of fp8 even if the experts have four bits
-    bf16_values: int  # and at that of bf16, the vocabulary's end among them
+    bf16_values: int  # and at that of bf16, the soft embedding among them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +176,7 @@ def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
 
 
 def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
-    from gesso.quantize.formats import is_expert, is_low_bit
+    from gesso.quantize.formats import format_of, is_expert
 
     dense = experts = active = matrices = plain = 0
     for name, p in model.named_parameters():
@@ -186,12 +187,12 @@ def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
             active += p.numel() // config.num_experts * config.top_k_experts
             continue
         dense += weight_bytes(name, p, precision)
-        if is_low_bit(name, p.shape):
+        if format_of(name, p.shape, "fp8"):
             matrices += p.numel()
         elif p.ndim >= 2:
             plain += p.numel()
     if config.tie_word_embeddings:  # the head is the embedding: one tensor, two passes over it
-        embedding = model.decoder.embed_tokens.weight
+        embedding = model.get_parameter("decoder.embed_tokens.weight")
         dense += weight_bytes("embed_tokens.weight", embedding, precision)
         plain += embedding.numel()
     return Load(

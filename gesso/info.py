@@ -33,10 +33,10 @@ CONTEXTS = (8_192, 32_768, 262_144)
 MEMORY_RULES = (
     "Weights: the text model alone, since gesso never loads the vision tower.",
     "bf16: 2 bytes a value.",
-    "fp8: 1 byte a value of the attention, MLP, expert and self-conditioning matrices, and a float32 scale for each of "
-    "their output channels (of each expert); embeddings, norms and router stay in bf16.",
+    "fp8: 1 byte a value of the attention, MLP, expert and self-conditioning matrices and of the embeddings, and a "
+    "float32 scale for each of their output channels (of each expert); norms and router stay in bf16.",
     "4-bit: 4.5 bits a value of the experts (NVFP4: 16 values share an FP8 scale; int4: 32 share one in bf16); the "
-    "other matrices as in fp8.",
+    "rest as in fp8.",
     "Cache: bf16, one sequence; global layers keep every token, sliding layers the last window - 1.",
     "What a pass works with (activations, logits) comes on top.",
 )
@@ -210,12 +210,14 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
 
 
 def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int = 2) -> int:
-    """MEMORY_RULES, as arithmetic. `value_bytes`: of what is not packed, 2 in bf16."""
-    from gesso.quantize.formats import is_expert, is_low_bit
+    """MEMORY_RULES, as arithmetic. With -layers behind the precision the embeddings are not packed; `value_bytes` are
+    those of a number that is not, 2 in bf16."""
+    from gesso.quantize.formats import LAYERS, format_of, is_expert
 
-    if precision == "bf16" or not is_low_bit(name, tensor.shape):
+    kind, layers = precision.removesuffix(LAYERS), precision.endswith(LAYERS)
+    if kind == "bf16" or format_of(name, tensor.shape, "fp8" + LAYERS * layers) is None:
         return value_bytes * tensor.numel()
-    if precision == "fp8" or not is_expert(name):
+    if kind == "fp8" or not is_expert(name):
         return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
     return math.ceil(tensor.numel() * 4.5 / 8)
 

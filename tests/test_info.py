@@ -106,8 +106,8 @@ def test_the_26b_cache_is_20480_bytes_a_token_and_a_fixed_ring(real):
 
 def test_the_26b_weights_follow_the_stated_rule_in_every_precision(real):
     hidden = 2816
-    matrices = [(2112, hidden), (2112, hidden), (hidden, 2112)]  # self-conditioning
-    other = 262_144 * hidden + hidden + hidden + 2 * 30  # embedding, its two norms, encoder and decoder scalars
+    matrices = [(262_144, hidden), (2112, hidden), (2112, hidden), (hidden, 2112)]  # embedding, self-conditioning
+    other = hidden + hidden + 2 * 30  # their two norms, encoder and decoder scalars
     for layer in range(30):
         dim, kv_heads = (512, 2) if layer % 6 == 5 else (256, 8)
         matrices += [(16 * dim, hidden), (kv_heads * dim, hidden), (hidden, 16 * dim)]

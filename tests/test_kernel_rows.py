@@ -37,7 +37,7 @@ def test_queries_and_keys_are_normed_and_turned_values_only_normed():
 def test_a_normed_sum_comes_with_its_own_norms():
     x, y = draw(7, 24), draw(7, 24, seed=1)
     weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
-    given = x, y, weight, [(first, None), (second, None)], scale, 24**-0.5, EPS
+    given = x, y, weight, [ops.Then(first, None), ops.Then(second, None)], scale, 24**-0.5, EPS
     (total, normed), (expected, plain) = kernel.add_norms(*given), ops.add_norms(*given)
     torch.testing.assert_close(total, expected)
     assert len(normed) == len(plain) == 3
@@ -48,7 +48,7 @@ def test_a_normed_sum_comes_with_its_own_norms():
 def test_a_normed_sum_adds_the_parts_of_a_product():
     x, sums = draw(7, 24), draw(3, 7, 24, seed=1)
     weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
-    then = weight, [(first, None), (second, None)], scale, 24**-0.5, EPS
+    then = weight, [ops.Then(first, None), ops.Then(second, None)], scale, 24**-0.5, EPS
     total, normed = kernel.add_norms(x, ops.Parts(sums), *then)
     whole, expected = kernel.add_norms(x, sums[0] + sums[1] + sums[2], *then)
     assert torch.equal(total, whole)
@@ -66,9 +66,9 @@ def test_a_norm_in_fp8_is_the_norm_rounded_to_fp8():
     assert torch.equal(scales, expected[1])
 
     given = weight, scale, 48**-0.5, EPS
-    total, wide = kernel.add_norms(x, y, given[0], [(first, None), (second, None)], *given[1:])
+    total, wide = kernel.add_norms(x, y, given[0], [ops.Then(first, None), ops.Then(second, None)], *given[1:])
     same, (one, (low, scales, _), routed) = kernel.add_norms(
-        x, y, given[0], [(first, None), (second, "fp8")], *given[1:]
+        x, y, given[0], [ops.Then(first, None), ops.Then(second, "fp8")], *given[1:]
     )
     assert torch.equal(total, same) and torch.equal(wide[0], one) and torch.equal(wide[2], routed)
     expected = quantize_rows(wide[1])
@@ -79,8 +79,8 @@ def test_a_norm_in_fp8_is_the_norm_rounded_to_fp8():
 def test_a_norm_for_weights_of_four_bits_has_its_columns_turned(wants):
     x, y = draw(5, 256), draw(5, 256, seed=1)
     weight, first, second, scale = (draw(256, seed=2 + i) for i in range(4))
-    _, (_, wide, _) = kernel.add_norms(x, y, weight, [(first, None), (second, None)], scale, 1.0, EPS)
-    _, (_, found, _) = kernel.add_norms(x, y, weight, [(first, None), (second, wants)], scale, 1.0, EPS)
+    _, (_, wide, _) = kernel.add_norms(x, y, weight, [ops.Then(first, None), ops.Then(second, None)], scale, 1.0, EPS)
+    _, (_, found, _) = kernel.add_norms(x, y, weight, [ops.Then(first, None), ops.Then(second, wants)], scale, 1.0, EPS)
     assert isinstance(found, ops.Turned) and torch.equal(found.turned_TI, turned(wide, up_depth(wants)))
     assert not torch.equal(found.turned_TI, wide)
 
@@ -103,7 +103,23 @@ def test_a_layer_ends_as_the_plain_one_does():
     x, dense, sparse = (draw(6, 48, seed=i) for i in range(3))
     weights, scalar_T1 = [draw(48, seed=3 + i) for i in range(3)], draw(6, 1, seed=9)
     given = x, dense, sparse, weights, scalar_T1, EPS
-    torch.testing.assert_close(kernel.join(*given), ops.join(*given))
+    torch.testing.assert_close(kernel.join(*given)[0], ops.join(*given)[0])
+    assert kernel.join(*given)[1] is None and ops.join(*given)[1] is None
+
+
+def test_the_norm_that_follows_a_layer_is_that_of_what_it_gives():
+    x, dense, sparse = (draw(6, 48, seed=i).bfloat16() for i in range(3))
+    weights, scalar_T1 = [draw(48, seed=3 + i).bfloat16() for i in range(3)], draw(6, 1, seed=9).bfloat16()
+    given, then_H = (x, dense, sparse, weights, scalar_T1, EPS), draw(48, seed=10).bfloat16()
+    alone, _ = kernel.join(*given)
+    for wants in (None, "fp8"):
+        out, normed = kernel.join(*given, ops.Then(then_H, wants))
+        expected = kernel.norm_for(alone, then_H, EPS, wants)
+        assert torch.equal(out, alone) and type(normed) is type(expected)
+        for a, b in zip(normed, expected, strict=True):
+            assert torch.equal(a.float(), b.float()) if isinstance(a, torch.Tensor) else a == b
+    plain, normed = ops.join(*given, ops.Then(then_H, None))
+    assert torch.equal(normed, ops.rms_norm(plain, then_H, EPS))
 
 
 def test_a_layer_ends_with_the_weighted_sum_of_its_experts_answers():
@@ -111,5 +127,5 @@ def test_a_layer_ends_with_the_weighted_sum_of_its_experts_answers():
     share_TK = draw(6, 3, seed=3).abs()
     weights, scalar_T1 = [draw(48, seed=4 + i) for i in range(3)], draw(6, 1, seed=9)
     summed = (answers.unflatten(0, (6, 3)) * share_TK[..., None]).sum(1)
-    found = kernel.join(x, dense, ops.Answers(answers, share_TK), weights, scalar_T1, EPS)
-    torch.testing.assert_close(found, ops.join(x, dense, summed, weights, scalar_T1, EPS))
+    found, _ = kernel.join(x, dense, ops.Answers(answers, share_TK), weights, scalar_T1, EPS)
+    torch.testing.assert_close(found, ops.join(x, dense, summed, weights, scalar_T1, EPS)[0])

@@ -3,6 +3,8 @@
 T tokens, V vocabulary, H hidden. Blocks are made small, so that small matrices have several and a ragged last one.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
@@ -13,6 +15,7 @@ from gesso.ops import hash, vocab
 from gesso.ops.kernels import soft
 from gesso.ops.kernels import vocab as vocab_kernel
 from gesso.ops.kernels.capped import Product
+from gesso.quantize.formats import FORMATS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
@@ -22,7 +25,9 @@ NAMES = tuple(vocab.Reading.__annotations__)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(vocab_kernel, "LOGITS", Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64))
+    monkeypatch.setattr(vocab_kernel, "LOGITS_LOW", Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64))
     monkeypatch.setattr(soft, "MEAN", Product(rows=16, columns=32, warps=4, stages=2, inner_bytes=64))
+    monkeypatch.setattr(soft, "MEAN_LOW", Product(rows=32, columns=64, warps=4, stages=2, inner_bytes=64))
     monkeypatch.setattr(soft, "SPLITS", 3)
     monkeypatch.setattr(soft, "STREAM", 128)
 
@@ -128,6 +133,38 @@ def test_embedding_and_head_need_not_be_one_matrix():
     )
     theirs = vocab.vocab_tail(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5), keys(5), [5])
     assert_same(mine, theirs)
+
+
+def powers(*shape, dtype=torch.float32):
+    """Numbers that FP8 keeps as they are, by the scale of a row with a one; and whose sums bfloat16 keeps."""
+    found = (torch.randint(0, 2, shape) * 2 - 1) * 2.0 ** -torch.randint(0, 2, shape)
+    found[:, 0] = 1
+    return found.to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "vocabulary"), [(16, 64), (37, 203), (1, 80)])
+def test_a_packed_table_is_read_as_it_is_stored(tokens, vocabulary, dtype):
+    """Rows whose scales differ, with a head of its own and without."""
+    hidden_TH = powers(tokens, 80, dtype=dtype)
+    size_V1 = 2.0 ** -torch.randint(0, 2, (vocabulary, 1), device=DEVICE)
+    head_VH, other_VH = (FORMATS["fp8"].quantize("head", powers(vocabulary, 80) * size_V1) for _ in range(2))
+    temperature_T = torch.linspace(0.4, 2.5, tokens, device=DEVICE)
+    for table_VH in (head_VH, other_VH):
+        given = head_VH, table_VH, SCALE, SOFTCAP, temperature_T, keys(tokens)
+        mine, theirs = vocab_kernel.vocab_tail(hidden_TH, *given), vocab.vocab_tail(hidden_TH.float(), *given, [tokens])
+        # Probabilities have ten bits where those of the plain version in bfloat16 would have seven.
+        assert_same(mine, replace(theirs, soft_TH=theirs.soft_TH.to(dtype)), tolerance=1e-3)
+
+
+def test_probabilities_too_small_for_a_sum_of_shares_leave_the_rest_alone():
+    """A token that is certain, and one whose row has a scale a million times as small."""
+    table_VH = powers(70, 80)
+    table_VH[9] *= 1e-6
+    hidden_TH = torch.stack([table_VH[5], table_VH[9] * 1e6]) * 4
+    packed = FORMATS["fp8"].quantize("table", table_VH)
+    given = hidden_TH, packed, packed, SCALE, SOFTCAP, torch.full((2,), 0.05, device=DEVICE), keys(2)
+    assert_same(vocab_kernel.vocab_tail(*given), vocab.vocab_tail(*given, [2]), tolerance=1e-3)
 
 
 @pytest.mark.parametrize("pair", [(3, 9), (9, 50), (9, 140), (70, 150)], ids=str)  # in a quarter, a block, two blocks

@@ -15,9 +15,9 @@ from gesso.config import QUANTIZATIONS, Config
 from gesso.errors import CheckpointError, InputError
 from gesso.info import describe
 from gesso.model.transformer import DiffusionGemma
-from gesso.ops import Packed
+from gesso.ops import Packed, vocab
 from gesso.quantize import command
-from gesso.quantize.formats import FORMATS
+from gesso.quantize.formats import FORMATS, LAYERS
 from gesso.train import adapters
 from gesso.train.command import train
 from gesso.train.recipe import load as load_recipe
@@ -85,9 +85,9 @@ def test_everything_but_the_matrices_is_carried_over_to_the_bit(source, quantize
         assert (target / file).read_text() == (source / file).read_text()
 
 
-def test_every_matrix_of_every_layer_is_packed_and_nothing_else(source, quantized):
+def test_every_matrix_of_every_layer_and_the_embeddings_are_packed_and_nothing_else(source, quantized):
     name, target, report = quantized
-    parts = {"self_attn", "mlp", "experts", "self_conditioning"}
+    parts = {"self_attn", "mlp", "experts", "self_conditioning", "embed_tokens"}
     matrices = {key for key, t in stored(source).items() if t.ndim > 1 and not is_vision(key)}
     matrices = {key for key in matrices if parts & set(key.split("."))}
     assert report.errors.keys() == matrices
@@ -168,6 +168,25 @@ def test_the_logits_are_those_of_the_dequantized_weights(quantized, dtype):
     assert torch.equal(logits(model), logits(plain(model)))
 
 
+def test_a_large_vocabulary_is_unpacked_in_stretches(quantized, monkeypatch):
+    model = load(quantized[1])
+    hidden_TH = torch.randn(7, model.config.hidden_size)
+    whole = model.logits(hidden_TH)
+    expected = model.soft_embedding(whole)
+    monkeypatch.setattr(vocab, "TABLE_ROWS", 100)
+    torch.testing.assert_close(model.logits(hidden_TH), whole)
+    torch.testing.assert_close(model.soft_embedding(whole), expected)
+
+
+def test_embeddings_stay_as_they_are_where_only_layers_are_packed(source, quantized, tmp_path):
+    name = quantized[0] + LAYERS
+    command.quantize(source, tmp_path / "layers", name)
+    key = "model.decoder.embed_tokens.weight"
+    assert same(stored(source)[key], stored(tmp_path / "layers")[key])
+    assert Config.from_directory(tmp_path / "layers").quantization == name
+    assert torch.equal(logits(load(tmp_path / "layers")), logits(load(source, quantize=name)))
+
+
 def test_the_packed_form_is_what_stays_in_memory(source, quantized):
     name, target, _ = quantized
     model, dense = load(target, torch.bfloat16), load(source, torch.bfloat16)
@@ -217,7 +236,8 @@ def test_untied_networks_quantize_too(tmp_path):
     randomise(model, 0, std=0.2)
     saving.save(model, tmp_path / "untied", files={"tokenizer.json": tiny.tokenizer_json()})
     report = command.quantize(tmp_path / "untied", tmp_path / "small", "int4")
-    assert sum(name.startswith("model.encoder.") for name in report.errors) == 4 * 9 - 1
+    assert sum(name.startswith("model.encoder.") for name in report.errors) == 4 * 9 - 1 + 1
+    assert "lm_head.weight" in report.errors
     quantized = load(tmp_path / "small")
     assert torch.equal(logits(quantized), logits(plain(quantized)))
 

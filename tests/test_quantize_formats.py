@@ -5,7 +5,7 @@ import torch
 
 from gesso.errors import InputError
 from gesso.quantize import fp8, int4, nvfp4
-from gesso.quantize.formats import FORMATS, format_of, is_low_bit, stored_name
+from gesso.quantize.formats import FORMATS, LAYERS, format_of, stored_name
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 HEAVY = torch.distributions.StudentT(3.0)
@@ -205,13 +205,27 @@ def test_names_in_a_file_follow_the_parameter():
     assert stored_name("a.experts.down_proj", "weight_global_scale") == "a.experts.down_proj_global_scale"
 
 
-def test_router_norms_and_embeddings_are_not_low_bit():
-    kept = ["decoder.layers.0.router.proj.weight", "decoder.embed_tokens.weight", "lm_head"]
-    assert not any(is_low_bit(name, (8, 8)) for name in kept)
-    assert not is_low_bit("decoder.layers.0.self_attn.q_norm.weight", (8,))
-    low = ["decoder.layers.0.self_attn.q_proj.weight", "self_conditioning.up_proj.weight"]
-    assert all(is_low_bit(name, (8, 8)) for name in low)
-    assert is_low_bit("model.decoder.layers.0.experts.gate_up_proj", (2, 8, 8))
+@pytest.mark.parametrize("name", FORMATS)
+def test_router_and_norms_stay_as_they_are(name):
+    assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
+    assert format_of("decoder.layers.0.self_attn.q_norm.weight", (8,), name) is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_embeddings_are_fp8_unless_only_layers_are_packed(name):
+    for table in ("decoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head", "lm_head.weight"):
+        assert format_of(table, (8, 8), name) is FORMATS["fp8"]
+        assert format_of(table, (8, 8), name + LAYERS) is None
+    matrix = "decoder.layers.0.experts.gate_up_proj", (2, 8, 8)
+    assert format_of(*matrix, name + LAYERS) is format_of(*matrix, name) is FORMATS[name]
+
+
+def test_a_tall_matrix_is_packed_in_stretches_to_the_same_numbers(monkeypatch):
+    weight = torch.randn(37, 8)
+    whole = FORMATS["fp8"].quantize("a", weight)
+    monkeypatch.setattr(fp8, "ROWS", 10)
+    for key, tensor in FORMATS["fp8"].quantize("a", weight).tensors.items():
+        assert torch.equal(tensor.float(), whole.tensors[key].float())
 
 
 def test_at_four_bits_are_the_experts_and_the_other_matrices_are_fp8():

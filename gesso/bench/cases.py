@@ -231,7 +231,7 @@ def route(shape: Shape) -> Case:
 def add_norms(shape: Shape) -> Case:
     x, y = (_normal(shape.tokens, shape.hidden) for _ in range(2))
     weight, first, second, scale = (_normal(shape.hidden) for _ in range(4))
-    then: list[tuple[Tensor, str | None]] = [(first, None), (second, None)]
+    then = [ops.Then(first, None), ops.Then(second, None)]
     given = x, y, weight, then, scale, shape.hidden**-0.5, 1e-6
 
     def call(i: int) -> Tensor:
@@ -245,12 +245,13 @@ def add_norms(shape: Shape) -> Case:
 
 def join(shape: Shape) -> Case:
     x, dense, sparse = (_normal(shape.tokens, shape.hidden) for _ in range(3))
-    given = x, dense, sparse, [_normal(shape.hidden) for _ in range(3)], _normal(shape.tokens, 1), 1e-6
+    weights, then = [_normal(shape.hidden) for _ in range(3)], ops.Then(_normal(shape.hidden), None)
+    given = x, dense, sparse, weights, _normal(shape.tokens, 1), 1e-6, then
 
     def call(i: int) -> Tensor:
-        return rows.join(*given)
+        return torch.cat([part for part in rows.join(*given) if isinstance(part, Tensor)])
 
     def plain() -> Tensor:
-        return ops.join(*given)
+        return torch.cat([part for part in ops.join(*given) if isinstance(part, Tensor)])
 
-    return Case(call=call, plain=plain, bytes=4 * x.nbytes, flops=0, precision="bf16")
+    return Case(call=call, plain=plain, bytes=5 * x.nbytes, flops=0, precision="bf16")

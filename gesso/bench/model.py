@@ -229,8 +229,9 @@ def _one_by_one(g: Any, prompt: int, tokens: int) -> float:
 
 def step_bytes(model: DiffusionGemma) -> int:
     """Every weight once, and the embedding twice: as the head, and for the soft embeddings."""
-    embedding = model.decoder.embed_tokens.weight.nbytes
-    return sum(tensor.nbytes for tensor in _tensors(model)) + (embedding if model.lm_head is None else 0)
+    table = model.decoder.embed_tokens
+    again = (*table.parameters(), *table.buffers()) if model.lm_head is None else ()
+    return sum(tensor.nbytes for tensor in (*_tensors(model), *again))
 
 
 def read_speed(device: torch.device) -> float:

@@ -91,7 +91,8 @@ class Runner:
         """The way of those who must see the whole distribution: samplers, random sources, constraints."""
         logits_CV = self.model.logits(hidden_CH) / running.process.temperature(running.canvas)
         candidate_C = running.process.draws(running.canvas).candidates(logits_CV)
-        reading = ops.read(logits_CV, candidate_C, self.model.decoder.embed_tokens.weight, self.model.embed_scale)
+        model = self.model
+        reading = ops.read(logits_CV, candidate_C, model.decoder.embed_tokens.weight, model.embed_scale, model.dtype)
         return self._outcome(running, reading, hidden_CH, logits_CV)
 
     @torch.no_grad()

@@ -33,6 +33,21 @@ class Linear(nn.Module):
         return ops.Adapted(self.weight, self.weight_adapters.acting)
 
 
+class Embedding(nn.Module):
+    """A vector for each token of the vocabulary; as an input, the padding token learns nothing."""
+
+    weight: nn.Parameter | ops.Packed
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.padding = config.pad_token_id
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """`dtype` is what a packed table is unpacked to."""
+        return ops.embed(ids, self.weight, dtype, self.padding)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -41,6 +56,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
+
+    def of(self, wants: str | None) -> ops.Then:
+        """For an operation that takes this norm along."""
+        return ops.Then(self.weight, wants)
 
     def before(self, part: "TakesRows", x_TH: Tensor) -> ops.Rows:
         """The norm in the form that this part wants."""

@@ -10,6 +10,7 @@ B batch, S text, C canvas, T tokens of all segments, H hidden, V vocabulary.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from gesso.errors import InputError
 from gesso.model.attention import Attention, Rotation
 from gesso.model.cache import KVCache
 from gesso.model.experts import Experts, Router
-from gesso.model.parts import GatedMLP, RMSNorm, SelfConditioning
+from gesso.model.parts import Embedding, GatedMLP, RMSNorm, SelfConditioning
 from gesso.ops import Segment
 
 
@@ -44,11 +45,27 @@ class Layer(nn.Module):
         self.post_feedforward_layernorm_2 = norm()
         self.post_feedforward_layernorm = norm()
 
+    @property
+    def first(self) -> ops.Then:
+        return self.input_layernorm.of(self.self_attn.wants)
+
     def forward(
-        self, x_TH: Tensor, lengths: Sequence[int], attend: ops.Attend, rotation: Rotation, scalar_T1: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The tokens one layer on, and the router's scores [T, E]."""
-        normed = self.input_layernorm.before(self.self_attn, x_TH)
+        self,
+        x_TH: Tensor,
+        normed: ops.Rows | None,
+        lengths: Sequence[int],
+        attend: ops.Attend,
+        rotation: Rotation,
+        scalar_T1: Tensor,
+        then: ops.Then | None,
+    ) -> tuple[Tensor, ops.Rows | None, Tensor]:
+        """The tokens one layer on, what the next norm makes of them, and the router's scores [T, E].
+
+        `normed`: what this layer's first norm makes of its tokens, if the layer before has said so; `then`: which norm
+        comes next, if this one is to say.
+        """
+        if normed is None:
+            normed = self.input_layernorm.before(self.self_attn, x_TH)
         attended_TH = self.self_attn(normed, lengths, attend, rotation)
         # Dense MLP, experts and router see the same tokens, each under a norm of its own.
         x_TH, (for_dense, for_sparse, for_router) = ops.add_norms(
@@ -56,8 +73,8 @@ class Layer(nn.Module):
             attended_TH,
             self.post_attention_layernorm.weight,
             (
-                (self.pre_feedforward_layernorm.weight, self.mlp.wants),
-                (self.pre_feedforward_layernorm_2.weight, self.experts.wants),
+                self.pre_feedforward_layernorm.of(self.mlp.wants),
+                self.pre_feedforward_layernorm_2.of(self.experts.wants),
             ),
             self.router.scale,
             self.router.root,
@@ -70,29 +87,23 @@ class Layer(nn.Module):
         sparse_TH = self.experts(for_sparse, index_TK, weight_TK, lengths)
         beside.join()
         norms = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm
-        return ops.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, self.eps), scores_TE
+        weights = [norm.weight for norm in norms]
+        return *ops.join(x_TH, dense_TH, sparse_TH, weights, scalar_T1, self.eps, then), scores_TE
 
 
 class Stack(nn.Module):
     """Embedding, layers and final norm. `shared` reuses another stack's, all but the scalars: those are never tied."""
 
-    embed_tokens: nn.Embedding
+    embed_tokens: Embedding
     layers: nn.ModuleList
     norm: RMSNorm
 
     def __init__(self, config: Config, shared: "Stack | None" = None) -> None:
         super().__init__()
-        self.embed_tokens = shared.embed_tokens if shared else _embedding(config)
+        self.embed_tokens = shared.embed_tokens if shared else Embedding(config)
         self.layers = shared.layers if shared else nn.ModuleList(Layer(config, shape) for shape in config.layers)
         self.norm = shared.norm if shared else RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layer_scalars = nn.ParameterList(nn.Parameter(torch.empty(1), requires_grad=False) for _ in config.layers)
-
-
-def _embedding(config: Config) -> nn.Embedding:
-    """As an input, the padding token learns nothing (in training; it changes no value). The weight is given, not drawn:
-    drawing on the meta device imports torch's compiler, which takes longer than all else that loading does."""
-    weight_VH = torch.empty(config.vocab_size, config.hidden_size)
-    return nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id, _weight=weight_VH)
 
 
 @dataclass(frozen=True)
@@ -232,11 +243,12 @@ class DiffusionGemma(nn.Module):
         position_T: Tensor,
         causal_T: Tensor,
         attends: Sequence[ops.Attend],
-        call: Callable[..., tuple[Tensor, Tensor]] = nn.Module.__call__,
+        call: Callable[..., tuple[Tensor, ops.Rows | None, Tensor]] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The layers and the final norm, and each router's scores [T, E].
 
-        `call` runs a layer; training puts activation checkpointing there.
+        `call` runs a layer; training puts activation checkpointing there. A layer then touches no weights but its own,
+        which may be sharded; else it takes the norm that follows along.
         """
         rotations = {
             shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype, lengths)
@@ -244,14 +256,19 @@ class DiffusionGemma(nn.Module):
         }
         encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (self.encoder, self.decoder))
         scalars_LT1 = torch.where(causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
-        routed = []
-        for layer, attend, shape, scalar_T1 in zip(stack.layers, attends, self.config.layers, scalars_LT1, strict=True):
-            x_TH, scores_TE = call(layer, x_TH, lengths, attend, rotations[shape], scalar_T1)
+        thens: list[ops.Then | None] = [None] * len(stack.layers)
+        if call is None:
+            thens = [*(cast(Layer, layer).first for layer in stack.layers[1:]), stack.norm.of(None)]
+        routed, normed, call = [], None, call or nn.Module.__call__
+        for layer, attend, shape, scalar_T1, then in zip(
+            stack.layers, attends, self.config.layers, scalars_LT1, thens, strict=True
+        ):
+            x_TH, normed, scores_TE = call(layer, x_TH, normed, lengths, attend, rotations[shape], scalar_T1, then)
             routed.append(scores_TE)
-        return stack.norm(x_TH), routed
+        return normed if isinstance(normed, Tensor) else stack.norm(x_TH), routed
 
     def _embed(self, piece: Piece, stack: Stack) -> Tensor:
-        embedded_SH = stack.embed_tokens(piece.ids_S) * self.embed_scale
+        embedded_SH = stack.embed_tokens(piece.ids_S, self.dtype) * self.embed_scale
         if piece.causal:
             return embedded_SH
         soft_SH = torch.zeros_like(embedded_SH) if piece.soft_SH is None else piece.soft_SH
@@ -263,15 +280,15 @@ class DiffusionGemma(nn.Module):
         return ops.softcapped_logits(hidden_TH, self.head, self.config.final_logit_softcapping)
 
     def soft_embedding(self, logits_TV: Tensor) -> Tensor:
-        return ops.soft_embedding(logits_TV, self.decoder.embed_tokens.weight, self.embed_scale)
+        return ops.soft_embedding(logits_TV, self.decoder.embed_tokens.weight, self.embed_scale, self.dtype)
 
     def conditioning(self, token_T: Tensor, soft_TH: Tensor) -> Tensor:
         """The soft embeddings, but where a token is certain (not negative), those of that token."""
-        certain_TH = self.decoder.embed_tokens(token_T.clamp(min=0)) * self.embed_scale
+        certain_TH = self.decoder.embed_tokens(token_T.clamp(min=0), self.dtype) * self.embed_scale
         return torch.where((token_T >= 0)[:, None], certain_TH, soft_TH)
 
     @property
-    def head(self) -> Tensor:
+    def head(self) -> ops.Weight:
         return self.decoder.embed_tokens.weight if self.lm_head is None else self.lm_head
 
     @property
@@ -283,11 +300,11 @@ class DiffusionGemma(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.decoder.embed_tokens.weight.device
+        return self.decoder.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.decoder.embed_tokens.weight.dtype
+        return self.decoder.norm.weight.dtype
 
     def _check_batch(self, ids: Tensor, cache: KVCache) -> None:
         if ids.ndim != 2 or len(ids) > len(cache.lengths) or not ids.shape[1]:

@@ -5,10 +5,10 @@ from gesso.ops.experts import Answers, choose, chosen, experts, kernels_take, ro
 from gesso.ops.fast import Beside as beside
 from gesso.ops.fast import send
 from gesso.ops.linear import fast_products, gated, linear, linear_in_parts, linears
-from gesso.ops.norm import add_norms, join, norm_for, rms_norm
+from gesso.ops.norm import Then, add_norms, join, norm_for, rms_norm
 from gesso.ops.rope import heads, inverse_frequencies, rotate, rotation
 from gesso.ops.vocab import Reading, draw, read, soft_embedding, softcapped_logits, vocab_tail
-from gesso.ops.weight import Adapted, Packed, Parts, Rounded, Rows, Turned, Weight, dense, wanted
+from gesso.ops.weight import Adapted, Packed, Parts, Rounded, Rows, Turned, Weight, dense, embed, wanted
 
 __all__ = [
     "Adapted",
@@ -21,6 +21,7 @@ __all__ = [
     "Rounded",
     "Rows",
     "Segment",
+    "Then",
     "Turned",
     "Weight",
     "add_norms",
@@ -31,6 +32,7 @@ __all__ = [
     "chosen",
     "dense",
     "draw",
+    "embed",
     "experts",
     "fast_products",
     "gated",

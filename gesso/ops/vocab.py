@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.ops import fast, hash
+from gesso.ops.weight import Packed, Weight, multiply
 
 CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
+TABLE_ROWS = 32768  # of a packed table unpacked at once
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,22 @@ class Reading:
         return Reading(*(torch.cat([getattr(r, name) for r in readings]) for name in Reading.__annotations__))
 
 
-def softcapped_logits(hidden_TH: Tensor, head_VH: Tensor, softcap: float) -> Tensor:
-    logits_TV = F.linear(hidden_TH, head_VH).float()
+def softcapped_logits(hidden_TH: Tensor, head_VH: Weight, softcap: float) -> Tensor:
+    if isinstance(head_VH, Packed):
+        logits_TV = torch.cat([multiply(hidden_TH, part) for part in head_VH.split(TABLE_ROWS)], -1).float()
+    else:
+        logits_TV = F.linear(hidden_TH, head_VH).float()
     return softcap * torch.tanh(logits_TV / softcap)
 
 
-def soft_embedding(logits_TV: Tensor, embedding_VH: Tensor, scale: float) -> Tensor:
+def soft_embedding(logits_TV: Tensor, embedding_VH: Weight, scale: float, dtype: torch.dtype) -> Tensor:
     """The embedding of a distribution: its mean, at the scale of embedded tokens."""
-    return logits_TV.softmax(-1, dtype=torch.float32).to(embedding_VH.dtype) @ embedding_VH * scale
+    probability_TV = logits_TV.softmax(-1, dtype=torch.float32)
+    if not isinstance(embedding_VH, Packed):
+        return probability_TV.to(dtype) @ embedding_VH * scale
+    parts = zip(probability_TV.to(dtype).split(TABLE_ROWS, -1), embedding_VH.split(TABLE_ROWS), strict=True)
+    sums = torch.stack([(p_TV @ part.dense(dtype)).float() for p_TV, part in parts])
+    return sums.sum(0).to(dtype) * scale
 
 
 def draw(logits_TV: Tensor, key_T2: Tensor) -> Tensor:
@@ -53,9 +63,14 @@ def draw(logits_TV: Tensor, key_T2: Tensor) -> Tensor:
 
 
 def read(
-    logits_TV: Tensor, candidate_T: Tensor, embedding_VH: Tensor, embed_scale: float, soft: bool = True
+    logits_TV: Tensor,
+    candidate_T: Tensor,
+    embedding_VH: Weight,
+    embed_scale: float,
+    dtype: torch.dtype,
+    soft: bool = True,
 ) -> Reading:
-    """`logits_TV` are those of the step: softcapped and divided by the temperature."""
+    """`logits_TV` are those of the step: softcapped and divided by the temperature. `dtype`: of the embeddings."""
     log_probability_TV = logits_TV.log_softmax(-1)
     top_T, argmax_T = log_probability_TV.max(-1)
     return Reading(
@@ -63,16 +78,16 @@ def read(
         argmax_T=argmax_T,
         confidence_T=top_T.exp(),
         entropy_T=-(log_probability_TV.exp() * log_probability_TV).sum(-1),
-        soft_TH=soft_embedding(logits_TV, embedding_VH, embed_scale)
+        soft_TH=soft_embedding(logits_TV, embedding_VH, embed_scale, dtype)
         if soft
-        else embedding_VH.new_zeros(len(logits_TV), embedding_VH.shape[1]),
+        else logits_TV.new_zeros(len(logits_TV), embedding_VH.shape[1], dtype=dtype),
     )
 
 
 def vocab_tail(
     hidden_TH: Tensor,
-    head_VH: Tensor,
-    embedding_VH: Tensor,
+    head_VH: Weight,
+    embedding_VH: Weight,
     embed_scale: float,
     softcap: float,
     temperature_T: Tensor,
@@ -84,7 +99,8 @@ def vocab_tail(
 
     Without `soft` the embeddings are zeros: nothing is conditioned on them when a text is written token by token.
     """
-    if fast.kernels(hidden_TH) and hidden_TH.dtype != torch.float32:  # its tiles of float32 do not fit the chip
+    # The tiles of float32 do not fit the chip.
+    if fast.kernels(hidden_TH) and fast.rows_fit(hidden_TH) and hidden_TH.dtype != torch.float32:
         found: Reading = fast.load("vocab").vocab_tail(
             hidden_TH, head_VH, embedding_VH, embed_scale, softcap, temperature_T, key_T2, soft
         )
@@ -95,5 +111,6 @@ def vocab_tail(
     for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
         for hidden_RH, temperature_R, key_R2 in zip(*(tensor.split(rows) for tensor in segment), strict=True):
             logits_RV = softcapped_logits(hidden_RH, head_VH, softcap) / temperature_R[:, None]
-            readings.append(read(logits_RV, draw(logits_RV, key_R2), embedding_VH, embed_scale, soft))
+            candidate_R = draw(logits_RV, key_R2)
+            readings.append(read(logits_RV, candidate_R, embedding_VH, embed_scale, hidden_TH.dtype, soft))
     return Reading.cat(readings)

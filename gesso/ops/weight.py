@@ -34,6 +34,21 @@ class Packed(nn.Module):
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.unpack(self.tensors).to(dtype)
 
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Some rows of a table. As bytes: not every dtype of few bits can be picked from."""
+        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
+        return self.unpack(picked).to(dtype)
+
+    def split(self, rows: int) -> "list[Packed]":
+        """A matrix as stretches of its rows: in every format, each of its tensors leads with them."""
+        parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
+        return [
+            Packed(
+                self.format, (len(part[0]), *self.shape[1:]), dict(zip(self.tensors, part, strict=True)), self.unpack
+            )
+            for part in parts
+        ]
+
     def unbind(self) -> "list[Packed]":
         """The matrices of a stack: in every format, each of its tensors leads with the experts."""
         keys, columns = self.tensors.keys(), zip(*(tensor.unbind() for tensor in self.tensors.values()), strict=True)
@@ -112,6 +127,11 @@ class Parts(NamedTuple):
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     """A tensor as it is; under autocast it may have a dtype of its own."""
     return weight.dense(dtype) if isinstance(weight, Packed) else weight
+
+
+def embed(ids: Tensor, table_VH: Weight, dtype: torch.dtype, padding: int | None = None) -> Tensor:
+    """The rows of a table. `padding` learns nothing, which changes no value."""
+    return table_VH.rows(ids, dtype) if isinstance(table_VH, Packed) else F.embedding(ids, table_VH, padding)
 
 
 def multiply(x: Tensor, weight_OI: Weight) -> Tensor:

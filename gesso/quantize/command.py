@@ -22,7 +22,8 @@ from gesso.config import Config
 from gesso.errors import InputError
 from gesso.ops import Packed
 from gesso.printable import printable
-from gesso.quantize.formats import check_known, format_of, stored_name
+from gesso.quantize.formats import check_known, format_of, is_table, stored_name
+from gesso.quantize.fp8 import ROWS
 from gesso.vision import is_vision
 
 SHARD_BYTES = 10**9
@@ -83,8 +84,9 @@ def _packed(directory: Path, to: str, errors: dict[str, float]) -> Iterator[tupl
 
 
 def relative_error(weight: Tensor, packed: Packed) -> float:
-    """Of the root mean square, 0 for a weight that is all zeros; expert by expert, for the sake of memory."""
-    pairs = zip(weight, packed.unbind(), strict=True) if weight.ndim == 3 else [(weight, packed)]
+    """Of the root mean square, 0 for a weight that is all zeros; piece by piece, for the sake of memory."""
+    rows = weight.split(ROWS), packed.split(ROWS)
+    pairs = zip(weight, packed.unbind(), strict=True) if weight.ndim == 3 else zip(*rows, strict=True)
     off = total = 0.0
     for exact, rounded in pairs:
         exact = exact.float()
@@ -142,11 +144,14 @@ def render(report: Report, console: Console) -> None:
         table.add_column(head, justify="right" if head else "left")
     rows: dict[str, dict[str, float]] = {}
     for name, error in report.errors.items():
-        row, column = _place(name)
-        rows.setdefault(row, {})[column] = error
+        if not is_table(name):
+            row, column = _place(name)
+            rows.setdefault(row, {})[column] = error
     for row, found in sorted(rows.items(), key=lambda item: _in_order(item[0])):
         table.add_row(row, *(f"{100 * found[c]:.2f}" if c in found else "" for c in _COLUMNS))
     console.print(table)
+    for name in filter(is_table, report.errors):
+        console.print(Text(f"{name.removesuffix('.weight').rpartition('.')[2]}  {100 * report.errors[name]:.2f}"))
     unit, name = (1e9, "GB") if report.source_bytes >= 1e9 else (1e6, "MB")
     sizes = f"{report.bytes / unit:,.2f} {name}, from {report.source_bytes / unit:,.2f} {name}"
     console.print(Text(printable(f"{report.directory}: {sizes}"), overflow="fold"))

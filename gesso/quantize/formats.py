@@ -2,9 +2,11 @@
 
 A model is kept in `fp8`, or with its experts at four bits, `int4` or `nvfp4`. Those are nine tenths of all weights; at
 four bits, too, the other matrices are FP8. With the tokens of a canvas a product with one of them takes longer to
-compute than to read, and widening its weights would only add to that.
+compute than to read, and widening its weights would only add to that. With `-layers` behind the name the embeddings,
+which are the head as well, stay as they are.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -51,9 +53,15 @@ FORMATS = MappingProxyType(
 )
 
 
+LAYERS = "-layers"
+
+
 def check_known(quantization: str) -> None:
-    if quantization not in FORMATS:
-        raise InputError(f"unknown format {quantization!r} to quantize to; known are {', '.join(FORMATS)}")
+    if quantization.removesuffix(LAYERS) not in FORMATS:
+        raise InputError(
+            f"unknown format {quantization!r} to quantize to; known are {', '.join(FORMATS)}, "
+            f"and each with {LAYERS} behind it, which leaves the embeddings as they are"
+        )
 
 
 def stored_name(parameter: str, key: str) -> str:
@@ -61,24 +69,29 @@ def stored_name(parameter: str, key: str) -> str:
     return parameter + key.removeprefix("weight")
 
 
-def is_low_bit(name: str, shape: Sequence[int]) -> bool:
-    """The matrices of attention, MLP, experts and self-conditioning, by their name in the text model.
-
-    Router, norms, embeddings and scalars stay as they are: they are small, and what they decide is not.
-    """
-    return len(shape) > 1 and not {"self_attn", "mlp", "experts", "self_conditioning"}.isdisjoint(name.split("."))
+_MATRICES = frozenset(("self_attn", "mlp", "experts", "self_conditioning"))
+_TABLES = frozenset(("embed_tokens", "lm_head"))
 
 
 def is_expert(name: str) -> bool:
     return "experts" in name.split(".")
 
 
+def is_table(name: str) -> bool:
+    """The embeddings of the vocabulary, and the head where it is not the same tensor."""
+    return not _TABLES.isdisjoint(name.split("."))
+
+
 def format_of(name: str, shape: Sequence[int], quantization: str) -> Format | None:
-    """What a tensor of this name is kept in. None: it stays as it is."""
+    """What a tensor of this name in the text model is kept in. None: it stays as it is.
+
+    Router, norms and scalars do: they are small, and what they decide is not.
+    """
     check_known(quantization)
-    if not is_low_bit(name, shape):
+    packed = _MATRICES if quantization.endswith(LAYERS) else _MATRICES | _TABLES
+    if len(shape) < 2 or packed.isdisjoint(name.split(".")):
         return None
-    return FORMATS[quantization if is_expert(name) else "fp8"]
+    return FORMATS[quantization.removesuffix(LAYERS) if is_expert(name) else "fp8"]
 
 
 # --- tensors on their way into a model ----------------------------------------------------------------------------
@@ -113,8 +126,11 @@ def pack_all(
         clear(device, tensor.shape)
 
 
+LARGE = 10**8  # values: experts and embeddings of a large model
+
+
 def clear(device: torch.device, shape: Sequence[int]) -> None:
-    """What packing experts took of a GPU goes back to it. Else what stays of the next would be put in the midst of it,
+    """What packing took of a GPU goes back to it. Else what stays of the next would be put in the midst of it,
     and the rest of it could be given to nobody else."""
-    if device.type == "cuda" and len(shape) == 3:
+    if device.type == "cuda" and math.prod(shape) > LARGE:
         torch.cuda.empty_cache()

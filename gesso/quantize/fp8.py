@@ -16,10 +16,14 @@ from gesso.quantize.matrices import Layout, Tensors, check, each
 
 LARGEST = 448.0
 TINY = torch.finfo(torch.float32).tiny
+ROWS = 16384  # of a matrix in float32 at once: the embeddings of the 26B would be 3 GB
 
 
 def pack(weight: Tensor) -> Tensors:
-    return each(_pack, weight)
+    if weight.ndim != 2 or len(weight) <= ROWS:
+        return each(_pack, weight)
+    parts = [each(_pack, part) for part in weight.split(ROWS)]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def _pack(weight_OI: Tensor) -> Tensors:

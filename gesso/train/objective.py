@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -118,7 +119,7 @@ class Objective(nn.Module):
     # --- one pass over text and canvases ------------------------------------------------------------------------
 
     def embed(self, ids: Tensor) -> Tensor:
-        embedded = self.model.decoder.embed_tokens(ids) * self.scale
+        embedded = self.model.decoder.embed_tokens(ids, self.model.dtype) * self.scale
         kind = ids.device.type
         # The stream between the layers is half of what moves through memory.
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
@@ -138,7 +139,7 @@ class Objective(nn.Module):
         )
         causal_BL = torch.arange(x_BLH.shape[1], device=x_BLH.device).expand(rows, -1) < width
         attends = self._attends(batch, length)
-        call: Callable[..., tuple[Tensor, Tensor]] = nn.Module.__call__
+        call: Callable[..., Any] = nn.Module.__call__
         if self.checkpoint_activations and torch.is_grad_enabled():
             call = partial(checkpoint, use_reentrant=False)
         x_TH = x_BLH.flatten(0, 1)
@@ -203,7 +204,7 @@ class Objective(nn.Module):
     def _expected(self, hidden_RH: Tensor, temperature: float, fixed: bool) -> Tensor:
         logits_RV = self.model.logits(hidden_RH) / temperature
         logits_RV = logits_RV.detach() if fixed else logits_RV
-        return ops.soft_embedding(logits_RV, self.model.decoder.embed_tokens.weight, self.scale)
+        return ops.soft_embedding(logits_RV, self.model.decoder.embed_tokens.weight, self.scale, self.model.dtype)
 
     # --- losses -------------------------------------------------------------------------------------------------
 
@@ -323,7 +324,7 @@ def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, blocks: BlockMa
 
 
 def token_losses(
-    hidden: Tensor, head_VH: Tensor, target: Tensor, softcap: float, observed: Tensor | None = None,
+    hidden: Tensor, head_VH: ops.Weight, target: Tensor, softcap: float, observed: Tensor | None = None,
     bonus: Tensor | None = None, of_chunk: Callable[..., Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Cross-entropy of every token, shaped as `target`. Logits exist a chunk at a time, in the backward pass too."""
@@ -343,7 +344,7 @@ def token_losses(
 
 
 def chunk_loss(
-    hidden_RH: Tensor, head_VH: Tensor, target_R: Tensor, softcap: float, observed_R: Tensor | None,
+    hidden_RH: Tensor, head_VH: ops.Weight, target_R: Tensor, softcap: float, observed_R: Tensor | None,
     bonus_R: Tensor | None,
 ) -> Tensor:  # fmt: skip
     logits_RV = ops.softcapped_logits(hidden_RH, head_VH, softcap)
@@ -352,7 +353,7 @@ def chunk_loss(
     return F.cross_entropy(logits_RV, target_R, reduction="none")
 
 
-def chunk_rows(head_VH: Tensor) -> int:
+def chunk_rows(head_VH: ops.Weight) -> int:
     return max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
 
 

@@ -19,6 +19,7 @@ from gesso.ops.experts import Answers
 from gesso.ops.kernels.experts4 import up_depth
 from gesso.ops.kernels.four import turned_to
 from gesso.ops.kernels.linear import FP8, fp8, fp8_scale, precision
+from gesso.ops.norm import Then
 from gesso.ops.weight import Parts, Rounded, Rows, Turned
 
 SPLIT = 11  # programs that share the sum of a router's score: with 256 tokens one row of tiles would leave most idle
@@ -56,7 +57,7 @@ def heads(
 
 
 def add_norms(
-    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[tuple[Tensor, str | None]],
+    x_TH: Tensor, y_TH: Tensor | Parts, weight_H: Tensor, then: Sequence[Then],
     scale_H: Tensor, factor: float, eps: float,
 ) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
     """What `ops.add_norms` computes."""
@@ -106,16 +107,18 @@ def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tu
 
 def join(
     x_TH: Tensor, dense_TH: Tensor, sparse_TH: Tensor | Answers, weights: Sequence[Tensor], scalar_T1: Tensor,
-    eps: float,
-) -> Tensor:  # fmt: skip
+    eps: float, then: Then | None = None,
+) -> tuple[Tensor, Rows | None]:  # fmt: skip
     """What `ops.join` computes."""
     answers, shares = (sparse_TH, None) if isinstance(sparse_TH, Tensor) else sparse_TH
     out_TH, width = torch.empty_like(x_TH), x_TH.shape[1]
+    normed = then and _rows_for(x_TH, then.wants)
     _join[(len(x_TH),)](
-        x_TH, dense_TH, answers, shares, *weights, scalar_T1, out_TH, width, eps, K=len(answers) // len(x_TH),
+        x_TH, dense_TH, answers, shares, *weights, scalar_T1, out_TH, then and then.weight_H,
+        *(_where(normed) if normed is not None else (None, None)), width, eps, K=len(answers) // len(x_TH),
         COLUMNS=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
-    return out_TH
+    return out_TH, normed
 
 
 @triton.jit
@@ -274,8 +277,8 @@ def _choose(
 
 @triton.jit
 def _join(
-    x_ptr, dense_ptr, sparse_ptr, share_ptr, dense_norm, sparse_norm, both_norm, scalar_ptr, out_ptr, width, eps,
-    K: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, dense_ptr, sparse_ptr, share_ptr, dense_norm, sparse_norm, both_norm, scalar_ptr, out_ptr,
+    then_ptr, normed_ptr, normed_scale, width, eps, K: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     token = tl.program_id(0).to(tl.int64)
@@ -288,5 +291,9 @@ def _join(
     sparse = sparse.to(out_ptr.dtype.element_ty).to(tl.float32)  # as the plain version's sum is
     both += _normed(sparse, width, eps) * _row(sparse_norm, 0, column, width)
     out = _row(x_ptr, start, column, width) + _normed(both, width, eps) * _row(both_norm, 0, column, width)
-    out *= tl.load(scalar_ptr + token).to(tl.float32)
-    tl.store(out_ptr + start + column, out.to(out_ptr.dtype.element_ty), mask=column < width)
+    kind: tl.constexpr = out_ptr.dtype.element_ty
+    out = (out * tl.load(scalar_ptr + token).to(tl.float32)).to(kind)
+    tl.store(out_ptr + start + column, out, mask=column < width)
+    if then_ptr is not None:
+        normed = _normed(out.to(tl.float32), width, eps) * _row(then_ptr, 0, column, width)
+        _give(normed, normed_ptr, normed_scale, start, column, width, kind, 0)

@@ -10,7 +10,7 @@ T tokens of all segments, V vocabulary, H hidden, P tiles of the vocabulary, S s
 and in `soft.py`
 
   3. `_probabilities`  turns the stored logits into probabilities, in place.
-  4. `_mean`           probabilities @ embedding, over S fixed splits of the vocabulary.
+  4. `_mean`           probabilities @ embedding, over S fixed splits of the vocabulary; `_mean_low` where it is FP8.
   5. `_add_splits`     their sum, in order, rounded and scaled as the plain version rounds and scales.
 
 Step 3 is a pass of its own, not a part of step 4's loads: there each of the 11 column tiles of H would take the tanh
@@ -23,6 +23,9 @@ Floors on an H200, at 4.3 TB/s and 790 TFLOP/s, as copies and large products rea
   logits         2VH + 2TV                                  2TVH     0.37 ms / 0.48 ms   0.59 ms / 3.83 ms
   probabilities  4TV                                        -        0.06 ms             0.50 ms
   mean           2VH + 2TV + 8STH (partial sums, S = 6)     2TVH     0.38 ms / 0.48 ms   0.66 ms / 3.83 ms
+
+With head and embedding in FP8 the first product multiplies in FP8, at twice that speed; the second, whose sums run over
+the rows of the table, cannot (the matrix units take FP8 only along rows), and widens it. Half of the bytes either way.
 
 Both products are bound by arithmetic from about 200 rows on, but only if each reads its big matrix from memory once:
 programs that share a tile of it are neighbours in the grid, run at the same time, and all but one find it in the L2
@@ -49,9 +52,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gesso.errors import InputError
 from gesso.ops.kernels.capped import LOG2E, NOTHING, Product, depth, span_of
 from gesso.ops.kernels.hash import token_hash, uniform
+from gesso.ops.kernels.linear import quantize_rows
 from gesso.ops.kernels.soft import expected
 from gesso.ops.kernels.special import exp2, in_ptx, log2, rounded
 from gesso.ops.vocab import Reading
+from gesso.ops.weight import Packed, Weight
 
 # An SM of a Hopper GPU has 228 KB of shared memory (227 for one program) and 64 Ki registers, at most 255 a thread;
 # wgmma works on 64 rows by a group of four warps. A stage of a product holds (rows + columns) * 128 bytes, and each
@@ -62,14 +67,16 @@ from gesso.ops.vocab import Reading
 # programs share an SM and one may multiply while the other is there, is as fast with many rows and slower with few. No
 # thread may need more than 255 registers, see `_after`.
 LOGITS = Product(rows=128, columns=256, warps=8, stages=4)
+# In FP8 the multiplication takes half as long, and the epilogue would be a third of the time: two programs share an SM.
+LOGITS_LOW = Product(rows=128, columns=128, warps=4, stages=3)
 
 MERGE_WARPS = 4  # one row of P numbers a program
 
 
 def vocab_tail(
     hidden_TH: Tensor,
-    head_VH: Tensor,
-    embedding_VH: Tensor,
+    head_VH: Weight,
+    embedding_VH: Weight,
     embed_scale: float,
     softcap: float,
     temperature_T: Tensor,
@@ -82,28 +89,33 @@ def vocab_tail(
     """
     _check(hidden_TH, head_VH, embedding_VH, temperature_T, key_T2)
     (tokens, hidden), vocabulary = hidden_TH.shape, head_VH.shape[0]
-    dtype = hidden_TH.dtype
-    row_tiles = triton.cdiv(tokens, LOGITS.rows)
-    tiles = triton.cdiv(vocabulary, LOGITS.columns)
+    cut, x_TH, matrix_VH, x_scale_T, scale_V = LOGITS, hidden_TH, head_VH, None, None
+    if isinstance(head_VH, Packed):
+        cut, matrix_VH, scale_V = LOGITS_LOW, head_VH.tensors["weight"], head_VH.tensors["weight_scale"]
+        x_TH, x_scale_T = quantize_rows(hidden_TH)
+    inner = cut.inner(x_TH.dtype)
+    row_tiles = triton.cdiv(tokens, cut.rows)
+    tiles = triton.cdiv(vocabulary, cut.columns)
 
     # Rows of whole tiles: the products may then read past the vocabulary, where the probabilities are zero.
-    stored_TV = hidden_TH.new_empty(tokens, tiles * LOGITS.columns)
+    stored_TV = hidden_TH.new_empty(tokens, tiles * cut.columns)
     found_4TP = hidden_TH.new_empty(4, tokens, tiles, dtype=torch.float32)
     temperature_T, key_T2, ptx = temperature_T.contiguous(), key_T2.contiguous(), in_ptx(hidden_TH)
     _logits[(row_tiles * tiles,)](
-        TensorDescriptor.from_tensor(hidden_TH, [LOGITS.rows, LOGITS.inner(dtype)]),
-        TensorDescriptor.from_tensor(head_VH, [LOGITS.columns, LOGITS.inner(dtype)]),
-        TensorDescriptor.from_tensor(stored_TV, [LOGITS.rows, LOGITS.columns]),
+        TensorDescriptor.from_tensor(x_TH, [cut.rows, inner]),
+        TensorDescriptor.from_tensor(matrix_VH, [cut.columns, inner]),
+        *(x_scale_T, scale_V),
+        TensorDescriptor.from_tensor(stored_TV, [cut.rows, cut.columns]),
         *(*found_4TP, temperature_T, key_T2, softcap, tokens),
         V=vocabulary,
         H=hidden,
         P=tiles,
-        BLOCK_T=LOGITS.rows,
-        BLOCK_V=LOGITS.columns,
-        BLOCK_H=LOGITS.inner(dtype),
+        BLOCK_T=cut.rows,
+        BLOCK_V=cut.columns,
+        BLOCK_H=inner,
         PTX=ptx,
-        num_warps=LOGITS.warps,
-        num_stages=LOGITS.stages,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
     )
 
     candidate_T, argmax_T = (hidden_TH.new_empty(tokens, dtype=torch.int64) for _ in range(2))
@@ -114,7 +126,7 @@ def vocab_tail(
         V=vocabulary,
         P=tiles,
         BLOCK_P=triton.next_power_of_2(tiles),
-        BLOCK_V=LOGITS.columns,
+        BLOCK_V=cut.columns,
         PTX=ptx,
         num_warps=MERGE_WARPS,
     )
@@ -125,8 +137,8 @@ def vocab_tail(
     return Reading(candidate_T, argmax_T, confidence_T, entropy_T, soft_TH)
 
 
-def _check(hidden_TH: Tensor, head_VH: Tensor, embedding_VH: Tensor, temperature_T: Tensor, key_T2: Tensor) -> None:
-    dtypes = {hidden_TH.dtype, head_VH.dtype, embedding_VH.dtype}
+def _check(hidden_TH: Tensor, head_VH: Weight, embedding_VH: Weight, temperature_T: Tensor, key_T2: Tensor) -> None:
+    dtypes = {hidden_TH.dtype} | {table.dtype for table in (head_VH, embedding_VH) if isinstance(table, Tensor)}
     if len(dtypes) > 1:
         raise InputError(
             f"hidden states, head and embedding must share one dtype, not {sorted(map(str, dtypes))}: "
@@ -187,7 +199,7 @@ def _halves(x_TV):
 
 @triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["temperature_T", "key_T2"])
 def _logits(
-    hidden, head, stored, peak_TP, mass_TP, tilt_TP, best_TP, temperature_T, key_T2, softcap, T,
+    hidden, head, x_scale_T, scale_V, stored, peak_TP, mass_TP, tilt_TP, best_TP, temperature_T, key_T2, softcap, T,
     V: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -201,11 +213,15 @@ def _logits(
         x_TH = hidden.load([first_row, h])
         w_VH = head.load([first_token, h])
         sum_TV = tl.dot(x_TH, tl.trans(w_VH), sum_TV, input_precision="ieee")
+    row = first_row + tl.arange(0, BLOCK_T)
+    inside = row < T
+    if scale_V is not None:
+        token = first_token + tl.arange(0, BLOCK_V)
+        sum_TV *= tl.load(x_scale_T + row, mask=inside, other=0.0)[:, None]
+        sum_TV *= tl.load(scale_V + token, mask=token < V, other=0.0)[None, :]
     rounded_TV = rounded(sum_TV, stored.dtype, PTX)
     stored.store([first_row, first_token], rounded_TV)
 
-    row = first_row + tl.arange(0, BLOCK_T)
-    inside = row < T
     span = span_of(softcap, tl.load(temperature_T + row, mask=inside, other=1.0))
     key_0 = tl.load(key_T2 + row * 2, mask=inside, other=0)
     key_1 = tl.load(key_T2 + row * 2 + 1, mask=inside, other=0)
