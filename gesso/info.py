@@ -209,6 +209,14 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
             )
 
 
+def precision_of(quantization: str) -> str:
+    """What MEMORY_RULES calls it; with -layers behind it if it is so there."""
+    from gesso.quantize.formats import LAYERS
+
+    kind = "fp8" if quantization.removesuffix(LAYERS) == "fp8" else "4-bit"
+    return kind + LAYERS * quantization.endswith(LAYERS)
+
+
 def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int = 2) -> int:
     """MEMORY_RULES, as arithmetic. With -layers behind the precision the embeddings are not packed; `value_bytes` are
     those of a number that is not, 2 in bf16."""

@@ -15,8 +15,7 @@ from gesso import checkpoint
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.fit import WORKSPACE_BYTES, sequence_bytes
-from gesso.info import short, weight_bytes
-from gesso.quantize.formats import LAYERS
+from gesso.info import precision_of, short, weight_bytes
 from gesso.serve.settings import EngineSettings
 
 BATCH = 8  # requests at once that are worth a shorter context
@@ -86,8 +85,7 @@ class Room:
 
     def weights(self, quantize: str) -> int:
         packed = self.config.quantization or quantize
-        format, layers = packed.removesuffix(LAYERS), packed.endswith(LAYERS)
-        precision = {"none": "bf16", "fp8": "fp8"}.get(format, "4-bit") + LAYERS * layers
+        precision = "bf16" if packed == "none" else precision_of(packed)
         return sum(weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes)
 
     def left(self, quantize: str) -> int:
