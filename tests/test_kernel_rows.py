@@ -1,4 +1,4 @@
-"""The row kernels against the plain operations, on small shapes, in Triton's interpreter."""
+"""The row kernels against the plain operations, on small shapes: in Triton's interpreter, or on a GPU if there is one."""
 
 import pytest
 import torch
@@ -11,10 +11,11 @@ from gesso.ops.kernels.four import turned  # noqa: E402
 from gesso.ops.kernels.linear import quantize_rows  # noqa: E402
 
 EPS = 1e-6
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 @pytest.mark.parametrize("shape", [(5, 40), (3, 4, 16)])
@@ -27,7 +28,9 @@ def test_a_norm_is_the_plain_one(shape, weighted):
 def test_queries_and_keys_are_normed_and_turned_values_only_normed():
     q, k, v = draw(6, 4, 32), draw(6, 2, 32, seed=1), draw(6, 2, 32, seed=2)
     q_weight, k_weight = draw(32, seed=3), draw(32, seed=4)
-    rotation = ops.rotation(torch.arange(6) + 7, ops.inverse_frequencies(32, 1e4, 0.5, True), torch.float32, [6])
+    rotation = ops.rotation(
+        torch.arange(6, device=DEVICE) + 7, ops.inverse_frequencies(32, 1e4, 0.5, True).to(DEVICE), torch.float32, [6]
+    )
     found = kernel.heads(q, k, v, q_weight, k_weight, rotation, EPS)
     expected = ops.heads(q, k, v, q_weight, k_weight, rotation, EPS)
     for mine, plain in zip(found, expected, strict=True):
@@ -95,7 +98,7 @@ def test_the_router_chooses_as_the_plain_one_does(tokens, experts, k):
 
 
 def test_of_experts_alike_the_first_are_chosen():
-    index_TK, weight_TK = kernel.route(torch.ones(2, 16), torch.ones(16, 16), torch.ones(16), 4)
+    index_TK, weight_TK = kernel.route(*(torch.ones(size, device=DEVICE) for size in ((2, 16), (16, 16), 16)), 4)
     assert index_TK.tolist() == [[0, 1, 2, 3]] * 2 and (weight_TK == 0.25).all()
 
 

@@ -75,7 +75,7 @@ def fast(hidden_TH, head_VH, temperature_T=None, key_T2=None):
 
 def plain(hidden_TH, head_VH, temperature_T=None, key_T2=None):
     count = len(hidden_TH)
-    temperature_T = torch.ones(count) if temperature_T is None else temperature_T
+    temperature_T = torch.ones(count, device=DEVICE) if temperature_T is None else temperature_T
     key_T2 = keys(count) if key_T2 is None else key_T2
     return vocab.vocab_tail(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2, [1] * count)
 
@@ -131,7 +131,7 @@ def test_embedding_and_head_need_not_be_one_matrix():
     mine = vocab_kernel.vocab_tail(
         hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5)
     )
-    theirs = vocab.vocab_tail(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5), keys(5), [5])
+    theirs = vocab.vocab_tail(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5), [5])
     assert_same(mine, theirs)
 
 
