@@ -37,7 +37,8 @@ def load(
     """Load a checkpoint: a directory, a hub name, or a model in the box: gesso-mini (also None) or gesso-sudoku.
 
     `device` defaults to the first GPU, or the CPU; `dtype` to bfloat16 on a GPU and float32 on the CPU. `quantize`
-    (fp8, int4, nvfp4) packs the matrices while they load; a directory that `gesso quantize` wrote needs no such word.
+    (fp8, int4, nvfp4; with -layers behind it, all but the embeddings) packs the weights while they load; a directory
+    that `gesso quantize` wrote needs no such word.
     `adapter` is the directory of one in peft's format, or several by name, of which the first acts until
     `Gesso.use_adapter` says otherwise. `max_batch` requests share the engine at once; `max_length` bounds prompt and
     answer below what the model itself allows.

@@ -216,7 +216,7 @@ def test_the_choice_is_fp8_where_it_fits_and_pays(real, tiny):
     assert "fp8 is 1.16 GB short" in real(CARDS["rtx-4090"]).reason
     assert "computes it in bf16" in real(CARDS["rtx-4090"]).reason
     assert "bf16 is" in real(CARDS["rtx-5090"]).reason and "short" in real(CARDS["rtx-5090"]).reason
-    assert plan(tiny, H200).choice == "bf16", "fp8 would not make a quarter of it"
+    assert plan(tiny, H200).choice == "bf16", "fp8 would hardly shorten a step"
 
 
 def test_a_context_shorter_than_the_tables_is_reckoned_at_its_own_length(tmp_path):

@@ -1,4 +1,4 @@
-"""The row kernels against the plain operations, on small shapes: in Triton's interpreter, or on a GPU if there is one."""
+"""The row kernels against the plain operations, on small shapes: in Triton's interpreter, or on a GPU."""
 
 import pytest
 import torch

@@ -131,7 +131,9 @@ def test_embedding_and_head_need_not_be_one_matrix():
     mine = vocab_kernel.vocab_tail(
         hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5)
     )
-    theirs = vocab.vocab_tail(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5), [5])
+    theirs = vocab.vocab_tail(
+        hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5), [5]
+    )
     assert_same(mine, theirs)
 
 

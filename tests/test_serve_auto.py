@@ -64,6 +64,8 @@ def test_what_was_told_is_kept_and_the_rest_goes_by_it(real):
     assert on_gpu(replace(real, max_batch=1), 80).settings.max_length == LONGEST
     assert on_gpu(replace(real, max_length=4096), 80).settings.max_batch == 32
     assert on_gpu(replace(real, quantize="none"), 80).settings.quantize is None
+    packed, layers = (on_gpu(replace(real, quantize=name), 20).settings for name in ("int4", "int4-layers"))
+    assert layers.quantize == "int4-layers" and layers.max_length < packed.max_length
 
 
 def test_memory_that_others_use_and_the_share_not_wanted_are_left_alone(real):
