@@ -64,7 +64,9 @@ def test_what_was_told_is_kept_and_the_rest_goes_by_it(real):
     assert on_gpu(replace(real, max_batch=1), 80).settings.max_length == LONGEST
     assert on_gpu(replace(real, max_length=4096), 80).settings.max_batch == 32
     assert on_gpu(replace(real, quantize="none"), 80).settings.quantize is None
-    packed, layers = (on_gpu(replace(real, quantize=name), 20).settings for name in ("int4", "int4-layers"))
+    packed, layers = (
+        on_gpu(replace(real, quantize=name, max_batch=1), 20).settings for name in ("int4", "int4-layers")
+    )
     assert layers.quantize == "int4-layers" and layers.max_length < packed.max_length
 
 
