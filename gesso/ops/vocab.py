@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.ops import fast, hash
-from gesso.ops.weight import Packed, Weight, multiply
+from gesso.ops.linear import linear
+from gesso.ops.weight import Adapted, Packed, Weight, multiply
 
 CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
 TABLE_ROWS = 32768  # of a packed table unpacked at once
@@ -40,11 +41,16 @@ class Reading:
 
 
 def softcapped_logits(hidden_TH: Tensor, head_VH: Weight, softcap: float) -> Tensor:
-    if isinstance(head_VH, Packed):
-        logits_TV = torch.cat([multiply(hidden_TH, part) for part in head_VH.split(TABLE_ROWS)], -1).float()
-    else:
-        logits_TV = F.linear(hidden_TH, head_VH).float()
+    logits_TV = _product(hidden_TH, head_VH).float()
     return softcap * torch.tanh(logits_TV / softcap)
+
+
+def _product(hidden_TH: Tensor, head_VH: Weight) -> Tensor:
+    if not isinstance(head_VH, Packed):
+        return F.linear(hidden_TH, head_VH)
+    if fast.kernels(hidden_TH):  # they read it as it is
+        return linear(hidden_TH, Adapted(head_VH), [len(hidden_TH)])
+    return torch.cat([multiply(hidden_TH, part) for part in head_VH.split(TABLE_ROWS)], -1)
 
 
 def soft_embedding(logits_TV: Tensor, embedding_VH: Weight, scale: float, dtype: torch.dtype) -> Tensor:

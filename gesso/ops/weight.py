@@ -34,13 +34,8 @@ class Packed(nn.Module):
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.unpack(self.tensors).to(dtype)
 
-    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Some rows of a table. As bytes: not every dtype of few bits can be picked from."""
-        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
-        return self.unpack(picked).to(dtype)
-
     def split(self, rows: int) -> "list[Packed]":
-        """A matrix as stretches of its rows: in every format, each of its tensors leads with them."""
+        """A matrix as stretches of its rows, in a format whose tensors all lead with them, as those of FP8 do."""
         parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
         return [
             Packed(
@@ -48,6 +43,11 @@ class Packed(nn.Module):
             )
             for part in parts
         ]
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Some of its rows, in such a format too. As bytes: not every dtype of few bits can be picked from."""
+        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
+        return self.unpack(picked).to(dtype)
 
     def unbind(self) -> "list[Packed]":
         """The matrices of a stack: in every format, each of its tensors leads with the experts."""
