@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gesso import box
-from gesso.config import Config, read_json
+from gesso.config import LAYERS, Config, read_json
 from gesso.errors import CheckpointError, InputError
 from gesso.vision import is_vision
 
@@ -204,12 +204,12 @@ def load(
 
     if quantize is not None:
         check_known(quantize)
-        if config.quantization not in (None, quantize):
+        if config.quantization not in (None, quantize, quantize + LAYERS):
             raise InputError(
                 f"{directory} is quantized to {config.quantization} already; give the checkpoint it was made from"
             )
     check(directory, config)
-    model = empty_model(config if quantize is None else config.quantized(quantize))
+    model = empty_model(config.quantized(quantize) if quantize and config.quantization is None else config)
     ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}
     stored: Iterator[tuple[str, Weight]] = _text(directory)
     if config.quantization is not None:

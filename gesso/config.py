@@ -262,13 +262,14 @@ QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
                                            "group_size": 16}),
     }
 )  # fmt: skip
+LAYERS = "-layers"  # behind a name: embeddings and head are not packed
 _NOT_QUANTIZED = ("re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
 _TABLES = ("lm_head", "re:.*embed_tokens")
 
 
 def quantization_config(name: str) -> dict[str, Any]:
     """At four bits are the experts; all other matrices are FP8, and so are embeddings unless only layers are packed."""
-    format, layers = name.removesuffix("-layers"), name.endswith("-layers")
+    format, layers = name.removesuffix(LAYERS), name.endswith(LAYERS)
     rest = _group("fp8", "Linear", *(() if layers else _TABLES))
     groups = [rest] if format == "fp8" else [_group(format, "re:.*experts.*"), rest]
     return {
@@ -305,7 +306,8 @@ def _quantization(given: Any) -> str | None:
     found = [_described(group, given.get("format")) for group in groups.values()]
     for name in QUANTIZATIONS:
         if found == [_described(group, None) for group in quantization_config(name)["config_groups"].values()]:
-            return f"{name}-layers" if set(_TABLES) & set(given.get("ignore") or ()) else name
+            targets = {target for group in groups.values() for target in group.get("targets") or ()}
+            return name if targets & set(_TABLES) else name + LAYERS
     raise CheckpointError(
         f"config: quantization_config describes weights as {found}; gesso reads fp8 for all matrices, or int4 or "
         "nvfp4 for the experts and fp8 for the others, as gesso quantize writes them"

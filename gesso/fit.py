@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BATCHES = (1, 2, 4, 8)
 STEPS = 16
 WORKSPACE_BYTES = 10**9
+EMBEDDING = "decoder.embed_tokens.weight"  # soft embeddings are made of it, in bf16
 WORTH_IT = 1.25  # how much shorter fp8 must make a step to be preferred to the checkpoint's own bf16
 RULES = (
     "Usable: what the driver reports, less what a unified machine's system keeps. 1 GB of it goes to activations, "
@@ -187,13 +188,13 @@ def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
             active += p.numel() // config.num_experts * config.top_k_experts
             continue
         dense += weight_bytes(name, p, precision)
-        if format_of(name, p.shape, "fp8"):
+        if format_of(name, p.shape, "fp8") and (name != EMBEDDING or config.tie_word_embeddings):
             matrices += p.numel()
         elif p.ndim >= 2:
             plain += p.numel()
     if config.tie_word_embeddings:  # the head is the embedding: one tensor, two passes over it
-        embedding = model.get_parameter("decoder.embed_tokens.weight")
-        dense += weight_bytes("embed_tokens.weight", embedding, precision)
+        embedding = model.get_parameter(EMBEDDING)
+        dense += weight_bytes(EMBEDDING, embedding, precision)
         plain += embedding.numel()
     return Load(
         dense_bytes=dense, expert_bytes=experts, expert_values=active, matrix_values=matrices, bf16_values=plain

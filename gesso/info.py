@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gesso import checkpoint
-from gesso.config import Config
+from gesso.config import LAYERS, Config
 from gesso.errors import CheckpointError
 from gesso.printable import printable
 from gesso.settings import GenerationDefaults
@@ -111,7 +111,7 @@ class Weights:
     files: int
     values_by_dtype: dict[str, int]
     vision: bool
-    quantization: str | None  # fp8, int4, nvfp4
+    quantization: str | None  # fp8, int4, nvfp4, or one of them with -layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +211,6 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
 
 def precision_of(quantization: str) -> str:
     """What MEMORY_RULES calls it; with -layers behind it if it is so there."""
-    from gesso.quantize.formats import LAYERS
-
     kind = "fp8" if quantization.removesuffix(LAYERS) == "fp8" else "4-bit"
     return kind + LAYERS * quantization.endswith(LAYERS)
 
@@ -220,7 +218,7 @@ def precision_of(quantization: str) -> str:
 def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int = 2) -> int:
     """MEMORY_RULES, as arithmetic. With -layers behind the precision the embeddings are not packed; `value_bytes` are
     those of a number that is not, 2 in bf16."""
-    from gesso.quantize.formats import LAYERS, format_of, is_expert
+    from gesso.quantize.formats import format_of, is_expert
 
     kind, layers = precision.removesuffix(LAYERS), precision.endswith(LAYERS)
     if kind == "bf16" or format_of(name, tensor.shape, "fp8" + LAYERS * layers) is None:
@@ -369,7 +367,7 @@ def _stored(weights: Weights) -> str:
         return "No weights here."
     dtypes = ", ".join(f"{dtype} ({short(count)} values)" for dtype, count in weights.values_by_dtype.items())
     if weights.quantization:
-        dtypes += f"; {weights.quantization} matrices"
+        dtypes += f"; packed: {weights.quantization}"
     return f"Stored as {dtypes or 'nothing readable'}, {'with' if weights.vision else 'without'} the vision tower."
 
 

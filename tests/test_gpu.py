@@ -211,8 +211,8 @@ def test_the_26b_shape_runs_in_the_memory_that_info_tells():
     assert peak < weights + engine.cache.nbytes + 3e9
 
 
-def test_at_four_bits_the_26b_writes_after_8192_tokens_with_17_gb_in_use():
-    """More is on the card: what the allocator holds in pieces, and the CUDA context."""
+def test_at_four_bits_the_26b_writes_after_8192_tokens_within_18_gb():
+    """All that is on the card: what the allocator holds in pieces, too, and the CUDA context."""
     model = gesso.load("random:26b-a4b", device="cuda", dtype="bfloat16", quantize="int4", max_batch=1)
     torch.cuda.reset_peak_memory_stats()
     prompt = torch.randint(3, 4096, (8192 - 512,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -221,7 +221,7 @@ def test_at_four_bits_the_26b_writes_after_8192_tokens_with_17_gb_in_use():
     most = total - free - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved()
     used = torch.cuda.max_memory_allocated()
     print(f"{written} tokens, at most {used / 1e9:.2f} GB in use, {most / 1e9:.2f} GB with all that is on the card")
-    assert written == 512 and used < 17e9
+    assert written == 512 and used < 16.5e9 and most < 18e9
 
 
 @pytest.mark.parametrize("kept_in", [None, "fp8", "int4", "nvfp4"])

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 import gesso
 from gesso import checkpoint, saving
-from gesso.config import QUANTIZATIONS, Config
+from gesso.config import LAYERS, QUANTIZATIONS, Config
 from gesso.errors import CheckpointError, InputError
 from gesso.info import describe
 from gesso.model.transformer import DiffusionGemma
 from gesso.ops import Packed, vocab
 from gesso.quantize import command
-from gesso.quantize.formats import FORMATS, LAYERS
+from gesso.quantize.formats import FORMATS
 from gesso.train import adapters
 from gesso.train.command import train
 from gesso.train.recipe import load as load_recipe
@@ -185,6 +185,19 @@ def test_embeddings_stay_as_they_are_where_only_layers_are_packed(source, quanti
     assert same(stored(source)[key], stored(tmp_path / "layers")[key])
     assert Config.from_directory(tmp_path / "layers").quantization == name
     assert torch.equal(logits(load(tmp_path / "layers")), logits(load(source, quantize=name)))
+    # Asked to pack what is packed, but for its embeddings: it is what it is.
+    assert load(tmp_path / "layers", quantize=quantized[0]).config.quantization == name
+    with pytest.raises(InputError, match="already"):
+        load(quantized[1], quantize=name)
+
+
+def test_embeddings_are_packed_where_a_group_of_the_config_names_them(source, quantized, tmp_path):
+    """Whoever wrote it: other programs name what they leave alone in other words, or not at all."""
+    command.quantize(source, tmp_path / "layers", quantized[0] + LAYERS)
+    raw = json.loads((tmp_path / "layers" / "config.json").read_text())
+    for ignore in ([], ["re:.*lm_head.*", "re:.*embed_tokens.*"]):
+        raw["quantization_config"]["ignore"] = ignore
+        assert Config.from_dict(raw).quantization == quantized[0] + LAYERS
 
 
 def test_the_packed_form_is_what_stays_in_memory(source, quantized):

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from gesso.config import LAYERS
 from gesso.errors import InputError
 from gesso.quantize import fp8, int4, nvfp4
-from gesso.quantize.formats import FORMATS, LAYERS, format_of, stored_name
+from gesso.quantize.formats import FORMATS, format_of, stored_name
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 HEAVY = torch.distributions.StudentT(3.0)
@@ -37,7 +38,7 @@ def hostile() -> dict[str, torch.Tensor]:
 def test_fp8_stores_e4m3_and_a_scale_a_row():
     row = torch.tensor([[448.0, -224.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-896.0, 2.0, 896.0, 4.0]])
     packed = fp8.pack(row)
-    assert packed["weight_scale"].tolist() == [[1.0], [1.0], [2.0]]
+    assert packed["weight_scale"].tolist() == [[1.0], [fp8.TINY], [2.0]]
     assert packed["weight"].view(torch.uint8).tolist() == [
         [0x7E, 0xF6, 0x38, 0x00],  # sign, four bits of exponent with bias 7, three of fraction
         [0x00] * 4,

@@ -3,7 +3,7 @@
 E experts, O outputs, I inputs, B bytes of two values, G groups that share a scale, R pairs of a token and its expert.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,10 @@ class Case:
     def floor(self) -> float:
         """Seconds."""
         return max(self.bytes / READ, self.flops / DENSE[self.precision])
+
+
+def _together(found: Sequence[Any]) -> Tensor:
+    return torch.cat(list(found))
 
 
 def _normal(*shape: int, size: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -234,13 +238,13 @@ def add_norms(shape: Shape) -> Case:
     then = [ops.Then(first, None), ops.Then(second, None)]
     given = x, y, weight, then, scale, shape.hidden**-0.5, 1e-6
 
-    def call(i: int) -> Tensor:
-        return torch.cat([normed for normed in rows.add_norms(*given)[1] if isinstance(normed, Tensor)])
+    def call(i: int) -> Any:
+        return rows.add_norms(*given)[1]
 
     def plain() -> Tensor:
-        return torch.cat([normed for normed in ops.add_norms(*given)[1] if isinstance(normed, Tensor)])
+        return _together(ops.add_norms(*given)[1])
 
-    return Case(call=call, plain=plain, bytes=6 * x.nbytes, flops=0, precision="bf16")
+    return Case(call=call, plain=plain, wide=_together, bytes=6 * x.nbytes, flops=0, precision="bf16")
 
 
 def join(shape: Shape) -> Case:
@@ -248,10 +252,10 @@ def join(shape: Shape) -> Case:
     weights, then = [_normal(shape.hidden) for _ in range(3)], ops.Then(_normal(shape.hidden), None)
     given = x, dense, sparse, weights, _normal(shape.tokens, 1), 1e-6, then
 
-    def call(i: int) -> Tensor:
-        return torch.cat([part for part in rows.join(*given) if isinstance(part, Tensor)])
+    def call(i: int) -> Any:
+        return rows.join(*given)
 
     def plain() -> Tensor:
-        return torch.cat([part for part in ops.join(*given) if isinstance(part, Tensor)])
+        return _together(ops.join(*given))
 
-    return Case(call=call, plain=plain, bytes=5 * x.nbytes, flops=0, precision="bf16")
+    return Case(call=call, plain=plain, wide=_together, bytes=5 * x.nbytes, flops=0, precision="bf16")

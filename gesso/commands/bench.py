@@ -25,7 +25,9 @@ def bench(
     preset: Annotated[str, typer.Option(help="settle: with these settings.")] = "balanced",
     model: Model = None,
     dtype: Dtype = None,
-    quantize: Annotated[str | None, typer.Option(help="model, step: pack the weights: fp8, int4 or nvfp4.")] = None,
+    quantize: Annotated[
+        str | None, typer.Option(help="model, step: pack the weights: fp8, int4 or nvfp4[-layers].")
+    ] = None,
     batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: requests at once.")] = None,
     prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens of each prompt.")] = None,
     new: Annotated[int | None, typer.Option(min=1, help="model: tokens to write to each.")] = None,

@@ -23,7 +23,7 @@ def _auto(help: str, kind: type = int) -> Any:
             raise typer.BadParameter(f"{text!r} is neither a number above 0 nor auto")
         return kind(text)
 
-    metavar = "N|auto" if kind is int else "fp8|int4|nvfp4|none|auto"
+    metavar = "N|auto" if kind is int else "fp8|int4|nvfp4[-layers]|none|auto"
     return typer.Option(parser=read, metavar=metavar, help=help, show_default="auto", rich_help_panel="What fits")
 
 
@@ -35,7 +35,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Annotated[
-        str | None, _auto("Matrices packed while loading, or none: packed only where they would not fit.", str)
+        str | None, _auto("Weights packed while loading, or none: packed only where they would not fit.", str)
     ] = None,
     memory: Annotated[float, typer.Option(help="Share of the device's memory that may be used.")] = 0.9,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with keys.")] = "127.0.0.1",

@@ -57,7 +57,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
 
-    def of(self, wants: str | None) -> ops.Then:
+    def then(self, wants: str | None) -> ops.Then:
         """For an operation that takes this norm along."""
         return ops.Then(self.weight, wants)
 

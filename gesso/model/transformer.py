@@ -47,7 +47,7 @@ class Layer(nn.Module):
 
     @property
     def first(self) -> ops.Then:
-        return self.input_layernorm.of(self.self_attn.wants)
+        return self.input_layernorm.then(self.self_attn.wants)
 
     def forward(
         self,
@@ -73,8 +73,8 @@ class Layer(nn.Module):
             attended_TH,
             self.post_attention_layernorm.weight,
             (
-                self.pre_feedforward_layernorm.of(self.mlp.wants),
-                self.pre_feedforward_layernorm_2.of(self.experts.wants),
+                self.pre_feedforward_layernorm.then(self.mlp.wants),
+                self.pre_feedforward_layernorm_2.then(self.experts.wants),
             ),
             self.router.scale,
             self.router.root,
@@ -243,12 +243,13 @@ class DiffusionGemma(nn.Module):
         position_T: Tensor,
         causal_T: Tensor,
         attends: Sequence[ops.Attend],
-        call: Callable[..., tuple[Tensor, ops.Rows | None, Tensor]] | None = None,
+        call: Callable[..., tuple[Tensor, ops.Rows | None, Tensor]] = nn.Module.__call__,
+        apart: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """The layers and the final norm, and each router's scores [T, E].
 
-        `call` runs a layer; training puts activation checkpointing there. A layer then touches no weights but its own,
-        which may be sharded; else it takes the norm that follows along.
+        `call` runs a layer; training puts activation checkpointing there. Unless they are `apart`, a layer takes the
+        norm that follows along; if so, it touches no weights but its own, which may be sharded.
         """
         rotations = {
             shape: ops.rotation(position_T, _frequencies(shape, self.device), x_TH.dtype, lengths)
@@ -257,9 +258,9 @@ class DiffusionGemma(nn.Module):
         encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (self.encoder, self.decoder))
         scalars_LT1 = torch.where(causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
         thens: list[ops.Then | None] = [None] * len(stack.layers)
-        if call is None:
-            thens = [*(cast(Layer, layer).first for layer in stack.layers[1:]), stack.norm.of(None)]
-        routed, normed, call = [], None, call or nn.Module.__call__
+        if not apart:
+            thens = [*(cast(Layer, layer).first for layer in stack.layers[1:]), stack.norm.then(None)]
+        routed, normed = [], None
         for layer, attend, shape, scalar_T1, then in zip(
             stack.layers, attends, self.config.layers, scalars_LT1, thens, strict=True
         ):
@@ -276,8 +277,10 @@ class DiffusionGemma(nn.Module):
 
     # --- the vocabulary -----------------------------------------------------------------------------------------
 
-    def logits(self, hidden_TH: Tensor) -> Tensor:
-        return ops.softcapped_logits(hidden_TH, self.head, self.config.final_logit_softcapping)
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] of hidden states [..., H]."""
+        softcap = self.config.final_logit_softcapping
+        return ops.softcapped_logits(hidden.flatten(0, -2), self.head, softcap).unflatten(0, hidden.shape[:-1])
 
     def soft_embedding(self, logits_TV: Tensor) -> Tensor:
         return ops.soft_embedding(logits_TV, self.decoder.embed_tokens.weight, self.embed_scale, self.dtype)

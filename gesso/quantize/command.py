@@ -85,10 +85,10 @@ def _packed(directory: Path, to: str, errors: dict[str, float]) -> Iterator[tupl
 
 def relative_error(weight: Tensor, packed: Packed) -> float:
     """Of the root mean square, 0 for a weight that is all zeros; piece by piece, for the sake of memory."""
-    rows = weight.split(ROWS), packed.split(ROWS)
-    pairs = zip(weight, packed.unbind(), strict=True) if weight.ndim == 3 else zip(*rows, strict=True)
+    stack = weight.ndim == 3
+    exacts, rounds = (weight, packed.unbind()) if stack else (weight.split(ROWS), packed.split(ROWS))
     off = total = 0.0
-    for exact, rounded in pairs:
+    for exact, rounded in zip(exacts, rounds, strict=True):
         exact = exact.float()
         off += (rounded.dense(exact.dtype) - exact).square().sum().item()
         total += exact.square().sum().item()
@@ -151,7 +151,7 @@ def render(report: Report, console: Console) -> None:
         table.add_row(row, *(f"{100 * found[c]:.2f}" if c in found else "" for c in _COLUMNS))
     console.print(table)
     for name in filter(is_table, report.errors):
-        console.print(Text(f"{name.removesuffix('.weight').rpartition('.')[2]}  {100 * report.errors[name]:.2f}"))
+        console.print(Text(f"{name.removesuffix('.weight').removeprefix('model.')}  {100 * report.errors[name]:.2f}"))
     unit, name = (1e9, "GB") if report.source_bytes >= 1e9 else (1e6, "MB")
     sizes = f"{report.bytes / unit:,.2f} {name}, from {report.source_bytes / unit:,.2f} {name}"
     console.print(Text(printable(f"{report.directory}: {sizes}"), overflow="fold"))

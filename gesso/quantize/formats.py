@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from gesso.config import LAYERS
 from gesso.errors import InputError
 from gesso.ops import Packed
 from gesso.quantize import fp8, int4, nvfp4
@@ -51,9 +52,6 @@ FORMATS = MappingProxyType(
         "nvfp4": Format("nvfp4", nvfp4.pack, nvfp4.unpack, nvfp4.layout),
     }
 )
-
-
-LAYERS = "-layers"
 
 
 def check_known(quantization: str) -> None:

@@ -4,7 +4,8 @@
     weight_scale  float32        [O, 1]     value = weight · weight_scale
 
 Experts have a leading E on both. The largest value of a channel becomes 448, the largest of e4m3, and the scale is
-never zero. No scale is searched for: a floating-point grid is much the same at every scale. O out, I in.
+never zero: a channel of zeros has the smallest there is. No scale is searched for: a floating-point grid is much the
+same at every scale. O out, I in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ def pack(weight: Tensor) -> Tensors:
 
 def _pack(weight_OI: Tensor) -> Tensors:
     top_O1 = weight_OI.abs().amax(1, keepdim=True)
-    scale_O1 = torch.where(top_O1 > 0, (top_O1 / LARGEST).clamp(min=TINY), 1.0)
+    scale_O1 = (top_O1 / LARGEST).clamp(min=TINY)
     # Clamped: beyond 448 torch makes NaN, and the division may land a bit above.
     scaled_OI = (weight_OI / scale_O1).clamp_(-LARGEST, LARGEST)
     return {"weight": scaled_OI.to(torch.float8_e4m3fn), "weight_scale": scale_O1}

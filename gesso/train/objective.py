@@ -144,7 +144,7 @@ class Objective(nn.Module):
             call = partial(checkpoint, use_reentrant=False)
         x_TH = x_BLH.flatten(0, 1)
         out_TH, scores = model.through(
-            model.decoder, x_TH, [len(x_TH)], position_BL.flatten(), causal_BL.flatten(), attends, call
+            model.decoder, x_TH, [len(x_TH)], position_BL.flatten(), causal_BL.flatten(), attends, call, apart=True
         )
         out_BLH = out_TH.view(x_BLH.shape)
         return out_BLH[:, :width], out_BLH[:, width:].unflatten(1, embedded_BKCH.shape[1:3]), scores
