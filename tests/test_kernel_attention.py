@@ -15,6 +15,7 @@ from gesso.ops import Segment
 
 pytest.importorskip("triton")
 from gesso.ops.kernels import attention as kernel  # noqa: E402
+from gesso.ops.kernels import segments as told  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1, splits=3)
@@ -24,7 +25,7 @@ M, D = 2, 16
 
 
 def table_of(segments, cache):
-    return kernel.tables([cache], segments)[0]
+    return told.tables([cache], segments)[0]
 
 
 def numbers(*shape, dtype):

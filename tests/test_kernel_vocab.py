@@ -163,13 +163,13 @@ def test_a_packed_table_is_read_as_it_is_stored(tokens, vocabulary, dtype):
 def test_a_row_of_another_size_does_not_spoil_the_others(size):
     """Zeros, as rows are that no token uses; so small that its share is nothing; and so large that those of the others
     are small."""
-    table_VH = torch.randn(203, 80, device=DEVICE) * 0.02
+    table_VH = torch.randn(1000, 80, device=DEVICE) * 0.002
     table_VH[9] *= size
-    head_VH = FORMATS["fp8"].quantize("head", powers(203, 80) / 8)
-    packed = FORMATS["fp8"].quantize("table", table_VH)
-    given = powers(7, 80), head_VH, packed, SCALE, SOFTCAP, torch.full((7,), 1.0, device=DEVICE), keys(7)
-    mine, theirs = vocab_kernel.vocab_tail(*given).soft_TH, vocab.vocab_tail(*given, [7]).soft_TH
-    assert (mine - theirs).norm() < 1e-3 * theirs.norm()
+    head_VH, packed = (FORMATS["fp8"].quantize("table", table) for table in (powers(1000, 80), table_VH))
+    given = head_VH, packed, SCALE, SOFTCAP, torch.full((7,), 1.0, device=DEVICE), keys(7)
+    hidden_TH = powers(7, 80, dtype=torch.bfloat16) / 2
+    mine, theirs = vocab_kernel.vocab_tail(hidden_TH, *given), vocab.vocab_tail(hidden_TH.float(), *given, [7])
+    assert (mine.soft_TH - theirs.soft_TH).norm() < 3e-3 * theirs.soft_TH.norm()
 
 
 @pytest.mark.parametrize("pair", [(3, 9), (9, 50), (9, 140), (70, 150)], ids=str)  # in a quarter, a block, two blocks

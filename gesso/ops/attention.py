@@ -53,7 +53,7 @@ def move(attends: list[Attend], caches: Sequence[LayerCache], segments: Sequence
     """Have them attend elsewhere. As kernels they keep their tensors, for a captured graph has those built in; the
     addresses of rows in the cache are left alone if they are the same."""
     if isinstance(attends[0], partial) and "table" in attends[0].keywords:
-        fast.load("attention").move(attends, caches, segments, same_rows)
+        fast.load("segments").move(attends, caches, segments, same_rows)
     else:
         attends[:] = [partial(attention, cache=cache, segments=segments) for cache in caches]
 

@@ -56,8 +56,7 @@ def expected(
 
     partial_STH = stored_TV.new_empty(SPLITS, tokens, hidden, dtype=torch.float32)
     inner = product.inner(stored_TV.dtype)
-    mean = _mean if scale_V is None else _mean_low
-    mean[(triton.cdiv(tokens, product.rows) * triton.cdiv(hidden, product.columns) * SPLITS,)](
+    _mean[(triton.cdiv(tokens, product.rows) * triton.cdiv(hidden, product.columns) * SPLITS,)](
         TensorDescriptor.from_tensor(probability_TV, [product.rows, inner]),
         TensorDescriptor.from_tensor(table_VH, [inner, product.columns]),
         partial_STH,
@@ -68,6 +67,7 @@ def expected(
         BLOCK_T=product.rows,
         BLOCK_H=product.columns,
         BLOCK_V=inner,
+        LOW=scale_V is not None,
         num_warps=product.warps,
         num_stages=product.stages,
     )
@@ -106,8 +106,9 @@ def _probabilities(
 def _mean(
     probability, embedding, partial_STH, T,
     V: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
+    """LOW: rows and columns exchanged, for FP8 values, which are numbers of float16 too."""
     row_tiles = tl.cdiv(T, BLOCK_T)
     program = tl.program_id(0) // row_tiles  # neighbours share a tile of the embedding, the next ones the rows' tiles
     first_row = tl.program_id(0) % row_tiles * BLOCK_T
@@ -116,43 +117,20 @@ def _mean(
 
     steps: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     each: tl.constexpr = (steps + S - 1) // S
-    sum_TH = tl.zeros((BLOCK_T, BLOCK_H), tl.float32)
+    sum = tl.zeros((BLOCK_H, BLOCK_T) if LOW else (BLOCK_T, BLOCK_H), tl.float32)
     for step in range(split * each, tl.minimum(split * each + each, steps)):
         p_TV = probability.load([first_row, step * BLOCK_V])
         e_VH = embedding.load([step * BLOCK_V, first_column])
-        sum_TH = tl.dot(p_TV, e_VH, sum_TH, input_precision="ieee")
+        if LOW:
+            sum = tl.dot(tl.trans(e_VH).to(p_TV.dtype), tl.trans(p_TV), sum, input_precision="ieee")
+        else:
+            sum = tl.dot(p_TV, e_VH, sum, input_precision="ieee")
 
     row_T = first_row + tl.arange(0, BLOCK_T)
     column_H = first_column + tl.arange(0, BLOCK_H)
     at_TH = (split.to(tl.int64) * T + row_T[:, None]) * H + column_H[None, :]
+    sum_TH = tl.trans(sum) if LOW else sum
     tl.store(partial_STH + at_TH, sum_TH, mask=(row_T[:, None] < T) & (column_H[None, :] < H))
-
-
-@triton.jit(do_not_specialize=["T"])
-def _mean_low(
-    probability, embedding, partial_STH, T,
-    V: tl.constexpr, H: tl.constexpr, S: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """`_mean` with rows and columns exchanged: FP8 values are numbers of float16 too."""
-    row_tiles = tl.cdiv(T, BLOCK_T)
-    program = tl.program_id(0) // row_tiles
-    first_row = tl.program_id(0) % row_tiles * BLOCK_T
-    first_column = program % tl.cdiv(H, BLOCK_H) * BLOCK_H
-    split = program // tl.cdiv(H, BLOCK_H)
-
-    steps: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    each: tl.constexpr = (steps + S - 1) // S
-    sum_HT = tl.zeros((BLOCK_H, BLOCK_T), tl.float32)
-    for step in range(split * each, tl.minimum(split * each + each, steps)):
-        p_TV = probability.load([first_row, step * BLOCK_V])
-        e_VH = embedding.load([step * BLOCK_V, first_column])
-        sum_HT = tl.dot(tl.trans(e_VH).to(p_TV.dtype), tl.trans(p_TV), sum_HT, input_precision="ieee")
-
-    row_T = first_row + tl.arange(0, BLOCK_T)
-    column_H = first_column + tl.arange(0, BLOCK_H)
-    at_HT = (split.to(tl.int64) * T + row_T[None, :]) * H + column_H[:, None]
-    tl.store(partial_STH + at_HT, sum_HT, mask=(row_T[None, :] < T) & (column_H[:, None] < H))
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -10,7 +10,7 @@ T tokens of all segments, V vocabulary, H hidden, P tiles of the vocabulary, S s
 and in `soft.py`
 
   3. `_probabilities`  turns the stored logits into probabilities, in place.
-  4. `_mean`           probabilities @ embedding, over S fixed splits of the vocabulary; `_mean_low` where it is FP8.
+  4. `_mean`           probabilities @ embedding, over S fixed splits of the vocabulary.
   5. `_add_splits`     their sum, in order, rounded and scaled as the plain version rounds and scales.
 
 Step 3 is a pass of its own, not a part of step 4's loads: there each of the 11 column tiles of H would take the tanh
