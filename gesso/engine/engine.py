@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
-from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result
+from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.graphs import Graphs
-from gesso.engine.request import Request
-from gesso.engine.runner import Outcome, Runner
+from gesso.engine.request import Request, Score
+from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
-from gesso.engine.scheduler import Row, Scheduler, Work
+from gesso.engine.scheduler import Job, Row, Scheduler, Work
+from gesso.engine.scoring import Scoring
 from gesso.engine.standing import showable, would_be_empty
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
@@ -28,7 +29,10 @@ class Engine:
         piece: int = 256,
         source: Source | None = None,
     ) -> None:
-        """`max_batch` requests run at once; `prefill` tokens of prompts are read in one pass, in pieces of `piece`."""
+        """Make an engine that runs `max_batch` requests at once.
+
+        A pass reads up to `prefill` tokens of prompts and of texts to score, in pieces of `piece` tokens.
+        """
         longest = model.config.max_position_embeddings
         for name, value in (("max_batch", max_batch), ("max_length", longest if max_length is None else max_length)):
             if not isinstance(value, int) or value < 1:
@@ -41,7 +45,7 @@ class Engine:
         self.runner = Runner(model, Graphs(model) if captured else None)
         self.cache = model.new_cache(0, 0)
         self.ids = itertools.count()
-        self.running: dict[int, Running] = {}  # every request that has not ended, waiting ones too
+        self.running: dict[int, Job] = {}  # every request that has not ended, waiting ones too
         self.cancelled: set[int] = set()
         self.outbox: list[Event] = []  # events stay here until `step` returns: an error must not lose those of others
 
@@ -53,19 +57,25 @@ class Engine:
         self._take_in()
         for outcome in self._run(self.scheduler.plan()):
             try:
-                self._advance(outcome)
+                self._score(outcome) if isinstance(outcome, Encoded) else self._advance(outcome)
             except Exception as error:  # a sampler or stopping rule of the caller's own: it takes nobody with it
                 self._fail(outcome.running, error)
         events, self.outbox = self.outbox, []
         return events
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request | Score) -> None:
         """Raise InputError for a request that `submit` would refuse."""
         request.check(self.model.config, self.max_length)
 
-    def submit(self, request: Request) -> int:
-        """Queue a request; its id names it in events and in `cancel`."""
+    def submit(self, request: Request | Score) -> int:
+        """Queue a request and return its id, which names it in events and in `cancel`."""
         self.check(request)
+        job = Scoring(next(self.ids), request) if isinstance(request, Score) else self._start(request)
+        self.running[job.id] = job
+        self.scheduler.waiting.append(job)
+        return job.id
+
+    def _start(self, request: Request) -> Running:
         process = Process(
             settings=request.diffusion,
             source=self.source,
@@ -74,16 +84,15 @@ class Engine:
             eos=request.eos,
             device=self.model.device,
         )
+        length = request.canvas_length(self.model.config)
         if request.resume is None:
-            running = Running(next(self.ids), request, process, self._blank(request, process, 0, 0))
-        else:
-            running = Running(next(self.ids), request, process, request.resume.canvas, list(request.resume.before))
-            running.shown = showable(running.tokens, request, self.decode)
-            if request.guide:
-                running.state = request.guide.walk(running.state, running.tokens)
-        self.running[running.id] = running
-        self.scheduler.waiting.append(running)
-        return running.id
+            return Running(next(self.ids), request, process, self._blank(request, process, 0, 0), length)
+        draft = request.resume
+        running = Running(next(self.ids), request, process, draft.canvas, length, list(draft.before))
+        running.shown = showable(running.tokens, request, self.decode)
+        if request.guide:
+            running.state = request.guide.walk(running.state, running.tokens)
+        return running
 
     def cancel(self, request_id: int) -> None:
         """End a request before the next pass; one that has ended is left alone."""
@@ -104,22 +113,24 @@ class Engine:
 
     def _let_go(self) -> None:
         while self.cancelled:
-            self._finish(self.running[self.cancelled.pop()], "cancelled")
+            job = self.running[self.cancelled.pop()]
+            self._scored(job) if isinstance(job, Scoring) else self._finish(job, "cancelled")
 
     def _take_in(self) -> None:
         while (row := self.scheduler.next_row(self.cache)) is not None:
             running = self.scheduler.waiting[0]
             prompt = running.request.prompt
             try:
-                self._make_room(row, len(prompt) + running.request.max_new_tokens)
+                self._make_room(row, running.request.cache_tokens)
             except Exception as error:  # out of memory: this request cannot run, the others can
                 self._fail(running, error)
                 continue
-            # What comes after the last token is known only when that token is read.
-            known = prompt[:-1] if running.request.diffusion.autoregressive else prompt
-            cached = self.scheduler.reusable(row, known, self.cache)
+            # The hidden state of the last token predicts the next one: that token has to be read.
+            needs_last = isinstance(running, Scoring) or running.request.diffusion.autoregressive
+            cached = self.scheduler.reusable(row, prompt[:-1] if needs_last else prompt, self.cache)
             running.row = row
-            running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
+            if isinstance(running, Running):
+                running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
             self.scheduler.running.append(self.scheduler.waiting.popleft())
 
@@ -129,16 +140,15 @@ class Engine:
         if length > self.cache.capacities[row]:  # at least double: a chat grows turn by turn
             self.cache.grow(row, min(max(length, 2 * self.cache.capacities[row], 512), self.max_length))
 
-    def _read_from(self, running: Running, start: int) -> None:
-        """Cut the request's row of the cache back to `start` tokens, and have the rest of its text read."""
+    def _read_from(self, running: Job, start: int) -> None:
+        """Cut the request's row of the cache back to `start` tokens and queue the rest of its text."""
         self.cache.cut(running.row, start)
         self.scheduler.rows[running.row] = Row(list(running.request.prompt[:start]), whole=start, used=running.id + 1)
-        canvas_length = running.request.canvas_length(self.model.config)
-        running.pending = running.pieces(start, self.scheduler.piece, canvas_length)
+        running.pending = running.pieces(start, self.scheduler.piece)
 
     # --- one pass -----------------------------------------------------------------------------------------------
 
-    def _run(self, work: list[Work]) -> list[Outcome]:
+    def _run(self, work: list[Work]) -> list[Outcome | Encoded]:
         try:
             outcomes = self.runner.run(work, self.cache) if work else []
             for item in work:
@@ -151,7 +161,7 @@ class Engine:
         return outcomes
 
     def _note(self, item: Work) -> None:
-        """Write down what a row now holds, and save it at the last whole piece of the prompt."""
+        """Record the contents of a row, and save the row where a later request or text will cut it back to."""
         row, piece = self.scheduler.rows[item.running.row], self.scheduler.piece
         prompt = len(item.running.request.prompt)
         for text in item.texts:
@@ -159,7 +169,7 @@ class Engine:
             row.tokens += text
             if len(row.tokens) <= prompt and len(text) == piece:
                 row.whole = len(row.tokens)
-        if item.texts and row.whole == len(row.tokens) == prompt - prompt % piece:
+        if item.texts and row.whole == len(row.tokens) == item.running.saved_length(piece):
             self.cache.save(item.running.row)
 
     def _advance(self, outcome: Outcome) -> None:
@@ -175,6 +185,21 @@ class Engine:
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
             self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
+
+    def _score(self, encoded: Encoded) -> None:
+        """Score what was read of a text; after its last token go on with the next text."""
+        scoring = encoded.running
+        self.runner.score(encoded)
+        if scoring.pending:
+            return
+        if len(scoring.log_likelihoods) == len(scoring.request.texts):
+            self._scored(scoring)
+            return
+        saved = scoring.saved_length(self.scheduler.piece)
+        self._read_from(scoring, saved if self.cache.can_cut(scoring.row, saved) else 0)
+
+    def _scored(self, scoring: Scoring) -> None:
+        self._remove(scoring, Scored(scoring.id, tuple(scoring.log_likelihoods)))
 
     def _likely(self, outcome: Outcome, canvas: Canvas, count: int | None) -> list[Likely]:
         """What the step that led to this canvas thought of its tokens, for those who asked."""
@@ -223,10 +248,10 @@ class Engine:
         result = Result(running.shown, tuple(running.tokens), reason, usage, running.request.seed)
         self._remove(running, Done(running.id, result))
 
-    def _fail(self, running: Running, error: Exception) -> None:
+    def _fail(self, running: Job, error: Exception) -> None:
         self._remove(running, Failed(running.id, error))
 
-    def _remove(self, running: Running, last: Event) -> None:
+    def _remove(self, running: Job, last: Event) -> None:
         self.scheduler.remove(running)
         del self.running[running.id]
         self.cancelled.discard(running.id)

@@ -123,12 +123,24 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The end of a scoring request: one log-probability per text, in order; fewer if the request was cancelled."""
+
+    request_id: int
+    log_likelihoods: tuple[float, ...]
+    kind: Literal["scored"] = "scored"
+
+
+@dataclass(frozen=True)
 class Failed:
-    """The request's own code, a sampler or a stopping rule, raised; the request has ended, the others go on."""
+    """The request has ended with an error: of its own sampler or stopping rule, of a pass, or of its memory.
+
+    Other requests are not affected.
+    """
 
     request_id: int
     error: Exception
     kind: Literal["failed"] = "failed"
 
 
-Event = Draft | Commit | Done | Failed
+Event = Draft | Commit | Done | Scored | Failed

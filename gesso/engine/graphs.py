@@ -42,16 +42,21 @@ class Shape:
 
 
 def shape_of(work: Sequence[Work]) -> Shape | None:
-    """None: some of it must see its logits, and cannot be part of a graph."""
-    canvases = [item.running for item in work if item.denoise]
-    if any(running.asks_for_logits for running in canvases):
-        return None
+    """Return the shape of a pass, or None if it cannot be captured: someone has to see logits, or a text is scored."""
+    canvases = canvases_of(work)
     pieces = [piece for item in work for piece in item.pieces]
+    if any(running.asks_for_logits for running in canvases) or any(kind == "scored" for _, kind in pieces):
+        return None
     lengths = tuple(len(running.canvas.tokens_C) for running in canvases)
     ways = {(running.request.diffusion, running.request.eos) for running in canvases if _unwatched(running)}
     if len(ways) == 1 and len(set(lengths)) == 1 and all(map(_unwatched, canvases)):
         return Shape(tuple(pieces), lengths, *ways.pop())
     return Shape(tuple(pieces), lengths, None, frozenset())
+
+
+def canvases_of(work: Sequence[Work]) -> list[Running]:
+    """Return the requests whose canvases take a step in this pass."""
+    return [running for item in work if (running := item.canvas_of) is not None]
 
 
 def _unwatched(running: Running) -> bool:
@@ -131,7 +136,7 @@ class Graph:
         self.plan.move(segments, cache)
         for target, text in zip(self.texts, (text for item in work for text in item.texts), strict=True):
             target.copy_(ops.send(torch.tensor(text), target.device))
-        requests = [item.running for item in work if item.denoise]
+        requests = canvases_of(work)
         self.canvases.load(requests) if self.canvases else self._load(requests)
         self.replay()
         self.model.note(segments, cache)

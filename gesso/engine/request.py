@@ -1,4 +1,4 @@
-"""A request, and what is wrong with it. Without torch: the server checks requests that another process runs."""
+"""Requests to the engine and their checks. Imports no torch: the server checks requests that another process runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,6 +37,11 @@ class Request:
     draft_logprobs: int | None = None  # the same of drafts, of all positions of a canvas after every step
     resume: "Draft | None" = None  # go on from a draft of an earlier run of the same request
 
+    @property
+    def cache_tokens(self) -> int:
+        """The most tokens that the request's row of the cache has to hold."""
+        return len(self.prompt) + self.max_new_tokens
+
     def check(self, config: Config, max_length: int) -> None:
         """Raise InputError for what cannot be run."""
         self._check_types()
@@ -51,9 +56,7 @@ class Request:
                 f"context overflow: a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new ones "
                 f"exceed the context of {max_length}; shorten the prompt or lower max_new_tokens"
             )
-        for token in (min(self.prompt), max(self.prompt)):
-            if not 0 <= token < config.vocab_size:
-                raise InputError(f"prompt token {token} is outside the vocabulary of {config.vocab_size}")
+        _check_vocabulary("prompt", self.prompt, config)
         for position, token in self.pins.items():
             if not 0 <= position < self.max_new_tokens:
                 raise InputError(
@@ -120,3 +123,42 @@ class Request:
     def length_after(self, done: int, config: Config) -> int:
         """How long the canvas after `done` new tokens is: no longer than what is still wanted."""
         return min(self.canvas_length(config), self.max_new_tokens - done)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A request for the log-probability of each of several texts after one prompt, by the causal encoder.
+
+    A log-probability is in nats, and the sum over the tokens of a text.
+    """
+
+    prompt: tuple[int, ...]
+    texts: tuple[tuple[int, ...], ...]
+
+    @property
+    def cache_tokens(self) -> int:
+        """The most tokens that the request's row of the cache has to hold; the last one of a text is never read."""
+        return len(self.prompt) + max(map(len, self.texts)) - 1
+
+    def check(self, config: Config, max_length: int) -> None:
+        """Raise InputError for a request that cannot be run."""
+        if not self.prompt:
+            raise InputError("the prompt is empty; give at least one token (a checkpoint's bos token will do)")
+        if not self.texts or not all(self.texts):
+            raise InputError("there is nothing to score: give at least one text, and at least one token per text")
+        for name, tokens in (("prompt", self.prompt), *(("text", text) for text in self.texts)):
+            for token in tokens:
+                if not isinstance(token, int) or isinstance(token, bool):
+                    raise InputError(f"{name} token {token!r} must be an integer")
+            _check_vocabulary(name, tokens, config)
+        if self.cache_tokens > max_length:
+            raise InputError(
+                f"context overflow: a prompt of {len(self.prompt)} tokens and a text of {max(map(len, self.texts))} to "
+                f"score exceed the context of {max_length}; shorten the prompt or the text"
+            )
+
+
+def _check_vocabulary(name: str, tokens: tuple[int, ...], config: Config) -> None:
+    for token in (min(tokens), max(tokens)):
+        if not 0 <= token < config.vocab_size:
+            raise InputError(f"{name} token {token} is outside the vocabulary of {config.vocab_size}")

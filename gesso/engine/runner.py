@@ -11,10 +11,11 @@ from gesso import ops
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.samplers import Prediction
 from gesso.engine.events import Likely
-from gesso.engine.graphs import Graphs, read_of
+from gesso.engine.graphs import Graphs, canvases_of, read_of
 from gesso.engine.guided import guided, is_left_alone, keeps
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
+from gesso.engine.scoring import Scoring
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma, Piece
 from gesso.ops import Reading
@@ -27,28 +28,48 @@ class Outcome:
     hidden_CH: Tensor  # good until the next pass
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """Hidden states of the positions that predict a scored text, as far as this pass has read it."""
+
+    running: Scoring
+    hidden_SH: Tensor
+
+
 class Runner:
     def __init__(self, model: DiffusionGemma, graphs: Graphs | None = None) -> None:
         self.model, self.graphs = model, graphs
 
     @torch.no_grad()
     @ops.fast_products()
-    def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome]:
-        """Encode the text, denoise the canvases; an outcome for each canvas."""
+    def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome | Encoded]:
+        """Encode the text and denoise the canvases; return an outcome per canvas and per scored text."""
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # so that fewer shapes of work exist
-        if self.graphs and (graph := self.graphs.find(work, cache)):
+        if self.graphs and (graph := self.graphs.find(work, cache)):  # which is never one of a pass that scores
             return [self._replayed(*step) for step in graph.run(work, cache)]
         pieces, kinds = [], []
         for item in work:
-            row, canvas = item.running.row, item.running.canvas
+            row = item.running.row
             kinds += [kind for _, kind in item.pieces]
             for text in item.texts:
                 pieces.append(Piece(row, torch.tensor(text, device=self.model.device), causal=True))
-            if kinds[-1] == "canvas":
-                pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH))
-        hidden = read_of(self.model.run(pieces, cache), kinds)
-        requests = [item.running for item in work if item.denoise]
-        return self._read(requests, hidden) if requests else []
+            if kinds[-1] == "canvas" and (running := item.canvas_of):
+                pieces.append(Piece(row, running.canvas.tokens_C, causal=False, soft_SH=running.canvas.soft_CH))
+        hidden = self.model.run(pieces, cache)
+        requests = canvases_of(work)
+        outcomes = self._read(requests, read_of(hidden, kinds)) if requests else []
+        return [*outcomes, *self._encoded(work, hidden)]
+
+    def _encoded(self, work: Sequence[Work], hidden: Sequence[Tensor]) -> list[Encoded]:
+        parts, found = iter(hidden), []
+        for item in work:
+            own = [next(parts) for _ in item.pieces]
+            if isinstance(scoring := item.running, Scoring):
+                starts = zip(item.starts, own, strict=True)
+                scored_SH = torch.cat([part[scoring.scored(start, len(part))] for start, part in starts])
+                if len(scored_SH):
+                    found.append(Encoded(scoring, scored_SH))
+        return found
 
     def _replayed(self, running: Running, found: Reading | Canvas, hidden_CH: Tensor) -> Outcome:
         if isinstance(found, Reading):
@@ -94,6 +115,12 @@ class Runner:
         model = self.model
         reading = ops.read(logits_CV, candidate_C, model.decoder.embed_tokens.weight, model.embed_scale, model.dtype)
         return self._outcome(running, reading, hidden_CH, logits_CV)
+
+    @torch.no_grad()
+    @ops.fast_products()
+    def score(self, encoded: Encoded) -> None:
+        """Score the positions of a text that this pass has read."""
+        encoded.running.read(encoded.hidden_SH, self.model.logits)
 
     @torch.no_grad()
     def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:

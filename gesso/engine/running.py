@@ -18,6 +18,7 @@ class Running:
     request: Request
     process: Process
     canvas: Canvas
+    canvas_length: int  # of full canvases; the last one may be shorter
     tokens: list[int] = field(default_factory=list)  # finished canvases
     state: int = START  # of the constraint, after them
     row: int = -1
@@ -36,12 +37,16 @@ class Running:
         history = self.canvas.history
         return self.asks_for_logits or (bool(history) and history[-1].corrected)
 
-    def pieces(self, start: int, piece: int, canvas_length: int) -> deque[tuple[int, ...]]:
-        """The text from token `start` on, cut where it is always cut: the prompt every `piece` tokens, then canvases.
+    def pieces(self, start: int, piece: int) -> deque[tuple[int, ...]]:
+        """Return the text from token `start` on: the prompt cut every `piece` tokens, then one piece per canvas.
 
-        The length of a run of tokens decides the order in which its sums are added up. Cuts that depended on the load
-        or on what the cache happens to hold would let the last bits, and with them the text, depend on them too.
+        The length of a piece decides the order in which its sums are added up. If the cuts depended on the load or on
+        the contents of the cache, the last bits would depend on them too, and with them the text.
         """
-        prompt, answer = self.request.prompt, tuple(self.tokens)
+        prompt, answer, canvas_length = self.request.prompt, tuple(self.tokens), self.canvas_length
         cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
         return deque(cuts + [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)])
+
+    def saved_length(self, piece: int) -> int:
+        """How much of the prompt is saved for later requests to reuse: its whole pieces."""
+        return len(self.request.prompt) // piece * piece

@@ -1,31 +1,56 @@
 """Who runs in the next pass: which requests have a row of the cache, and how much text each may encode."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from gesso.engine.running import Running
+from gesso.engine.scoring import Scoring
 from gesso.model.cache import KVCache
 
-Kind = Literal["text", "canvas", "next"]  # "next": text that ends with the token whose successor is asked for
+Job = Running | Scoring
+# "next": text that ends with the token whose successor is asked for; "scored": text whose hidden states are read.
+Kind = Literal["text", "canvas", "next", "scored"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """One running's part of a pass: pieces of its text, its canvas, or the former and then the latter."""
+    """One request's part of a pass: pieces of its text, its canvas, or the former and then the latter."""
 
-    running: Running
+    running: Job
     texts: tuple[tuple[int, ...], ...]
     denoise: bool
+    start: int = 0  # tokens in the request's row before this pass
+
+    @property
+    def starts(self) -> list[int]:
+        """The position of the first token of each text."""
+        return list(accumulate(map(len, self.texts), initial=self.start))[:-1]
+
+    @property
+    def end(self) -> int:
+        """How many tokens the row holds after this pass."""
+        return self.start + sum(map(len, self.texts))
+
+    @property
+    def canvas_of(self) -> Running | None:
+        """The request whose canvas, or next token, this pass predicts."""
+        return self.running if self.denoise and isinstance(self.running, Running) else None
 
     @property
     def pieces(self) -> list[tuple[int, Kind]]:
         """The length and kind of each piece. An autoregressive request has no canvas: the end of its text is read."""
-        pieces: list[tuple[int, Kind]] = [(len(text), "text") for text in self.texts]
-        if self.denoise and self.running.request.diffusion.autoregressive:
+        running, lengths = self.running, [len(text) for text in self.texts]
+        if isinstance(running, Scoring):
+            slices = [running.scored(*piece) for piece in zip(self.starts, lengths, strict=True)]
+            return [(n, "scored" if part.start < n else "text") for n, part in zip(lengths, slices, strict=True)]
+        pieces: list[tuple[int, Kind]] = [(length, "text") for length in lengths]
+        if self.denoise and running.request.diffusion.autoregressive:
             pieces[-1] = (pieces[-1][0], "next")
         elif self.denoise:
-            pieces.append((len(self.running.canvas.tokens_C), "canvas"))
+            pieces.append((len(running.canvas.tokens_C), "canvas"))
         return pieces
 
 
@@ -41,8 +66,8 @@ class Row:
 class Scheduler:
     def __init__(self, max_batch: int, prefill: int, piece: int) -> None:
         self.prefill, self.piece = prefill, piece
-        self.waiting: deque[Running] = deque()
-        self.running: list[Running] = []
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
         self.rows = [Row() for _ in range(max_batch)]
 
     def next_row(self, cache: KVCache) -> int | None:
@@ -61,25 +86,31 @@ class Scheduler:
 
         return max(free, key=worth)
 
-    def plan(self) -> list[Work]:
-        """Every canvas that is ready takes a step; prompts share the room for text, the oldest request first."""
+    def plan(self, jobs: Sequence[Job] | None = None) -> list[Work]:
+        """Return the next pass: of all that run, or of some.
+
+        Every canvas that is ready takes a step. Prompts and texts to score share the prefill budget, the oldest request
+        first. A finished canvas is committed outside the budget: it is no longer than the canvas that follows it.
+        """
         work, room = [], self.prefill
-        for running in self.running:
+        for running in self.running if jobs is None else jobs:
+            start = end = len(self.rows[running.row].tokens)
+            prompt, saved = len(running.request.prompt), running.saved_length(self.piece)
             texts: list[tuple[int, ...]] = []
             for text in running.pending:
-                reading = len(running.request.prompt) - len(self.rows[running.row].tokens) - sum(map(len, texts))
-                if reading > 0:
-                    # A pass ends with the last whole piece, where the cache is saved for the next turn.
-                    if len(text) > room or (texts and len(text) < self.piece):
+                if end < prompt or isinstance(running, Scoring):
+                    # A pass ends where the row is saved, so that the rest of the prompt is not yet in it.
+                    if len(text) > room or (texts and end == saved):
                         break
                     room -= len(text)
                 texts.append(text)
-            denoise = len(texts) == len(running.pending)
+                end += len(text)
+            denoise = isinstance(running, Running) and len(texts) == len(running.pending)
             if texts or denoise:
-                work.append(Work(running, tuple(texts), denoise))
+                work.append(Work(running, tuple(texts), denoise, start))
         return work
 
-    def remove(self, running: Running) -> None:
+    def remove(self, running: Job) -> None:
         if running in self.running:
             self.running.remove(running)
         else:
