@@ -23,7 +23,7 @@ from gesso.guide.constraint import NAMES, Guides
 from gesso.guide.guide import Guide
 from gesso.messages import check_tools
 from gesso.model.transformer import DiffusionGemma
-from gesso.plan import Plan, T
+from gesso.plan import Plan, PlanRun, T, generate
 from gesso.settings import Diffusion, GenerationDefaults, choose
 from gesso.tokenizer import Tokenizer
 from gesso.train import adapters
@@ -186,37 +186,24 @@ class Gesso:
         return self._carry_out(plan)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
-        """The results of several requests that run side by side."""
-        results: dict[int, Result] = {}
-        ids: list[int] = []
-        try:
-            for request in requests:
-                ids.append(self.engine.submit(request))
-                self._inboxes[ids[-1]] = deque()
-            while len(results) < len(ids):
-                self._step()
-                for request_id in ids:
-                    for event in self._inboxes[request_id]:
-                        if isinstance(event, Failed):
-                            raise event.error
-                        if isinstance(event, Done):
-                            results[request_id] = event.result
-                    self._inboxes[request_id].clear()
-        finally:
-            for request_id in ids:
-                self.engine.cancel(request_id)
-                self._inboxes.pop(request_id, None)
-        return [results[request_id] for request_id in ids]
+        """Return the results of several requests that run side by side."""
+        return self._carry_out(generate(requests))
 
     def _carry_out(self, plan: Plan[T]) -> T:
-        results: list[Result] | None = None
-        while True:
-            try:
-                requests = next(plan) if results is None else plan.send(results)
-            except StopIteration as end:
-                found: T = end.value
-                return found
-            results = self.run(requests)
+        run = PlanRun(plan, self.engine)
+        inbox: deque[Event] = deque()
+        try:
+            run.start()
+            while not run.ended:
+                self._inboxes.update(dict.fromkeys(run.ids, inbox))
+                self._step()
+                while inbox:
+                    run.take(inbox.popleft())
+        finally:
+            run.cancel()
+            for request_id in run.ids:
+                self._inboxes.pop(request_id, None)
+        return run.result
 
     @cached_property
     def healer(self) -> Healer:

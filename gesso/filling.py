@@ -14,14 +14,13 @@ import torch
 
 from gesso.diffusion.noise import HashSource
 from gesso.engine.events import Result, Usage
-from gesso.engine.likelihood import Likelihood
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.guide.boundary import after_beginning, before_stop, nearest_start, whole_characters
 from gesso.guide.constraint import NAMES
 from gesso.guide.edit import check_span, instruction_turn
 from gesso.guide.infill import Hole, check_lengths, closer, fill_prompt, hole, lengths, method_for, plain_prompt
-from gesso.plan import Plan, candidates_of, log_likelihoods, together
+from gesso.plan import Plan, candidates_of, generate, log_likelihoods, score, together
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -107,7 +106,7 @@ def _fill(
     tried: tuple[Candidate, ...] = ()
     best = 0
     if candidates > 1:
-        scores = log_likelihoods(g, request.prompt, [dropped + text for text in written.texts])
+        scores = yield from log_likelihoods(g, request.prompt, [dropped + text for text in written.texts])
         best = scores.index(max(scores))
         lengths_tried = [len(tokens) for tokens in written.tokens]
         tried = tuple(map(Candidate, lengths_tried, written.texts, scores))
@@ -167,7 +166,6 @@ def _search(
         pinned = {hole + i: token for i, token in enumerate(pins)}
         return Ask(replace(base, max_new_tokens=hole + len(pins), pins=pinned), hole)
 
-    likelihood = Likelihood(g.model, plain_prompt(g.tokenizer, shown, kept))
     found: dict[int, Candidate] = {}
     tokens: dict[int, tuple[int, ...]] = {}
     usages: list[Usage] = []
@@ -182,9 +180,10 @@ def _search(
         of_each = [replace(asks[length], request=one) for length in able
                    for one in candidates_of(asks[length].request, candidates)]  # fmt: skip
         written = yield from _write(g, of_each, dropped, stop)
+        joined = [g.tokenizer.encode(dropped + text + after, bos=False) for text in written.texts]
+        scores = yield from score(g, base.prompt, joined)
         for i, length in enumerate(each):
-            joined = g.tokenizer.encode(dropped + written.texts[i] + after, bos=False)
-            tried_now = Candidate(length, written.texts[i], likelihood.of(joined))
+            tried_now = Candidate(length, written.texts[i], scores[i])
             if length not in found or tried_now.log_likelihood > found[length].log_likelihood:
                 found[length], tokens[length] = tried_now, written.tokens[i]
         usages += [result.usage for result in written.results]
@@ -360,7 +359,7 @@ def _request(g: "Gesso", prompt: Sequence[int], **options: Any) -> Request:
 def _run(g: "Gesso", requests: list[Request]) -> Plan[list[Result]]:
     for request in requests:
         _check(g, request)
-    return (yield requests) if requests else []
+    return (yield from generate(requests))
 
 
 def _check(g: "Gesso", request: Request) -> None:

@@ -34,7 +34,7 @@ from gesso import checkpoint, filling
 from gesso.api import Gesso
 from gesso.config import Config
 from gesso.engine.events import Result
-from gesso.engine.request import Request
+from gesso.engine.request import Request, Score
 from gesso.filling import InfillResult
 from gesso.guide.boundary import nearest_start
 from gesso.model.init import begin
@@ -104,13 +104,14 @@ def changed(g: Gesso, batch: Sequence[Hole]) -> list[str]:
         asked |= {"lengths": [1 + start % 5]} if method == "pinned" and text[end:] else {"lengths": None}
         asked |= {} if asked["lengths"] else {"max_new_tokens": 4}
         plans.append((f"{name}:{start}:{end} {method}", filling.infill(g, text[:start], text[end:], **asked)))
-    # A plan for one length asks once, and with the answer it is done.
-    requests = [next(plan) for _, plan in plans]
+    # A plan for one length runs one request. A pinned hole is then scored; with a single candidate any score will do.
+    requests = [[request for request in next(plan) if isinstance(request, Request)] for _, plan in plans]
     results = iter(g.run([request for several in requests for request in several]))
     for (where, plan), several, (_, text, start) in zip(plans, requests, batch, strict=True):
         answers = [next(results) for _ in several]
         try:
-            plan.send(answers)
+            scores = [one for one in plan.send(answers) if isinstance(one, Score)]
+            plan.send([(0.0,) * len(one.texts) for one in scores])
         except StopIteration as end_of_plan:
             end = min(len(text), start + 7 * start % 24)
             wrong = _wrong(g, text[:start], text[end:], several[0], answers[0], end_of_plan.value)

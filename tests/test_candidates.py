@@ -3,7 +3,7 @@
 import pytest
 
 from gesso import InputError
-from gesso.engine.likelihood import Likelihood
+from tests.likelihood import Likelihood
 
 BEFORE, AFTER = "def f(x):\n", "\nprint(f(2))\n"
 BRIEF = {"steps": 2, "canvas_length": 24, "max_new_tokens": 6}

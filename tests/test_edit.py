@@ -71,8 +71,8 @@ def test_an_empty_span_is_a_place_to_insert_at_level_one(tiny):
 
 
 def prompts_of(monkeypatch, g):
-    run, seen = g.run, []
-    monkeypatch.setattr(g, "run", lambda requests: (seen.extend(requests), run(requests))[1])
+    submit, seen = g.engine.submit, []
+    monkeypatch.setattr(g.engine, "submit", lambda request: (seen.append(request), submit(request))[1])
     return seen
 
 

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gesso
+from gesso.engine.request import Score
+from gesso.engine.scoring import Scoring
 from gesso.guide.boundary import Healer, nearest_end, nearest_start
 from gesso.guide.infill import closer, lengths
 from gesso.tasks.python_infill import prompt as fill_prompt
@@ -29,17 +31,28 @@ def asked(monkeypatch):
     seen = []
 
     def watch(g):
-        run = g.run
+        submit, step, running = g.engine.submit, g.engine.step, {}
 
-        def record(requests):
-            results = run(requests)
-            seen.extend(zip(requests, results, strict=True))
-            return results
+        def recorded_submit(request):
+            running[id := submit(request)] = request
+            return id
 
-        monkeypatch.setattr(g, "run", record)
+        def recorded_step():
+            events = step()
+            seen.extend((running[event.request_id], event.result) for event in events if event.kind == "done")
+            return events
+
+        monkeypatch.setattr(g.engine, "submit", recorded_submit)
+        monkeypatch.setattr(g.engine, "step", recorded_step)
         return seen
 
     return watch
+
+
+def change_requests(monkeypatch, g, change):
+    """Have a model run other requests than those it is asked for; scores are left as they are."""
+    submit = g.engine.submit
+    monkeypatch.setattr(g.engine, "submit", lambda one: submit(one if isinstance(one, Score) else change(one)))
 
 
 # --- what is given stays --------------------------------------------------------------------------------------------
@@ -140,18 +153,17 @@ def test_the_likeliest_candidate_wins_and_the_search_goes_on_around_it(tiny):
 def test_the_length_whose_text_the_encoder_knows_is_found(tiny, monkeypatch):
     """Each hole is filled with the beginning of one text; the encoder is made to know the text as far as it goes."""
     text = tiny.tokenizer.encode("seven c", bos=False)
-    run = tiny.run
 
-    def told(requests):
-        holes = [min(request.pins) for request in requests]
-        whole = [dict(enumerate((text + text)[:hole])) for hole in holes]
-        return run([replace(r, pins={**w, **r.pins}) for r, w in zip(requests, whole, strict=True)])
+    def told(request):
+        whole = dict(enumerate((text + text)[: min(request.pins)]))
+        return replace(request, pins={**whole, **request.pins})
 
-    def known(self, ids):
-        return -float(abs(len(ids) - len(text) - len(tiny.tokenizer.encode(" end", bos=False))))
+    def known(self, hidden_SH, logits):
+        end = tiny.tokenizer.encode(" end", bos=False)
+        self.log_likelihoods.append(-float(abs(len(self.text) - len(text) - len(end))))
 
-    monkeypatch.setattr(tiny, "run", told)
-    monkeypatch.setattr("gesso.engine.likelihood.Likelihood.of", known)
+    change_requests(monkeypatch, tiny, told)
+    monkeypatch.setattr(Scoring, "read", known)
     out = tiny.infill("start ", " end", max_new_tokens=12, **BRIEF)
     assert out.text == "seven c"
 
@@ -219,16 +231,14 @@ def healing(tiny, monkeypatch):
 
     def told(*texts):
         monkeypatch.setattr(tiny.healer, "split", lambda text: (text.removesuffix("pri"), "pri"))
-        run, rounds, seen = tiny.run, iter(texts), []
+        rounds, seen = iter(texts), []
 
-        def write(requests):
-            if not requests:
-                return []
-            seen.extend(requests)
+        def write(request):
+            seen.append(request)
             ids = dict(enumerate(tiny.tokenizer.encode(next(rounds), bos=False)))
-            return run([replace(r, pins={**ids, **r.pins}) for r in requests])
+            return replace(request, pins={**ids, **request.pins})
 
-        monkeypatch.setattr(tiny, "run", write)
+        change_requests(monkeypatch, tiny, write)
         return seen
 
     return told
@@ -257,8 +267,7 @@ def test_no_healing_where_a_stop_string_might_be_met_in_the_end_taken_off(tiny, 
 
 def test_a_middle_that_ends_inside_a_character_loses_the_piece(tiny, monkeypatch):
     half = tiny.tokenizer.encode("aé", bos=False)[:2]
-    run = tiny.run
-    monkeypatch.setattr(tiny, "run", lambda rs: run([replace(r, pins={**dict(enumerate(half)), **r.pins}) for r in rs]))
+    change_requests(monkeypatch, tiny, lambda r: replace(r, pins={**dict(enumerate(half)), **r.pins}))
     assert tiny.infill("x", "y", lengths=[2], **BRIEF).text == "a"
 
 

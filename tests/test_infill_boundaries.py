@@ -10,6 +10,7 @@ import gesso
 from gesso import filling
 from gesso.checkpoint import find
 from gesso.config import Config
+from gesso.engine.request import Request
 from gesso.model.transformer import DiffusionGemma
 from gesso.saving import save
 from tests.tiny import CONFIG, randomise
@@ -115,11 +116,17 @@ def test_half_a_surrogate_pair_is_refused(wordy):
 
 def watched_infill(g, seen, *texts, **options):
     """`Gesso.infill`, with the requests it runs and their results written down."""
-    plan, results = filling.infill(g, *texts, **{"lengths": None, "context": None, **options}), None
-    while True:
-        try:
-            requests = next(plan) if results is None else plan.send(results)
-        except StopIteration as end:
-            return end.value
-        results = g.run(requests)
-        seen.extend(zip(requests, results, strict=True))
+    plan = filling.infill(g, *texts, **{"lengths": None, "context": None, **options})
+
+    def watched():
+        results = None
+        while True:
+            try:
+                requests = next(plan) if results is None else plan.send(results)
+            except StopIteration as end:
+                return end.value
+            results = yield requests
+            pairs = zip(requests, results, strict=True)
+            seen.extend((request, result) for request, result in pairs if isinstance(request, Request))
+
+    return g._carry_out(watched())

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from gesso import InputError
-from gesso.engine.likelihood import Likelihood
 from gesso.tasks import PythonInfill, Sudoku, task
 from gesso.tasks.evaluate import evaluate
 from gesso.tasks.python_infill import prompt as fill_prompt
 from gesso.tasks.sudoku_grid import is_valid, parse_puzzle, solves
 from gesso.tasks.task import Item
+from tests.likelihood import Likelihood
 
 FEW = {"steps": 2, "max_new_tokens": 16}
 

@@ -6,14 +6,14 @@ tell, and each the likeliest of several candidates.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gesso.engine.events import Done, Failed, Result
+from gesso.engine.events import Result
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.filling import infill
-from gesso.plan import Plan, likeliest
+from gesso.plan import Plan, PlanRun, likeliest
 from gesso.tasks.task import Checkable, Holes, Item, Task
 
 if TYPE_CHECKING:
@@ -47,66 +47,56 @@ class Tries:
             raise InputError(f"candidates are for text to continue; the items of {task.name} are conversations")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _UnderWay:
     index: int
-    plan: Plan[list[Result]]
+    run: PlanRun[list[Result]]
     since: float
-    waiting: list[int] = field(default_factory=list)  # ids of the requests of this round, in order
-    results: dict[int, Result] = field(default_factory=dict)
 
 
 def answers(
     g: "Gesso", task: Task, questions: Sequence[Question], batch: int, tries: Tries
 ) -> Iterator[tuple[int, list[Result] | Exception, float]]:
-    """(index, every attempt or what went wrong, seconds) of each question, as they come; the last attempt counts."""
-    if g.engine.busy:  # their events would come to us and be lost to those who wait for them
+    """Yield (index, all attempts or the error, seconds) of each question as it ends; the last attempt counts."""
+    if g.engine.busy:  # this loop would take the events of those requests
         raise InputError("the engine has open requests; finish or close their streams before an evaluation")
     waiting = iter(range(len(questions)))
-    running: dict[int, _UnderWay] = {}  # by request
+    running: dict[int, _UnderWay] = {}  # by request id; all requests of a question until it ends
     open_items = 0
-
-    def go_on(under_way: _UnderWay, requests: Sequence[Request]) -> None:
-        under_way.waiting = [g.engine.submit(request) for request in requests]
-        running.update(dict.fromkeys(under_way.waiting, under_way))
-
     try:
         while True:
             while open_items < batch and (index := next(waiting, None)) is not None:
+                under_way = _UnderWay(
+                    index, PlanRun(_attempts(g, task, questions[index], tries), g.engine), time.perf_counter()
+                )
                 try:
-                    plan = _attempts(g, task, questions[index], tries)
-                    go_on(_UnderWay(index, plan, time.perf_counter()), next(plan))
-                    open_items += 1
+                    under_way.run.start()
                 except InputError as error:
                     yield index, error, 0.0
+                    continue
+                running |= dict.fromkeys(under_way.run.ids, under_way)
+                open_items += 1
             if not running:
                 return
             for event in g.engine.step():
-                if not isinstance(event, (Done, Failed)) or event.request_id not in running:  # a stream left early
+                if event.request_id not in running:  # of a stream that was left early
                     continue
-                under_way = running.pop(event.request_id)
+                under_way = running[event.request_id]
                 found: list[Result] | Exception
-                if isinstance(event, Failed):
-                    for other in under_way.waiting:
-                        running.pop(other, None)
-                        g.engine.cancel(other)
-                    found = event.error
-                else:
-                    under_way.results[event.request_id] = event.result
-                    if len(under_way.results) < len(under_way.waiting):
+                try:
+                    if not under_way.run.take(event):
+                        running |= dict.fromkeys(under_way.run.ids, under_way)
                         continue
-                    try:
-                        in_order = [under_way.results[request] for request in under_way.waiting]
-                        under_way.results = {}
-                        go_on(under_way, under_way.plan.send(in_order))
-                        continue
-                    except StopIteration as end:
-                        found = end.value
+                    found = under_way.run.result
+                except Exception as error:
+                    found = error
+                for request_id in under_way.run.ids:
+                    del running[request_id]
                 open_items -= 1
                 yield under_way.index, found, time.perf_counter() - under_way.since
     finally:
-        for request_id in running:
-            g.engine.cancel(request_id)
+        for under_way in running.values():
+            under_way.run.cancel()
 
 
 def _attempts(g: "Gesso", task: Task, question: Question, tries: Tries) -> Plan[list[Result]]:
