@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from gesso.engine import events as engine_events
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.guide.guide import Guide
-from gesso.plan import Plan
+from gesso.plan import Plan, PlanRun
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (
@@ -49,15 +49,6 @@ EXIT_BROKEN = 3
 REPORT_SECONDS = 1.0
 
 
-@dataclass
-class Filled:
-    """A hole being filled: the requests of this round of its plan, in order, and the results so far."""
-
-    plan: Plan[filling.InfillResult | filling.EditResult]
-    ids: list[int] = field(default_factory=list)
-    results: dict[int, engine_events.Result] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Compiled:
     """A constraint is ready, or cannot be."""
@@ -76,7 +67,7 @@ class Worker:
         self.ids: dict[int, list[int]] = {}  # the engine's ids, by the server's; none while its constraint is compiled
         self.sent: dict[int, int] = {}  # settled tokens told of, by the engine's id
         self.likely: dict[int, list[engine_events.Likely]] = {}
-        self.holes: dict[int, Filled] = {}  # by the server's id
+        self.holes: dict[int, PlanRun[filling.InfillResult | filling.EditResult]] = {}  # by the server's id
         self.adapter: str | None = None
         self.reported = 0.0  # when `Held` was sent
         self.compiler = ThreadPoolExecutor(1)  # constraints are compiled while the engine goes on
@@ -132,7 +123,7 @@ class Worker:
             self.model.use_adapter(asked.adapter)
             self.adapter = asked.adapter
         if asked.hole is not None:
-            self.holes[asked.id] = Filled(self.plan(asked.hole, asked))
+            self.holes[asked.id] = PlanRun(self.plan(asked.hole, asked), self.engine)
             self.go_on(asked)
         elif asked.constraint is not None:
             compiled = self.compiler.submit(self.compile, asked.constraint, bool(asked.options.get("pins")))
@@ -153,7 +144,10 @@ class Worker:
         self.enter(asked, self.model.request(asked.prompt, guide=guide, **options))
 
     def enter(self, asked: Submit, request: Request) -> None:
-        id = self.engine.submit(request)
+        self.note(asked, self.engine.submit(request))
+
+    def note(self, asked: Submit, id: int) -> None:
+        """Record that the engine's request `id` belongs to a client's request."""
         self.asked[id] = asked
         self.ids[asked.id].append(id)
         self.sent[id], self.likely[id] = -1, []
@@ -166,22 +160,18 @@ class Worker:
             return filling.edit(self.model, **{**hole, "span": span}, method="auto", context=None, **asked.options)
         return filling.infill(self.model, **hole, method="auto", lengths=None, context=None, **asked.options)
 
-    def go_on(self, asked: Submit) -> None:
-        """Start the next round of a plan; the end of the last one is the end of the request."""
-        hole = self.holes[asked.id]
-        try:
-            requests = hole.plan.send([hole.results[id] for id in hole.ids]) if hole.ids else next(hole.plan)
-        except StopIteration as end:
-            found = end.value
+    def go_on(self, asked: Submit, event: engine_events.Event | None = None) -> None:
+        """Start a plan, or pass an event on to it; its end is the end of the client's request."""
+        run = self.holes[asked.id]
+        ended = run.start() if event is None else run.take(event)
+        for id in run.ids[len(self.ids[asked.id]) :]:
+            self.note(asked, id)
+        if ended:
+            found = run.result
             text = found.replacement if isinstance(found, filling.EditResult) else found.text
             tokens, usage = list(found.tokens), asdict(found.usage)
             self.send(Ended(asked.id, text, tokens, found.finish_reason, found.seed, usage))
             self.forget(asked.id)
-            return
-        entered = len(self.ids[asked.id])
-        for request in requests:
-            self.enter(asked, request)
-        hole.ids = self.ids[asked.id][entered:]
 
     def announce(self) -> None:
         """Tell of those that have come in."""
@@ -193,10 +183,8 @@ class Worker:
     def tell(self, event: engine_events.Event, asked: Submit) -> None:
         hole = self.holes.get(asked.id)
         match event:
-            case engine_events.Done(request_id, result) if hole is not None:
-                hole.results[request_id] = result
-                if all(id in hole.results for id in hole.ids):
-                    self.attempt(asked, lambda: self.go_on(asked))
+            case engine_events.Done() | engine_events.Scored() | engine_events.Failed() if hole is not None:
+                self.attempt(asked, lambda: self.go_on(asked, event))
             case engine_events.Draft():
                 if asked.drafts:
                     self.send(drafted(event, asked.id, self.ids[asked.id].index(event.request_id)))
