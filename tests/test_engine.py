@@ -1,11 +1,13 @@
 """What the one loop promises, whatever the model says: a tiny model is asked, on small canvases."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
 import gesso
+from gesso import ops
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.samplers import EntropyBound, Prediction
@@ -565,3 +567,35 @@ def test_a_sampler_of_ones_own_may_ask_for_logits(tiny):
     plain = tiny.generate("abc", seed=3, max_new_tokens=16, steps=4, entropy_bound=1.0)
     own = tiny.generate("abc", seed=3, max_new_tokens=16, steps=4, sampler=Greedy(1.0))
     assert own.tokens == plain.tokens, "the way through logits draws what the streamed way draws"
+
+
+def test_logits_of_one_request_at_a_time_are_in_memory(tiny, monkeypatch):
+    """Those of a sampler that asks for them, and of a constraint that had to be enforced in the step before."""
+
+    class Watching(EntropyBound):
+        needs_logits = True
+
+    alive, most, logits = [], [], tiny.model.logits
+
+    def watched(hidden):
+        alive.append(weakref.ref(found := logits(hidden)))
+        most.append(sum(ref() is not None for ref in alive))
+        return found
+
+    read = ops.read
+
+    def watched_read(logits_CV, *arguments, **options):
+        alive.append(weakref.ref(logits_CV))
+        most.append(sum(ref() is not None for ref in alive))
+        return read(logits_CV, *arguments, **options)
+
+    guide = tiny.guides.guide(regex="[ab]{12}")
+    wanted = [request(seed=seed, max_new_tokens=16, guide=guide) for seed in range(3)]
+    wanted += [request(seed=seed, diffusion=replace(SMALL, sampler=Watching(2.0))) for seed in range(3)]
+    expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
+    engine = Engine(tiny.model, tiny.decode)
+    monkeypatch.setattr(tiny.model, "logits", watched)
+    monkeypatch.setattr(ops, "read", watched_read)
+    ids = [engine.submit(one) for one in wanted]
+    assert [events[-1].result.tokens for events in finish(engine, *ids)] == expected
+    assert len(most) > 20 and max(most) == 1

@@ -109,12 +109,22 @@ class Runner:
         return [outcomes[running.id] for running in requests]
 
     def _read_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
-        """The way of those who must see the whole distribution: samplers, random sources, constraints."""
-        logits_CV = self.model.logits(hidden_CH) / running.process.temperature(running.canvas)
-        candidate_C = running.process.draws(running.canvas).candidates(logits_CV)
-        model = self.model
-        reading = ops.read(logits_CV, candidate_C, model.decoder.embed_tokens.weight, model.embed_scale, model.dtype)
-        return self._outcome(running, reading, hidden_CH, logits_CV)
+        """Return the outcome of a request that has to see all logits: for its sampler, its source or its constraint.
+
+        They are computed when its canvas advances and freed after that, so that one request's [C, V] exist at a time.
+        """
+
+        @torch.no_grad()
+        @ops.fast_products()
+        def advance() -> Canvas:
+            model, process = self.model, running.process
+            logits_CV = model.logits(hidden_CH) / process.temperature(running.canvas)
+            candidate_C = process.draws(running.canvas).candidates(logits_CV)
+            embedding_VH, scale = model.decoder.embed_tokens.weight, model.embed_scale
+            reading = ops.read(logits_CV, candidate_C, embedding_VH, scale, model.dtype)
+            return self._step(running, reading, hidden_CH, logits_CV)()
+
+        return Outcome(running, advance, hidden_CH)
 
     @torch.no_grad()
     @ops.fast_products()
@@ -135,17 +145,21 @@ class Runner:
             found += [Likely(own, row) for own, row in zip(own_R, rows, strict=True)]
         return found
 
-    def _outcome(
+    def _outcome(self, running: Running, reading: Reading, hidden_CH: Tensor) -> Outcome:
+        return Outcome(running, self._step(running, reading, hidden_CH), hidden_CH)
+
+    def _step(
         self, running: Running, reading: Reading, hidden_CH: Tensor, logits_CV: Tensor | None = None
-    ) -> Outcome:
+    ) -> Callable[[], Canvas]:
+        """Return the function that makes the step of a canvas, under its constraint if it has one."""
         shown_CV = logits_CV if running.asks_for_logits else None
         own = Prediction(reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, shown_CV)
         soft_CH = self.model.conditioning(running.canvas.pin_C, reading.soft_TH)
         advance = partial(running.process.advance, running.canvas, soft_CH=soft_CH)
         if running.request.guide is None:
-            return Outcome(running, partial(advance, own), hidden_CH)
+            return partial(advance, own)
 
-        @torch.no_grad()  # it is called after the pass, and may ask for logits as a pass does
+        @torch.no_grad()  # called after the pass, and computes logits as a pass does
         @ops.fast_products()
         def held() -> Canvas:
             found = guided(running, reading, lambda: self.model.logits(hidden_CH) if logits_CV is None else logits_CV)
@@ -157,4 +171,4 @@ class Runner:
             after = advance(own)
             return after if keeps(running, after) else held()
 
-        return Outcome(running, free if is_left_alone(running) else held, hidden_CH)
+        return free if is_left_alone(running) else held
