@@ -3,9 +3,12 @@
 import itertools
 from dataclasses import replace
 
+import torch
+
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
+from gesso.engine.faults import check_finite, is_fatal
 from gesso.engine.graphs import Graphs
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
@@ -52,14 +55,17 @@ class Engine:
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """Let go and take in, run one pass over all that is ready, and hand out what it brought."""
+        """Admit requests, run one pass over all work that is ready, and return its events.
+
+        An error in a pass fails the request that causes it. It is raised only if the process has to be restarted.
+        """
         self._let_go()
         self._take_in()
-        for outcome in self._run(self.scheduler.plan()):
+        if work := self.scheduler.plan():
             try:
-                self._score(outcome) if isinstance(outcome, Encoded) else self._advance(outcome)
-            except Exception as error:  # a sampler or stopping rule of the caller's own: it takes nobody with it
-                self._fail(outcome.running, error)
+                self._pass(work)
+            except Exception as error:
+                self._isolate(work, error)
         events, self.outbox = self.outbox, []
         return events
 
@@ -102,8 +108,7 @@ class Engine:
     def forget(self) -> None:
         """Reuse nothing of what the cache holds: the weights have changed."""
         self.scheduler.rows = [Row() for _ in self.scheduler.rows]
-        if self.runner.graphs:
-            self.runner.graphs = Graphs(self.model)
+        self.runner.drop_graphs()
 
     @property
     def busy(self) -> bool:
@@ -148,17 +153,52 @@ class Engine:
 
     # --- one pass -----------------------------------------------------------------------------------------------
 
-    def _run(self, work: list[Work]) -> list[Outcome | Encoded]:
+    def _pass(self, work: list[Work]) -> None:
+        """Run one pass and advance every request in it; a request whose own step fails takes no other with it."""
         try:
-            outcomes = self.runner.run(work, self.cache) if work else []
+            outcomes = self.runner.run(work, self.cache)
             for item in work:
                 self._note(item)
-        except BaseException:  # Ctrl-C too: rows that were being written are in no known state and must be read anew
+        except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state and must be re-read
             for item in work:
                 if item.texts:
                     self._read_from(item.running, 0)
             raise
-        return outcomes
+        for outcome in outcomes:
+            try:
+                self._score(outcome) if isinstance(outcome, Encoded) else self._advance(outcome)
+            except Exception as error:
+                if is_fatal(error):
+                    raise
+                self._fail(outcome.running, error)
+
+    def _isolate(self, work: list[Work], error: Exception) -> None:
+        """After a pass has failed, run each of its requests alone; those that fail alone are the ones at fault."""
+        if is_fatal(error):
+            raise error
+        if isinstance(error, torch.OutOfMemoryError):
+            self.runner.free_memory()
+        if len(work) == 1:
+            self._fail(work[0].running, error)
+            return
+        for item in work:
+            try:
+                self._alone(item)
+            except Exception as own:
+                if is_fatal(own):
+                    raise
+                self._fail(item.running, own)
+
+    def _alone(self, item: Work) -> None:
+        """Do one request's part of a failed pass. If its row was being written, first read it up to there again.
+
+        That may take several passes. Stopping earlier would leave an error further on to the next pass of all.
+        """
+        running = item.running
+        for again in iter(lambda: self.scheduler.plan([running]), []):
+            self._pass(again)
+            if again[0].end >= item.end or running.id not in self.running:
+                return
 
     def _note(self, item: Work) -> None:
         """Record the contents of a row, and save the row where a later request or text will cut it back to."""
@@ -180,6 +220,7 @@ class Engine:
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
         if canvas.reason is None:
             return
+        check_finite(canvas)
         if would_be_empty(canvas, request) and not request.diffusion.autoregressive:
             running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)

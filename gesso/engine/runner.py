@@ -40,6 +40,17 @@ class Runner:
     def __init__(self, model: DiffusionGemma, graphs: Graphs | None = None) -> None:
         self.model, self.graphs = model, graphs
 
+    def drop_graphs(self) -> None:
+        """Forget the captured passes, and with them their memory."""
+        if self.graphs:
+            self.graphs = Graphs(self.model)
+
+    def free_memory(self) -> None:
+        """Give back what is only kept for speed: captured passes and the allocator's free blocks."""
+        self.drop_graphs()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @torch.no_grad()
     @ops.fast_products()
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome | Encoded]:
