@@ -79,11 +79,7 @@ class Worker:
                 self.report(now=inbox.empty())
                 self.take(inbox.get())
             self.report()
-            try:
-                brought = self.engine.step()
-            except Exception as error:  # not a sampler's (the engine sees to those): memory, most likely
-                self.blame(error)
-                continue
+            brought = self.engine.step()  # raises only if this process has to be restarted
             self.announce()
             for event in brought:
                 if event.request_id in self.asked:
@@ -207,16 +203,6 @@ class Worker:
         if len(standing) > self.sent[id]:
             self.send(Settled(asked.id, standing[self.sent[id] :]))
             self.sent[id] = len(standing)
-
-    def blame(self, error: Exception) -> None:
-        """A pass failed as a whole. Whoever came in last goes, and the rest try again without it."""
-        last = max((running.id for running in self.engine.scheduler.running), default=max(self.asked, default=None))
-        if last is None:
-            raise error
-        if last in self.asked:
-            self.fail(self.asked[last], f"{type(error).__name__}: {error}", by_input=False)
-        else:
-            self.engine.cancel(last)
 
     def forget(self, id: int) -> None:
         """Of a request by the server's id: nobody waits for it any more. What has ended is not running."""
