@@ -71,13 +71,15 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
     checked: list[dict[str, Any]] = []
+    names: set[str] = set()
     for index, raw in enumerate(_expect([] if tools is None else tools, (list, tuple), "tools")):
         where = f"tools[{index}]"
         tool = _plain(_expect(raw, Mapping, where), where)
         function = _expect(tool.get("function", tool), dict, f"{where}.function")
         _check_name(function.get("name"), f"{where}.name")
-        if any(function["name"] == other["function"]["name"] for other in checked):
+        if function["name"] in names:
             raise InputError(f"{where}.name: {function['name']!r} is declared twice")
+        names.add(function["name"])
         description = _expect(function.get("description") or "", str, f"{where}.description")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         _expect(parameters, dict, f"{where}.parameters")

@@ -90,21 +90,27 @@ def beginning(text: bytes) -> Automaton:
     return Automaton(next_SB, accepting_S)
 
 
-def compile_regex(expression: str, limits: Limits = Limits()) -> Automaton:  # noqa: B008 (immutable)
-    """The automaton of the texts that match as a whole. InputError for what is no expression or too big a one."""
+def compile_regex(expression: str, limits: Limits = Limits(), *, apart: bool = True) -> Automaton:  # noqa: B008 (immutable)
+    """Return the automaton of the texts that match as a whole.
+
+    Some expressions take exponential time or memory, so a child process compiles them, which the limits can end. A
+    process that is limited and can be killed itself compiles in place: `apart=False`.
+
+    Raises InputError for an invalid or too large expression.
+    """
     if len(expression) > limits.regex_chars:
         raise InputError(
             f"the constraint is too large: a regular expression of {len(expression):,} characters, "
             f"where {limits.regex_chars:,} are allowed (limits.regex_chars)"
         )
-    automaton = _build(*_compiled_apart(expression, limits))
+    automaton = _build(*(_compiled_apart if apart else _compiled_here)(expression, limits))
     if automaton.bytes_left_S[START] >= FAR:
         raise InputError("no text can satisfy this constraint")
     return automaton
 
 
 def _compiled_apart(expression: str, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Edges and accepting states, from a process that can be ended."""
+    """Return edges and accepting states, computed by a child process."""
     try:
         found = subprocess.run(
             [sys.executable, "-P", str(COMPILER), str(limits.states), str(limits.memory)],
@@ -123,6 +129,16 @@ def _compiled_apart(expression: str, limits: Limits) -> tuple[NDArray[np.int32],
         _refuse(found.stderr.decode("utf-8", "replace"), limits)
     with np.load(io.BytesIO(found.stdout), allow_pickle=False) as arrays:
         return arrays["edges"], arrays["accepting"]
+
+
+def _compiled_here(expression: str, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    from gesso.guide import compiler
+
+    try:
+        return compiler.arrays(expression, limits.states)
+    except ValueError as error:
+        _refuse(str(error), limits)
+        raise
 
 
 def _refuse(error: str, limits: Limits) -> None:

@@ -11,6 +11,7 @@ import itertools
 import sys
 
 import numpy as np
+from numpy.typing import NDArray
 from outlines_core import Index, Vocabulary
 
 END = 256  # the token that stands for the end of the text
@@ -26,20 +27,28 @@ FRAME = "(?:.{mark}(?:{expression})\\x00|)"
 
 def main() -> None:
     states, memory = map(int, sys.argv[1:])
-    with contextlib.suppress(ImportError):  # Windows has no such limit; the caller's time limit holds there too
+    with contextlib.suppress(ImportError):  # not on Windows; the caller's time limit holds there too
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    expression = sys.stdin.buffer.read().decode("utf-8")
+    try:
+        edges, accepting = arrays(sys.stdin.buffer.read().decode("utf-8"), states)
+    except ValueError as error:
+        sys.exit(str(error))
+    out = io.BytesIO()
+    np.savez(out, edges=edges, accepting=accepting)
+    sys.stdout.buffer.write(out.getvalue())
+
+
+def arrays(expression: str, states: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return `edges` and `accepting`; ValueError starts with "invalid: " or "states: "."""
     try:
         edges, accepting = compiled(expression)
     except ValueError as error:
-        sys.exit(f"invalid: {error}")
+        raise ValueError(f"invalid: {error}") from None
     if (count := len({state for state, _, _ in edges})) > states:
-        sys.exit(f"states: {count}")
-    out = io.BytesIO()
-    np.savez(out, edges=np.array(edges, np.int32).reshape(-1, 3), accepting=np.array(accepting, np.int32))
-    sys.stdout.buffer.write(out.getvalue())
+        raise ValueError(f"states: {count}")
+    return np.array(edges, np.int32).reshape(-1, 3), np.array(accepting, np.int32)
 
 
 def compiled(expression: str) -> tuple[list[tuple[int, int, int]], list[int]]:

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
-from types import MappingProxyType
 from typing import Any
 
 from gesso.errors import InputError
@@ -32,8 +31,11 @@ class Guides:
         vocab_size: int,
         eos: frozenset[int],
         limits: Limits | None = None,
+        *,
+        apart: bool = True,
     ) -> None:
-        self.tokenizer, self.vocab_size, self.eos = tokenizer, vocab_size, eos
+        """`apart`: compile in a child process; see `compile_regex`."""
+        self.tokenizer, self.vocab_size, self.eos, self.apart = tokenizer, vocab_size, eos, apart
         self.padding = frozenset() if tokenizer.pad_id is None else frozenset([tokenizer.pad_id])
         self.limits = limits or Limits()
         self._lock = Lock()  # a server compiles in a thread beside its engine
@@ -46,7 +48,7 @@ class Guides:
             return None
         if len(named) > 1:
             raise InputError(f"{' and '.join(named)} were given; a text has one constraint")
-        return self._of(expression(named[0], given[named[0]], self.limits), self.words)
+        return self.compiled(expression(named[0], given[named[0]], self.limits))
 
     def within(self, before: str, after: str, **given: Any) -> Guide | None:
         """The same for a text that stands between two others; the text that is written has them, too.
@@ -55,13 +57,13 @@ class Guides:
         """
         inner = self.guide(**given)
         if inner is None:
-            return (
-                self._kept_or(("beginning", before), lambda: beginning(before.encode()), self.words) if before else None
-            )
+            if not before:
+                return None
+            return self._kept_or(("beginning", before), lambda: self._guide(beginning(before.encode()), self.words))
         [(name, value)] = [(name, value) for name, value in given.items() if value is not None]
         own = expression(name, value, self.limits)
         comment_end = "\n" if "(?x" in own else ""
-        return self._of(f"{quote(before).text}(?:{own}{comment_end}){quote(after).text}", self.words)
+        return self.compiled(f"{quote(before).text}(?:{own}{comment_end}){quote(after).text}")
 
     def calls(
         self, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], parallel: bool
@@ -70,20 +72,42 @@ class Guides:
         functions = chosen(tools, choice)
         if not functions:
             return None
+        self.check_tags()
+        return self.compiled(calls_regex(functions, parallel=parallel, limits=self.limits), tools=True)
+
+    def warm_up(self) -> None:
+        """Build the vocabulary tables now instead of with the first constraint."""
+        _ = self.words, self._words_and_tags
+
+    def check_tags(self) -> None:
         if missing := [tag for tag in TAGS if self.tokenizer.id_of(tag) is None]:
-            raise InputError(f"this checkpoint has no token {missing[0]}, in which calls are written")
-        return self._of(calls_regex(functions, parallel=parallel, limits=self.limits), self._words_and_tags, MARKS)
+            raise InputError(f"this checkpoint has no token {missing[0]}, in which tool calls are written")
 
-    def _of(self, regex: str, words: Words, marks: Mapping[str, int] = MappingProxyType({})) -> Guide:
-        kind = "marked" if marks else "plain"
-        return self._kept_or((kind, regex), lambda: compile_regex(regex, self.limits).marked(marks), words)
+    def compiled(self, regex: str, *, tools: bool = False) -> Guide:
+        """Return the guide of a regular expression; with `tools`, its marks stand for the tags of tool calls."""
+        words = self._words_and_tags if tools else self.words
 
-    def _kept_or(self, key: tuple[str, str], make: Callable[[], Automaton], words: Words) -> Guide:
+        def make() -> Guide:
+            automaton = compile_regex(regex, self.limits, apart=self.apart)
+            return self._guide(automaton.marked(MARKS) if tools else automaton, words)
+
+        return self._kept_or(("tools" if tools else "plain", regex), make)
+
+    def restored(self, key: str, data: bytes, *, tools: bool) -> Guide:
+        """Return a guide that another process has compiled (`Guide.to_bytes`); the key identifies its content."""
+        words = self._words_and_tags if tools else self.words
+        return self._kept_or(("restored", key), lambda: Guide.from_bytes(data, words, self.eos, self.padding))
+
+    def _guide(self, automaton: Automaton, words: Words) -> Guide:
+        guide = Guide(automaton, words, self.eos, self.padding)
+        _ = guide.moves  # computed here, where one caller waits, and not in a pass of the engine, where all do
+        return guide
+
+    def _kept_or(self, key: tuple[str, str], make: Callable[[], Guide]) -> Guide:
         with self._lock:
             guide = self._kept.get(key)
         if guide is None:
-            guide = Guide(make(), words, self.eos, self.padding)
-            _ = guide.moves  # made here, where one caller waits, and not in a pass of the engine, where all do
+            guide = make()
         with self._lock:
             self._kept[key] = guide
             self._kept.move_to_end(key)

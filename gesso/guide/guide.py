@@ -7,10 +7,11 @@ is likeliest at a position: see `search`.
 S states, M moves of a state, U tokens that moves have.
 """
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,33 @@ class Guide:
             raise InputError(
                 "the shortest text that satisfies the constraint has bytes that no token of this vocabulary writes"
             )
+
+    # --- to another process -------------------------------------------------------------------------------------
+
+    def to_bytes(self, *, pinned: bool) -> bytes:
+        """Serialize the automaton and the tables derived from it, which take long to compute.
+
+        `pinned` includes those that only requests with pins need.
+        """
+        arrays = {"next_SB": self.automaton.next_SB, "accepting_S": self.automaton.accepting_S}
+        arrays |= {"left_S": self._ways[0], "token_S": self._ways[1]}
+        for name in ("moves", "every_move") if pinned else ("moves",):
+            arrays |= {f"{name}.{field}": array for field, array in getattr(self, name)._asdict().items()}
+        out = io.BytesIO()
+        np.savez_compressed(out, allow_pickle=False, **arrays)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, words: Words, eos: frozenset[int], padding: frozenset[int]) -> Self:
+        guide = object.__new__(cls)  # not through __init__, which would compute the tables again
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            automaton = Automaton(arrays["next_SB"], arrays["accepting_S"])
+            guide.__dict__.update(automaton=automaton, words=words, eos=eos, padding=padding)
+            guide.__dict__["_ways"] = arrays["left_S"], arrays["token_S"]
+            for name in ("moves", "every_move"):
+                if f"{name}.tokens_U" in arrays:
+                    guide.__dict__[name] = Moves(*(arrays[f"{name}.{field}"] for field in Moves._fields))
+        return guide
 
     @property
     def end(self) -> int:
