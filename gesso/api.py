@@ -317,12 +317,10 @@ def load(
     max_length: int | None,
 ) -> Gesso:
     where = find_device(device)
-    directory = checkpoint.find(None if untrained.is_random(name) else name)
-    if isinstance(name, str) and untrained.is_random(name):
-        config = untrained.config_of(name.removeprefix(untrained.PREFIX))
+    directory, config = untrained.locate(name)
+    if untrained.is_random(name):
         model = untrained.make(config, where, find_dtype(dtype, where), quantize)
     else:
-        config = Config.from_directory(directory)
         model = checkpoint.load(directory, config, where, find_dtype(dtype, where), quantize)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)

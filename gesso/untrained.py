@@ -45,6 +45,14 @@ def config_of(shape: str, **changes: Any) -> Config:
     return Config.from_dict({**raw, "text_config": {**raw["text_config"], **SHAPES[shape], **changes}})
 
 
+def locate(name: str | Path | None) -> tuple[Path, Config]:
+    """Return the directory and the configuration of a checkpoint; a random shape borrows the bundled directory."""
+    if isinstance(name, str) and is_random(name):
+        return box.directory(), config_of(name.removeprefix(PREFIX))
+    directory = checkpoint.find(name)
+    return directory, Config.from_directory(directory)
+
+
 def make(
     config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None, seed: int = 0
 ) -> "DiffusionGemma":

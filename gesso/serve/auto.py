@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gesso import checkpoint
+from gesso import checkpoint, untrained
 from gesso.config import Config
 from gesso.errors import InputError
 from gesso.fit import WORKSPACE_BYTES, sequence_bytes
@@ -48,7 +48,7 @@ def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice
 
     `value_bytes` are those of a number in the dtype that products are made in.
     """
-    config = Config.from_directory(checkpoint.find(settings.model))
+    _, config = untrained.locate(settings.model)
     room = Room(config, memory.budget(settings.memory), value_bytes)
     narrower = [settings.quantize] if settings.quantize else ["none"] if config.quantization else list(PRECISIONS)
     wanted = min(settings.max_length or CONTEXT, config.max_position_embeddings)
