@@ -40,7 +40,8 @@ class PlanRun(Generic[T]):
 
     def start(self) -> bool:
         """Submit the first round; return whether the plan has ended, as it has if it needs no request."""
-        return self._go_on(None)
+        self.submit(self.advance(None))
+        return self.ended
 
     def take(self, event: Event) -> bool:
         """Take an event of one of the requests; return whether the plan has ended.
@@ -48,8 +49,16 @@ class PlanRun(Generic[T]):
         The event that completes a round starts the next one. An error of a request or of the plan ends the plan and is
         raised. Events of a plan that has ended are ignored.
         """
+        if (answers := self.collect(event)) is not None:
+            self.submit(self.advance(answers))
+        return self.ended
+
+    # The steps of `take`, for a caller that has a thread in which the plan can work out its next round:
+
+    def collect(self, event: Event) -> list[Answer] | None:
+        """Note an event; return the answers of the round if it completes it."""
         if self.ended or event.request_id not in self._round:
-            return self.ended
+            return None
         match event:
             case Failed(error=error):
                 self.cancel()
@@ -59,8 +68,31 @@ class PlanRun(Generic[T]):
             case Scored(request_id, log_likelihoods):
                 self._answers[request_id] = log_likelihoods
         if len(self._answers) < len(self._round):
-            return False
-        return self._go_on([self._answers[request_id] for request_id in self._round])
+            return None
+        return [self._answers[request_id] for request_id in self._round]
+
+    def advance(self, answers: list[Answer] | None) -> Sequence[Request | Score]:
+        """Give the plan the answers of its last round; return the requests of the next one, none if it has ended."""
+        self._round, self._answers = [], {}
+        try:
+            return next(self.plan) if answers is None else self.plan.send(answers)
+        except StopIteration as end:
+            self.result, self.ended = end.value, True
+            return ()
+        except BaseException:
+            self.ended = True
+            raise
+
+    def submit(self, requests: Sequence[Request | Score]) -> list[int]:
+        """Submit the requests of a round; return their ids."""
+        try:
+            for request in requests:
+                self._round.append(self.engine.submit(request))
+                self.ids.append(self._round[-1])
+        except BaseException:
+            self.cancel()
+            raise
+        return self._round
 
     def cancel(self) -> None:
         """End the plan, and the requests of it that still run."""
@@ -68,19 +100,6 @@ class PlanRun(Generic[T]):
         self.plan.close()
         for request_id in self._round:
             self.engine.cancel(request_id)
-
-    def _go_on(self, answers: list[Answer] | None) -> bool:
-        self._round, self._answers = [], {}
-        try:
-            for request in next(self.plan) if answers is None else self.plan.send(answers):
-                self._round.append(self.engine.submit(request))
-                self.ids.append(self._round[-1])
-        except StopIteration as end:
-            self.result, self.ended = end.value, True
-        except BaseException:
-            self.cancel()
-            raise
-        return self.ended
 
 
 # --- parts of plans -------------------------------------------------------------------------------------------------
