@@ -66,10 +66,14 @@ class Running:
             assert time.monotonic() < until, f"{name} is {value}, not {wanted}"
             time.sleep(0.02)
 
+    def children(self, module: str) -> list[int]:
+        """Return the ids of the server's child processes that run a module of ours."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        (pid,) = self.children("gesso.serve.worker")
+        return pid
 
     def events(self, path: str, body: dict, **options):
         """The data of a stream's events, as they come."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -17,9 +18,22 @@ import torch
 
 import gesso
 from gesso.model.adapters import adapter_sites
+from gesso.serve import protocol
 from gesso.serve.fair import FairQueue
 from gesso.serve.keys import Keys, is_loopback
-from gesso.serve.protocol import Cancel, Ended, Failed, Held, Submit, decode, encode
+from gesso.serve.protocol import (
+    SIZES,
+    Cancel,
+    Constraint,
+    Ended,
+    Failed,
+    Submit,
+    decode,
+    encode,
+    sizes,
+    submit_frame,
+    submit_payload,
+)
 from gesso.serve.worker import Worker
 from gesso.train import adapters
 from tests.serving import raw, server_fixture, serving
@@ -220,8 +234,7 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(guarded):
 # --- the engine's own loop ------------------------------------------------------------------------------------------
 
 
-def test_a_request_whose_passes_fail_is_failed_and_the_others_are_answered(tiny, monkeypatch):
-    """Whichever came last: every pass with the first request in it fails."""
+def test_request_that_fails_every_pass_fails_alone(tiny, monkeypatch):
 
     class Empty(Exception):
         pass
@@ -233,7 +246,7 @@ def test_a_request_whose_passes_fail_is_failed_and_the_others_are_answered(tiny,
         def get(self):
             if not self:
                 raise Empty
-            return self.popleft()
+            return self.popleft(), b""
 
     run = tiny.engine.runner.run
 
@@ -244,12 +257,10 @@ def test_a_request_whose_passes_fail_is_failed_and_the_others_are_answered(tiny,
 
     monkeypatch.setattr(tiny.engine.runner, "run", fail)
     options = {**QUICK, "max_new_tokens": 16, "settle": 1}
-    asked = [Submit(id, [2, 200, 210], options | {"seed": seed}) for id, seed in ((11, 2), (10, 1), (12, 3))]
+    asked = [Submit(id, [2, 200, 210], options | {"seed": seed}) for id, seed in ((10, 1), (11, 2), (12, 3))]
     sent = []
     with pytest.raises(Empty):
-        Worker(tiny, sent.append).run(Inbox(asked[:2]))
-    with pytest.raises(Empty):
-        Worker(tiny, sent.append).run(Inbox(asked[2:]))
+        Worker(tiny, sent.append).run(Inbox(asked))
     assert {message.id for message in sent if isinstance(message, Ended)} == {10, 12}
     assert [(m.id, m.by_input, m.message) for m in sent if isinstance(m, Failed)] == [
         (11, False, "MemoryError: no room")
@@ -257,20 +268,21 @@ def test_a_request_whose_passes_fail_is_failed_and_the_others_are_answered(tiny,
     assert not tiny.engine.busy
 
 
-def test_a_constraint_is_compiled_while_others_are_answered_and_one_cancelled_meanwhile_never_runs(tiny, monkeypatch):
+def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(tiny, monkeypatch):
     release, sent, inbox = threading.Event(), [], queue.SimpleQueue()
     worker = Worker(tiny, sent.append)
-    compile_ = worker.compile
+    request = worker.request
 
-    def slowly(constraint, pinned):
-        assert release.wait(60)
-        return compile_(constraint, pinned)
+    def slowly(asked, compiled=b""):
+        assert asked.constraint is None or release.wait(60)
+        return request(asked, compiled)
 
-    monkeypatch.setattr(worker, "compile", slowly)
+    monkeypatch.setattr(worker, "request", slowly)
     options = {**QUICK, "max_new_tokens": 16, "settle": 1, "seed": 1}
-    held, gone = (Submit(id, [2, 200, 210], options, constraint={"regex": "[ab]{3}"}) for id in (1, 2))
+    compiled = tiny.guides.compiled("[ab]{3}").to_bytes(pinned=False)
+    held, gone = (Submit(id, [2, 200, 210], options, constraint=Constraint("key", tools=False)) for id in (1, 2))
     for message in (held, gone, Cancel(2), Submit(3, [2, 200, 210], options)):
-        inbox.put(message)
+        inbox.put((message, compiled))
 
     def ended():
         return [message for message in sent if isinstance(message, Ended)]
@@ -281,25 +293,36 @@ def test_a_constraint_is_compiled_while_others_are_answered_and_one_cancelled_me
             assert time.monotonic() < until
             time.sleep(0.01)
 
-    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # it ends with this process, waiting
+    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # ends with this process, waiting
     wait_for(1)
     assert [message.id for message in ended()] == [3]
     release.set()
     wait_for(2)
     assert ended()[1].id == 1 and re.fullmatch("[ab]{3}", ended()[1].text)
-    worker.compiler.shutdown()  # so the cancelled one has been compiled, too
+    worker.side.shutdown()
     time.sleep(0.2)
-    assert (
-        not any(message.id == 2 for message in sent if not isinstance(message, Held))
-        and not worker.ids
-        and not tiny.engine.busy
-    )
+    assert not any(getattr(message, "id", None) == 2 for message in sent)
+    assert not worker.ids and not worker.side_work and not tiny.engine.busy
 
 
-def test_messages_come_out_as_they_went_in():
-    for message in (Submit(1, [2, 3], {"seed": 1, "stop": ["é"]}, "odd", stream=True), Failed(4, "why", by_input=True)):
-        line = encode(message)
-        assert line.count(b"\n") == 1 and decode(line) == message
+def test_messages_survive_encoding():
+    constrained = Submit(1, [2, 3], {"seed": 1, "stop": ["é"]}, "odd", stream=True, constraint=Constraint("key", False))
+    for message in (constrained, Failed(4, "why", by_input=True)):
+        data = encode(message, b"blob")
+        head, blob = sizes(data[: SIZES.size])
+        assert decode(data[SIZES.size : SIZES.size + head]) == message and data[-blob:] == b"blob"
+    payload = submit_payload(constrained)
+    data = submit_frame(7, payload)
+    assert decode(data[SIZES.size :]) == replace(constrained, id=7)
+
+
+def test_frame_over_the_limit_is_refused_on_both_sides(monkeypatch):
+    data = encode(Failed(4, "x" * 1000, by_input=True))
+    monkeypatch.setattr(protocol, "FRAME_BYTES", 500)
+    with pytest.raises(protocol.FrameTooLarge):
+        encode(Failed(4, "x" * 1000, by_input=True))
+    with pytest.raises(protocol.FrameTooLarge):
+        sizes(data[: SIZES.size])
 
 
 # --- without a server -------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_clients_that_hang_up_leave_nothing_behind_and_others_unharmed(server):
     found = hangups.measure(server.url, visitors=30)
     assert found["error_count"] == 0 and found["same_text_as_alone"] and found["answers_meanwhile"] >= 8
     statuses, streamed = found["statuses"], ("stream", "drafts, read slowly", "long prompt, streamed")
-    assert set(statuses) == {"200", "400", "499"} and statuses["400"] == found["visitors"]["half a body"]
+    assert set(statuses) == {"200", "499"}
     assert statuses["499"] + sum(found["visitors"][kind] for kind in streamed) > 20  # nobody else was refused
     assert set(found["left_behind"].values()) == {0}
     before, after = found["before"], found["after"]
@@ -87,7 +87,7 @@ def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tin
     def take():
         if not waiting:
             raise EOFError
-        return waiting.popleft()
+        return waiting.popleft(), b""
 
     def empty():
         """A message comes or does not come before each step, so cancels come when a request is anywhere."""
@@ -97,7 +97,7 @@ def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tin
     worker = Worker(tiny, sent.append)
     with pytest.raises(EOFError):
         worker.run(SimpleNamespace(empty=empty, get=take, put=None))
-    assert not worker.ids and not worker.asked and not worker.sent and not worker.likely
+    assert not worker.ids and not worker.asked and not worker.sent and not worker.plans
     sent.clear()
     del worker
     assert alive(Running, Request, Canvas) == before

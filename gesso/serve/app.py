@@ -1,5 +1,10 @@
-"""The HTTP side: OpenAI's endpoints and a few of our own. `supervisor` says how it and the engine meet."""
+"""The HTTP endpoints: OpenAI's and a few of our own. `supervisor` explains how they reach the engine.
 
+Handlers pass on bodies as bytes: nothing whose cost grows with a request runs on the event loop.
+"""
+
+import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,12 +15,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 import gesso
-from gesso.serve import chat, completions, edits, errors, responses
+from gesso.serve import chat, completions, edits, error_handlers, responses
+from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     ChatFields,
-    Common,
     CompletionFields,
     DetokenizeFields,
     EditFields,
@@ -26,6 +32,7 @@ from gesso.serve.generation import Generation, Gone, unless_gone
 from gesso.serve.guard import Guard, note
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
+from gesso.serve.openapi import document, install_schemas
 from gesso.serve.page import add_studio
 from gesso.serve.settings import ServerSettings
 from gesso.serve.stream import EventStream
@@ -45,14 +52,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
         finally:
             await models.stop()
 
-    # FastAPI's own pages of the API are made of files from elsewhere; ours is among the studio's.
+    # FastAPI's own documentation pages load files from elsewhere; the studio has one that does not.
     app = FastAPI(title=TITLE, version=gesso.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.supervisor = models.main.supervisor
-    errors.install(app)
-    _add_writing(app, models)
+    error_handlers.install(app)
+    _add_text(app, models)
     _add_tokens(app, models)
     _add_operation(app, models, metrics)
     add_studio(app)
+    install_schemas(app)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -68,43 +76,55 @@ def create_app(settings: ServerSettings) -> FastAPI:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _add_writing(app: FastAPI, models: Models) -> None:
-    async def write(endpoint: ModuleType, asked: Common, request: Request) -> Response:
-        """The same for every endpoint, which says how its requests are read and how its answers look."""
-        desk = models.desk(asked.model)
-        jobs = await endpoint.jobs(desk, asked, request.state.client)
-        await models.wake(desk)
-        generation = Generation(desk.supervisor, desk.settings.limits, jobs)
-        model = asked.model or desk.settings.name
-        note(request.state, model=model, stream=asked.stream, jobs=len(jobs), user=asked.user)
-        if asked.stream:
-            return EventStream(_noted(endpoint.stream(desk, asked, generation), generation, request))
+def _add_text(app: FastAPI, models: Models) -> None:
+    async def write(endpoint: ModuleType, request: Request) -> Response:
+        """Answer a request; the endpoint's module formats the answer."""
+        name = endpoint.__name__.rpartition(".")[2]
         try:
-            answer = await unless_gone(request.receive, endpoint.answer(desk, asked, generation))
+            reading = models.accept(name, await body_of(request), request.state.client)
+            model, asked, jobs = await unless_gone(request.receive, reading)
+            await models.wake(model)
+            generation = Generation(model.supervisor, model.settings.limits, jobs)
+            note(request.state, model=asked.model, stream=asked.stream, jobs=len(jobs), user=asked.user)
+            if asked.stream:
+                return EventStream(_noted(endpoint.stream(model, asked, generation), generation, request))
+            await unless_gone(request.receive, generation.results())
         except Gone:
-            return Response(status_code=499)  # nobody reads it; the log does
+            return Response(status_code=499)  # for the log: there is no one to read it
         note(request.state, **_counts(generation))
-        return JSONResponse(answer)
+        # In a thread: an answer of thousands of tokens with log-probabilities takes a while to format.
+        content = await asyncio.to_thread(lambda: json.dumps(endpoint.answer(model, asked, generation)))
+        return Response(content, media_type="application/json")
 
-    @app.post("/v1/chat/completions", tags=["text"])
-    async def chat_completions(asked: ChatFields, request: Request) -> Response:
+    @app.post("/v1/chat/completions", tags=["text"], openapi_extra=document(ChatFields))
+    async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await write(chat, asked, request)
+        return await write(chat, request)
 
-    @app.post("/v1/completions", tags=["text"])
-    async def text_completions(asked: CompletionFields, request: Request) -> Response:
-        """Continue a text, or with `suffix` write what is missing in it."""
-        return await write(completions, asked, request)
+    @app.post("/v1/completions", tags=["text"], openapi_extra=document(CompletionFields))
+    async def text_completions(request: Request) -> Response:
+        """Continue a text, or with `suffix` write the text that is missing before it."""
+        return await write(completions, request)
 
-    @app.post("/v1/edits", tags=["text"])
-    async def text_edits(asked: EditFields, request: Request) -> Response:
-        """Write a span of a text anew."""
-        return await write(edits, asked, request)
+    @app.post("/v1/edits", tags=["text"], openapi_extra=document(EditFields))
+    async def text_edits(request: Request) -> Response:
+        """Rewrite a span of a text."""
+        return await write(edits, request)
 
-    @app.post("/v1/responses", tags=["text"])
-    async def text_responses(asked: ResponseFields, request: Request) -> Response:
+    @app.post("/v1/responses", tags=["text"], openapi_extra=document(ResponseFields))
+    async def text_responses(request: Request) -> Response:
         """Answer text or messages, in the newer form of the same API."""
-        return await write(responses, asked, request)
+        return await write(responses, request)
+
+
+async def body_of(request: Request) -> bytes:
+    """Return the body. A web page can post any other type here without asking first (CORS): it is rejected."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(400, "send the body as JSON: the header Content-Type must be application/json")
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise Gone from None
 
 
 async def _noted(events: AsyncGenerator[bytes], generation: Generation, request: Request) -> AsyncGenerator[bytes]:
@@ -126,21 +146,23 @@ def _counts(generation: Generation) -> dict[str, Any]:
 
 
 def _add_tokens(app: FastAPI, models: Models) -> None:
-    @app.post("/tokenize", tags=["tokens"])
-    async def tokenize(asked: TokenizeFields) -> dict[str, Any]:
-        """The tokens of a text, or of a conversation as the model would read it."""
-        desk = models.desk(asked.model)
-        if asked.messages is not None:
-            tokens = await desk.chat_ids(asked.messages, tools=asked.tools)
-        else:
-            tokens = await desk.ids(asked.prompt or "", bos=asked.add_special_tokens)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": desk.max_length}
+    async def convert(endpoint: str, request: Request) -> Response:
+        try:
+            work = models.prepare(endpoint, await body_of(request), request.state.client)
+            _, answer = await unless_gone(request.receive, work)
+        except Gone:
+            return Response(status_code=499)
+        return Response(answer, media_type="application/json")
 
-    @app.post("/detokenize", tags=["tokens"])
-    async def detokenize(asked: DetokenizeFields) -> dict[str, Any]:
-        """The text of tokens."""
-        desk = models.desk(asked.model)
-        return {"prompt": desk.tokenizer.decode(asked.tokens, special=not asked.skip_special_tokens)}
+    @app.post("/tokenize", tags=["tokens"], openapi_extra=document(TokenizeFields))
+    async def tokenize(request: Request) -> Response:
+        """Return the tokens of a text, or of a conversation as the model would read it."""
+        return await convert("tokenize", request)
+
+    @app.post("/detokenize", tags=["tokens"], openapi_extra=document(DetokenizeFields))
+    async def detokenize(request: Request) -> Response:
+        """Return the text of tokens."""
+        return await convert("detokenize", request)
 
 
 # --- the server itself ------------------------------------------------------------------------------------------------
@@ -152,35 +174,35 @@ def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> dict[str, Any]:
-        """The model and its adapters, and the others of the box."""
+        """List the model, its adapters, and the other bundled models."""
         return {"object": "list", "data": [_model(name) for name in models.names]}
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     async def model(model: str) -> dict[str, Any]:
-        """One of them."""
+        """Describe one of them."""
         return _model(model)
 
     def _model(name: str) -> dict[str, Any]:
-        desk = models.desk(name)
-        parent = {"parent": desk.settings.name} if name != desk.settings.name else {}
+        served = models.of(name)
+        parent = {"parent": served.frontend.name} if name != served.frontend.name else {}
         return {
             "id": name,
             "object": "model",
             "created": started,
             "owned_by": "gesso",
-            "max_model_len": desk.max_length,
+            "max_model_len": served.context,
             **parent,
         }
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:
-        """200 as long as the server runs, whatever its engine does."""
+        """Return 200 as long as the server runs, whatever its engine does."""
         trouble = {} if supervisor.trouble is None else {"message": supervisor.trouble}
         return {"status": "ok", "engine": supervisor.state, "progress": round(supervisor.progress, 2), **trouble}
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:
-        """200 when requests are worked on; 503 while the model loads or the engine restarts, and how far it is."""
+        """Return 200 when the engine works; 503 while it loads, stalls or restarts, and its progress."""
         body: dict[str, Any] = {"status": supervisor.state, "progress": round(supervisor.progress, 2)}
         if supervisor.trouble is not None:
             body["message"] = supervisor.trouble
@@ -191,5 +213,5 @@ def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def prometheus() -> Response:
-        """Counters, in Prometheus's text format."""
+        """Return metrics in Prometheus's text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE)

@@ -8,38 +8,21 @@ from contextlib import aclosing
 from typing import Any
 
 from gesso.answer import ToolCall
-from gesso.serve.asking import Desk
+from gesso.serve.accepted import Accepted
 from gesso.serve.chunks import chunks
-from gesso.serve.fields import ChatFields
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job
 from gesso.serve.logprobs import chat_logprobs
+from gesso.serve.models import ServedModel
 from gesso.serve.protocol import Ended
 from gesso.serve.stream import Delta, Writing, event
 
 
-async def jobs(desk: Desk, asked: ChatFields, client: str) -> list[Job]:
-    desk.adapter(asked.model)  # an unknown model is refused before the conversation is read
-    constraint = asked.constraint()
-    await desk.check_constraint(constraint)
-    tools = None if asked.tool_choice == "none" else asked.tools
-    prompt = await desk.chat_ids(asked.messages, tools=tools, thinking=asked.thinks)
-    return desk.jobs(
-        asked,
-        [prompt],
-        client=client,
-        n=asked.n,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        stop=asked.stop,
-        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        constraint=constraint,
-    )
-
-
-async def answer(desk: Desk, asked: ChatFields, generation: Generation) -> dict[str, Any]:
+def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:
     choices = []
-    for index, ended in enumerate(await generation.results()):
-        read = Writing(desk.tokenizer, chat=True).answer(ended)
+    for index, job in enumerate(generation.jobs):
+        ended = generation.ended[index]
+        read = Writing(model.tokenizer, chat=True).answer(ended)
         message: dict[str, Any] = {"role": "assistant", "content": read.text or None, "refusal": None}
         if read.thinking:
             message["reasoning_content"] = read.thinking
@@ -47,23 +30,23 @@ async def answer(desk: Desk, asked: ChatFields, generation: Generation) -> dict[
             message["tool_calls"] = [_call(call) for call in read.tool_calls]
         else:
             message["content"] = read.text
-        if read.malformed:  # calls that cannot be read: no text for a user, but the caller must know
+        if read.malformed:  # calls that cannot be parsed: not text for a user, but the caller must know
             message["malformed_tool_calls"] = list(read.malformed)
         choices.append(
             {
                 "index": index,
                 "message": message,
-                "logprobs": chat_logprobs(desk.tokenizer, ended) if asked.logprobs else None,
+                "logprobs": chat_logprobs(model.tokenizer, job, ended) if asked.logprobs else None,
                 "finish_reason": _finish(ended, read.tool_calls),
                 "seed": ended.seed,
             }
         )
-    return {**_head(desk, asked, "chat.completion"), "choices": choices, "usage": generation.usage()}
+    return {**_head(asked, "chat.completion"), "choices": choices, "usage": generation.usage()}
 
 
-async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> AsyncGenerator[bytes]:
-    head = _head(desk, asked, "chat.completion.chunk")
-    writings = [Writing(desk.tokenizer, chat=True) for _ in generation.jobs]
+async def stream(model: ServedModel, asked: Accepted, generation: Generation) -> AsyncGenerator[bytes]:
+    head = _head(asked, "chat.completion.chunk")
+    writings = [Writing(model.tokenizer, chat=True) for _ in generation.jobs]
     calls = [0] * len(writings)
 
     def choice(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -79,7 +62,7 @@ async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> Async
         return found
 
     def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
-        more = {"logprobs": chat_logprobs(desk.tokenizer, ended)} if ended and asked.logprobs else {}
+        more = {"logprobs": chat_logprobs(model.tokenizer, job, ended)} if ended and asked.logprobs else {}
         found = [choice(job.index, parts(job.index, delta), **more)] if delta else []
         if ended:
             finish = _finish(ended, writings[job.index].sent.tool_calls)
@@ -88,15 +71,14 @@ async def stream(desk: Desk, asked: ChatFields, generation: Generation) -> Async
 
     for index in range(len(writings)):
         yield event({**head, "choices": [choice(index, {"role": "assistant", "content": ""})]})
-    rest = chunks(head, generation, writings, choices, usage=asked.stream_options.include_usage)
+    rest = chunks(head, generation, writings, choices, usage=asked.include_usage)
     async with aclosing(rest):
         async for part in rest:
             yield part
 
 
-def _head(desk: Desk, asked: ChatFields, kind: str) -> dict[str, Any]:
-    model = asked.model or desk.settings.name
-    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+def _head(asked: Accepted, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": asked.model}
 
 
 def _finish(ended: Ended, calls: Sequence[ToolCall]) -> str:

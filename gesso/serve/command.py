@@ -1,4 +1,4 @@
-"""What `gesso serve` does: check what was asked for, listen, and drain when told to stop."""
+"""Run a server: check its settings, listen, and drain on SIGTERM."""
 
 import signal
 import socket
@@ -10,15 +10,17 @@ from fastapi import FastAPI
 from gesso.errors import CheckpointError, InputError
 from gesso.serve import logs
 from gesso.serve.app import create_app
+from gesso.serve.connections import ACCEPTED_AT_ONCE, protocol
 from gesso.serve.keys import VARIABLE, is_loopback
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 
+BACKLOG = 2048
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Server(uvicorn.Server):
-    """Says where it listens once it does; told to stop with SIGTERM, it ends well, not by that signal."""
+    """Print the address once it listens; exit with status 0 after SIGTERM."""
 
     def __init__(self, app: FastAPI, config: uvicorn.Config, url: str) -> None:
         super().__init__(config)
@@ -27,6 +29,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            for listener in sockets or ():
+                listener.listen(BACKLOG)  # asyncio has set it to the number it accepts at once
             print(f"gesso serves at {self.url} (the studio: open it in a browser; docs at {self.url}/docs)", flush=True)
             if self.open_browser:
                 webbrowser.open(self.url)
@@ -45,7 +49,7 @@ def serve(settings: ServerSettings, host: str, port: int, *, open_browser: bool 
     supervisor.when_broken = lambda: setattr(server, "should_exit", True)
     logs.install()
     server.run(sockets=[listener])
-    if supervisor.trouble is not None:
+    if supervisor.state == "broken" and supervisor.trouble is not None:
         raise CheckpointError(supervisor.trouble)
 
 
@@ -58,9 +62,11 @@ def make_server(settings: ServerSettings, host: str, port: int) -> Server:
         timeout_graceful_shutdown=max(1, int(settings.limits.drain)),
         timeout_keep_alive=30,
         server_header=False,
+        proxy_headers=False,  # any local process could claim any address
         h11_max_incomplete_event_size=64 * 1024,
-        http="h11",
+        http=protocol(settings.limits),
         ws="none",
+        backlog=ACCEPTED_AT_ONCE,
     )
     name = f"[{host}]" if ":" in host else host
     return Server(app, config, f"http://{name}:{port}")
@@ -69,19 +75,19 @@ def make_server(settings: ServerSettings, host: str, port: int) -> Server:
 def listen(host: str, port: int, io_timeout: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InputError(f"cannot listen at {host} port {port}: {error.strerror or error}; try --port") from error
     listener.setblocking(False)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # A closed connection stays open for as long as it has something to send. To one who has stopped reading that
-        # is for ever, unless the system gives up: connections take this over from the listener.
+        # A closed connection stays open while it has something to send: for ever, if the client has stopped reading,
+        # unless the system gives up. Connections inherit this option from the listener.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * io_timeout))
     return listener
 
 
 def check_keys(host: str, keys: tuple[str, ...], without_keys: bool) -> tuple[str, ...] | None:
-    """The host names to answer to; InputError for a server that anybody on the network could use."""
+    """Return the accepted host names; InputError for a server that anybody on the network could use."""
     if keys:
         return None
     if is_loopback(host):

@@ -1,7 +1,7 @@
-"""Who is next: clients take turns, however many requests each of them has waiting."""
+"""A queue in which clients take turns, however many requests each of them has waiting."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
@@ -42,6 +42,14 @@ class FairQueue(Generic[T]):
         if items:
             self._of[client] = items
         return item
+
+    def take_first(self, wanted: Callable[[T], bool]) -> T | None:
+        """Take the first item of the first client whose first item is wanted; then that client goes to the back."""
+        for client, items in self._of.items():
+            if wanted(items[0]):
+                self._of.move_to_end(client, last=False)
+                return self.take()
+        return None
 
     def remove(self, item: T) -> None:
         items = self._of.get(item.client)

@@ -1,4 +1,4 @@
-"""The fields of requests. What is not here, or not with that value, is refused by name and never ignored."""
+"""The fields of requests. Unknown fields and unsupported values are rejected by name, never ignored."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -25,6 +25,10 @@ OFF: dict[str, tuple[Any, ...]] = {
 }
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
+# One wrong item is enough to reject a list: half a million errors would take minutes to write down.
+Tokens = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
 
 
@@ -125,7 +129,7 @@ class Common(Fields):
 class Constraint(Fields):
     """What the text must be: one of these, by the names they have in Python."""
 
-    choice: list[str] | None = Field(default=None, description="Texts, one of which is written.")
+    choice: Texts | None = Field(default=None, description="Texts, one of which is written.")
     regex: str | None = Field(default=None, description="A regular expression, in Rust's syntax.")
     grammar: str | None = Field(default=None, description="EBNF.")
 
@@ -193,11 +197,11 @@ class ChosenTool(Fields):
 class ChatFields(Choices):
     model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
 
-    messages: list[dict[str, Any]]
+    messages: Objects
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
     parallel_tool_calls: bool | None = Field(default=None, description="Whether there may be several; yes.")
     response_format: FormatFields = FormatFields()
@@ -231,10 +235,27 @@ class ChatFields(Choices):
         return thinks(self.reasoning_effort) if self.thinking is None else self.thinking
 
 
+def _kind_of_prompt(value: Any) -> str:
+    """Tell by its first item which kind of prompt was meant, so that only that kind is tried."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else 0
+    return "texts" if isinstance(first, str) else "token lists" if isinstance(first, list) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[list[Tokens], Field(fail_fast=True), Tag("token lists")],
+    Discriminator(_kind_of_prompt),
+]
+
+
 class CompletionFields(Choices):
     model_config = example({"prompt": "def mean(values):\n    ", "max_tokens": 64, "diffusion": {"steps": 24}})
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Prompt
     suffix: str = Field(default="", description="What follows the text to be written.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Count = Field(default=1, description="With a suffix: of so many texts the likeliest is the choice.")
@@ -307,7 +328,7 @@ class TextFields(Fields):
 class ResponseFields(Common):
     model_config = example({"input": "Who are you?", "max_output_tokens": 64})
 
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     instructions: str | None = None
     max_output_tokens: Count | None = None
     reasoning: ReasoningFields = ReasoningFields()
@@ -319,8 +340,8 @@ class TokenizeFields(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
     add_special_tokens: bool = Field(default=True, description="Begin with the token that begins every text.")
 
     @model_validator(mode="after")
@@ -334,7 +355,7 @@ class DetokenizeFields(Fields):
     model_config = example({"tokens": [300, 301]})
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Tokens
     skip_special_tokens: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The jobs of one HTTP request, from the queue to their end, whichever way it comes."""
+"""The jobs of one HTTP request, from the queue to their end."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from starlette.types import Receive
 
 from gesso.serve.errors import ApiError
 from gesso.serve.jobs import Job, JobEvent
-from gesso.serve.protocol import Ended, Failed
+from gesso.serve.protocol import Ended, Failed, Logprobs
 from gesso.serve.settings import Limits
 from gesso.serve.supervisor import Supervisor
 
@@ -23,13 +23,13 @@ class Gone(Exception):
 
 class Generation:
     def __init__(self, supervisor: Supervisor, limits: Limits, jobs: Sequence[Job]) -> None:
-        """Queues the jobs, or raises the 429."""
+        """Queue the jobs, or raise the 429."""
         self.supervisor, self.limits, self.jobs = supervisor, limits, jobs
         self.ended: dict[int, Ended] = {}  # by choice
         supervisor.submit(jobs)
 
     async def events(self) -> AsyncGenerator[tuple[Job, JobEvent]]:
-        """All events until every job has ended. Left early, or failed, it frees what the jobs held."""
+        """Yield all events until every job has ended; leaving early or failing cancels the jobs."""
         deadline = asyncio.get_running_loop().time() + self.limits.timeout
         try:
             while len(self.ended) < len(self.jobs):
@@ -37,7 +37,11 @@ class Generation:
                     job, event = await self.jobs[0].mailbox.get()
                 if isinstance(event, Failed):
                     raise ApiError(400 if event.by_input else 500, event.message)
+                if isinstance(event, Logprobs):
+                    job.logprobs += event.entries
+                    continue
                 if isinstance(event, Ended):
+                    del job.logprobs[len(event.tokens) :]  # a stop string may have taken tokens back
                     self.ended[job.index] = event
                     self.supervisor.metrics.count(event)
                 yield job, event
@@ -48,7 +52,7 @@ class Generation:
             self.supervisor.cancel(self.jobs)
 
     async def results(self) -> list[Ended]:
-        """The end of every job, in the order of the choices."""
+        """Return the end of every job, in the order of the choices."""
         events = self.events()
         try:
             async for job, event in events:
@@ -59,20 +63,20 @@ class Generation:
         return [self.ended[index] for index in range(len(self.jobs))]
 
     def note_text(self, job: Job) -> None:
-        """The first text of a job is on its way."""
+        """Record the time of a job's first text."""
         if job.first_text_at is None:
             job.first_text_at = time.monotonic()
             self.supervisor.metrics.first_text.observe(job.first_text_at - job.asked_at)
 
     def usage(self) -> dict[str, Any]:
-        """Of all choices together, in OpenAI's words; what only diffusion has is under `diffusion`."""
+        """Return the usage of all choices in OpenAI's form; figures that only diffusion has are under `diffusion`."""
         ended = list(self.ended.values())
 
         def total(name: str) -> int:
             return sum(e.usage[name] for e in ended)
 
-        # Choices of one prompt share it: it is counted once for each prompt.
-        prompts = {tuple(job.prompt): self.ended[job.index].usage for job in self.jobs if job.index in self.ended}
+        # Choices share their prompt, which is counted once.
+        prompts = {job.prepared.prompt: self.ended[job.index].usage for job in self.jobs if job.index in self.ended}
         prompt_tokens = sum(usage["prompt_tokens"] for usage in prompts.values())
         cached = sum(usage["cached_tokens"] for usage in prompts.values())
         completion, steps = total("completion_tokens"), total("denoising_steps")
@@ -92,7 +96,7 @@ class Generation:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work, unless the client hangs up: then the work is cancelled, and `Gone` is raised."""
+    """Return the result of the work; if the client hangs up before, cancel the work and raise `Gone`."""
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_hung_up(receive))
     try:

@@ -1,7 +1,6 @@
-"""What every request passes before a handler sees it, and every answer on its way out.
+"""Middleware for every request: id, log line and metrics; host and key checks; limits on size and time.
 
-A request id, the log line and the counters; the host and key checks; a bound on the size of a body and on the time a
-client may take to send it, or to take what is sent.
+The time limits are for a client that sends its body, or reads its answer, too slowly.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gesso.serve.error_handlers import respond
 from gesso.serve.errors import ApiError
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
@@ -22,7 +22,7 @@ from gesso.serve.settings import ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
-OPEN = ("/health", "/ready")  # no key needed: they say nothing but how the server is
+OPEN = ("/health", "/ready")  # no key needed: they report only the state of the server
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -40,7 +40,7 @@ class Guard:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state["log"] = log = {"request_id": request_id, "method": scope["method"], "path": scope["path"][:200]}
-        status = 499  # until a status is sent: the client left before
+        status = 499  # the client left; replaced when a status is sent
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -54,8 +54,8 @@ class Guard:
             state["client"] = log["client"] = self._admit(scope, headers)
             await self.app(scope, Body(receive, self.settings).receive, answer)
         except ApiError as error:
-            await error.response()(scope, receive, answer)
-        except TimeoutError:  # of a send: somebody has stopped reading; the connection goes with this
+            await respond(error)(scope, receive, answer)
+        except TimeoutError:  # of a send: the client has stopped reading; the connection is closed with this
             status = 499
         except Exception:
             status = 500
@@ -69,11 +69,11 @@ class Guard:
             logger.info("request", extra={"fields": {**log, "status": status, "ms": round(1000 * seconds, 1)}})
 
     def _admit(self, scope: Scope, headers: Headers) -> str:
-        """Who the client is, for the queue: the holder of a key, or an address."""
+        """Return the client's name for fair queueing: the holder of a key, or an address."""
         address = scope["client"][0] if scope.get("client") else "local"
         host = re.sub(r":\d*$", "", headers.get("host", ""))
         if self.settings.hosts is not None and host not in self.settings.hosts:
-            # A web page can send its visitors' browsers here under a name of its own (DNS rebinding).
+            # A web page can direct its visitors' browsers here under its own name (DNS rebinding).
             raise ApiError(403, f"this server does not answer to the host name {host[:100]!r}", code="unknown_host")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self.settings.limits.body_bytes:
@@ -81,14 +81,15 @@ class Guard:
         preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
         if not self.keys or scope["path"] in OPEN or is_open(scope["path"]) or preflight:
             return address
-        holder = self.keys.holder(headers.get("authorization", "").encode())
+        raw = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        holder = self.keys.holder(raw)
         if holder is None:
             raise ApiError(401, "give a valid API key: Authorization: Bearer KEY", code="invalid_api_key")
         return holder
 
 
 class Body:
-    """`receive`, with a bound on what comes and on how long it takes."""
+    """`receive` with limits on the size of the body and the time it takes."""
 
     def __init__(self, receive: Receive, settings: ServerSettings) -> None:
         self._receive, self._limits = receive, settings.limits
@@ -96,7 +97,7 @@ class Body:
         self._deadline = asyncio.get_running_loop().time() + settings.limits.io_timeout
 
     async def receive(self) -> Message:
-        if self._complete:  # only the end of the connection can still come
+        if self._complete:  # only a disconnect can still come
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -116,5 +117,5 @@ def too_large(limit: int) -> ApiError:
 
 
 def note(scope_state: Any, **fields: Any) -> None:
-    """Add to the log line of a request. Never what a user wrote."""
+    """Add fields to the log line of a request; never text that a user wrote."""
     scope_state.log.update(fields)

@@ -1,19 +1,19 @@
-"""One answer to be written: what is asked of the engine, and where its events are put."""
+"""One answer to be written, and the mailbox its events are put into."""
 
 import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
-from gesso.serve.protocol import Drafted, Ended, Failed, Settled, Submit
+from gesso.serve.accepted import PreparedJob
+from gesso.serve.protocol import Drafted, Ended, Failed, Logprobs, Settled, submit_frame
 
-DRAFTS = 64  # that wait for a reader; of more, the oldest go
-JobEvent = Settled | Drafted | Ended | Failed
+DRAFTS = 64  # kept for a reader; when there are more, the oldest are dropped
+JobEvent = Settled | Drafted | Logprobs | Ended | Failed
 
 
 class Mailbox:
-    """The events of the jobs of one HTTP request. The engine never waits; who is slow to read misses drafts."""
+    """The events of the jobs of one HTTP request. The engine never waits; a slow reader misses drafts."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[Job, JobEvent]] = deque()
@@ -35,33 +35,28 @@ class Mailbox:
 
 
 def _may_be_missed(event: JobEvent) -> bool:
-    return isinstance(event, Drafted) and event.reason is None  # the last of a canvas says why it ended
+    return isinstance(event, Drafted) and event.reason is None  # the last draft of a canvas has the reason for its end
 
 
 @dataclass(eq=False)
 class Job:
     id: int
     client: str  # whose turn it takes
-    prompt: list[int]
-    options: dict[str, Any]  # of `Gesso.request`
+    prepared: PreparedJob
     mailbox: Mailbox
     index: int = 0  # which of the choices of its HTTP request
     adapter: str | None = None
-    stream: bool = False
-    drafts: bool = False
-    constraint: dict[str, Any] | None = None
-    hole: dict[str, Any] | None = None
-    handed_over: int = 0  # times the engine got it
+    constraint: bytes = b""  # compiled
+    handed_over: int = 0  # how often an engine got it
     started: bool = False
     asked_at: float = field(default_factory=time.monotonic)
     first_text_at: float | None = None
+    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
-        """The most it can come to, prompt and answer; a hole whose length is searched counts as its text alone."""
-        return len(self.prompt) + int(self.options.get("max_new_tokens", 0))
+        """Prompt and longest answer. A hole whose length is searched counts as the text around it."""
+        return self.prepared.prompt_tokens + self.prepared.max_new_tokens
 
-    def submit(self) -> Submit:
-        return Submit(
-            self.id, self.prompt, self.options, self.adapter, self.stream, self.drafts, self.constraint, self.hole
-        )
+    def frame(self) -> bytes:
+        return submit_frame(self.id, self.prepared.payload, self.constraint)

@@ -1,9 +1,9 @@
-"""What Prometheus reads at /metrics."""
+"""Metrics for Prometheus, at /metrics."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from gesso.serve.protocol import Ended, Held
+from gesso.serve.protocol import Ended, Heartbeat
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -34,13 +34,14 @@ class Metrics:
         self.restarts = Counter("gesso_engine_restarts", "Times the engine process died", registry=registry)
         self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", ["model"], registry=registry)
         self.batch = Gauge("gesso_batch_limit", "Requests that can run at once", ["model"], registry=registry)
-        self.held = {
-            name: Gauge(f"gesso_engine_{name}", says, ["model"], registry=registry)
-            for name, says in (
-                ("requests", "Requests that the engine process knows of"),
+        self.engine = {
+            name: Gauge(f"gesso_engine_{name}", help, ["model"], registry=registry)
+            for name, help in (
+                ("requests", "Requests in the engine process"),
                 ("places", "Places of the engine that they take, in the batch or before it"),
-                ("cache_bytes", "Size of the cache of texts"),
+                ("cache_bytes", "Size of the KV cache"),
                 ("memory_bytes", "Memory of the engine process"),
+                ("device_bytes", "GPU memory reserved by the engine process"),
             )
         }
         ProcessCollector(registry=registry)  # the same of the server's own process, and its open connections
@@ -52,9 +53,9 @@ class Metrics:
         self.steps.inc(ended.usage["denoising_steps"])
         self.canvases.inc(ended.usage["canvases"])
 
-    def hold(self, model: str, held: Held) -> None:
-        for name, gauge in self.held.items():
-            gauge.labels(model).set(getattr(held, name))
+    def record(self, model: str, beat: Heartbeat) -> None:
+        for name, gauge in self.engine.items():
+            gauge.labels(model).set(getattr(beat, name))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

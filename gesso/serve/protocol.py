@@ -1,11 +1,25 @@
-"""What the server and its engine process say to each other: one JSON object a line, through two pipes."""
+"""Messages between the server and its engine process.
+
+A message is one frame on a pipe: the sizes of its two parts, a JSON object, and a blob that the JSON refers to (the
+compiled constraint of a request). The server forwards requests to the engine as it got them from `prepare`, without
+decoding them.
+"""
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+import struct
+from dataclasses import dataclass
 from typing import Any
 
 # --- to the engine ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A compiled constraint, by the hash of its source. The blob of the message holds the automaton."""
+
+    key: str
+    tools: bool  # it constrains tool calls, whose tags are special tokens
 
 
 @dataclass(frozen=True)
@@ -14,10 +28,10 @@ class Submit:
     prompt: list[int]
     options: dict[str, Any]  # of `Gesso.request`
     adapter: str | None = None
-    stream: bool = False  # tell what settles, as it settles
-    drafts: bool = False  # and every canvas, after every step
-    constraint: dict[str, Any] | None = None  # of `Guides.guide`, or with `tools` of `Guides.calls`
-    hole: dict[str, Any] | None = None  # a hole to fill, of `filling.infill`, or with `span` of `filling.edit`
+    stream: bool = False  # report text as it settles
+    drafts: bool = False  # report the canvas after every step
+    constraint: Constraint | None = None
+    hole: dict[str, Any] | None = None  # arguments of `filling.infill`, or with `span` of `filling.edit`
 
 
 @dataclass(frozen=True)
@@ -41,36 +55,39 @@ class Ready:
     max_batch: int
     max_length: int
     prefill: int
-    why: str  # these, in a sentence
+    why: str  # the reason for these choices, in a sentence
 
 
 @dataclass(frozen=True)
 class Broken:
-    """The model cannot be loaded, whoever tries."""
+    """The model cannot be loaded."""
 
     message: str
+    final: bool = True  # another attempt would fail too
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the engine process has in hand, told now and then, and when it has nothing to do."""
+class Heartbeat:
+    """Sent once per second from a thread of its own, whatever the engine loop does."""
 
-    requests: int  # that somebody waits for
-    places: int  # of the engine, taken by them
-    cache_bytes: int  # rows keep what they have grown to: at most `max_batch` of them, of `max_length` tokens
-    memory_bytes: int  # of the process, resident; 0: the system does not say
+    step_seconds: float = 0.0  # how long the current step has been running; 0: idle or loading
+    requests: int = 0  # that a client waits for
+    places: int = 0  # of the engine, taken by them
+    cache_bytes: int = 0
+    memory_bytes: int = 0  # resident memory of the process; 0: unknown
+    device_bytes: int = 0  # GPU memory reserved by the process
 
 
 @dataclass(frozen=True)
 class Started:
-    """The request has its place in the batch; `waiting` ones have not."""
+    """The request has a place in the batch."""
 
     id: int
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Tokens that follow those settled before, and will not change."""
+    """Tokens that follow those settled before and will not change."""
 
     id: int
     tokens: list[int]
@@ -78,20 +95,28 @@ class Settled:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A canvas after one more step, or what the likeliest text of it is."""
+    """A canvas after one more step. Lists have one entry per position."""
 
     id: int
-    run: int  # which of the texts written for this request: a hole may take several
+    run: int  # which of the texts written for this request: infill may write several
     canvas: int
     attempt: int
     start: int  # of the canvas, in the new text
     step: int
-    steps: int  # the most it may take
-    tokens: list[int]  # the likeliest, one a position, as all that follows
+    steps: int  # upper limit
+    tokens: list[int]  # the likeliest
     entropy: list[float]
     states: str  # see `Draft.states`
-    reason: str | None  # why this is the last of its canvas
-    candidates: list[list[tuple[int, float]]]  # the likeliest tokens and their probabilities, where asked for
+    reason: str | None  # why this is the last draft of its canvas
+    candidates: list[list[tuple[int, float]]]  # the likeliest tokens and their probabilities, on request
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """One entry per token of a committed canvas: its log-probability, and [token, log-probability] of the likeliest."""
+
+    id: int
+    entries: list[tuple[float, list[tuple[int, float]]]]
 
 
 @dataclass(frozen=True)
@@ -102,8 +127,6 @@ class Ended:
     finish_reason: str
     seed: int
     usage: dict[str, int]
-    # One a token: the logarithm of its probability, and [token, logarithm] of the likeliest.
-    likely: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -113,16 +136,65 @@ class Failed:
     by_input: bool  # the request is at fault, not the engine
 
 
-Message = Submit | Cancel | Loading | Ready | Broken | Held | Started | Settled | Drafted | Ended | Failed
+ToEngine = Submit | Cancel
+FromEngine = Loading | Ready | Broken | Heartbeat | Started | Settled | Drafted | Logprobs | Ended | Failed
+Message = ToEngine | FromEngine
 _KINDS = {kind.__name__: kind for kind in Message.__args__}
 
+# --- frames -----------------------------------------------------------------------------------------------------------
 
-def encode(message: Message) -> bytes:
-    fields = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
-    return json.dumps({"kind": type(message).__name__, **fields}, separators=(",", ":")).encode() + b"\n"
+SIZES = struct.Struct(">II")
+FRAME_BYTES = 64 * 2**20  # the largest part of a frame; limits on requests keep real ones far below
 
 
-def decode(line: bytes) -> Message:
-    fields = json.loads(line)
-    message: Message = _KINDS[fields.pop("kind")](**fields)
+class FrameTooLarge(Exception):
+    pass
+
+
+def frame(head: bytes, blob: bytes = b"") -> bytes:
+    if max(len(head), len(blob)) > FRAME_BYTES:
+        raise FrameTooLarge(f"a message of {len(head) + len(blob):,} bytes exceeds the limit of {FRAME_BYTES:,}")
+    return SIZES.pack(len(head), len(blob)) + head + blob
+
+
+def sizes(prefix: bytes) -> tuple[int, int]:
+    """Return the sizes of a frame's two parts from its first eight bytes."""
+    head, blob = SIZES.unpack(prefix)
+    if max(head, blob) > FRAME_BYTES:
+        raise FrameTooLarge(f"a message of {head + blob:,} bytes exceeds the limit of {FRAME_BYTES:,}")
+    return head, blob
+
+
+def encode(message: Message, blob: bytes = b"") -> bytes:
+    return frame(_json({"kind": type(message).__name__, **_fields(message)}), blob)
+
+
+def submit_payload(submit: Submit) -> bytes:
+    """Encode all of a Submit but its id, which the server adds (`submit_frame`)."""
+    fields = _fields(submit)
+    del fields["id"]
+    return _json({"kind": "Submit", **fields})
+
+
+def submit_frame(id: int, payload: bytes, blob: bytes = b"") -> bytes:
+    return frame(b'{"id":%d,' % id + payload[1:], blob)
+
+
+def decode(head: bytes) -> Message:
+    fields = json.loads(head)
+    kind = _KINDS[fields.pop("kind")]
+    if kind is Submit and fields.get("constraint") is not None:
+        fields["constraint"] = Constraint(**fields["constraint"])
+    message: Message = kind(**fields)
     return message
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    fields = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
+    if isinstance(message, Submit) and message.constraint is not None:
+        fields["constraint"] = dataclasses.asdict(message.constraint)
+    return fields
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()

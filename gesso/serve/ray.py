@@ -94,9 +94,9 @@ def _replica(settings: ServerSettings) -> Any:
         async def check_health(self) -> None:
             """Called before the first request, too: a replica takes none before its engine is ready."""
             supervisor: Supervisor = self.app.state.supervisor
-            while supervisor.ready is None and supervisor.trouble is None:
+            while supervisor.ready is None and supervisor.state != "broken":
                 await asyncio.sleep(0.05)
-            if supervisor.trouble is not None:
+            if supervisor.state == "broken":
                 raise RuntimeError(supervisor.trouble)
 
     return serve.ingress(build)(Replica)

@@ -1,4 +1,4 @@
-"""/v1/responses in its text form: text, or messages, in; one message out. Nothing is stored."""
+"""Answers of /v1/responses in its text form: one message. Nothing is stored."""
 
 import time
 import uuid
@@ -6,42 +6,22 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from gesso.answer import Answer
-from gesso.errors import InputError
-from gesso.serve.asking import Desk
-from gesso.serve.errors import ApiError
-from gesso.serve.fields import ResponseFields, thinks
+from gesso.serve.accepted import Accepted
 from gesso.serve.generation import Generation
-from gesso.serve.jobs import Job
+from gesso.serve.models import ServedModel
 from gesso.serve.protocol import Ended, Settled
 from gesso.serve.stream import Writing, event
 
-PART_KINDS = ("input_text", "output_text", "text")
+
+def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:
+    ended = generation.ended[0]
+    read = Writing(model.tokenizer, chat=True).answer(ended)
+    return _finished(_response(asked), read, ended, generation, f"msg_{uuid.uuid4().hex}")
 
 
-async def jobs(desk: Desk, asked: ResponseFields, client: str) -> list[Job]:
-    desk.adapter(asked.model)
-    if asked.diffusion.drafts:
-        raise ApiError(
-            400, "diffusion.drafts: only chat, completions and edits stream drafts", param="diffusion.drafts"
-        )
-    schema, thinking = asked.text.format.wanted, thinks(asked.reasoning.effort)
-    if schema is not None and thinking:
-        raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
-    constraint = None if schema is None else {"json_schema": schema}
-    await desk.check_constraint(constraint)
-    prompt = await desk.chat_ids(_messages(asked), thinking=thinking)
-    return desk.jobs(asked, [prompt], client=client, max_tokens=asked.max_output_tokens, constraint=constraint)
-
-
-async def answer(desk: Desk, asked: ResponseFields, generation: Generation) -> dict[str, Any]:
-    ended = (await generation.results())[0]
-    read = Writing(desk.tokenizer, chat=True).answer(ended)
-    return _finished(_response(desk, asked), read, ended, generation, f"msg_{uuid.uuid4().hex}")
-
-
-async def stream(desk: Desk, asked: ResponseFields, generation: Generation) -> AsyncGenerator[bytes]:
-    response, message_id, number = _response(desk, asked), f"msg_{uuid.uuid4().hex}", -1
-    writing = Writing(desk.tokenizer, chat=True)
+async def stream(model: ServedModel, asked: Accepted, generation: Generation) -> AsyncGenerator[bytes]:
+    response, message_id, number = _response(asked), f"msg_{uuid.uuid4().hex}", -1
+    writing = Writing(model.tokenizer, chat=True)
     here = {"item_id": message_id, "output_index": 0, "content_index": 0}
 
     def tell(kind: str, **data: Any) -> bytes:
@@ -73,34 +53,14 @@ async def stream(desk: Desk, asked: ResponseFields, generation: Generation) -> A
     yield tell(kind, response=finished)
 
 
-def _messages(asked: ResponseFields) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    if isinstance(asked.input, str):
-        return [*messages, {"role": "user", "content": asked.input}]
-    for index, item in enumerate(asked.input):
-        if item.get("type", "message") != "message":
-            message = f"input[{index}].type: only messages are read, got {item['type']!r}"
-            raise ApiError(400, message, param=f"input[{index}].type")
-        content = item.get("content")
-        if isinstance(content, list):  # the parts of this API are named otherwise than those of the chat
-            content = [
-                {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in PART_KINDS else part
-                for part in content
-            ]
-        messages.append({"role": item.get("role"), "content": content})
-    return messages
-
-
-def _response(desk: Desk, asked: ResponseFields) -> dict[str, Any]:
+def _response(asked: Accepted) -> dict[str, Any]:
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "model": asked.model or desk.settings.name,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "temperature": asked.temperature,
+        "model": asked.model,
+        **asked.echo,
         "error": None,
         "incomplete_details": None,
         "output": [],
@@ -109,7 +69,6 @@ def _response(desk: Desk, asked: ResponseFields) -> dict[str, Any]:
         "parallel_tool_calls": True,
         "store": False,
         "metadata": {},
-        "text": asked.text.model_dump(exclude_none=True, by_alias=True),
         "usage": None,
     }
 

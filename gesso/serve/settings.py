@@ -1,15 +1,16 @@
-"""What a server is told when it starts."""
+"""Settings of a server."""
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from gesso.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """What the engine process loads, and how. None: `gesso.serve.auto` chooses by the memory there is."""
+    """What the engine process loads, and how. None: `gesso.serve.auto` chooses by the available memory."""
 
     model: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)  # directory by name
@@ -28,21 +29,28 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What keeps one client, or all of them together, from asking too much."""
+    """Bounds on what one client, or all clients together, can ask for. docs/security.md explains the defaults."""
 
-    queue: int = 256  # requests that wait; one more is answered with 429
+    queue: int = 256  # requests that wait, to be read or to be answered; the next one gets 429
     request_tokens: int | None = None  # prompt and answer of one request; None: the context
     total_tokens: int | None = None  # of all requests that wait or run; None: no limit
     choices: int = 16  # `n` of one request
     body_bytes: int = 8 * 2**20
     timeout: float = 600.0  # seconds for an answer, waiting included
+    head_timeout: float = 10.0  # seconds for a client to send a complete request head
     io_timeout: float = 30.0  # seconds for a client to send the rest of a body, or to take what is sent
-    drain: float = 60.0  # seconds for what runs to end after SIGTERM
+    drain: float = 60.0  # seconds for running requests to finish after SIGTERM
+    connections: int = 4096  # open at once; fewer where the system allows fewer open files
+    prepare_seconds: int = 5  # CPU time for reading, checking and tokenizing one request
+    compile_seconds: int = 10  # CPU time for compiling one constraint
+    prepare_bytes: int = 2**30  # memory for either
+    heartbeat: float = 30.0  # seconds without a sign of life after which the engine is restarted
+    step_timeout: float = 300.0  # seconds for one step of the engine, compiling its kernels included
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if value is not None and value <= 0:
-                raise InputError(f"the limit {name} must be above 0, got {value}")
+                raise InputError(f"limit {name} must be above 0, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +60,15 @@ class ServerSettings:
     name: str = "gesso"  # of the model, in requests and answers
     keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    # Of every request that does not say otherwise, streamed or not: see `Diffusion.settle`.
-    settle: int = 1
-    also: tuple[str, ...] = ()  # models of the box, each with an engine of its own once it is asked for
-    hosts: tuple[str, ...] | None = None  # names a request may call this server by; None: any
+    settle: int = 1  # default of `Diffusion.settle` for requests that do not set it
+    also: tuple[str, ...] = ()  # bundled models, each with its own engine from its first request on
+    hosts: tuple[str, ...] | None = None  # accepted values of the Host header; None: any
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(replace(self, keys=()))  # keys stay in the process that checks them
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        engine, limits = EngineSettings(**fields["engine"]), Limits(**fields["limits"])
+        lists = {name: tuple(fields[name]) for name in ("cors_origins", "also")}
+        return cls(**{**fields, **lists, "engine": engine, "limits": limits, "keys": ()})

@@ -1,13 +1,16 @@
-"""The engine process, seen from the server: started, watched, restarted, and fed.
+"""The engine process as the server sees it: started, watched, restarted, and given requests.
 
-The server is one process with an event loop: HTTP, the queue, tokens to text and back. The model runs in another
-(`gesso.serve.worker`), a plain child whose stdin and stdout carry one JSON message a line. So no handler can hold up a
-step, no step can hold up a handler, and whatever kills the engine (memory, a driver, `kill -9`) leaves the server there
-to say so and to start another.
+The server is one process with an event loop: HTTP, the queue, tokens to text. The model runs in a child process
+(`gesso.serve.worker`) whose stdin and stdout carry messages (`gesso.serve.protocol`). So no handler can hold up a step,
+no step can hold up a handler, and whatever kills the engine (memory, a driver, `kill -9`) leaves the server in place to
+report it and to start another.
 
-At most a batch of requests, and a few to fill its gaps, is with the engine at any time; the rest wait here, where
-clients take turns. When the engine dies, requests that it had begun get an error: one of them may be the reason. All
-others, those with the engine but not begun included, run on the next one, and their clients notice only the delay.
+At most one batch of requests, and a few more to fill its gaps, is with the engine at any time; the rest wait here,
+where clients take turns. When the engine dies, requests that it had begun fail: one of them may be the cause. All
+others run on the next engine.
+
+A heartbeat shows that the engine is alive and how long its current step has taken. An engine without one, or with a
+step that does not end, is killed and replaced.
 """
 
 import asyncio
@@ -28,26 +31,31 @@ from gesso.serve.fair import FairQueue
 from gesso.serve.jobs import Job
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import (
+    SIZES,
     Broken,
     Cancel,
     Drafted,
     Ended,
     Failed,
-    Held,
+    FrameTooLarge,
+    Heartbeat,
     Loading,
+    Logprobs,
     Message,
     Ready,
     Settled,
     Started,
     decode,
     encode,
+    sizes,
 )
 from gesso.serve.settings import EngineSettings, Limits
 
 logger = logging.getLogger("gesso.serve")
 
-LINE = 64 * 2**20  # bytes of the longest message
-State = Literal["loading", "ready", "restarting", "broken", "stopped"]
+LOADS = 3  # engines in a row that may die while loading before the server gives up
+KILLED = -9
+State = Literal["loading", "ready", "stalled", "restarting", "broken", "stopped"]
 
 
 class Supervisor:
@@ -55,13 +63,14 @@ class Supervisor:
         self.settings, self.limits, self.metrics, self.name = settings, limits, metrics, name
         self.state: State = "loading"
         self.progress = 0.0  # of loading
-        self.ready: Ready | None = None  # what the newest engine said of itself
-        self.trouble: str | None = None  # why the model cannot be loaded
+        self.ready: Ready | None = None  # how the newest engine runs
+        self.trouble: str | None = None  # why the model cannot be loaded, or why the last engine was replaced
         self.when_broken: Callable[[], None] = lambda: None
         self.ids = itertools.count(1)
         self.waiting: FairQueue[Job] = FairQueue()
         self.running: dict[int, Job] = {}  # those with the engine
-        self.adapter: str | None = None  # the one these use
+        self.adapter: str | None = None  # that these use
+        self.beat = 0.0  # time of the last heartbeat
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._seconds = 1.0  # of an answer, a running mean
@@ -82,11 +91,11 @@ class Supervisor:
         self._feed()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for these any more; those that have ended are left alone."""
+        """Drop jobs whose client has left; those that have ended are not affected."""
         for job in jobs:
             self.waiting.remove(job)
             if self.running.pop(job.id, None) is not None:
-                self._send(Cancel(job.id))
+                self._send(encode(Cancel(job.id)))
         self._feed()
 
     @property
@@ -104,7 +113,7 @@ class Supervisor:
         return ApiError(429, f"{why}; try again in {seconds} s", code="queue_full", retry_after=seconds)
 
     def _feed(self) -> None:
-        """Hand over as much as the engine can use. One adapter acts at a time: another waits until all have ended."""
+        """Hand over as much as the engine can use. One adapter is active at a time; another waits for all to end."""
         room = self.max_batch + max(1, self.max_batch // 4)
         while self.state == "ready" and len(self.running) < room and (job := self.waiting.first()) is not None:
             if self.running and job.adapter != self.adapter:
@@ -113,7 +122,7 @@ class Supervisor:
             self.adapter = job.adapter
             self.running[job.id] = job
             job.handed_over += 1
-            self._send(job.submit())
+            self._send(job.frame())
         self.metrics.waiting.labels(self.name).set(len(self.waiting))
         self.metrics.running.labels(self.name).set(len(self.running))
 
@@ -128,26 +137,39 @@ class Supervisor:
         self._task = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
-        self._change("stopped")
+        if self.state != "broken":
+            self._change("stopped")
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     async def _keep_running(self) -> None:
-        pause = 0.1
+        pause, failures = 0.1, 0
         while self.state not in ("broken", "stopped"):
-            began = time.monotonic()
-            await self._run_once()
+            began, self.beat = time.monotonic(), time.monotonic()
+            was_ready = False
+            try:
+                code = await self._run_once()
+                was_ready = self.state in ("ready", "stalled")
+                self._bury(code)
+            except Exception:  # a defect of ours must not end this task, and with it the service
+                logger.exception("supervisor failed", extra={"fields": {"model": self.name}})
+                self._bury(None)
+            failures = 0 if was_ready else failures + 1
+            if failures == LOADS and self.state != "broken":
+                self.trouble = f"the engine process died {LOADS} times while loading; {self.trouble}"
+                self._change("broken")
             if self.state == "broken":
                 self._fail_all(self._take_all(), f"the model cannot be loaded: {self.trouble}")
                 self.when_broken()
                 return
-            # An engine that dies at once, again and again, is not asked for ten times a second.
+            # Do not restart an engine that dies at once ten times per second.
             pause = 0.1 if time.monotonic() - began > 60 else min(2 * pause, 30)
             await asyncio.sleep(pause)
 
-    async def _run_once(self) -> None:
+    async def _run_once(self) -> int:
+        """Run one engine process to its end and return its exit status."""
         self.progress = 0.0
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -156,39 +178,68 @@ class Supervisor:
             json.dumps(dataclasses.asdict(self.settings)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=LINE,
             start_new_session=True,  # Ctrl-C is for the server, which lets the engine finish
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         assert process.stdout is not None
+        watchdog = asyncio.create_task(self._watch(process))
         try:
-            while line := await process.stdout.readline():
-                self._hear(decode(line))
-            code = await process.wait()
-            self._bury(code)
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                while True:
+                    head, blob = sizes(await process.stdout.readexactly(SIZES.size))
+                    message = decode(await process.stdout.readexactly(head))
+                    await process.stdout.readexactly(blob)
+                    self._hear(message)
+            return await process.wait()
+        except FrameTooLarge as error:
+            self.trouble = f"the engine sent {error}"
+            return KILLED
         finally:
+            watchdog.cancel()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill an engine that gives no sign of life."""
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.heartbeat / 4))
+            silent = time.monotonic() - self.beat
+            if silent > self.limits.heartbeat:
+                self._kill(process, f"no heartbeat for {silent:.0f} s")
+            elif silent > self.limits.heartbeat / 3 and self.state == "ready":
+                self._change("stalled")
+
+    def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
+        logger.error("engine killed", extra={"fields": {"model": self.name, "reason": why}})
+        self.trouble = f"the last engine was replaced: {why}"
+        process.kill()
 
     def _hear(self, message: Message) -> None:
         match message:
             case Loading(share):
                 self.progress = share
             case Ready():
-                self.ready, self.progress, self.adapter = message, 1.0, None
+                self.ready, self.progress, self.adapter, self.trouble = message, 1.0, None, None
                 self.metrics.batch.labels(self.name).set(message.max_batch)
                 self._change("ready")
                 logger.info("engine ready", extra={"fields": dataclasses.asdict(message)})
                 self._feed()
-            case Broken(trouble):
+            case Broken(trouble, final):
                 self.trouble = trouble
-                self._change("broken")
-            case Held():
-                self.metrics.hold(self.name, message)
+                if final:
+                    self._change("broken")
+            case Heartbeat():
+                self.beat = time.monotonic()
+                if self.state == "stalled":
+                    self._change("ready")
+                    self._feed()
+                self.metrics.record(self.name, message)
+                if message.step_seconds > self.limits.step_timeout and self._process is not None:
+                    self._kill(self._process, f"one step took more than {self.limits.step_timeout:g} s")
             case Started(id) if id in self.running:
                 self.running[id].started = True
-            case Settled(id) | Drafted(id) if id in self.running:
+            case Settled(id) | Drafted(id) | Logprobs(id) if id in self.running:
                 self.running[id].mailbox.put(self.running[id], message)
             case Ended(id) | Failed(id) if id in self.running:
                 job = self.running.pop(id)
@@ -196,18 +247,22 @@ class Supervisor:
                 job.mailbox.put(job, message)
                 self._feed()
 
-    def _bury(self, code: int) -> None:
-        """The engine has died: those it had begun end with it, the others wait for the next one."""
+    def _bury(self, code: int | None) -> None:
+        """Fail the jobs that a dead engine had begun; the others wait for the next one."""
         if self.state in ("broken", "stopped"):
             return
+        if self.trouble is None:
+            memory = "; most likely the system ran out of memory" if code == KILLED else ""
+            self.trouble = f"the engine process ended with status {code}{memory}"
         self._change("restarting")
         self.metrics.restarts.inc()
-        # One that two engines have died on before they could say they had begun it gets no third.
+        # Fail a job after two engines have died on it, even if neither reported that it had begun.
         begun = [job for job in self.running.values() if job.started or job.handed_over > 1]
         for job in reversed([job for job in self.running.values() if job not in begun]):
             self.waiting.put_back(job)
         self.running.clear()
-        logger.error("engine died", extra={"fields": {"exit": code, "lost": len(begun), "kept": len(self.waiting)}})
+        lost = {"exit": code, "lost": len(begun), "kept": len(self.waiting), "reason": self.trouble}
+        logger.error("engine died", extra={"fields": {"model": self.name, **lost}})
         self._fail_all(begun, "the engine died while it wrote this answer; it is being restarted, ask again")
 
     def _fail_all(self, jobs: Sequence[Job], message: str) -> None:
@@ -219,9 +274,9 @@ class Supervisor:
         self.running.clear()
         return jobs
 
-    def _send(self, message: Message) -> None:
+    def _send(self, data: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
-            self._process.stdin.write(encode(message))  # buffered here: it never waits
+            self._process.stdin.write(data)  # buffered here: it never waits
 
     def _change(self, state: State) -> None:
         self.state = state

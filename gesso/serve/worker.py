@@ -1,7 +1,8 @@
 """The engine process: `python -m gesso.serve.worker SETTINGS`, with requests on stdin and events on stdout.
 
-It ends when its stdin does, so it never outlives the server. Between two steps it takes in what was sent and hands out
-what the last step brought; it waits for nobody who reads.
+It ends with its stdin, so it never outlives the server. Between two steps it takes in what was sent and hands out what
+the last step brought; it never waits for a reader. Work that a request needs before or between its steps (a constraint
+to load, a plan for infill) runs in a side thread, so that other requests' steps go on.
 """
 
 import json
@@ -10,30 +11,35 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+import torch
 
 import gesso
 from gesso import checkpoint, filling
 from gesso.api import Gesso, find_device, find_dtype
 from gesso.engine import events as engine_events
-from gesso.engine.request import Request
+from gesso.engine.request import Request, Score
 from gesso.errors import GessoError, InputError
-from gesso.guide.guide import Guide
 from gesso.plan import Plan, PlanRun
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (
+    SIZES,
     Broken,
     Cancel,
     Ended,
     Failed,
-    Held,
+    FrameTooLarge,
+    Heartbeat,
     Loading,
+    Logprobs,
     Message,
     Ready,
     Settled,
@@ -41,103 +47,113 @@ from gesso.serve.protocol import (
     Submit,
     decode,
     encode,
+    sizes,
 )
 from gesso.serve.settings import EngineSettings
 
 Send = Callable[[Message], None]
+BEAT_SECONDS = 1.0
 EXIT_BROKEN = 3
-REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A constraint is ready, or cannot be."""
+class Finished:
+    """The side thread has finished work that a request waits for."""
 
     asked: Submit
-    guide: "Future[Guide | None]"
+    work: "Future[Any]"
+    then: Callable[[Any], None]
 
 
-Inbox = queue.SimpleQueue[Message | Compiled]
+Inbox = queue.SimpleQueue[tuple[Message, bytes] | Finished]
 
 
 class Worker:
     def __init__(self, model: Gesso, send: Send) -> None:
         self.model, self.engine, self.send = model, model.engine, send
         self.asked: dict[int, Submit] = {}  # by the engine's id
-        self.ids: dict[int, list[int]] = {}  # the engine's ids, by the server's; none while its constraint is compiled
-        self.sent: dict[int, int] = {}  # settled tokens told of, by the engine's id
-        self.likely: dict[int, list[engine_events.Likely]] = {}
-        self.holes: dict[int, PlanRun[filling.InfillResult | filling.EditResult]] = {}  # by the server's id
+        self.ids: dict[int, list[int]] = {}  # the engine's ids by the server's; none while the side thread is at work
+        self.sent: dict[int, int] = {}  # settled tokens reported, by the engine's id; -1: not started
+        self.plans: dict[int, PlanRun[filling.InfillResult | filling.EditResult]] = {}  # by the server's id
         self.adapter: str | None = None
-        self.reported = 0.0  # when `Held` was sent
-        self.compiler = ThreadPoolExecutor(1)  # constraints are compiled while the engine goes on
+        self.side = ThreadPoolExecutor(1)
+        self.side_work: dict[int, Future[Any]] = {}  # by the server's id
+        self.status = Heartbeat()
 
     def run(self, inbox: Inbox) -> None:
         self.inbox = inbox
         while True:
-            while not self.engine.running or not inbox.empty():  # one that was cancelled leaves in the next step
-                self.report(now=inbox.empty())
+            while not self.engine.running or not inbox.empty():  # a cancelled request leaves with the next step
+                self.report(send=inbox.empty())
                 self.take(inbox.get())
-            self.report()
-            brought = self.engine.step()  # raises only if this process has to be restarted
+            self.report(began=time.monotonic())
+            brought = self.engine.step()
             self.announce()
             for event in brought:
                 if event.request_id in self.asked:
                     self.tell(event, self.asked[event.request_id])
 
-    def report(self, now: bool = False) -> None:
-        """What is in hand, at most once in a while unless the engine is about to rest."""
-        if now or time.monotonic() > self.reported + REPORT_SECONDS:
-            self.reported = time.monotonic()
-            self.send(Held(len(self.ids), len(self.engine.running), self.engine.cache.nbytes, resident_bytes()))
+    def report(self, *, began: float = 0.0, send: bool = False) -> None:
+        """Note for the heartbeat how the engine stands, and when its current step began; `send` it before a rest."""
+        device = torch.cuda.memory_reserved() if self.model.model.device.type == "cuda" else 0
+        self.status = Heartbeat(
+            began, len(self.ids), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
+        )
+        if send:
+            self.send(self.status)
 
-    def take(self, message: Message | Compiled) -> None:
+    def take(self, message: tuple[Message, bytes] | Finished) -> None:
         match message:
-            case Submit():
-                self.ids[message.id] = []
-                self.attempt(message, partial(self.submit, message))
-            case Compiled(asked, guide) if asked.id in self.ids:  # nobody has cancelled it
-                self.attempt(asked, lambda: self.write(asked, guide.result()))
-            case Cancel(id):
+            case Submit() as asked, bytes() as blob:
+                self.ids[asked.id] = []
+                self.attempt(asked, lambda: self.submit(asked, blob))
+            case Cancel(id), _:
                 self.forget(id)
+            case Finished(asked, work, then) if asked.id in self.ids:  # not cancelled meanwhile
+                self.side_work.pop(asked.id, None)
+                self.attempt(asked, lambda: then(work.result()))
 
     def attempt(self, asked: Submit, action: Callable[[], None]) -> None:
-        """What goes wrong with one request is told to its client, and no one else."""
+        """Report an error in the work for one request to its client only."""
         try:
             action()
         except Exception as error:
-            by_input = isinstance(error, InputError)
-            message = str(error) if by_input else f"{type(error).__name__}: {error}"
-            self.fail(asked, message, by_input)
+            self.fail(asked, error)
 
-    def fail(self, asked: Submit, message: str, by_input: bool) -> None:
+    def fail(self, asked: Submit, error: Exception) -> None:
+        by_input = isinstance(error, InputError)
+        message = str(error) if by_input else f"{type(error).__name__}: {error}"
         self.send(Failed(asked.id, message, by_input))
         self.forget(asked.id)
 
-    def submit(self, asked: Submit) -> None:
+    def aside(self, asked: Submit, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Have the side thread do some work for a request; then continue with its result in the engine's thread."""
+        future = self.side_work[asked.id] = self.side.submit(work)
+        future.add_done_callback(lambda done: self.inbox.put(Finished(asked, done, then)))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, asked: Submit, blob: bytes) -> None:
         if asked.adapter != self.adapter:
             self.model.use_adapter(asked.adapter)
             self.adapter = asked.adapter
         if asked.hole is not None:
-            self.holes[asked.id] = PlanRun(self.plan(asked.hole, asked), self.engine)
-            self.go_on(asked)
+            run = self.plans[asked.id] = PlanRun(self.plan(asked.hole, asked), self.engine)
+            self.aside(asked, partial(run.advance, None), partial(self.go_on, asked))
         elif asked.constraint is not None:
-            compiled = self.compiler.submit(self.compile, asked.constraint, bool(asked.options.get("pins")))
-            compiled.add_done_callback(lambda guide: self.inbox.put(Compiled(asked, guide)))
+            self.aside(asked, lambda: self.request(asked, blob), partial(self.enter, asked))
         else:
-            self.write(asked, None)
+            self.enter(asked, self.request(asked))
 
-    def compile(self, constraint: dict[str, Any], pinned: bool) -> Guide | None:
-        guides = self.model.guides
-        guide = guides.calls(**constraint) if "tools" in constraint else guides.guide(**constraint)
-        if guide and pinned:
-            _ = guide.every_move  # which may take seconds, and here nobody else waits
-        return guide
-
-    def write(self, asked: Submit, guide: Guide | None) -> None:
+    def request(self, asked: Submit, compiled: bytes = b"") -> Request:
+        guide = None
+        if (constraint := asked.constraint) is not None:
+            guide = self.model.guides.restored(constraint.key, compiled, tools=constraint.tools)
         options = dict(asked.options)
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
-        self.enter(asked, self.model.request(asked.prompt, guide=guide, **options))
+        request = self.model.request(asked.prompt, guide=guide, **options)
+        self.engine.check(request)  # computes tables for pins, which takes a while
+        return request
 
     def enter(self, asked: Submit, request: Request) -> None:
         self.note(asked, self.engine.submit(request))
@@ -146,9 +162,9 @@ class Worker:
         """Record that the engine's request `id` belongs to a client's request."""
         self.asked[id] = asked
         self.ids[asked.id].append(id)
-        self.sent[id], self.likely[id] = -1, []
+        self.sent[id] = -1
 
-    # --- holes, whose plans run requests round by round ---------------------------------------------------------------
+    # --- plans, which run requests round by round ---------------------------------------------------------------------
 
     def plan(self, hole: dict[str, Any], asked: Submit) -> Plan[Any]:
         if "span" in hole:
@@ -156,48 +172,54 @@ class Worker:
             return filling.edit(self.model, **{**hole, "span": span}, method="auto", context=None, **asked.options)
         return filling.infill(self.model, **hole, method="auto", lengths=None, context=None, **asked.options)
 
-    def go_on(self, asked: Submit, event: engine_events.Event | None = None) -> None:
-        """Start a plan, or pass an event on to it; its end is the end of the client's request."""
-        run = self.holes[asked.id]
-        ended = run.start() if event is None else run.take(event)
-        for id in run.ids[len(self.ids[asked.id]) :]:
-            self.note(asked, id)
-        if ended:
+    def go_on(self, asked: Submit, requests: Sequence[Request | Score]) -> None:
+        """Submit the next round of a plan; its end is the end of the client's request."""
+        run = self.plans[asked.id]
+        if run.ended:
             found = run.result
             text = found.replacement if isinstance(found, filling.EditResult) else found.text
             tokens, usage = list(found.tokens), asdict(found.usage)
             self.send(Ended(asked.id, text, tokens, found.finish_reason, found.seed, usage))
             self.forget(asked.id)
+            return
+        for id in run.submit(requests):
+            self.note(asked, id)
+
+    def collect(self, asked: Submit, event: engine_events.Event) -> None:
+        """Pass an event on to a plan; when its round is complete, have the side thread work out the next one."""
+        run = self.plans[asked.id]
+        if (answers := run.collect(event)) is not None:
+            self.aside(asked, partial(run.advance, answers), partial(self.go_on, asked))
+
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Tell of those that have come in."""
+        """Report the requests that have got a place in the batch."""
         for running in self.engine.scheduler.running:
             if self.sent.get(running.id) == -1:
                 self.sent[running.id] = 0
                 self.send(Started(self.asked[running.id].id))
 
     def tell(self, event: engine_events.Event, asked: Submit) -> None:
-        hole = self.holes.get(asked.id)
+        planned = asked.id in self.plans
         match event:
-            case engine_events.Done() | engine_events.Scored() | engine_events.Failed() if hole is not None:
-                self.attempt(asked, lambda: self.go_on(asked, event))
+            case engine_events.Done() | engine_events.Scored() | engine_events.Failed() if planned:
+                self.attempt(asked, lambda: self.collect(asked, event))
             case engine_events.Draft():
                 if asked.drafts:
                     self.send(drafted(event, asked.id, self.ids[asked.id].index(event.request_id)))
-                # With logprobs the text waits for them: they are those of the step that ends the canvas.
-                # Which of several texts fills a hole is known in the end.
-                if asked.stream and hole is None and asked.options.get("top_logprobs") is None:
+                # With log-probabilities the text waits for them: they are those of the step that ends the canvas.
+                # Which of several texts fills a hole is known only at the end.
+                if asked.stream and not planned and asked.options.get("top_logprobs") is None:
                     self.settle(event.request_id, list(event.standing), asked)
-            case engine_events.Commit() if hole is None:
-                self.likely[event.request_id] += event.likely
-            case engine_events.Done(request_id, result):
-                likely = [(entry.token, list(entry.top)) for entry in self.likely[request_id][: len(result.tokens)]]
-                usage = asdict(result.usage)
-                tokens = list(result.tokens)
-                self.send(Ended(asked.id, result.text, tokens, result.finish_reason, result.seed, usage, likely))
+            case engine_events.Commit(likely=likely) if likely and not planned:
+                self.send(Logprobs(asked.id, [(entry.token, list(entry.top)) for entry in likely]))
+            case engine_events.Done(_, result):
+                usage, tokens = asdict(result.usage), list(result.tokens)
+                self.send(Ended(asked.id, result.text, tokens, result.finish_reason, result.seed, usage))
                 self.forget(asked.id)
             case engine_events.Failed(_, error):
-                self.fail(asked, f"{type(error).__name__}: {error}", isinstance(error, InputError))
+                self.fail(asked, error)
 
     def settle(self, id: int, standing: list[int], asked: Submit) -> None:
         if len(standing) > self.sent[id]:
@@ -205,11 +227,13 @@ class Worker:
             self.sent[id] = len(standing)
 
     def forget(self, id: int) -> None:
-        """Of a request by the server's id: nobody waits for it any more. What has ended is not running."""
+        """Drop a request, by the server's id: it has ended, or its client has left."""
         for of_engine in self.ids.pop(id, ()):
             self.engine.cancel(of_engine)
-            del self.asked[of_engine], self.sent[of_engine], self.likely[of_engine]
-        self.holes.pop(id, None)
+            del self.asked[of_engine], self.sent[of_engine]
+        if (work := self.side_work.pop(id, None)) is not None:
+            work.cancel()
+        self.plans.pop(id, None)
 
 
 def resident_bytes() -> int:
@@ -246,36 +270,65 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
 
 
 def read(pipe: IO[bytes], inbox: Inbox) -> None:
-    for line in pipe:
-        inbox.put(decode(line))
-    os._exit(0)  # the server is gone; nobody is left to finish a step, or a load, for
+    while len(prefix := pipe.read(SIZES.size)) == SIZES.size:
+        head, blob = sizes(prefix)
+        inbox.put((decode(pipe.read(head)), pipe.read(blob)))
+    os._exit(0)  # the server is gone, and with it everybody who could read an answer
+
+
+class Pipe:
+    """The pipe to the server, for several threads."""
+
+    def __init__(self) -> None:
+        self._pipe = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)  # a stray print must not end up among the messages
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        try:
+            data = encode(message)
+        except FrameTooLarge as error:
+            data = encode(Failed(getattr(message, "id", 0), str(error), by_input=False))
+        with self._lock:
+            view = memoryview(data)
+            while view:
+                view = view[self._pipe.write(view) :]
+
+
+def beat(send: Send, status: Callable[[], Heartbeat]) -> None:
+    """Send a heartbeat once per second; `step_seconds` of the status is the time at which the current step began."""
+    while True:
+        now = status()
+        send(replace(now, step_seconds=time.monotonic() - now.step_seconds if now.step_seconds else 0.0))
+        time.sleep(BEAT_SECONDS)
 
 
 def main() -> None:
-    pipe = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # a stray print must not end up among the messages
+    send = Pipe().send
     inbox: Inbox = queue.SimpleQueue()
+    worker: Worker | None = None
     threading.Thread(target=read, args=(sys.stdin.buffer, inbox), daemon=True).start()
-
-    def send(message: Message) -> None:
-        view = memoryview(encode(message))
-        while view:
-            view = view[pipe.write(view) :]
-
+    threading.Thread(
+        target=beat, args=(send, lambda: Heartbeat() if worker is None else worker.status), daemon=True
+    ).start()
     try:
         choice = choose(EngineSettings(**json.loads(sys.argv[1])))
         settings = choice.settings
         assert settings.max_batch and settings.max_length and settings.prefill
         model = load(settings, send)
-        model.use_adapter(None)  # each request says which it wants
+        model.use_adapter(None)  # each request names its own
         model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
-    except (GessoError, OSError) as error:
-        send(Broken(str(error)))
-        sys.exit(EXIT_BROKEN)
+    except Exception as error:
+        expected = isinstance(error, (GessoError, OSError))
+        if not expected:
+            traceback.print_exc()
+        send(Broken(str(error) if expected else f"{type(error).__name__}: {error}", final=expected))
+        os._exit(EXIT_BROKEN)  # without waiting for the thread that reads stdin
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
     limits = settings.max_batch, model.engine.max_length, model.engine.scheduler.prefill
+    worker = Worker(model, send)
     send(Ready(device, dtype, settings.quantize, *limits, choice.why))
-    Worker(model, send).run(inbox)
+    worker.run(inbox)
 
 
 if __name__ == "__main__":

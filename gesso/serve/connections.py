@@ -1,0 +1,81 @@
+"""Limits on connections: how long a request head may take, and how many connections may be open.
+
+uvicorn limits neither. Without the first, a client that opens connections and never completes a request keeps them for
+ever; without the second, it takes all file descriptors, and then nobody can connect.
+"""
+
+import asyncio
+import resource
+from collections import OrderedDict
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gesso.serve.settings import Limits
+
+RESERVED = 128  # file descriptors for pipes, children, files and connections that are being accepted
+ACCEPTED_AT_ONCE = 32  # asyncio accepts so many connections before it looks at any
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Raise this process's limit on open files as far as needed and allowed; return the connections it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted + RESERVED:
+        soft = wanted + RESERVED if hard == resource.RLIM_INFINITY else min(hard, wanted + RESERVED)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(soft // 4, min(wanted, soft - RESERVED))
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP protocol with limits; `protocol` makes a subclass per server, which has the shared state."""
+
+    limits: ClassVar[Limits]
+    most: ClassVar[int]
+    open: "ClassVar[set[Connection]]"
+    waiting: "ClassVar[OrderedDict[Connection, None]]"  # connections without a complete request head, oldest first
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.open.add(self)
+        self._await_head(self.limits.head_timeout)
+        if len(self.open) > self.most:
+            next(iter(self.waiting)).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open.discard(self)
+        self._head_complete()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._busy:
+            self._head_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._busy and self in self.open:
+            self._await_head(self.config.timeout_keep_alive + self.limits.head_timeout)
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self, seconds: float) -> None:
+        self._head_complete()
+        self.waiting[self] = None
+        self.deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _head_complete(self) -> None:
+        self.waiting.pop(self, None)
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+
+def protocol(limits: Limits) -> type[Connection]:
+    shared = {"limits": limits, "most": raise_file_limit(limits.connections), "open": set(), "waiting": OrderedDict()}
+    return type("LimitedConnection", (Connection,), shared)

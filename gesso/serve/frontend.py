@@ -1,0 +1,76 @@
+"""A served model as the processes without its weights know it: configuration, tokenizer, defaults and names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gesso import untrained
+from gesso.guide.constraint import Guides
+from gesso.serve.errors import ApiError
+from gesso.serve.settings import ServerSettings
+from gesso.settings import GenerationDefaults
+from gesso.tokenizer import Tokenizer
+
+
+class ModelFrontend:
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        directory, self.config = untrained.locate(settings.engine.model)
+        self.defaults = GenerationDefaults.from_directory(directory, self.config)
+        self.tokenizer = Tokenizer.from_directory(directory)
+        eos = frozenset(self.defaults.eos_token_ids)
+        self.guides = Guides(self.tokenizer, self.config.vocab_size, eos, apart=False)
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def models(self) -> list[str]:
+        return [self.name, *self.settings.engine.adapters]
+
+    @property
+    def longest(self) -> int:
+        """The context a server may choose at most."""
+        longest = self.config.max_position_embeddings
+        return min(self.settings.engine.max_length or longest, longest)
+
+    def adapter(self, model: str | None) -> str | None:
+        """Return the adapter that a model name stands for; None: the base model."""
+        return None if model is None or model == self.name else model
+
+    def check_size(self, characters: int, context: int) -> None:
+        """Reject a text that cannot fit the context, without tokenizing it."""
+        least = characters // self.tokenizer.longest_piece
+        if least > context:
+            raise ApiError(
+                400,
+                f"context overflow: a prompt of {characters} characters has at least {least} tokens, and the context "
+                f"is {context}; shorten the prompt",
+                code="context_length_exceeded",
+            )
+
+
+def frontend_of(frontends: Sequence[ModelFrontend], model: str | None) -> ModelFrontend:
+    """Return the frontend that serves a model name; the first one is the default."""
+    if model is None:
+        return frontends[0]
+    for frontend in frontends:
+        if model in frontend.models:
+            return frontend
+    known = ", ".join(name for frontend in frontends for name in frontend.models)
+    raise ApiError(404, f"no model {model[:100]!r} here; available: {known}", param="model", code="model_not_found")
+
+
+def characters(value: Any) -> int:
+    """Count the characters of all strings in a JSON value."""
+    total, pending = 0, [value]
+    while pending:
+        match pending.pop():
+            case str() as text:
+                total += len(text)
+            case dict() as fields:
+                pending += fields.values()
+                total += sum(map(len, fields))
+            case list() as items:
+                pending += items
+    return total

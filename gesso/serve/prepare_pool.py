@@ -1,0 +1,205 @@
+"""The event loop's side of `prepare_process`: how many requests are read at once, and whose turn it is.
+
+Three lanes keep kinds of work apart: small bodies, large bodies, and constraints to compile. In each of them clients
+take turns, and no client holds all places.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gesso.serve.accepted import Source
+from gesso.serve.errors import ApiError
+from gesso.serve.fair import FairQueue
+from gesso.serve.protocol import SIZES, Constraint, frame, sizes
+from gesso.serve.settings import ServerSettings
+
+logger = logging.getLogger("gesso.serve")
+
+SMALL_BODY = 64 * 1024
+PLACES = {"small": 4, "large": 2, "compile": 2}
+PATIENCE = 4  # real time allowed per second of CPU time: the engine may take the processors
+KEPT_BYTES = 64 * 2**20  # of compiled constraints
+
+
+@dataclass(eq=False)
+class Turn:
+    client: str
+    come: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Lane:
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.waiting: FairQueue[Turn] = FairQueue()
+        self.holding: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def place(self, client: str) -> AsyncIterator[None]:
+        turn = Turn(client)
+        self.waiting.put(turn)
+        self._admit()
+        try:
+            await turn.come.wait()
+            yield
+        finally:
+            if turn.come.is_set():
+                self.holding[client] -= 1
+                self.holding += Counter()  # forget clients that hold nothing
+            else:
+                self.waiting.remove(turn)
+            self._admit()
+
+    def _admit(self) -> None:
+        """Hand out free places. A client may hold all but one of them, so that another gets in at once."""
+        most = max(1, self.places - 1)
+        while self.holding.total() < self.places:
+            turn = self.waiting.take_first(lambda turn: self.holding[turn.client] < most)
+            if turn is None:
+                return
+            self.holding[turn.client] += 1
+            turn.come.set()
+
+
+class PreparePool:
+    def __init__(self, settings: Sequence[ServerSettings]) -> None:
+        self.settings, self.limits = settings, settings[0].limits
+        self.lanes = {name: Lane(places) for name, places in PLACES.items()}
+        self.compiling: dict[str, Compiling] = {}
+        self.kept: OrderedDict[str, bytes] = OrderedDict()  # compiled constraints by key
+        self._control: socket.socket | None = None
+        self._running = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- the process ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _keep_running(self) -> None:
+        while True:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            with ours, theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "gesso.serve.prepare_process",
+                    json.dumps([each.to_json() for each in self.settings]),
+                    stdin=theirs.fileno(),
+                    start_new_session=True,  # a process group of its own, which ends as one
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                )
+                theirs.close()
+                try:
+                    if await asyncio.get_running_loop().sock_recv(ours, 1):
+                        self._control = ours
+                        self._running.set()
+                    code = await process.wait()
+                    logger.error("request reader died", extra={"fields": {"exit": code}})
+                finally:
+                    self._running.clear()
+                    self._control = None
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+            await asyncio.sleep(0.5)
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    async def prepare(self, endpoint: str, body: bytes, client: str, contexts: dict[str, int]) -> tuple[bytes, bytes]:
+        lane = "small" if len(body) <= SMALL_BODY else "large"
+        task = {"endpoint": endpoint, "contexts": contexts}
+        return await self._run(lane, client, task, body, self.limits.prepare_seconds, "read")
+
+    async def compile(self, constraint: Constraint, source: Source, served: str, client: str) -> bytes:
+        """Return a compiled constraint. Requests for the same one share the work; the last to leave cancels it."""
+        if (found := self.kept.get(constraint.key)) is not None:
+            self.kept.move_to_end(constraint.key)
+            return found
+        if (shared := self.compiling.get(constraint.key)) is None:
+            work = self._compile(constraint, source, served, client)
+            shared = self.compiling[constraint.key] = Compiling(asyncio.create_task(work))
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting:
+                self.compiling.pop(constraint.key, None)
+                shared.task.cancel()
+
+    async def _compile(self, constraint: Constraint, source: Source, served: str, client: str) -> bytes:
+        task = {"endpoint": "compile", "model": served, "tools": source.tools, "pinned": source.pinned}
+        regex = source.regex.encode("utf-8", "surrogatepass")
+        _, found = await self._run("compile", client, task, regex, self.limits.compile_seconds, "compile")
+        self.kept[constraint.key] = found
+        while sum(map(len, self.kept.values())) > KEPT_BYTES:
+            self.kept.popitem(last=False)
+        return found
+
+    async def _run(
+        self, lane: str, client: str, task: dict[str, Any], body: bytes, seconds: int, verb: str
+    ) -> tuple[bytes, bytes]:
+        if sum(len(each.waiting) for each in self.lanes.values()) >= self.limits.queue:
+            raise ApiError(429, "too many requests wait to be read; try again in 1 s", code="queue_full", retry_after=1)
+        async with self.lanes[lane].place(client):
+            await self._running.wait()
+            head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
+            try:
+                async with asyncio.timeout(PATIENCE * seconds):
+                    answer, blob = await self._in_child(frame(head, body))
+            except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+                raise ApiError(
+                    400, f"this request takes more than {seconds} s to {verb}; make it simpler", code="too_complex"
+                ) from None
+        if answer.startswith(b'{"error"'):
+            error = json.loads(answer)["error"]
+            raise ApiError(error.pop("status"), error.pop("message"), **error)
+        return answer, blob
+
+    async def _in_child(self, request: bytes) -> tuple[bytes, bytes]:
+        """Have a new child answer; it is killed if we leave before it has."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            if self._control is None:
+                raise ConnectionError
+            socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+        reader, writer = await asyncio.open_connection(sock=ours)
+        child = 0
+        try:
+            writer.write(request)
+            child, _ = SIZES.unpack(await reader.readexactly(SIZES.size))
+            head, blob = sizes(await reader.readexactly(SIZES.size))
+            answer = await reader.readexactly(head), await reader.readexactly(blob)
+            child = 0
+            return answer
+        finally:
+            writer.transport.abort()
+            if child:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+
+
+@dataclass(eq=False)
+class Compiling:
+    """A constraint being compiled, and how many requests wait for it."""
+
+    task: asyncio.Task[bytes]
+    waiting: int = 0
