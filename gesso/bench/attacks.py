@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from gesso.bench.wire import CHAT, COMPLETIONS, EDITS, Answer, Body
 
 TOOLS = 60_000
 CONNECTIONS, FILES = 300, 256  # attack (f): sockets, and how many files the server may open
-ENDLESS = {"steps": 1000, "stopping": "fixed"}
+ENDLESS: dict[str, Any] = {"steps": 1000, "stopping": "fixed"}
 USER = [{"role": "user", "content": "Hello"}]
 
 
@@ -62,15 +62,15 @@ class Outcome:
 Run = Callable[[Target, float], Outcome]
 
 
-def _ask_all(target: Target, until: float, asked: list[tuple[str, Body]], at_once: int = 1) -> Outcome:
+def _ask_all(target: Target, until: float, asked: Sequence[tuple[str, Body]], at_once: int = 1) -> Outcome:
     outcome = Outcome()
     with ThreadPoolExecutor(at_once) as pool:
-        for answer in pool.map(lambda one: target.ask(*one, until), asked):
+        for answer in pool.map(lambda one: target.ask(one[0], one[1], until), asked):
             outcome.add(answer)
     return outcome
 
 
-def _abandon_all(target: Target, until: float, asked: list[tuple[str, Body]], stays: float) -> Outcome:
+def _abandon_all(target: Target, until: float, asked: Sequence[tuple[str, Body]], stays: float) -> Outcome:
     """Send each request, and hang up after `stays` seconds without having read an answer."""
     outcome = Outcome()
     for path, body in asked:
