@@ -108,14 +108,15 @@ def abandoned_tools(target: Target, until: float) -> Outcome:
 
 
 def abandoned_schemas(target: Target, until: float) -> Outcome:
-    """Abandon six requests with a 104 KB schema whose `oneOf` expands one large definition 800 times."""
+    """Abandon six requests with a 90 KB schema whose `oneOf` has 800 members of 3,000 required names."""
     return _abandon_all(target, until, 6 * [(CHAT, with_schema(wide_schema()))], stays=0.5)
 
 
-def wide_schema() -> dict[str, Any]:
-    names = [f"property_number_{number:05}_x" for number in range(3000)]
-    wide = {"type": "object", "required": names}
-    return {"$defs": {"wide": wide}, "oneOf": 800 * [{"$ref": "#/$defs/wide"}]}
+def wide_schema(members: int = 800) -> dict[str, Any]:
+    """Return a schema whose members have to be told apart pairwise, with 3,000 required names each."""
+    wide = {"type": "object", "required": [f"name_{number}" for number in range(3000)]}
+    each = [{"$ref": "#/$defs/wide", "properties": {"kind": {"const": number}}} for number in range(members)]
+    return {"$defs": {"wide": wide}, "required": ["kind"], "oneOf": each}
 
 
 def with_schema(schema: Any) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def long_texts(target: Target, until: float) -> Outcome:
     edit = {"input": "The sky is green.", "span": [11, 16], "instruction": text}
     parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], "max_tokens": 16}
     tools = {"messages": USER, "tools": [{"name": "f", "description": text}], "max_tokens": 16}
-    return _ask_all(target, until, [(EDITS, edit), (CHAT, parts), (CHAT, tools)])
+    return _ask_all(target, until, [(EDITS, edit), (CHAT, parts), (CHAT, tools)], at_once=3)
 
 
 def deep_json(target: Target, until: float) -> Outcome:

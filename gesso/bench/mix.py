@@ -8,11 +8,9 @@ from gesso.bench import attacks
 from gesso.bench.wire import CHAT, COMPLETIONS, EDITS, RESPONSES, Answer, Body
 
 QUICK = {"preset": "fast", "canvas_length": 32, "steps": 6}
-TOOL = {
-    "name": "set_timer",
-    "description": "Set a timer.",
-    "parameters": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]},
-}
+MINUTES = {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]}
+TIMER = {"name": "set_timer", "description": "Set a timer.", "parameters": MINUTES}
+TOOL = {"type": "function", "function": TIMER}
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -92,7 +90,7 @@ def _streamed(received: bytes) -> str:
 def doses() -> Sequence[tuple[str, Body]]:
     """Return the attacks of a hostile client, each small enough that even a server without defences survives it."""
     tools = [{"name": f"f{number}"} for number in range(1000)]
-    huge = {"max_tokens": 4000, **{"diffusion": {"canvas_length": 4000, "steps": 1000, "stopping": "fixed"}}}
+    huge = attacks.completion(max_tokens=4000, **attacks.ENDLESS | {"canvas_length": 4000})
     return [
         (CHAT, {"messages": USER, "tools": tools, "tool_choice": "required"}),
         ("/tokenize", {"messages": USER, "tools": tools}),
@@ -100,7 +98,7 @@ def doses() -> Sequence[tuple[str, Body]]:
         (COMPLETIONS, attacks.completion(t_max=1e308, t_min=1e308)),
         (COMPLETIONS, attacks.completion(t_max=1e-40, t_min=1e-40, more={"logprobs": 2})),
         (COMPLETIONS, attacks.completion(t_max=1e-46, t_min=1e-46, more={"regex": "[a-z]{3}"})),
-        (COMPLETIONS, {"prompt": "x", **huge}),
+        (COMPLETIONS, huge),
         (COMPLETIONS, attacks.completion(more={"regex": attacks.slow_regex(7)})),
         (COMPLETIONS, attacks.completion(more={"grammar": 'root ::= "a"' + "*" * 5000})),
         (COMPLETIONS, attacks.completion("x = 1\n" * 100, more={"suffix": "\nx\n", "best_of": 8}, steps=2)),
