@@ -248,8 +248,8 @@ def _memory(samples: list[Sample], seconds: float) -> dict[str, Any]:
     """
     if not samples:
         return {}
-    window = min(MINUTE, seconds / 3)
-    start = min(SETTLED_AT, seconds / 3)
+    long = seconds >= SETTLED_AT + 2 * MINUTE
+    start, window = (SETTLED_AT, MINUTE) if long else (seconds / 3, seconds / 3)
     early = [sample.server for sample in samples if start <= sample.at < start + window]
     late = [sample.server for sample in samples if sample.at >= seconds - window]
     before, after = (statistics.median(some) if some else 0 for some in (early, late))

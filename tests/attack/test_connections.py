@@ -17,6 +17,7 @@ from gesso.serve.app import create_app
 from gesso.serve.keys import read_keys
 from gesso.serve.settings import EngineSettings, ServerSettings
 from tests.attack.watching import (
+    ANSWER_SECONDS,
     BAD,
     GOOD,
     ask,
@@ -146,7 +147,7 @@ heads = st.lists(
     st.sampled_from([b"GET ", b"POST ", b"/health ", b"/v1/completions ", b"HTTP/1.1\r\n", b"HTTP/9.9\r\n", b"\r\n"])
     | st.sampled_from([b"Host: 127.0.0.1\r\n", b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b": \r\n"])
     | st.sampled_from([b"Transfer-Encoding: chunked\r\n", b"ffffffffffffffff\r\n", b"Expect: 100-continue\r\n"])
-    | st.sampled_from([b"Authorization: Bearer bad\r\n", b"Content-Length: " + b"9" * 5000 + b"\r\n", b"x" * 70_000])
+    | st.sampled_from([b"Authorization: Bearer bad\r\n", b"Content-Length: <long>\r\n", b"<long>"])
     | st.binary(max_size=40),
     max_size=12,
 )
@@ -155,17 +156,20 @@ heads = st.lists(
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(parts=heads, reset=st.booleans())
 def test_no_bytes_on_a_connection_are_a_fault_of_the_server(server, parts, reset):
-    with contextlib.suppress(ConnectionError):
-        connection = wire.connect(server.url)
-        try:
-            for part in parts:
-                connection.sendall(part)
-            connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(5)
-            answer = connection.recv(65536)
-            assert not answer.startswith(b"HTTP/1.1 5"), answer[:200]
-        finally:
-            wire.abandon(connection) if reset else connection.close()
+    connection = wire.connect(server.url)
+    try:
+        for part in parts:
+            connection.sendall(part.replace(b"<long>", b"9" * 70_000))  # more than a head may have
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(ANSWER_SECONDS)
+        answer = connection.recv(65536)
+        assert not answer.startswith(b"HTTP/1.1 5"), answer[:200]
+    except TimeoutError:
+        raise AssertionError("the server neither answered nor closed the connection") from None
+    except OSError:
+        pass  # it has closed the connection already
+    finally:
+        wire.abandon(connection) if reset else connection.close()
 
 
 headers = st.dictionaries(
