@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a server stay together in one process, which then starts it once, and so do others that share what takes
     long to make; the rest goes where there is room."""
     for item in items:
-        if item.path.name.startswith(("test_serve", "test_studio", "test_sudoku_bank", "test_hardware")):
+        shared = item.path.name.startswith(("test_serve", "test_studio", "test_sudoku_bank", "test_hardware"))
+        if shared or item.path.parent.name == "attack":
             item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 

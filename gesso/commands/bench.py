@@ -33,7 +33,9 @@ def bench(
     new: Annotated[int | None, typer.Option(min=1, help="model: tokens to write to each.")] = None,
     peer: Annotated[str | None, typer.Option(help="model: transformers, in the same run.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: tokens a second by batch, as SVG.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="model: everything as one JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="model, serve --attacks: everything as one JSON object.")
+    ] = False,
     only: Annotated[str | None, typer.Option(help="kernels: those with this in their name.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
@@ -43,6 +45,13 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.1, help="serve: how long.")] = 60.0,
     disconnects: Annotated[
         int | None, typer.Option(min=1, help="serve: instead, so many clients that hang up, and what they leave.")
+    ] = None,
+    attacks: Annotated[
+        bool, typer.Option("--attacks", help="serve: instead, a well-behaved client beside denial-of-service attacks.")
+    ] = False,
+    letters: Annotated[str | None, typer.Option(metavar="A,B", help="serve --attacks: only these, by letter.")] = None,
+    soak: Annotated[
+        float | None, typer.Option(min=0.1, help="serve: instead, minutes of mixed, hostile and crashing use.")
     ] = None,
 ) -> None:
     """Measure what this machine does."""
@@ -76,7 +85,16 @@ def bench(
         from gesso.bench import hangups
         from gesso.bench import serve as load_test
 
-        if disconnects is not None:
+        if attacks:
+            from gesso.bench import under_attack
+
+            measured = under_attack.measure(url, letters)
+            print_json(measured) if json else print_styled(lambda console: under_attack.render(measured, console))
+        elif soak is not None:
+            from gesso.bench import soak as soaking
+
+            print_json(soaking.measure(url, soak))
+        elif disconnects is not None:
             print_json(hangups.measure(url, disconnects))
         else:
             print_json(load_test.measure(url, clients, seconds))

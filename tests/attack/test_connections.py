@@ -1,0 +1,191 @@
+"""Connections that are half open, garbled or forged: they end by themselves, and nobody is locked out."""
+
+import contextlib
+import resource
+import socket
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from gesso.bench import processes, wire
+from gesso.bench.wire import COMPLETIONS
+from gesso.errors import InputError
+from gesso.serve.app import create_app
+from gesso.serve.keys import read_keys
+from gesso.serve.settings import EngineSettings, ServerSettings
+from tests.attack.watching import (
+    ANSWER_SECONDS,
+    BAD,
+    GOOD,
+    ask,
+    assert_nothing_left,
+    assert_refused,
+    attacked_server,
+    bystanders,
+    short,
+    text,
+)
+from tests.serving import server_fixture
+
+pytestmark = pytest.mark.attack
+server = attacked_server("--max-batch", "4", "--io-timeout", "2")
+open_server = server_fixture("--max-batch", "2")  # without keys
+
+FILES = 64  # that the server may open beyond those it has, in the test of half heads
+HEAD_SECONDS = 20.0  # until an incomplete request head is given up
+LOG_BYTES = 1_000_000  # the most that an attack may add to the log
+
+
+@contextlib.contextmanager
+def few_files(pid, more):
+    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (processes.open_files(pid) + more, limit[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+
+
+def is_closed(connection, seconds):
+    """The server closes its end within `seconds`; what it sends before does not matter."""
+    until = time.monotonic() + seconds
+    try:
+        while time.monotonic() < until:
+            connection.settimeout(max(0.01, until - time.monotonic()))
+            if not connection.recv(65536):
+                return True
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        pass
+    return False
+
+
+def test_half_heads_are_given_up_and_nobody_is_locked_out(server):
+    """More connections than the server has files for, each with half a head."""
+    expected, written = text(ask(server, short())), server.log.stat().st_size
+    half = wire.head(COMPLETIONS, BAD, 10)[:60]
+    with few_files(server.process.pid, FILES), contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(wire.connect(server.url)) for _ in range(FILES + 20)]
+        for connection in connections:
+            connection.sendall(half)
+        assert text(ask(server, short())) == expected
+        until = time.monotonic() + HEAD_SECONDS
+        assert all(is_closed(connection, until - time.monotonic()) for connection in connections)
+    assert server.log.stat().st_size < written + LOG_BYTES
+    assert_nothing_left(server)
+
+
+@pytest.mark.parametrize("sent", (0, 20, 60))
+def test_a_connection_that_sends_no_complete_head_is_closed(server, sent):
+    with wire.connect(server.url) as connection:
+        connection.sendall(wire.head(COMPLETIONS, BAD, 10)[:sent])
+        assert is_closed(connection, HEAD_SECONDS)
+
+
+def test_a_head_that_comes_a_byte_at_a_time_is_given_up(server):
+    head = wire.head(COMPLETIONS, BAD, 10)
+    until = time.monotonic() + HEAD_SECONDS
+    with wire.connect(server.url) as connection:
+        for byte in head * 100:
+            with contextlib.suppress(OSError):
+                connection.send(bytes([byte]) if byte not in b"\r\n" else b"x")
+            if is_closed(connection, 0.2):
+                return
+            assert time.monotonic() < until
+
+
+def test_clients_that_leave_in_the_middle_of_anything_leave_nothing(server):
+    content = wire.encode(short(stream=True))
+    whole = wire.head(COMPLETIONS, BAD, len(content)) + content
+    files = processes.open_files(server.process.pid)
+    with bystanders(server):
+        for length in range(1, len(whole), 17):
+            connection = wire.connect(server.url)
+            connection.sendall(whole[:length])
+            wire.abandon(connection) if length % 2 else connection.close()
+    until = time.monotonic() + HEAD_SECONDS
+    while processes.open_files(server.process.pid) > files + 2:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_a_forged_address_is_not_believed(open_server):
+    """Without keys clients are told apart by address, and a client must not choose its own."""
+    answer = wire.ask(open_server.url, None, COMPLETIONS, short(), extra={"X-Forwarded-For": "203.0.113.7"})
+    assert answer.status == 200
+    time.sleep(0.2)
+    assert "203.0.113.7" not in open_server.log.read_text()
+
+
+@pytest.mark.parametrize("kind", ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""))
+def test_a_web_page_cannot_send_a_request(open_server, kind):
+    """A page may send these types of content to any address without asking; JSON it may not."""
+    extra = {"Content-Type": kind, "Origin": "https://evil.example"}
+    answer = wire.ask(open_server.url, None, COMPLETIONS, short(), extra=extra)
+    assert_refused(answer)
+
+
+def test_a_key_that_is_not_ascii_works_or_is_refused_at_the_start(served_model, monkeypatch):
+    key = "schlüssel"
+    monkeypatch.setenv("GESSO_API_KEYS", key)
+    try:
+        keys = read_keys(None)
+    except InputError as error:
+        assert "ASCII" in str(error)
+        return
+    app = create_app(ServerSettings(engine=EngineSettings(model=str(served_model)), keys=keys))
+    client = TestClient(app)  # not started: no engine is needed to list models
+    answer = client.get("/v1/models", headers={"Authorization": f"Bearer {key}".encode()})
+    assert answer.status_code == 200
+
+
+heads = st.lists(
+    st.sampled_from([b"GET ", b"POST ", b"/health ", b"/v1/completions ", b"HTTP/1.1\r\n", b"HTTP/9.9\r\n", b"\r\n"])
+    | st.sampled_from([b"Host: 127.0.0.1\r\n", b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b": \r\n"])
+    | st.sampled_from([b"Transfer-Encoding: chunked\r\n", b"ffffffffffffffff\r\n", b"Expect: 100-continue\r\n"])
+    | st.sampled_from([b"Authorization: Bearer bad\r\n", b"Content-Length: <long>\r\n", b"<long>"])
+    | st.binary(max_size=40),
+    max_size=12,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(parts=heads, reset=st.booleans())
+def test_no_bytes_on_a_connection_are_a_fault_of_the_server(server, parts, reset):
+    connection = wire.connect(server.url)
+    try:
+        for part in parts:
+            connection.sendall(part.replace(b"<long>", b"9" * 70_000))  # more than a head may have
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(ANSWER_SECONDS)
+        answer = connection.recv(65536)
+        assert not answer.startswith(b"HTTP/1.1 5"), answer[:200]
+    except TimeoutError:
+        raise AssertionError("the server neither answered nor closed the connection") from None
+    except OSError:
+        pass  # it has closed the connection already
+    finally:
+        wire.abandon(connection) if reset else connection.close()
+
+
+headers = st.dictionaries(
+    st.sampled_from(["Authorization", "Content-Type", "X-Request-Id", "Host", "Accept", "Cookie", "X-Forwarded-For"]),
+    st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=300).map(str.strip),
+    max_size=5,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(extra=headers)
+def test_no_header_is_a_fault_of_the_server(server, extra):
+    answer = wire.ask(server.url, GOOD, "/tokenize", {"prompt": "x"}, extra=extra)
+    assert answer.status == 200 or 400 <= answer.status < 500, (extra, answer.status, answer.reason)
+
+
+def test_nothing_is_left_of_all_this(server):
+    with bystanders(server):
+        pass

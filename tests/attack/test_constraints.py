@@ -1,0 +1,108 @@
+"""Constraints that are slow to compile are refused or abandoned, and others' constraints are compiled meanwhile."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gesso.bench import attacks, processes, wire
+from gesso.bench.wire import CHAT, COMPLETIONS
+from tests.attack.watching import (
+    ANSWER_SECONDS,
+    BAD,
+    GOOD,
+    ask,
+    assert_nothing_left,
+    assert_refused,
+    attack,
+    attacked_server,
+    bystanders,
+    short,
+    text,
+)
+from tests.serving import serving
+
+pytestmark = pytest.mark.attack
+server = attacked_server("--max-batch", "4")
+
+ORPHAN_SECONDS = 5.0  # until no process of a killed server is left
+ABANDONED = 12
+
+
+def test_abandoned_regexes_do_not_delay_the_constraints_of_others(server):
+    with bystanders(server, short(choice=["yes", "no", "perhaps"])):
+        for number in range(ABANDONED):
+            body = short(regex=attacks.slow_regex(number))
+            connection = wire.send(server.url, BAD, COMPLETIONS, body)
+            time.sleep(0.2)
+            wire.abandon(connection)
+        fresh = text(ask(server, short(regex="[ab]{3}")))  # not in a cache of compiled constraints
+    assert re.fullmatch("[ab]{3}", fresh)
+
+
+def test_abandoned_schemas_stop_being_read(server):
+    with bystanders(server, short(choice=["yes", "no"])):
+        for _ in range(6):
+            connection = wire.send(server.url, BAD, CHAT, attacks.with_schema(attacks.wide_schema()))
+            time.sleep(0.2)
+            wire.abandon(connection)
+
+
+REFUSED = {
+    "a slow regex": {"regex": attacks.slow_regex(0)},
+    "a regex of too many states": {"regex": "(a|b)*a(a|b){30}"},
+    "100,000 stars": {"grammar": 'root ::= "a"' + "*" * 100_000},
+    "endless recursion": {"grammar": "root ::= root"},
+    "deep parentheses": {"regex": "(" * 20_000 + "a" + ")" * 20_000},
+    "not a regex": {"regex": "("},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_expensive_constraint_is_refused_while_others_are_served(server, name):
+    with bystanders(server, short(choice=["yes", "no"])):
+        assert_refused(attack(server, COMPLETIONS, short(**REFUSED[name])))
+
+
+def test_a_wide_schema_is_refused_while_others_are_served(server):
+    with bystanders(server):
+        assert_refused(attack(server, CHAT, attacks.with_schema(attacks.wide_schema())))
+
+
+def test_no_process_outlives_a_killed_server(served_model, tmp_path):
+    with serving(tmp_path / "log", "--model", str(served_model), GESSO_API_KEYS=GOOD) as running:
+        running.wait_ready()
+        with wire.send(running.url, GOOD, COMPLETIONS, short(regex=attacks.slow_regex(1))):
+            until = time.monotonic() + ANSWER_SECONDS
+            while len(started := processes.descendants(running.process.pid)) < 2:  # the engine, and a compiler
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            os.kill(running.process.pid, signal.SIGKILL)
+            left = processes.wait_until_gone(started, ORPHAN_SECONDS)
+            assert not left, [processes.command_line(pid)[:100] for pid in left]
+
+
+pieces = st.sampled_from(
+    ["a", "[a-z]", ".", r"\w", r"\d{1,9}", "(a|b)", "a{0,500}", "(?:", ")", "*", "+", "?", "|", "["]
+)
+constraints = st.one_of(
+    st.lists(pieces, min_size=1, max_size=12).map(lambda parts: {"regex": "".join(parts)}),
+    st.lists(pieces, min_size=1, max_size=8).map(lambda parts: {"grammar": f"root ::= {' '.join(parts)}"}),
+    st.lists(st.text(max_size=50), max_size=200).map(lambda texts: {"choice": texts}),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(constraint=constraints)
+def test_no_constraint_is_a_fault_of_the_server(server, constraint):
+    answer = attack(server, COMPLETIONS, short(max_tokens=8, **constraint))
+    if answer.status != 200:
+        assert_refused(answer)
+
+
+def test_nothing_is_left_of_all_this(server):
+    assert_nothing_left(server)

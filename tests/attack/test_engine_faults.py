@@ -1,0 +1,123 @@
+"""An engine that hangs, talks too much or cannot load: the server says so, replaces it, or ends with the reason."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from gesso.bench import attacks, processes, wire
+from gesso.bench.wire import COMPLETIONS
+from tests.attack.watching import (
+    ANSWER_SECONDS,
+    BAD,
+    GOOD,
+    ask,
+    assert_nothing_left,
+    attack,
+    attacked_server,
+    short,
+    text,
+)
+
+pytestmark = pytest.mark.attack
+server = attacked_server("--max-batch", "4")
+
+HANG_SECONDS = 40.0  # until an engine that does not answer is replaced by one that does
+EXIT_SECONDS = 60.0  # until a server gives up on a checkpoint that cannot be loaded
+ENGINES = 5  # the most engines it may start for that
+LINE_BYTES = 65_536
+
+
+def test_an_engine_that_hangs_is_replaced(server):
+    expected, engine = text(ask(server, short())), processes.engine_pid(server.process.pid)
+    found, seen = [], set()
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        waiting = threading.Thread(
+            target=lambda: found.append(wire.ask(server.url, GOOD, COMPLETIONS, short(), timeout=HANG_SECONDS))
+        )
+        waiting.start()
+        until = time.monotonic() + HANG_SECONDS
+        while 503 not in seen or 200 not in seen or processes.engine_pid(server.process.pid) in (engine, None):
+            assert time.monotonic() < until, f"/ready was {seen} for {HANG_SECONDS:g} s"
+            seen.add(wire.ask(server.url, None, "/ready", timeout=5).status)
+            time.sleep(0.1)
+        waiting.join()
+        server.wait_ready()
+    finally:
+        if processes.engine_pid(server.process.pid) == engine:
+            os.kill(engine, signal.SIGCONT)
+    [answer] = found
+    assert answer.status == 200 or "engine" in answer.message, (answer.status, answer.message)
+    assert not processes.command_line(engine)
+    assert text(ask(server, short())) == expected
+    assert_nothing_left(server)
+
+
+def test_a_message_that_is_too_long_costs_one_request_at_most(served_model):
+    """Drafts of a whole canvas with 20 candidates are longer than this supervisor reads."""
+    arguments = ("--model", str(served_model), "--device", "cpu")
+    with processes.running_server(*arguments, keys=(GOOD, BAD), line_bytes=LINE_BYTES, threads=1) as running:
+        running.wait_ready()
+        expected = text(ask(running, short()))
+        diffusion = {"canvas_length": 256, "steps": 4, "drafts": {"candidates": 20}}
+        long = attack(running, COMPLETIONS, short(max_tokens=256, stream=True, diffusion=diffusion))
+        assert long.status in (200, 400, 500)
+        assert b"[DONE]" in long.content or b'"error"' in long.content
+        running.wait_ready(HANG_SECONDS)
+        assert text(ask(running, short())) == expected
+
+
+def test_a_checkpoint_that_cannot_be_loaded_ends_the_server_with_the_reason(served_model, tmp_path):
+    """The index file raises RecursionError, which no reader of checkpoints expects."""
+    model = shutil.copytree(served_model, tmp_path / "model")
+    (model / "model.safetensors.index.json").write_text("[" * 100_000)
+    with processes.running_server("--model", str(model), "--device", "cpu", threads=1) as running:
+        until, engines = time.monotonic() + EXIT_SECONDS, set()
+        while running.process.poll() is None:
+            assert time.monotonic() < until, "the server goes on with an engine that cannot load"
+            engines.add(processes.engine_pid(running.pid))
+            assert len(engines - {None}) <= ENGINES
+            time.sleep(0.05)
+        assert running.process.returncode != 0
+        assert "recursion" in running.log.read_text().lower()
+
+
+def test_a_killed_engine_ends_its_requests_with_the_reason(server):
+    endless = short(max_tokens=2000, diffusion={"steps": 1000, "stopping": "fixed", "canvas_length": 16})
+    found = []
+    running = threading.Thread(target=lambda: found.append(attack(server, COMPLETIONS, endless)))
+    running.start()
+    server.wait_metric("gesso_requests_running", 1)
+    time.sleep(0.5)
+    os.kill(processes.engine_pid(server.process.pid), signal.SIGKILL)
+    running.join(ANSWER_SECONDS)
+    assert found and found[0].status == 500 and "engine" in found[0].message
+    server.wait_ready()
+    assert text(ask(server, short())) == text(ask(server, short()))
+    assert_nothing_left(server)
+
+
+def test_a_server_that_is_terminated_under_attack_ends(served_model):
+    """SIGTERM in the middle of requests that would take for ever: the drain has an end, and takes everything along."""
+    arguments = ("--model", str(served_model), "--device", "cpu", "--drain", "2")
+    with processes.running_server(*arguments, keys=(GOOD, BAD), threads=1) as running:
+        running.wait_ready()
+        endless = short(max_tokens=2000, diffusion={"steps": 1000, "stopping": "fixed", "canvas_length": 16})
+        bodies = [endless, endless, short(regex=attacks.slow_regex(3))]
+        connections = [wire.send(running.url, BAD, COMPLETIONS, body) for body in bodies]
+        time.sleep(0.5)
+        started = processes.descendants(running.pid)
+        running.process.terminate()
+        try:
+            running.process.wait(ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail("the server did not end")
+        finally:
+            for connection in connections:
+                connection.close()
+        assert not processes.wait_until_gone(started, 5)

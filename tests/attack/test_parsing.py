@@ -1,0 +1,117 @@
+"""Bodies that are large, deep or wrong in many places are refused, and nobody else waits for that."""
+
+import json
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gesso.bench import attacks, wire
+from gesso.bench.wire import CHAT, COMPLETIONS, EDITS
+from tests.attack.watching import (
+    BAD,
+    ask,
+    assert_nothing_left,
+    assert_refused,
+    attack,
+    attacked_server,
+    bystanders,
+    short,
+    text,
+)
+
+pytestmark = pytest.mark.attack
+server = attacked_server("--max-batch", "4")
+
+USER = attacks.USER
+TOOLS = [{"name": f"f{number}"} for number in range(attacks.TOOLS)]
+LONG = "all work and no play " * 333_000  # 7 MB, below the limit of a body
+DIGITS = b"1" * 5000
+
+
+REFUSED = {
+    "60,000 tools, one of which must be called": (CHAT, {"messages": USER, "tools": TOOLS, "tool_choice": "required"}),
+    "60,000 tools to tokenize": ("/tokenize", {"messages": USER, "tools": TOOLS}),
+    "600,000 prompts of the wrong type": (COMPLETIONS, attacks.many_wrong_prompts(600_000)),
+    "a long prompt": (COMPLETIONS, {"prompt": LONG}),
+    "a long instruction": (EDITS, {"input": "The sky is green.", "span": [11, 16], "instruction": LONG}),
+    "a long content part": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}),
+    "a long tool description": (CHAT, {"messages": USER, "tools": [{"name": "f", "description": LONG}]}),
+    "an integer of 5,000 digits as a token": (COMPLETIONS, b'{"prompt": [%s]}' % DIGITS),
+    "an integer of 5,000 digits as a seed": (COMPLETIONS, b'{"prompt": "x", "seed": %s}' % DIGITS),
+    "not JSON": (COMPLETIONS, b'{"prompt": "x"'),
+    "not UTF-8": (COMPLETIONS, b'{"prompt": "\xff"}'),
+    "NaN": (COMPLETIONS, b'{"prompt": "x", "temperature": NaN}'),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hostile_body_is_refused_while_others_are_served(server, name):
+    path, body = REFUSED[name]
+    with bystanders(server):
+        assert_refused(attack(server, path, body))
+
+
+@pytest.mark.parametrize("depth", (500, 100_000))
+def test_deep_json_is_refused_or_read_but_never_a_fault_of_the_server(server, depth):
+    with bystanders(server):
+        for path, body in attacks.nested(depth):
+            answer = attack(server, path, body)
+            assert answer.status == 200 or 400 <= answer.status < 500, (path, answer.status, answer.message)
+
+
+def test_abandoned_requests_stop_working(server):
+    """Six clients leave while their tools are checked: more than the server has threads for such work."""
+    body = wire.encode({"messages": USER, "tools": TOOLS})
+    with bystanders(server):
+        connections = [wire.send(server.url, BAD, "/tokenize", body) for _ in range(6)]
+        time.sleep(0.3)
+        for connection in connections:
+            wire.abandon(connection)
+        assert attack(server, "/tokenize", {"prompt": "x"}).status == 200
+    assert_nothing_left(server)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.sampled_from(["", "x", "\ud800", "\0", "<|turn>", "x" * 5000]),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from(["role", "type", "text", "a"]), inner),
+    max_leaves=20,
+)
+bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        "prompt": values,
+        "messages": values,
+        "input": values,
+        "span": values,
+        "tools": values,
+        "tool_choice": values,
+        "response_format": values,
+        "choice": values,
+        "stop": values,
+        "diffusion": values,
+        "tokens": values,
+        "max_tokens": st.sampled_from([0, 1, 4, 10**9, -1, 1.5, "4"]),
+    },
+)
+paths = st.sampled_from([CHAT, COMPLETIONS, EDITS, wire.RESPONSES, "/tokenize", "/detokenize"])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(path=paths, body=bodies, repeated=st.sampled_from([1, 1, 1, 2000]))
+def test_no_body_is_a_fault_of_the_server(server, path, body, repeated):
+    body = {name: value * repeated if isinstance(value, list) else value for name, value in body.items()}
+    body.setdefault("max_tokens", 4)
+    answer = attack(server, path, json.dumps(body).encode())
+    if answer.status != 200:
+        assert_refused(answer)
+
+
+def test_the_server_is_the_same_afterwards(server):
+    assert text(ask(server, short())) == text(ask(server, short()))
+    assert_nothing_left(server)

@@ -1,0 +1,111 @@
+"""A server under attack, and the clients beside the attacker: what must stay true for them.
+
+The bounds are absolute and generous. They tell a server that answers from one that does not, on a busy machine too.
+"""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from gesso.bench import processes, wire
+from tests.serving import serving
+
+GOOD, BAD = "good", "bad"  # keys: the bystander's and the attacker's
+HEALTH_SECONDS = 8.0  # the longest that /health may take while an attack runs
+ANSWER_SECONDS = 25.0  # the longest that any request may take, the attacker's included
+SETTLE_SECONDS = 20.0  # until nothing of an attack is left
+MEMORY_BYTES = 400e6  # the most that the server's own process may grow by
+MESSAGE_CHARACTERS = 2000  # the longest error message
+
+QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
+GAUGES = ("gesso_requests_running", "gesso_requests_waiting", "gesso_engine_requests", "gesso_engine_places")
+
+
+def attacked_server(*arguments: str):
+    """Return a fixture: a server of the tiny model with two keys, shared by the tests of a file."""
+
+    @pytest.fixture(scope="module")
+    def server(served_model, tmp_path_factory):
+        log = tmp_path_factory.mktemp("attack") / "log"
+        with serving(log, "--model", str(served_model), *arguments, GESSO_API_KEYS=f"{GOOD},{BAD}") as running:
+            running.http.headers["Authorization"] = f"Bearer {GOOD}"
+            running.http.timeout = ANSWER_SECONDS
+            running.wait_ready()
+            ask(running, short())
+            ask(running, short(choice=["yes", "no"]))
+            running.warm_processes = len(processes.descendants(running.process.pid))
+            yield running
+
+    return server
+
+
+def short(**more):
+    return {"prompt": "Hello", "max_tokens": 16, "seed": 1, "diffusion": QUICK} | more
+
+
+def ask(server, body, path=wire.COMPLETIONS, key=GOOD):
+    return wire.ask(server.url, key, path, body, timeout=ANSWER_SECONDS)
+
+
+def attack(server, path, body):
+    return ask(server, body, path, key=BAD)
+
+
+def text(answer):
+    assert answer.status == 200, (answer.status, answer.message)
+    return answer.json["choices"][0]["text"]
+
+
+def assert_refused(answer, *statuses):
+    """The request was refused, for a reason that a person can read."""
+    assert answer.status in (statuses or range(400, 500)), (answer.status, answer.message)
+    assert 10 < len(answer.message) < MESSAGE_CHARACTERS
+
+
+@contextlib.contextmanager
+def bystanders(server, body=None):
+    """While the block runs, /health answers and another client gets the same text as before; nothing is left behind."""
+    body = body or short()
+    expected, memory = text(ask(server, body)), processes.resident_bytes(server.process.pid)
+    stop, found, slowest = threading.Event(), [], [0.0]
+
+    def be_served():
+        found.append(ask(server, body))
+        while not stop.wait(0.05):
+            found.append(ask(server, body))
+
+    def watch_health():
+        while not stop.wait(0.1):
+            health = wire.ask(server.url, None, "/health", timeout=ANSWER_SECONDS)
+            slowest[0] = max(slowest[0], health.seconds)
+
+    threads = [threading.Thread(target=each) for each in (be_served, watch_health)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert slowest[0] < HEALTH_SECONDS
+    assert found and [text(answer) for answer in found] == [expected] * len(found)
+    assert_nothing_left(server)
+    assert processes.resident_bytes(server.process.pid) < memory + MEMORY_BYTES
+
+
+def assert_nothing_left(server):
+    """No request is held, no place is taken, and no process runs but those of a server at rest."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while left := _left(server):
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+def _left(server):
+    started = processes.descendants(server.process.pid)
+    if len(started) > server.warm_processes:
+        return [processes.command_line(pid)[:100] for pid in started]
+    return {name: value for name in GAUGES if (value := server.metric(name))}
