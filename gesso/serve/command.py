@@ -1,5 +1,6 @@
 """Run a server: check its settings, listen, and drain on SIGTERM."""
 
+import asyncio
 import signal
 import socket
 import webbrowser
@@ -10,7 +11,7 @@ from fastapi import FastAPI
 from gesso.errors import CheckpointError, InputError
 from gesso.serve import logs
 from gesso.serve.app import create_app
-from gesso.serve.connections import ACCEPTED_AT_ONCE, protocol
+from gesso.serve.connections import ACCEPTED_AT_ONCE, Connection, protocol
 from gesso.serve.keys import VARIABLE, is_loopback
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
@@ -22,13 +23,14 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class Server(uvicorn.Server):
     """Print the address once it listens; exit with status 0 after SIGTERM."""
 
-    def __init__(self, app: FastAPI, config: uvicorn.Config, url: str) -> None:
+    def __init__(self, app: FastAPI, config: uvicorn.Config, connection: type[Connection], url: str) -> None:
         super().__init__(config)
-        self.app, self.url, self.open_browser = app, url, False
+        self.app, self.connection, self.url, self.open_browser = app, connection, url, False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            asyncio.get_running_loop().set_exception_handler(self.connection.on_loop_error)
             for listener in sockets or ():
                 listener.listen(BACKLOG)  # asyncio has set it to the number it accepts at once
             print(f"gesso serves at {self.url} (the studio: open it in a browser; docs at {self.url}/docs)", flush=True)
@@ -54,7 +56,7 @@ def serve(settings: ServerSettings, host: str, port: int, *, open_browser: bool 
 
 
 def make_server(settings: ServerSettings, host: str, port: int) -> Server:
-    app = create_app(settings)
+    app, connection = create_app(settings), protocol(settings.limits)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -64,12 +66,12 @@ def make_server(settings: ServerSettings, host: str, port: int) -> Server:
         server_header=False,
         proxy_headers=False,  # any local process could claim any address
         h11_max_incomplete_event_size=64 * 1024,
-        http=protocol(settings.limits),
+        http=connection,
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
     )
     name = f"[{host}]" if ":" in host else host
-    return Server(app, config, f"http://{name}:{port}")
+    return Server(app, config, connection, f"http://{name}:{port}")
 
 
 def listen(host: str, port: int, io_timeout: float) -> socket.socket:

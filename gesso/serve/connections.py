@@ -5,6 +5,7 @@ ever; without the second, it takes all file descriptors, and then nobody can con
 """
 
 import asyncio
+import logging
 import resource
 from collections import OrderedDict
 from typing import Any, ClassVar
@@ -12,6 +13,8 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gesso.serve.settings import Limits
+
+logger = logging.getLogger("gesso.serve")
 
 RESERVED = 128  # file descriptors for pipes, children, files and connections that are being accepted
 ACCEPTED_AT_ONCE = 32  # asyncio accepts so many connections before it looks at any
@@ -32,6 +35,7 @@ class Connection(H11Protocol):
     limits: ClassVar[Limits]
     most: ClassVar[int]
     open: "ClassVar[set[Connection]]"
+    exhausted: ClassVar[float] = 0.0  # when the system last had no file descriptor for a connection
     waiting: "ClassVar[OrderedDict[Connection, None]]"  # connections without a complete request head, oldest first
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -59,6 +63,23 @@ class Connection(H11Protocol):
         super().on_response_complete()
         if not self._busy and self in self.open:
             self._await_head(self.config.timeout_keep_alive + self.limits.head_timeout)
+
+    @classmethod
+    def on_loop_error(cls, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Make room when the system has no file descriptor for a new connection; asyncio tries again in a second.
+
+        It reports the error once for each connection that it wanted to accept, with a traceback.
+        """
+        if "socket.accept()" not in context.get("message", ""):
+            loop.default_exception_handler(context)
+            return
+        if loop.time() < cls.exhausted + 1:
+            return
+        cls.exhausted = loop.time()
+        oldest = list(cls.waiting)[:ACCEPTED_AT_ONCE]
+        logger.error("out of file descriptors", extra={"fields": {"open": len(cls.open), "closed": len(oldest)}})
+        for connection in oldest:
+            connection.transport.abort()
 
     @property
     def _busy(self) -> bool:
