@@ -12,6 +12,7 @@ from gesso import untrained
 
 DRY_RUN = "GESSO_GPU_DRY_RUN" in os.environ
 DEVICE = torch.device("cpu" if DRY_RUN else "cuda")
+DTYPE = "float32" if DRY_RUN else "bfloat16"  # bfloat16 is slow on many CPUs
 BIG = "random:26b-a4b"
 
 if DRY_RUN:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMORY = 120  # GB of the card that groups may use side by side
+SHARE = 0.85  # of the card's memory that groups may use side by side
 JOBS = 6  # groups side by side
 SECONDS = 480  # for everything: groups that have not ended by then are stopped
 PACKAGES = (
@@ -99,6 +99,7 @@ def main() -> int:
         parser.error("--tree is empty; outside a git repository say make test-gpu TREE=<git rev-parse HEAD:gesso>")
     began = time.monotonic()
     machine = probe()
+    memory = SHARE * machine.pop("memory")
     print(f"{machine['device']}, torch {machine['torch']}, triton {machine['triton']}", flush=True)
     groups = [group for group in GROUPS if not arguments.group or group.name in arguments.group]
     complete = len(groups) == len(GROUPS)
@@ -116,7 +117,7 @@ def main() -> int:
             return report
 
         write(finished=False)  # a run that is killed leaves a report that says so
-        for group, seconds, found in run_all(groups, logs, Path(scratch), began + arguments.seconds):
+        for group, seconds, found in run_all(groups, logs, Path(scratch), memory, began + arguments.seconds):
             tests += found
             bad = [test for test in found if test["outcome"] != "passed"]
             print(f"{group.name}: {len(found) - len(bad)}/{len(found)} passed in {seconds:.0f} s", flush=True)
@@ -129,8 +130,11 @@ def main() -> int:
     return 0 if set(report["counts"]) == {"passed"} else 1
 
 
-def probe() -> dict[str, str]:
-    """Return the device and the versions, from a process of its own; exit where the suite cannot run."""
+def probe() -> dict[str, Any]:
+    """Return the device, its memory in GB and the versions; exit where the suite cannot run.
+
+    In a process of its own: this one must not hold a CUDA context while others measure the card.
+    """
     missing = f"[name for name in {PACKAGES!r} if importlib.util.find_spec(name) is None]"
     program = (
         f"import importlib.util, json\nmissing = {missing}\nfound = {{'missing': missing}}\n"
@@ -138,7 +142,7 @@ def probe() -> dict[str, str]:
         "    import torch, triton\n"
         "    gpu = torch.cuda.is_available()\n"
         "    found |= {'device': torch.cuda.get_device_name() if gpu else 'CPU', 'torch': torch.__version__, "
-        "'triton': triton.__version__}\n"
+        "'triton': triton.__version__, 'memory': torch.cuda.mem_get_info()[1] / 1e9 if gpu else 8}\n"
         "print(json.dumps(found))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -159,7 +163,7 @@ def probe() -> dict[str, str]:
 
 
 def run_all(
-    groups: list[Group], logs: Path, scratch: Path, until: float
+    groups: list[Group], logs: Path, scratch: Path, memory: float, until: float
 ) -> Iterator[tuple[Group, float, list[dict[str, Any]]]]:
     """Run all groups, those that need the card alone first. Yield each with its seconds and its tests as it ends."""
     waiting = sorted(groups, key=lambda group: not group.alone)
@@ -167,7 +171,7 @@ def run_all(
     try:
         while waiting or running:
             for group in list(waiting):
-                if fits(group, running):
+                if fits(group, running, memory):
                     waiting.remove(group)
                     running.append(start(group, logs, scratch))
                     print(f"{group.name}: started", flush=True)
@@ -192,10 +196,13 @@ def run_all(
             stop(item)
 
 
-def fits(group: Group, running: list[Running]) -> bool:
+def fits(group: Group, running: list[Running], memory: float) -> bool:
+    """Return whether a group can start beside those that run, with so many GB for all of them."""
+    if not running:
+        return True
     if group.alone or any(item.group.alone for item in running):
-        return not running
-    return len(running) < JOBS and sum(item.group.memory for item in running) + group.memory <= MEMORY
+        return False
+    return len(running) < JOBS and sum(item.group.memory for item in running) + group.memory <= memory
 
 
 def start(group: Group, logs: Path, scratch: Path) -> Running:
@@ -256,7 +263,7 @@ def tail(log: Path) -> str:
 
 
 def summary(
-    machine: dict[str, str], tree: str, seconds: float, tests: list[dict[str, Any]], complete: bool
+    machine: dict[str, Any], tree: str, seconds: float, tests: list[dict[str, Any]], complete: bool
 ) -> dict[str, Any]:
     """Return the report. It says passed only where every group has run and every test has passed."""
     counts: dict[str, int] = {}

@@ -7,13 +7,13 @@ import torch
 
 import gesso
 from gesso.settings import Diffusion
-from tests.gpu.device import BIG, DEVICE, DRY_RUN
+from tests.gpu.device import BIG, DEVICE, DRY_RUN, DTYPE
 
 pytestmark = pytest.mark.gpu
 
 
 def test_bfloat16_runs_in_the_memory_that_info_states(record_property):
-    g = gesso.load(BIG, device=DEVICE, dtype="bfloat16")
+    g = gesso.load(BIG, device=DEVICE, dtype=DTYPE)
     weights = sum(parameter.nbytes for parameter in g.model.parameters())
     if not DRY_RUN:
         assert torch.cuda.memory_allocated() < 1.005 * weights, "the allocator rounds up, but nothing else is there"

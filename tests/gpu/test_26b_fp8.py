@@ -9,7 +9,7 @@ import re
 import pytest
 
 import gesso
-from tests.gpu.device import BIG, DEVICE
+from tests.gpu.device import BIG, DEVICE, DTYPE
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +24,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def big():
-    return gesso.load(BIG, device=DEVICE, dtype="bfloat16", quantize="fp8", max_length=8192)
+    return gesso.load(BIG, device=DEVICE, dtype=DTYPE, quantize="fp8", max_length=8192)
 
 
 def test_same_seed_same_text_alone_and_in_a_batch(big):

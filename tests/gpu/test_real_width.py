@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 def packed_model(format):
     model = make_model(torch.bfloat16)
     if format is not None:
-        stored = [(name, tensor.detach()) for name, tensor in model.named_parameters() if name.startswith("decoder")]
+        stored = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
         for name, weight in pack_all(format, stored, DEVICE):
             checkpoint.assign(model, name, weight)
     return model

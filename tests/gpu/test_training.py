@@ -12,26 +12,17 @@ import pytest
 import torch
 
 import gesso
-from gesso import saving
-from gesso.config import Config
-from gesso.model.init import begin
-from gesso.model.transformer import DiffusionGemma
 from gesso.quantize import command as quantizing
 from gesso.train import command
 from gesso.train.adapters import LoraSettings
 from gesso.train.data import DataSettings
 from gesso.train.objective import ObjectiveSettings
 from gesso.train.recipe import ModelSettings, OptimizerSettings, Recipe, RunSettings
-from tests import tiny
 from tests.gpu.device import DEVICE, DRY_RUN
 
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-WIDTHS = {
-    "hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"],
-}  # fmt: skip
 LORA = LoraSettings(rank=4, targets=("attention", "experts", "mlp"))
 
 
@@ -45,21 +36,9 @@ def rows(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trainable_directory(tmp_path_factory):
-    """Two layers as a run from scratch begins them: rounding errors do not grow from step to step as they do with the
-    large random weights of other tests."""
-    raw = tiny.CONFIG | {"text_config": tiny.CONFIG["text_config"] | WIDTHS}
-    model = DiffusionGemma(Config.from_dict(raw))
-    begin(model, seed=0)
-    target = tmp_path_factory.mktemp("trainable") / "model"
-    saving.save(model, target, files={"tokenizer.json": tiny.tokenizer_json(), "generation_config.json": "{}\n"})
-    return target
-
-
-@pytest.fixture(scope="module")
-def packed_directory(trainable_directory, tmp_path_factory):
+def packed_directory(calm_directory, tmp_path_factory):
     target = tmp_path_factory.mktemp("packed") / "model"
-    quantizing.quantize(trainable_directory, target, "fp8")
+    quantizing.quantize(calm_directory, target, "fp8")
     return target
 
 
@@ -114,9 +93,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_equal_those_of_the_cpu(trainable_directory, packed_directory, rows, tmp_path, monkeypatch, case):
+def test_losses_equal_those_of_the_cpu(calm_directory, packed_directory, rows, tmp_path, monkeypatch, case):
     lora, packed, conditioning, relative = CASES[case]
-    model = packed_directory if packed else trainable_directory
+    model = packed_directory if packed else calm_directory
     cpu, gpu = (
         train(recipe(model, rows, tmp_path / name, lora=lora, conditioning=conditioning), monkeypatch, device)
         for name, device in (("cpu", "cpu"), ("gpu", DEVICE))
@@ -126,18 +105,18 @@ def test_losses_equal_those_of_the_cpu(trainable_directory, packed_directory, ro
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_losses_in_bfloat16_are_near_those_of_the_cpu(trainable_directory, rows, tmp_path, monkeypatch, lora):
-    base = recipe(trainable_directory, rows, tmp_path / "cpu", lora=lora)
+def test_losses_in_bfloat16_are_near_those_of_the_cpu(calm_directory, rows, tmp_path, monkeypatch, lora):
+    base = recipe(calm_directory, rows, tmp_path / "cpu", lora=lora)
     cpu = train(base, monkeypatch, "cpu")
     run = replace(base.run, out=str(tmp_path / "gpu"), autocast="bfloat16")
     assert_close(train(replace(base, run=run), monkeypatch), cpu, 5e-2)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_a_resumed_run_continues_as_if_uninterrupted(trainable_directory, rows, tmp_path, monkeypatch, lora):
+def test_a_resumed_run_continues_as_if_uninterrupted(calm_directory, rows, tmp_path, monkeypatch, lora):
     """Within rounding: some sums of a backward pass have no fixed order on a GPU."""
-    whole = train(recipe(trainable_directory, rows, tmp_path / "whole", lora=lora, steps=9), monkeypatch)
-    legs = recipe(trainable_directory, rows, tmp_path / "legs", lora=lora, steps=9)
+    whole = train(recipe(calm_directory, rows, tmp_path / "whole", lora=lora, steps=9), monkeypatch)
+    legs = recipe(calm_directory, rows, tmp_path / "legs", lora=lora, steps=9)
     train(legs, monkeypatch, until=5)  # after the checkpoint of step 3
     resumed = train(legs, monkeypatch)
     assert [line["lr"] for line in resumed] == [line["lr"] for line in whole]
@@ -145,23 +124,23 @@ def test_a_resumed_run_continues_as_if_uninterrupted(trainable_directory, rows, 
     assert_close(resumed, whole, 1e-3)
 
 
-def test_options_that_save_memory_or_time_train_alike(trainable_directory, rows, tmp_path, monkeypatch):
-    plain = train(recipe(trainable_directory, rows, tmp_path / "plain"), monkeypatch)
+def test_options_that_save_memory_or_time_train_alike(calm_directory, rows, tmp_path, monkeypatch):
+    plain = train(recipe(calm_directory, rows, tmp_path / "plain"), monkeypatch)
     options = {"checkpoint_activations": True, "workers": 2, "ema": 0.9}
-    assert_close(train(recipe(trainable_directory, rows, tmp_path / "other", **options), monkeypatch), plain, 1e-3)
+    assert_close(train(recipe(calm_directory, rows, tmp_path / "other", **options), monkeypatch), plain, 1e-3)
 
 
-def test_what_was_trained_is_loaded_and_writes(trainable_directory, rows, tmp_path, monkeypatch):
+def test_what_was_trained_is_loaded_and_writes(calm_directory, rows, tmp_path, monkeypatch):
     options = {"canvas_length": 16, "steps": 4, "max_new_tokens": 16, "seed": 1}
-    base = gesso.load(trainable_directory, device=DEVICE).generate("1: ", **options)
+    base = gesso.load(calm_directory, device=DEVICE).generate("1: ", **options)
     for name, lora in (("full", None), ("lora", LORA)):
         losses = [
             line["loss"]
-            for line in train(recipe(trainable_directory, rows, tmp_path / name, lora=lora, steps=40), monkeypatch)
+            for line in train(recipe(calm_directory, rows, tmp_path / name, lora=lora, steps=40), monkeypatch)
         ]
         assert sum(losses[-8:]) < 0.95 * sum(losses[:8])
     full = gesso.load(tmp_path / "full" / "model", device=DEVICE)
-    tuned = gesso.load(trainable_directory, device=DEVICE, adapter=tmp_path / "lora" / "adapter")
+    tuned = gesso.load(calm_directory, device=DEVICE, adapter=tmp_path / "lora" / "adapter")
     assert full.generate("1: ", **options).tokens != base.tokens
     assert tuned.generate("1: ", **options).tokens != base.tokens
 

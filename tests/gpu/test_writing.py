@@ -177,7 +177,7 @@ def test_every_sampler_under_every_stopping_rule(mini, sampler, stopping):
     options = BRIEF | {"sampler": sampler, "stopping": stopping, "confidence": 0.5}
     found = same(lambda: mini.generate(PROMPT, **options))
     if stopping == "fixed":
-        assert found.usage.denoising_steps == 8 * found.usage.canvases
+        assert found.usage.denoising_steps == 8 * (found.usage.canvases + found.usage.redrawn)
     others = [mini.request("import ", **BRIEF), mini.request(PROMPT, **options), mini.request("x = [", **BRIEF)]
     assert mini.run(others)[1].tokens == found.tokens
 
