@@ -1,10 +1,13 @@
 # Three commands, each with all its set-up: `make demo`, `make studio`, `make test`. They need Python 3.11 or newer; the
 # studio's tests also need a browser (apt-get install chromium), and skip without.
+# `make test-gpu` is for a machine with an NVIDIA GPU: it uses the Python that has torch there, and installs nothing.
 # `make mini-data` and `make sudoku-data` make what recipes/mini.toml and recipes/sudoku.toml train on, in data/mini.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 2
+GPU_PYTHON ?= python3
+TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 # What is imported is compiled once and kept, where the environment forbids that, too: else every process does it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -26,7 +29,7 @@ endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE PUZZLE
 
-.PHONY: demo studio test lint properties mini-data sudoku-data clean
+.PHONY: demo studio test test-gpu lint properties mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
@@ -46,6 +49,9 @@ test: $(VENV)/.installed-dev
 
 properties: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
+
+test-gpu:
+	$(GPU_PYTHON) tests/gpu/run.py --tree "$(TREE)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -185,6 +185,18 @@ def test_tokens_too_long_to_be_chosen_are_right_where_the_model_writes_them():
     assert 2 not in {token for token, _ in words.after(guide.automaton, START, 999)}
 
 
+@pytest.mark.parametrize("regex", [r"[a-z]{3,40}", r"[a-z0-9 ]*"])
+def test_a_position_whose_likeliest_tokens_write_no_byte_is_searched(guide_of, tiny, regex):
+    """Most ids of a vocabulary that is larger than the tokenizer stand for no text."""
+    guide = guide_of(regex)
+    silent = [token for token in range(tiny.config.vocab_size) if guide.words.length_V[token] == 0][:TOP]
+    assert len(silent) == TOP
+    logits_CV = random_logits(tiny.config.vocab_size, 6, seed=0)
+    logits_CV[:, silent] += 100
+    best = best_of(guide, logits_CV, TOP)
+    assert Reach(guide, {}, 6).fits(0, START, best)
+
+
 # --- in the engine, over random weights ---
 
 REGEXES = [

@@ -241,6 +241,14 @@ def test_tokens_are_replaced_with_probability_t_by_uniform_ones():
     assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "an example is corrupted alike in any batch"
 
 
+def test_noise_is_drawn_on_the_device_of_the_canvases():
+    """The seed of a run is a plain integer, but the numbers of its examples are a tensor on the model's device."""
+    clean = torch.zeros(3, 2, 8, dtype=torch.long, device="meta")  # rejects tensors on the CPU, as a GPU does
+    noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
+    assert noise.t_BK.device == noise.noisy_BKC.device == clean.device
+    assert noise.noisy_BKC.shape == clean.shape
+
+
 def test_noise_falls_into_one_stretch_of_a_canvas_that_is_partly_pinned():
     clean = torch.full((400, 2, 64), 3)
     whole = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)

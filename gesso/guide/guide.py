@@ -134,8 +134,11 @@ class Guide:
         return int(self.walk_from(np.array([state]), token)[0])
 
     def walk_all(self, at_W: Ints, bytes_LK: Ints) -> Ints:
-        """The states after each of some words, given byte by byte, from each of some states."""
-        state_WK = at_W[:, None] * (STAY + 1)
+        """Return the states [W, K] after each of K words, given byte by byte [L, K], from each of W states.
+
+        The starting states are repeated for every word, so that words of no bytes (L = 0) still have K columns.
+        """
+        state_WK = np.repeat(at_W[:, None] * (STAY + 1), bytes_LK.shape[1], axis=1)
         for byte_K in bytes_LK:
             state_WK = self._scaled.take(state_WK + byte_K)
         return self.landing_S.take(state_WK // (STAY + 1))

@@ -34,10 +34,11 @@ def position_keys(
     if isinstance(seed, Tensor) and fast.kernels(seed):
         found: Tensor = fast.load("hash").position_keys(seed, canvas, step, stream, length)
         return found
-    # What the host knows it hashes itself: on a GPU these are a hundred launches.
-    where = device if isinstance(seed, Tensor) else torch.device("cpu")
+    words = (*halves(seed), canvas, step, stream)
+    # Plain integers are hashed on the host: on a GPU the same takes a hundred launches. One tensor among them decides.
+    where = device if any(isinstance(word, Tensor) for word in words) else torch.device("cpu")
     x = torch.arange(2, dtype=torch.int32, device=where) * GOLDEN
-    for word in (*halves(seed), canvas, step, stream):
+    for word in words:
         x = mix(x ^ (word.int()[:, None] if isinstance(word, Tensor) else _int32(word))) + GOLDEN
     x = x.unsqueeze(-2)
     position_C1 = torch.arange(length, dtype=torch.int32, device=where)[:, None]

@@ -1,0 +1,47 @@
+"""Fixtures of the GPU suite. They need pytest, torch and gesso: the packages of `make test` may be missing here."""
+
+import pytest
+import torch
+
+import gesso
+from gesso import saving
+from gesso.config import Config
+from gesso.model.init import begin
+from gesso.model.transformer import DiffusionGemma
+from tests import tiny as tiny_checkpoint
+from tests.gpu.device import DEVICE, DRY_RUN
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu():
+    if not DRY_RUN and not torch.cuda.is_available():
+        pytest.fail("these tests need an NVIDIA GPU; GESSO_GPU_DRY_RUN=1 checks their logic on a CPU")
+
+
+@pytest.fixture(scope="session")
+def mini():
+    """The model in the box, in bfloat16 on a GPU."""
+    return gesso.load(device=DEVICE)
+
+
+# They suit the kernels of every precision.
+WIDTHS = {"hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 64}
+
+
+@pytest.fixture(scope="session")
+def packable_directory(tmp_path_factory):
+    """A tiny checkpoint that can be packed in every format."""
+    return tiny_checkpoint.make(tmp_path_factory.mktemp("packable") / "model", **WIDTHS)
+
+
+@pytest.fixture(scope="session")
+def calm_directory(tmp_path_factory):
+    """The same with two layers and the weights of an untrained model: rounding errors do not grow on their way."""
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    text = tiny_checkpoint.CONFIG["text_config"] | WIDTHS | layers
+    model = DiffusionGemma(Config.from_dict(tiny_checkpoint.CONFIG | {"text_config": text}))
+    begin(model, seed=0)
+    target = tmp_path_factory.mktemp("calm") / "model"
+    files = {"tokenizer.json": tiny_checkpoint.tokenizer_json(), "generation_config.json": "{}\n"}
+    saving.save(model, target, files=files)
+    return target

@@ -1,0 +1,55 @@
+"""The 26B shape in fp8: structured output and infill over its whole vocabulary, and the same text in a batch.
+
+Its weights are random and its tokenizer is that of the model in the box: most ids of the vocabulary write no text.
+"""
+
+import json
+import re
+
+import pytest
+
+import gesso
+from tests.gpu.device import BIG, DEVICE, DTYPE
+
+pytestmark = pytest.mark.gpu
+
+BRIEF = {"canvas_length": 64, "steps": 4, "max_new_tokens": 64, "seed": 1}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer", "maximum": 999}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def big():
+    return gesso.load(BIG, device=DEVICE, dtype=DTYPE, quantize="fp8", max_length=8192)
+
+
+def test_same_seed_same_text_alone_and_in_a_batch(big):
+    alone = [big.generate(f"{seed}: ", **BRIEF | {"seed": seed}).tokens for seed in range(4)]
+    requests = [big.request(f"{seed}: ", **BRIEF | {"seed": seed}) for seed in range(4)]
+    long = big.request("x = 1\n" * 400, **BRIEF)
+    assert [result.tokens for result in big.run([long, *requests])[1:]] == alone
+
+
+def test_regex(big):
+    assert re.fullmatch("[a-z]{3,20}", big.generate("x", regex="[a-z]{3,20}", **BRIEF).text)
+
+
+def test_json_schema(big):
+    found = json.loads(big.generate("x", json_schema=SCHEMA, **BRIEF).text)
+    assert set(found) == {"name", "size"} and isinstance(found["size"], int) and len(found["name"]) <= 12
+
+
+def test_pinned_infill(big):
+    found = big.infill("def f(a):\n", "\n    return a", method="pinned", lengths=[2, 4], **BRIEF)
+    assert found.method == "pinned" and [candidate.length for candidate in found.candidates] == [2, 4]
+
+
+def test_logprobs(big):
+    events = list(big.stream("x", top_logprobs=3, draft_logprobs=2, **BRIEF))
+    likely = [entry for event in events if event.kind == "commit" for entry in event.likely]
+    assert all(len(entry.top) == 3 and entry.top[0][1] <= 0 for entry in likely)
+    assert all(len(event.likely) == 64 for event in events if event.kind == "draft")

@@ -1,0 +1,31 @@
+"""The memory of the 26B shape at four bits. Nothing else may use the GPU meanwhile: all that is on the card counts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gesso
+from tests.gpu.device import BIG, DEVICE, DRY_RUN, DTYPE
+
+pytestmark = pytest.mark.gpu
+
+
+def test_int4_writes_after_8192_tokens_within_18_gb(record_property):
+    """Including the fragments that the allocator holds and the CUDA context."""
+    model = gesso.load(BIG, device=DEVICE, dtype=DTYPE, quantize="int4", max_batch=1)
+    if not DRY_RUN:
+        torch.cuda.reset_peak_memory_stats()
+    prompt = torch.randint(3, 4096, (8192 - 512,), generator=torch.Generator().manual_seed(0)).tolist()
+    prompt = prompt[:100] if DRY_RUN else prompt
+    request = model.request(prompt, max_new_tokens=512, steps=4, stopping="fixed", seed=1)
+    (written,) = model.run([replace(request, eos=frozenset())])  # writes all 512 tokens
+    assert len(written.tokens) == 512
+    if DRY_RUN:
+        return
+    free, total = torch.cuda.mem_get_info()
+    most = total - free - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved()
+    used = torch.cuda.max_memory_allocated()
+    record_property("in_use_GB", round(used / 1e9, 2))
+    record_property("on_the_card_GB", round(most / 1e9, 2))
+    assert used < 16.5e9 and most < 18e9

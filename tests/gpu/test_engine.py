@@ -1,0 +1,89 @@
+"""The engine on a GPU with a tiny model: the same text as alone, as resumed and as on a CPU, in every dtype."""
+
+import pytest
+import torch
+
+import gesso
+from gesso.diffusion.noise import HashSource
+from gesso.engine import graphs
+from gesso.engine.engine import Engine
+from gesso.model.adapters import Lora
+from tests.engine_requests import finish, request, result, strangers
+from tests.gpu.device import DEVICE
+
+pytestmark = pytest.mark.gpu
+
+
+def test_random_numbers_are_those_of_the_cpu():
+    for seed in (0, 7, 2**63 + 5):
+        cpu, gpu = (HashSource().at(seed, 3, 9, device) for device in (torch.device("cpu"), DEVICE))
+        assert torch.equal(cpu.tokens(256, 262_144), gpu.tokens(256, 262_144).cpu())
+        assert torch.equal(cpu.uniform(256), gpu.uniform(256).cpu())
+        assert torch.equal(cpu.keys(256), gpu.keys(256).cpu())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_same_seed_same_text_alone_in_a_batch_of_eight_and_resumed(tiny_directory, dtype):
+    model = gesso.load(tiny_directory, device=DEVICE, dtype=dtype)
+    for seed in range(3):
+        alone = finish(engine := Engine(model.model, model.decode), engine.submit(request(seed=seed)))[0]
+        tokens = alone[-1].result.tokens
+        crowd = Engine(model.model, model.decode, max_batch=8)
+        others = [crowd.submit(other) for other in strangers()]
+        mine = crowd.submit(request(seed=seed))
+        assert finish(crowd, mine, *others)[0][-1].result.tokens == tokens
+        for draft in (alone[1], alone[9]):
+            if draft.kind == "draft" and draft.canvas.reason is None:
+                again = request(seed=seed, resume=draft)
+                assert result(Engine(model.model, model.decode), again).tokens == tokens
+
+
+def test_graphs_are_captured_anew_after_all_were_dropped(tiny_directory, monkeypatch):
+    """The last graph takes the memory pool with it."""
+    monkeypatch.setattr(graphs, "MOST", 2)
+    model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
+    engine = Engine(model.model, model.decode)
+    texts = []
+    for _ in range(2):
+        for length in (1, 3, 5):  # one shape each
+            texts.append([result(engine, request(seed=1, prompt=tuple(range(3, 3 + length)))).tokens for _ in range(3)])
+    assert all(text == same[0] for same in texts for text in same) and texts[:3] == texts[3:]
+
+
+def test_an_adapter_on_many_experts_acts_outside_a_graph(tiny_directory):
+    """Adapted experts run without kernels and cannot be captured."""
+    model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
+    experts = model.model.decoder.layers[0].experts
+    change = Lora(experts.gate_up_proj, rank=2, alpha=4.0)
+    torch.nn.init.normal_(change.A), torch.nn.init.normal_(change.B)
+    experts.gate_up_proj_adapters.put("mine", change)
+    plain = result(Engine(model.model, model.decode), request(seed=1)).tokens
+    experts.gate_up_proj_adapters.active = "mine"
+    engine = Engine(model.model, model.decode)
+    found = [result(engine, request(seed=1)).tokens for _ in range(3)]
+    assert found[0] == found[1] == found[2] != plain
+
+
+def test_a_float32_model_denoises_under_autocast_without_gradients(tiny_directory):
+    """The trainer does this for self-conditioning."""
+    model = gesso.load(tiny_directory, device=DEVICE, dtype="float32").model
+    ids_BS = torch.arange(20, device=DEVICE).view(2, 10)
+    with torch.no_grad():
+        cache = model.new_cache(2, 64)
+        model.encode(ids_BS, cache)
+        expected = model.denoise(ids_BS, cache)
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+            found = model.denoise(ids_BS, cache)
+    assert found.isfinite().all() and (found - expected).norm() < 0.1 * expected.norm()
+
+
+def test_a_model_near_the_identity_writes_the_text_of_the_cpu_in_float32(tiny_directory):
+    texts = []
+    for device in ("cpu", DEVICE):
+        model = gesso.load(tiny_directory, device=device, dtype="float32")
+        with torch.no_grad():
+            for name, weight in model.model.named_parameters():
+                if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                    weight.mul_(0.15)  # near the identity, rounding errors do not grow from step to step
+        texts.append([result(Engine(model.model, model.decode), request(seed=seed)).tokens for seed in range(8)])
+    assert texts[0] == texts[1]

@@ -1,0 +1,45 @@
+"""Layers of real width against `transformers`, with a prompt longer than the sliding window."""
+
+import pytest
+import torch
+
+from gesso import checkpoint, saving
+from gesso.config import Config
+from tests.gpu.device import DEVICE
+from tests.gpu.real_width import errors, make_model, outputs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The reference in float32, the outputs it gives, and the directory it was read from."""
+    import transformers
+
+    directory = tmp_path_factory.mktemp("real") / "model"
+    model = make_model()
+    saving.save(model, directory)
+    del model
+    exact = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(directory).to(DEVICE).eval()
+    return exact, outputs(exact), directory
+
+
+def test_float32_equals_the_reference_beyond_the_window(reference, record_property):
+    """Except at the few tokens between two experts, where rounding decides which one answers."""
+    _, truth, directory = reference
+    ours = checkpoint.load(directory, Config.from_directory(directory), DEVICE, torch.float32)
+    found = errors(outputs(ours), truth)
+    record_property("median", float(found.median()))
+    record_property("quantile_99", float(found.quantile(0.99)))
+    assert found.median() < 2e-5
+    assert found.quantile(0.99) < 1e-4
+
+
+def test_bfloat16_is_as_near_the_truth_as_the_reference(reference, record_property):
+    exact, truth, directory = reference
+    ours = checkpoint.load(directory, Config.from_directory(directory), DEVICE, torch.bfloat16)
+    low = type(exact).from_pretrained(directory, dtype=torch.bfloat16).to(DEVICE).eval()
+    mine, theirs = errors(outputs(ours), truth), errors(outputs(low), truth)
+    record_property("mean_error", float(mine.mean()))
+    record_property("mean_error_of_the_reference", float(theirs.mean()))
+    assert mine.mean() <= 1.05 * theirs.mean()

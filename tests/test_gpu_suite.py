@@ -1,0 +1,102 @@
+"""The GPU suite, as far as a CPU can check it: what it imports, that no test is left out, what its runner reports."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import run
+
+ROOT = Path(__file__).parent.parent
+# What `make test` needs and a GPU machine need not have.
+ABSENT = ("openai", "langchain_openai", "schemathesis", "httpx", "playwright", "hypothesis", "jsonschema", "peft",
+          "zstandard", "tensorboard", "PIL", "xdist", "fastapi", "uvicorn", "pydantic", "prometheus_client",
+          "outlines_core")  # fmt: skip
+COLLECT = f"""
+import sys
+sys.modules |= dict.fromkeys({ABSENT!r})  # an import of these now fails
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def test_gpu_tests_are_collected_without_the_packages_of_other_tests():
+    targets = [target for group in run.GROUPS for target in group.targets]
+    options = ["--collect-only", "-m", "gpu or not gpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT, *targets, *options],
+        cwd=ROOT,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/gpu/test_serve.py::test_sixteen_mixed_clients" in done.stdout
+
+
+def test_every_gpu_test_belongs_to_a_group():
+    targets = {target.partition("::")[0] for group in run.GROUPS for target in group.targets}
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.gpu\b", path.read_text())]
+    assert {str(path.relative_to(ROOT)) for path in marked} - {"tests/test_gpu_suite.py"} <= targets
+    assert all(
+        target in targets for target in map(str, (p.relative_to(ROOT) for p in (ROOT / "tests/gpu").glob("test_*")))
+    )
+
+
+def test_groups_share_the_card_as_far_as_its_memory_allows():
+    group, other = (run.Group(name, (), memory=60, limit=1) for name in "ab")
+    alone = run.Group("c", (), memory=1, limit=1, alone=True)
+    under_way = [run.Running(group, None, Path(), Path())]
+    assert run.fits(alone, [], 120) and run.fits(group, [], 10), "one group runs whatever it needs"
+    assert run.fits(other, under_way, 120) and not run.fits(other, under_way, 100)
+    assert not run.fits(alone, under_way, 120)
+    assert not run.fits(group, [run.Running(alone, None, Path(), Path())], 120)
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    """Run groups of the given test files and return exit status and report."""
+
+    def go(**files):
+        groups = []
+        for name, text in files.items():
+            path = tmp_path / f"test_{name}.py"
+            path.write_text(text)
+            groups.append(run.Group(name, (str(path),), memory=1, limit=1 if name == "slow" else 300))
+        monkeypatch.setattr(run, "GROUPS", tuple(groups))
+        monkeypatch.setattr(run, "probe", lambda: {"device": "none", "torch": "2", "triton": "3", "memory": 9})
+        out = tmp_path / "report.json"
+        monkeypatch.setattr(sys, "argv", ["run.py", "--tree", "abc", "--out", str(out)])
+        return run.main(), json.loads(out.read_text())
+
+    return go
+
+
+def test_a_report_says_what_passed_and_with_which_figures(runner):
+    status, report = runner(good="def test_it(record_property):\n    record_property('error', 0.5)\n")
+    assert status == 0 and report["passed"] and report["tree"] == "abc" and report["counts"] == {"passed": 1}
+    (test,) = report["tests"]
+    assert test["id"].endswith("test_good.py::test_it") and test["figures"] == {"error": "0.5"}
+
+
+def test_failed_skipped_and_hanging_tests_are_no_pass(runner):
+    status, report = runner(
+        bad="import pytest\ndef test_it():\n    assert 1 == 2, 'words'\ndef test_no():\n    pytest.skip('no')\n",
+        slow="import time\ndef test_it():\n    time.sleep(600)\n",
+        broken="import nothing_of_this_name\n",
+    )
+    assert status == 1 and not report["passed"]
+    assert report["counts"] == {"failed": 1, "skipped": 1, "timeout": 1, "error": 1}
+    (failed,) = [test for test in report["tests"] if test["outcome"] == "failed"]
+    assert "words" in failed["message"]
+
+
+def test_a_run_without_a_tree_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--tree", " "])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert "TREE=" in capsys.readouterr().err
