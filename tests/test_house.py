@@ -19,7 +19,8 @@ BELOW = {
     | {"ops", "model", "diffusion", "checkpoint", "saving", "tokenizer", "messages", "printable", "vision"},
     "quantize": PLAIN | {"ops", "checkpoint", "saving", "vision", "printable"},
     "serve": PLAIN
-    | {"engine", "guide", "plan", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"},
+    | {"engine", "guide", "plan", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"}
+    | {"workspace"},
     "bench": PLAIN
     | {"ops", "model", "guide", "engine", "train", "box", "api", "tasks", "serve", "untrained", "checkpoint"},
     "trace": PLAIN | {"api", "engine", "serve"},
