@@ -19,18 +19,20 @@ from gesso import checkpoint
 from gesso.config import Config
 from gesso.hardware import Card
 from gesso.info import CONTEXTS, PRECISIONS, cache_bytes, pairs, short, weight_bytes
+from gesso.workspace import workspace_bytes
 
 if TYPE_CHECKING:
     from gesso.model.transformer import DiffusionGemma
 
 BATCHES = (1, 2, 4, 8)
 STEPS = 16
-WORKSPACE_BYTES = 10**9
+PREFILL = 2048  # tokens of prompts in a pass, as a server reads them on a GPU
+MOST = 4096  # sequences that are counted
 EMBEDDING = "decoder.embed_tokens.weight"  # soft embeddings are made of it, in bf16
 WORTH_IT = 1.25  # how much shorter fp8 must make a step to be preferred to the checkpoint's own bf16
 RULES = (
-    "Usable: what the driver reports, less what a unified machine's system keeps. 1 GB of it goes to activations, "
-    "logits and the CUDA context.",
+    "Usable: what the driver reports, less what a unified machine's system keeps. The workspace goes off it: CUDA "
+    "context, activations and logits, which grow with the number of sequences (see gesso/workspace.py).",
     "A sequence: its cache, and the second copy of its rings that the engine keeps for the next turn.",
     "Step: the larger of bytes / bandwidth and operations / compute at the datasheet's peaks: a floor, not a forecast.",
     "Bytes: every weight once; of the experts the share that T tokens hit if routed evenly, 1 - (1 - k/E)^T; the "
@@ -79,7 +81,11 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """One precision on one card. `missing_bytes` is what a single sequence of the shortest context lacks."""
+    """One precision on one card.
+
+    `free_bytes` are those left for the cache of a single sequence; `missing_bytes` is what it lacks at the shortest
+    context.
+    """
 
     precision: str
     in_hardware: bool
@@ -95,7 +101,7 @@ class Fit:
 class Plan:
     card: Card
     usable_bytes: int
-    workspace_bytes: int
+    workspace_bytes: int  # of a single sequence
     steps: int
     canvas: int
     context: int  # of every sequence, where a floor is computed
@@ -121,7 +127,7 @@ def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
     return Plan(
         card=card,
         usable_bytes=card.usable_bytes,
-        workspace_bytes=WORKSPACE_BYTES,
+        workspace_bytes=_workspace(config, 1),
         steps=steps,
         canvas=config.canvas_length,
         context=context,
@@ -137,10 +143,10 @@ def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
 
 def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, context: int, steps: int) -> Fit:
     weights = sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
-    free = card.usable_bytes - WORKSPACE_BYTES - weights
+    free = card.usable_bytes - _workspace(config, 1) - weights
     contexts = [c for c in CONTEXTS if c <= config.max_position_embeddings] or [context]
     rooms = tuple(
-        Room(context=c, sequence_bytes=size, sequences=max(0, free // size))
+        Room(context=c, sequence_bytes=size, sequences=_sequences(config, card.usable_bytes - weights, size))
         for c, size in ((c, sequence_bytes(config, c)) for c in contexts)
     )
     load = _load(config, model, precision)
@@ -160,6 +166,15 @@ def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, co
             if batch <= rooms[0].sequences
         ),
     )
+
+
+def _workspace(config: Config, batch: int) -> int:
+    return workspace_bytes(config, batch, PREFILL, config.canvas_length)
+
+
+def _sequences(config: Config, free: int, size: int) -> int:
+    """Return how many sequences of `size` bytes fit, with the workspace for so many."""
+    return bisect_right(range(1, MOST + 1), free, key=lambda count: _workspace(config, count) + count * size)
 
 
 def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:

@@ -20,7 +20,7 @@ BELOW = {
     "quantize": PLAIN | {"ops", "checkpoint", "saving", "vision", "printable"},
     "serve": PLAIN
     | {"engine", "guide", "plan", "filling", "api", "answer", "checkpoint", "tokenizer", "messages", "fit", "info"}
-    | {"untrained"},
+    | {"untrained", "workspace"},
     "bench": PLAIN
     | {"ops", "model", "guide", "engine", "train", "box", "api", "tasks", "serve", "untrained", "checkpoint"},
     "trace": PLAIN | {"api", "engine", "serve"},

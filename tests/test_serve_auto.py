@@ -7,10 +7,11 @@ import pytest
 
 from gesso.config import Config
 from gesso.errors import InputError
-from gesso.fit import WORKSPACE_BYTES, sequence_bytes
+from gesso.fit import sequence_bytes
 from gesso.info import describe
 from gesso.serve.auto import Memory, choose, host_memory
 from gesso.serve.settings import EngineSettings
+from gesso.workspace import workspace_bytes
 from tests.test_info import REAL, write
 
 GB = 10**9
@@ -27,7 +28,8 @@ def on_gpu(settings, gb, free=None):
 
 
 def worst_case(settings, config):
-    return settings.max_batch * sequence_bytes(config, settings.max_length)
+    workspace = workspace_bytes(config, settings.max_batch, settings.prefill, config.canvas_length)
+    return workspace + settings.max_batch * sequence_bytes(config, settings.max_length)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_the_widest_precision_that_fits_is_chosen_and_the_worst_case_fits_beside
     assert choice.settings.quantize == precision
     assert choice.settings.max_batch >= 1 and 8192 <= choice.settings.max_length <= LONGEST
     weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
-    assert weights[counted] + WORKSPACE_BYTES + worst_case(choice.settings, config) < 0.9 * gb * GB
+    assert weights[counted] + worst_case(choice.settings, config) < 0.9 * gb * GB
 
 
 def test_much_memory_is_all_of_the_context_and_little_a_shorter_one_before_a_smaller_batch(real):
@@ -52,20 +54,20 @@ def test_much_memory_is_all_of_the_context_and_little_a_shorter_one_before_a_sma
 def test_a_batch_that_was_told_gets_the_context_that_fits_so_many_times(real):
     config = Config.from_directory(Path(real.model))
     weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
-    chosen = on_gpu(replace(real, max_batch=2), 19).settings
+    chosen = on_gpu(replace(real, max_batch=2), 20).settings
     assert (chosen.quantize, chosen.max_batch) == ("int4", 2) and chosen.max_length < 8192
-    assert weights["4-bit"] + WORKSPACE_BYTES + worst_case(chosen, config) < 0.9 * 19 * GB
-    assert on_gpu(real, 19).settings.max_batch == 1
+    assert weights["4-bit"] + worst_case(chosen, config) < 0.9 * 20 * GB
+    assert on_gpu(real, 20).settings.max_batch == 1
 
 
 def test_what_was_told_is_kept_and_the_rest_goes_by_it(real):
     told = on_gpu(replace(real, max_batch=2, max_length=20_000, prefill=512, quantize="fp8"), 141).settings
     assert (told.max_batch, told.max_length, told.prefill, told.quantize) == (2, 20_000, 512, "fp8")
     assert on_gpu(replace(real, max_batch=1), 80).settings.max_length == LONGEST
-    assert on_gpu(replace(real, max_length=4096), 80).settings.max_batch == 32
+    assert on_gpu(replace(real, max_length=4096), 90).settings.max_batch == 32
     assert on_gpu(replace(real, quantize="none"), 80).settings.quantize is None
     packed, layers = (
-        on_gpu(replace(real, quantize=name, max_batch=1), 20).settings for name in ("int4", "int4-layers")
+        on_gpu(replace(real, quantize=name, max_batch=1), 22).settings for name in ("int4", "int4-layers")
     )
     assert layers.quantize == "int4-layers" and layers.max_length < packed.max_length
 
@@ -76,10 +78,22 @@ def test_memory_that_others_use_and_the_share_not_wanted_are_left_alone(real):
     assert on_gpu(replace(real, memory=0.5), 80).settings.quantize == "fp8"
 
 
+@pytest.mark.parametrize("gb", [22, 24, 32, 48, 80, 90, 141])
+def test_the_largest_batch_that_fits_is_chosen(real, gb):
+    """Logits of all canvases grow with the batch: one request more would not fit."""
+    config = Config.from_directory(Path(real.model))
+    weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
+    chosen = on_gpu(replace(real, max_length=8192), gb).settings
+    used = weights[{None: "bf16", "fp8": "fp8", "int4": "4-bit"}[chosen.quantize]]
+    assert used + worst_case(chosen, config) <= 0.9 * gb * GB
+    more = replace(chosen, max_batch=chosen.max_batch + 1)
+    assert chosen.max_batch == 32 or used + worst_case(more, config) > 0.9 * gb * GB
+
+
 @pytest.mark.parametrize(
     ("told", "gb", "figures"),
     [
-        ({}, 8, ("packed to int4", "1.00 GB", "7.20 GB may be used", "--memory 0.9")),
+        ({}, 8, ("packed to int4", "2.12 GB", "7.20 GB may be used", "--memory 0.9")),
         ({"quantize": "none"}, 48, ("50.5", "43.20 GB may be used")),
         ({"max_batch": 64, "max_length": LONGEST}, 80, ("64 texts of 262144 tokens", "(--max-length)")),
     ],

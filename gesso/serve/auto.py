@@ -14,14 +14,16 @@ import torch
 from gesso import checkpoint, untrained
 from gesso.config import Config
 from gesso.errors import InputError
-from gesso.fit import WORKSPACE_BYTES, sequence_bytes
+from gesso.fit import sequence_bytes
 from gesso.info import precision_of, short, weight_bytes
 from gesso.serve.settings import EngineSettings
+from gesso.workspace import workspace_bytes
 
 BATCH = 8  # requests at once that are worth a shorter context
 BATCH_GPU = 32  # and as many as this where there is room: on a CPU more at once is not more a second
 CONTEXT = 8192  # tokens that are worth a smaller batch, and a narrower precision
 PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU one piece takes as long as a step of those who run
+MOST = 1024  # requests at once that are considered
 PRECISIONS = ("none", "fp8", "int4")  # widest first
 
 
@@ -49,7 +51,8 @@ def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice
     `value_bytes` are those of a number in the dtype that products are made in.
     """
     _, config = untrained.locate(settings.model)
-    room = Room(config, memory.budget(settings.memory), value_bytes)
+    prefill = settings.prefill or (PREFILL_GPU if memory.device == "cuda" else PREFILL_CPU)
+    room = Room(config, memory.budget(settings.memory), value_bytes, prefill)
     narrower = [settings.quantize] if settings.quantize else ["none"] if config.quantization else list(PRECISIONS)
     wanted = min(settings.max_length or CONTEXT, config.max_position_embeddings)
     batch = settings.max_batch or 1
@@ -70,16 +73,16 @@ def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice
         quantize=None if quantize == "none" else quantize,
         max_length=context,
         max_batch=settings.max_batch or min(most, room.sequences(quantize, context)),
-        prefill=settings.prefill or (PREFILL_GPU if memory.device == "cuda" else PREFILL_CPU),
+        prefill=prefill,
     )
     return Choice(chosen, _reason(room, memory, settings, chosen))
 
 
 class Room:
-    """What fits in so many bytes."""
+    """What fits in a budget of bytes: weights, the workspace of a batch, and the cache of each sequence in it."""
 
-    def __init__(self, config: Config, budget: int, value_bytes: int) -> None:
-        self.config, self.budget, self.value_bytes = config, budget, value_bytes
+    def __init__(self, config: Config, budget: int, value_bytes: int, prefill: int) -> None:
+        self.config, self.budget, self.value_bytes, self.prefill = config, budget, value_bytes, prefill
         model = checkpoint.empty_model(replace(config, quantization=None))
         self._shapes = list(model.named_parameters())
 
@@ -88,20 +91,22 @@ class Room:
         precision = "bf16" if packed == "none" else precision_of(packed)
         return sum(weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes)
 
-    def left(self, quantize: str) -> int:
-        return self.budget - WORKSPACE_BYTES - self.weights(quantize)
+    def workspace(self, batch: int) -> int:
+        return workspace_bytes(self.config, batch, self.prefill, self.config.canvas_length, self.value_bytes)
 
     def sequence(self, context: int) -> int:
         return sequence_bytes(self.config, context, self.value_bytes)
 
     def sequences(self, quantize: str, context: int) -> int:
-        """How many texts of this length lie beside the weights."""
-        return max(0, self.left(quantize) // self.sequence(context))
+        """Return the largest batch of sequences of this length that fits beside the weights."""
+        free, size = self.budget - self.weights(quantize), self.sequence(context)
+        return bisect_right(range(1, MOST + 1), free, key=lambda batch: self.workspace(batch) + batch * size)
 
     def context(self, quantize: str, batch: int) -> int:
-        """The longest text of which `batch` lie beside the weights."""
+        """Return the longest context of which `batch` sequences fit beside the weights."""
+        free = self.budget - self.weights(quantize) - self.workspace(batch)
         lengths = range(1, self.config.max_position_embeddings + 1)
-        return bisect_right(lengths, self.left(quantize) // batch, key=self.sequence)
+        return bisect_right(lengths, free // batch, key=self.sequence)
 
 
 def _reason(room: Room, memory: Memory, asked: EngineSettings, chosen: EngineSettings) -> str:
@@ -116,7 +121,7 @@ def _reason(room: Room, memory: Memory, asked: EngineSettings, chosen: EngineSet
     packed = "" if chosen.quantize is None else f", packed to {chosen.quantize} ({by(asked.quantize)})"
     return (
         f"{gb(memory.free)} of {gb(memory.total)} are free on the {memory.device} and {gb(room.budget)} may be used; "
-        f"weights take {gb(room.weights(precision))}{packed}, work {gb(WORKSPACE_BYTES)}; "
+        f"weights take {gb(room.weights(precision))}{packed}, work {gb(room.workspace(chosen.max_batch))}; "
         f"context {chosen.max_length} ({context}), {gb(room.sequence(chosen.max_length))} a text at most; "
         f"{chosen.max_batch} requests at once ({by(asked.max_batch)}); "
         f"{chosen.prefill} prompt tokens between two steps ({'as told' if asked.prefill else 'by the device'})"
@@ -125,7 +130,7 @@ def _reason(room: Room, memory: Memory, asked: EngineSettings, chosen: EngineSet
 
 def _refusal(room: Room, quantize: str, context: int, batch: int, settings: EngineSettings) -> str:
     packed = "" if quantize == "none" else f" packed to {quantize}"
-    needed = WORKSPACE_BYTES + room.weights(quantize) + batch * room.sequence(context)
+    needed = room.workspace(batch) + room.weights(quantize) + batch * room.sequence(context)
     texts = f"{batch} texts of {context} tokens" if batch > 1 else f"a text of {context} tokens"
     possible = room.context(quantize, batch)
     advice = (
@@ -134,8 +139,8 @@ def _refusal(room: Room, quantize: str, context: int, batch: int, settings: Engi
         else "a smaller --max-batch, a narrower --quantize, a larger --memory or another device may do"
     )
     return (
-        f"the model does not fit: weights{packed} ({gb(room.weights(quantize))}), work ({gb(WORKSPACE_BYTES)}) and "
-        f"{texts} ({gb(batch * room.sequence(context))}) are {gb(needed)}, and {gb(room.budget)} may be used "
+        f"the model does not fit: weights{packed} ({gb(room.weights(quantize))}), work ({gb(room.workspace(batch))}) "
+        f"and {texts} ({gb(batch * room.sequence(context))}) are {gb(needed)}, and {gb(room.budget)} may be used "
         f"(--memory {settings.memory:g}); {advice}"
     )
 
