@@ -25,6 +25,7 @@ from gesso.errors import InputError
 
 ALONE_SECONDS, ALONE_REQUESTS = 15.0, 40  # measured alone: until either is reached
 LEAST_SECONDS, MOST_SECONDS = 8.0, 25.0  # measured under each attack
+AFTER_SECONDS = 6.0  # of them after its last request: abandoned work shows only then
 RECOVERY_SECONDS = 10.0  # for an answer after the attack
 
 
@@ -115,7 +116,7 @@ def _beside(attack: Attack, target: Target, key: str | None, alone: Bystander) -
     time.sleep(0.5)
     outcome = _run(attack, target, until - 1)
     ended = time.monotonic()
-    time.sleep(max(0.0, began + LEAST_SECONDS - ended))
+    time.sleep(max(0.0, min(until, max(began + LEAST_SECONDS, ended + AFTER_SECONDS)) - ended))
     stop.set()
     # A request that is under way may still be answered, up to the deadline.
     for thread in threads:

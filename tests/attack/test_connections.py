@@ -79,11 +79,14 @@ def test_half_heads_are_given_up_and_nobody_is_locked_out(server):
     assert_nothing_left(server)
 
 
-@pytest.mark.parametrize("sent", (0, 20, 60))
-def test_a_connection_that_sends_no_complete_head_is_closed(server, sent):
-    with wire.connect(server.url) as connection:
-        connection.sendall(wire.head(COMPLETIONS, BAD, 10)[:sent])
-        assert is_closed(connection, HEAD_SECONDS)
+def test_connections_that_send_no_complete_head_are_closed(server):
+    head = wire.head(COMPLETIONS, BAD, 10)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(wire.connect(server.url)) for _ in range(3)]
+        for connection, length in zip(connections, (0, 20, len(head) - 1), strict=True):
+            connection.sendall(head[:length])
+        until = time.monotonic() + HEAD_SECONDS
+        assert all(is_closed(connection, until - time.monotonic()) for connection in connections)
 
 
 def test_a_head_that_comes_a_byte_at_a_time_is_given_up(server):

@@ -54,7 +54,6 @@ def test_abandoned_schemas_stop_being_read(server):
 
 REFUSED = {
     "a slow regex": {"regex": attacks.slow_regex(0)},
-    "a regex of too many states": {"regex": "(a|b)*a(a|b){30}"},
     "100,000 stars": {"grammar": 'root ::= "a"' + "*" * 100_000},
     "endless recursion": {"grammar": "root ::= root"},
     "deep parentheses": {"regex": "(" * 20_000 + "a" + ")" * 20_000},
@@ -96,7 +95,7 @@ constraints = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(constraint=constraints)
 def test_no_constraint_is_a_fault_of_the_server(server, constraint):
     answer = attack(server, COMPLETIONS, short(max_tokens=8, **constraint))

@@ -73,6 +73,13 @@ def test_abandoned_requests_stop_working(server):
     assert_nothing_left(server)
 
 
+@pytest.mark.parametrize("form", ({"name": "f"}, {"type": "function", "function": {"name": "f"}}))
+def test_a_tool_may_be_required_in_either_form(server, form):
+    """Both forms pass validation, so neither may fail in the engine."""
+    answer = attack(server, CHAT, {"messages": USER, "tools": [form], "tool_choice": "required", "max_tokens": 64})
+    assert answer.status == 200 or 400 <= answer.status < 500, (answer.status, answer.message)
+
+
 values = st.recursive(
     st.none()
     | st.booleans()
