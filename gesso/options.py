@@ -2,7 +2,6 @@
 
 import inspect
 import json as json_module  # the name itself is an option's
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 import gesso
 from gesso.box import BASE, SOLVER
 from gesso.errors import InputError
-from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion, choose
+from gesso.settings import BOUNDS, FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -86,8 +85,8 @@ class Denoising:
     def diffusion(self) -> dict[str, Any]:
         """What was given, as keyword arguments; ask before a large model takes minutes to load: it is checked here."""
         given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        # Whether t_max goes with t_min depends on the checkpoint: here their defaults are wide enough for any value.
-        choose(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **given)
+        # Whether t_max is compatible with t_min depends on the checkpoint: these defaults fit any value.
+        choose(Diffusion(t_min=BOUNDS["t_min"][0], t_max=BOUNDS["t_max"][1]), **given)
         return given if self.preset is None else {**given, "preset": self.preset}
 
 

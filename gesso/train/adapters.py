@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gesso.checkpoint import checkpoint_name, logger
-from gesso.config import read_json
 from gesso.errors import CheckpointError, InputError
+from gesso.files import read_json
 from gesso.model.adapters import Adapters, Lora, adapter_sites, attached, weight_of
 from gesso.model.transformer import DiffusionGemma
 from gesso.ops import Packed, Weight
