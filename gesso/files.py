@@ -74,15 +74,15 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     return data
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, depth: int = DEPTH_LIMIT) -> Any:
     """Parse JSON of bounded depth. Every error is a ValueError, that of numbers with thousands of digits too."""
-    deep = f"it is nested more than {DEPTH_LIMIT} levels deep"
+    deep = f"it is nested more than {depth} levels deep"
     try:
         data = json.loads(text)
     except RecursionError:
         raise ValueError(deep) from None
     level: list[Any] = [data]
-    for _ in range(DEPTH_LIMIT + 1):
+    for _ in range(depth + 1):
         level = [value for value in level if isinstance(value, dict | list)]
         if not level:
             return data

@@ -1,7 +1,6 @@
 """The options that commands share, as typer reads them: one name, one meaning, one help text."""
 
 import inspect
-import json as json_module  # the name itself is an option's
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 import gesso
 from gesso.box import BASE, SOLVER
 from gesso.errors import InputError
+from gesso.files import parse_json, read_text
 from gesso.settings import BOUNDS, FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion, choose
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Constraint:
     def constraint(self) -> dict[str, Any]:
         given: dict[str, Any] = {"choice": self.choice, "regex": self.regex}
         given["json_schema"] = None if self.json_schema is None else _read_json(self.json_schema)
-        given["grammar"] = None if self.grammar is None else _read_text(self.grammar)
+        given["grammar"] = None if self.grammar is None else read_text(self.grammar)
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -143,16 +143,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-
-
 def _read_json(path: Path) -> Any:
-    text = _read_text(path)
+    text = read_text(path)
     try:
-        return json_module.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text, depth=500)
+    except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from None
