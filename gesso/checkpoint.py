@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gesso import box
-from gesso.config import LAYERS, Config, read_json
+from gesso.config import LAYERS, Config
 from gesso.errors import CheckpointError, InputError
+from gesso.files import check_regular, read_json
 from gesso.vision import is_vision
 
 if TYPE_CHECKING:  # torch takes a second to import; `gesso info` on a bad path should not
@@ -31,6 +32,7 @@ logger = logging.getLogger("gesso")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model"]
 LONG_LOAD = 10**9  # bytes from which on a progress bar is worth showing
+FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors names the dtypes of weights that are not packed
 
 
 # --- find ---------------------------------------------------------------------------------------------------------
@@ -133,6 +135,8 @@ def problems(directory: Path, config: Config) -> list[str]:
             wrong.append(f"tensor {name} has shape {list(shape)}, the configuration asks for {list(expected[name])}")
         if name in packed and dtype not in (able := _dtypes(packed[name][1])):
             wrong.append(f"tensor {name} is stored as {dtype}, {config.quantization} asks for {able[0]}")
+        if name not in packed and dtype not in FLOATS:
+            wrong.append(f"tensor {name} is stored as {dtype}, expected floating-point numbers: {', '.join(FLOATS)}")
     return wrong
 
 
@@ -179,11 +183,14 @@ def opened(file: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular(file)
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except FileNotFoundError:
         raise CheckpointError(f"weight file {file.name} is missing from {file.parent}; download it again") from None
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise CheckpointError(f"weight file {file} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
         raise CheckpointError(f"weight file {file} is corrupt or cut off ({error}); download it again") from None
 
 

@@ -1,11 +1,10 @@
-"""What a checkpoint's config.json says, as a frozen dataclass.
+"""Read a checkpoint's config.json into a frozen dataclass.
 
-Defaults mirror `transformers.DiffusionGemmaTextConfig`, since a saved config leaves out what equals them. Fields that
-would change the mathematics in a way the model does not implement are refused by name; fields we have never heard of
-are named in a warning; fields without meaning for text generation pass in silence.
+Defaults mirror `transformers.DiffusionGemmaTextConfig`, since a saved config leaves out fields that equal them. Every
+field that gesso uses has a type and bounds. Fields that ask for mathematics the model does not implement are rejected
+by name; unknown fields are named in a warning; fields without meaning for text generation are ignored.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,41 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from gesso.checks import flag, integer, is_integer, mapping, number, shown, strings
 from gesso.errors import CheckpointError
+from gesso.files import read_json
 
 logger = logging.getLogger("gesso")
 
 SLIDING, GLOBAL = "sliding_attention", "full_attention"
+
+# Least and greatest value of every size. They leave room for models a hundred times larger than any published one, yet
+# no tensor of such a model has more elements than torch can count, and building it without weights takes seconds.
+SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "vocab_size": (1, 2**22),
+        "hidden_size": (1, 2**17),
+        "intermediate_size": (1, 2**20),
+        "num_hidden_layers": (1, 1024),
+        "num_attention_heads": (1, 2**10),
+        "num_key_value_heads": (1, 2**10),
+        "head_dim": (2, 2**12),
+        "num_experts": (1, 2**12),
+        "top_k_experts": (1, 2**12),
+        "moe_intermediate_size": (1, 2**20),
+        "sliding_window": (2, 2**24),
+        "max_position_embeddings": (1, 2**24),
+        "canvas_length": (1, 2**12),
+    }
+)
+NUMBERS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "rms_norm_eps": (1e-12, 1.0),
+        "final_logit_softcapping": (1e-3, 1e6),
+        "rope_theta": (1.0, 1e12),
+        "partial_rotary_factor": (1e-6, 1.0),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +91,17 @@ class Config:
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_experts",
-                     "top_k_experts", "moe_intermediate_size", "canvas_length", "max_position_embeddings",
-                     "sliding_window"):  # fmt: skip
-            _positive(getattr(self, name), name)
-        for name in ("rms_norm_eps", "final_logit_softcapping"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-                raise CheckpointError(f"config: {name} must be a number above 0, got {value!r}")
+        values = vars(self)
+        for name in (name for name in SIZES if name in values):
+            _size(values[name], name)
+        for name in (name for name in NUMBERS if name in values):
+            _number(values[name], name)
+        flag(self.tie_word_embeddings, "config: tie_word_embeddings")
+        integer(self.pad_token_id, "config: pad_token_id", 0, self.vocab_size - 1)
+        for token in self.eos_token_ids:
+            integer(token, "config: eos_token_id", 0, self.vocab_size - 1)
         if not self.layers:
             raise CheckpointError("config: the model has no layers")
-        if self.sliding_window < 2:
-            raise CheckpointError(f"config: sliding_window must be at least 2, got {self.sliding_window}")
         if self.top_k_experts > self.num_experts:
             raise CheckpointError(f"config: top_k_experts {self.top_k_experts} exceeds num_experts {self.num_experts}")
         for i, layer in enumerate(self.layers):
@@ -90,16 +118,16 @@ class Config:
         model_type = raw.get("model_type")
         if model_type != "diffusion_gemma":
             raise CheckpointError(
-                f"config: model_type is {model_type!r}, gesso runs 'diffusion_gemma' only; "
+                f"config: model_type is {shown(model_type)}, gesso runs 'diffusion_gemma' only; "
                 "give a DiffusionGemma checkpoint"
             )
-        text = raw.get("text_config")
-        if not isinstance(text, Mapping):
+        if raw.get("text_config") is None:
             raise CheckpointError("config: text_config is missing")
+        text = mapping(raw["text_config"], "config: text_config")
         _refuse_unsupported(text)
         layers = _layers(text)
 
-        def required(name: str) -> int:
+        def required(name: str) -> Any:
             if text.get(name) is None:
                 raise CheckpointError(f"config: text_config.{name} is missing; every DiffusionGemma layer needs it")
             return text[name]
@@ -137,80 +165,80 @@ class Config:
         return replace(self, quantization=name, raw=raw)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist; a checkpoint directory needs {path.name}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(data).__name__}")
-    return data
-
-
 def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
-    count = _positive(first(text.get("num_hidden_layers"), 30), "num_hidden_layers")
-    kinds = text.get("layer_types") or [GLOBAL if (i + 1) % 6 == 0 else SLIDING for i in range(count)]
+    count = _size(first(text.get("num_hidden_layers"), 30), "num_hidden_layers")
+    kinds = strings(text.get("layer_types"), "config: layer_types")
+    kinds = kinds or [GLOBAL if (i + 1) % 6 == 0 else SLIDING for i in range(count)]
     if len(kinds) != count:
-        raise CheckpointError(f"config: layer_types names {len(kinds)} layers, num_hidden_layers says {count}")
+        raise CheckpointError(f"config: layer_types names {len(kinds)} layers, num_hidden_layers is {count}")
     if unknown := set(kinds) - {SLIDING, GLOBAL}:
-        raise CheckpointError(f"config: unknown layer_types {sorted(unknown)}; expected {SLIDING} and {GLOBAL}")
+        raise CheckpointError(f"config: unknown layer_types {shown(sorted(unknown))}; expected {SLIDING} and {GLOBAL}")
     kinds = [*kinds[:-1], GLOBAL]  # the reference forces the last layer to be global
 
-    ropes = {
-        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-        GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-    }
-    for kind, given in (text.get("rope_parameters") or {}).items():
-        if kind not in ropes or not isinstance(given, Mapping):
-            raise CheckpointError(f"config: rope_parameters must be given by layer type, {SLIDING} and {GLOBAL}")
-        ropes[kind] = {"rope_theta": ropes[kind]["rope_theta"], **given}
+    ropes = _ropes(text.get("rope_parameters"))
     kv_heads = first(text.get("num_key_value_heads"), 4)
     shapes = {
         SLIDING: (first(text.get("head_dim"), 256), kv_heads),
         GLOBAL: (first(text.get("global_head_dim"), 512), first(text.get("num_global_key_value_heads"), kv_heads)),
     }
     # Newer files give the same geometry layer by layer; a global layer without an entry then has the base shape.
-    if (per_layer := text.get("per_layer_config")) is not None:
+    if text.get("per_layer_config") is not None:
         shapes[GLOBAL] = shapes[SLIDING]
+    per_layer = mapping(text.get("per_layer_config"), "config: per_layer_config")
+    if beyond := per_layer.keys() - {str(i) for i in range(count)}:
+        raise CheckpointError(
+            f"config: per_layer_config names layers {shown(sorted(beyond))}, the model has 0 to {count - 1}"
+        )
     layers = []
     for i, kind in enumerate(kinds):
-        override = (per_layer or {}).get(str(i), {})
+        override = mapping(per_layer.get(str(i)), f"config: per_layer_config.{i}")
         if surplus := set(override) - {"head_dim", "num_key_value_heads"}:
             raise CheckpointError(
-                f"config: per_layer_config.{i} sets {sorted(surplus)}, which gesso cannot vary by layer"
+                f"config: per_layer_config.{i} sets {shown(sorted(surplus))}, which gesso cannot vary by layer"
             )
         head_dim, heads = shapes[kind]
         layers.append(
             LayerShape(
                 sliding=kind == SLIDING,
-                head_dim=_positive(override.get("head_dim", head_dim), "head_dim"),
-                kv_heads=_positive(override.get("num_key_value_heads", heads), "num_key_value_heads"),
-                rope=_rope(kind, ropes[kind]),
+                head_dim=_size(override.get("head_dim", head_dim), "head_dim"),
+                kv_heads=_size(override.get("num_key_value_heads", heads), "num_key_value_heads"),
+                rope=ropes[kind],
             )
         )
     return tuple(layers)
+
+
+def _ropes(given: Any) -> dict[str, Rope]:
+    ropes: dict[str, dict[str, Any]] = {
+        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+        GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    }
+    for kind, fields in mapping(given, "config: rope_parameters").items():
+        if kind not in ropes or not isinstance(fields, Mapping):
+            raise CheckpointError(f"config: rope_parameters must be given by layer type, {SLIDING} and {GLOBAL}")
+        ropes[kind] = {"rope_theta": ropes[kind]["rope_theta"], **fields}
+    return {kind: _rope(kind, fields) for kind, fields in ropes.items()}
 
 
 def _rope(kind: str, given: Mapping[str, Any]) -> Rope:
     name = given.get("rope_type", "default")
     if name not in ("default", "proportional"):
         raise CheckpointError(
-            f"config: rope_type {name!r} of {kind} is not supported; expected default or proportional"
+            f"config: rope_type {shown(name)} of {kind} is not supported; expected default or proportional"
         )
     if given.get("factor", 1.0) != 1.0:
-        raise CheckpointError(f"config: rope factor {given['factor']} of {kind} is not supported; expected 1.0")
-    if name == "default" and given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError(f"config: rope factor {shown(given['factor'])} of {kind} is not supported; expected 1.0")
+    fraction = given.get("partial_rotary_factor", 1.0)
+    if name == "default" and fraction != 1.0:
         raise CheckpointError(f"config: partial_rotary_factor of {kind} needs rope_type proportional")
     return Rope(
-        theta=float(given["rope_theta"]),
-        fraction=given.get("partial_rotary_factor", 1.0),
+        theta=float(_number(given["rope_theta"], "rope_theta", f" of {kind}")),
+        fraction=_number(fraction, "partial_rotary_factor", f" of {kind}"),
         proportional=name == "proportional",
     )
 
 
-# What each field must be for the mathematics to be the one implemented here.
+# The only values with which the mathematics is the one implemented here.
 _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "hidden_activation": ("gelu_pytorch_tanh",),
@@ -245,7 +273,7 @@ def _refuse_unsupported(text: Mapping[str, Any]) -> None:
     for name, allowed in _REQUIRED_VALUES.items():
         if name in text and text[name] not in allowed:
             wanted = " or ".join(repr(value) for value in allowed)
-            raise CheckpointError(f"config: text_config.{name} is {text[name]!r}; gesso implements {wanted} only")
+            raise CheckpointError(f"config: text_config.{name} is {shown(text[name])}; gesso implements {wanted} only")
     unknown = {name for name, value in text.items() if value is not None} - _KNOWN - set(_REQUIRED_VALUES)
     if unknown:
         logger.warning("config: fields unknown to gesso are not used: %s", ", ".join(sorted(unknown)))
@@ -293,8 +321,10 @@ def _group(name: str, *targets: str) -> dict[str, Any]:
 
 
 def _quantization(given: Any) -> str | None:
-    """Which of QUANTIZATIONS the file means, and whether of layers only. How activations are to be rounded is advice
-    that gesso does not take."""
+    """Return the name in QUANTIZATIONS that the file describes, with LAYERS appended if embeddings are not packed.
+
+    Settings for the rounding of activations are ignored.
+    """
     if given is None:
         return None
     groups = given.get("config_groups") if isinstance(given, Mapping) else None
@@ -306,16 +336,17 @@ def _quantization(given: Any) -> str | None:
     found = [_described(group, given.get("format")) for group in groups.values()]
     for name in QUANTIZATIONS:
         if found == [_described(group, None) for group in quantization_config(name)["config_groups"].values()]:
-            targets = {target for group in groups.values() for target in group.get("targets") or ()}
+            where = "config: targets in quantization_config"
+            targets = {target for group in groups.values() for target in strings(group.get("targets"), where)}
             return name if targets & set(_TABLES) else name + LAYERS
     raise CheckpointError(
-        f"config: quantization_config describes weights as {found}; gesso reads fp8 for all matrices, or int4 or "
-        "nvfp4 for the experts and fp8 for the others, as gesso quantize writes them"
+        f"config: quantization_config describes weights as {shown(found)}; gesso reads fp8 for all matrices, or int4 "
+        "or nvfp4 for the experts and fp8 for the others, as gesso quantize writes them"
     )
 
 
 def _described(group: Any, stored: Any) -> dict[str, Any]:
-    """What fixes the meaning of a group's numbers. Where all are `stored` alike, that need not stand with each."""
+    """Return the fields that fix the meaning of a group's numbers; `stored` is the format of groups that name none."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return {}
@@ -329,13 +360,16 @@ def first(*values: Any) -> Any:
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
+    """Return `eos_token_id`, which is a token id or a list of them, as a tuple."""
     ids = tuple(value) if isinstance(value, list) else (value,)
-    if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
-        raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {value!r}")
+    if not ids or not all(map(is_integer, ids)):
+        raise CheckpointError(f"eos_token_id must be a token id or a list of one or more, got {shown(value)}")
     return ids
 
 
-def _positive(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config: {name} must be a positive integer, got {value!r}")
-    return value
+def _size(value: Any, name: str) -> int:
+    return integer(value, f"config: {name}", *SIZES[name])
+
+
+def _number(value: Any, name: str, of: str = "") -> float:
+    return number(value, f"config: {name}{of}", *NUMBERS[name])

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gesso import checkpoint
 from gesso.config import LAYERS, Config
-from gesso.errors import CheckpointError
+from gesso.errors import CheckpointError, InputError
 from gesso.printable import printable
 from gesso.settings import GenerationDefaults
 from gesso.vision import is_buffer, is_vision, vision_tensors
@@ -240,9 +240,10 @@ def cache_bytes(config: Config, context: int) -> int:
 
 
 def _examine(directory: Path, config: Config) -> tuple[list[Path], list[str]]:
-    """The weight files, and everything that would keep the directory from loading; having no weights is not a fault."""
-    from gesso.tokenizer import Tokenizer
+    """Return the weight files and everything that would keep the model from loading or answering.
 
+    A directory without weights is not a fault.
+    """
     files, problems = [], []
     try:
         files = checkpoint.weight_files(directory)
@@ -250,12 +251,25 @@ def _examine(directory: Path, config: Config) -> tuple[list[Path], list[str]]:
             problems += checkpoint.problems(directory, config)
     except CheckpointError as error:
         problems.append(str(error))
-    for read in (Tokenizer.from_directory, lambda path: GenerationDefaults.from_directory(path, config)):
+    for examine in (_examine_tokenizer, GenerationDefaults.from_directory):
         try:
-            read(directory)
-        except CheckpointError as error:
+            examine(directory, config)
+        except (CheckpointError, InputError) as error:
             problems.append(str(error))
     return files, problems
+
+
+def _examine_tokenizer(directory: Path, config: Config) -> None:
+    """Load the tokenizer and render a short conversation with its template."""
+    from gesso.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_directory(directory)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{directory / 'tokenizer.json'} has {tokenizer.vocab_size:,} tokens, the model has embeddings for "
+            f"{config.vocab_size:,}: use files of one checkpoint"
+        )
+    tokenizer.render([{"role": "user", "content": "Hello"}])
 
 
 def _weights(files: list[Path], quantization: str | None) -> Weights:

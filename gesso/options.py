@@ -1,8 +1,6 @@
 """The options that commands share, as typer reads them: one name, one meaning, one help text."""
 
 import inspect
-import json as json_module  # the name itself is an option's
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -13,7 +11,8 @@ import typer
 import gesso
 from gesso.box import BASE, SOLVER
 from gesso.errors import InputError
-from gesso.settings import FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion, choose
+from gesso.files import parse_json, read_text
+from gesso.settings import BOUNDS, FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -86,8 +85,8 @@ class Denoising:
     def diffusion(self) -> dict[str, Any]:
         """What was given, as keyword arguments; ask before a large model takes minutes to load: it is checked here."""
         given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        # Whether t_max goes with t_min depends on the checkpoint: here their defaults are wide enough for any value.
-        choose(Diffusion(t_min=sys.float_info.min, t_max=sys.float_info.max), **given)
+        # Whether t_max is compatible with t_min depends on the checkpoint: these defaults fit any value.
+        choose(Diffusion(t_min=BOUNDS["t_min"][0], t_max=BOUNDS["t_max"][1]), **given)
         return given if self.preset is None else {**given, "preset": self.preset}
 
 
@@ -115,7 +114,7 @@ class Constraint:
     def constraint(self) -> dict[str, Any]:
         given: dict[str, Any] = {"choice": self.choice, "regex": self.regex}
         given["json_schema"] = None if self.json_schema is None else _read_json(self.json_schema)
-        given["grammar"] = None if self.grammar is None else _read_text(self.grammar)
+        given["grammar"] = None if self.grammar is None else read_text(self.grammar)
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -144,16 +143,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-
-
 def _read_json(path: Path) -> Any:
-    text = _read_text(path)
+    text = read_text(path)
     try:
-        return json_module.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text, depth=500)
+    except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from None

@@ -70,7 +70,7 @@ def whole(directory: Path) -> Iterator[Path]:
 def write_companions(directory: Path, raw: Mapping[str, Any], source: Path | None) -> None:
     """All but the weights: `raw` as config.json, and the source's tokenizer, template and generation settings."""
     for file in () if source is None else sorted(source.iterdir()):
-        if file.suffix in (".json", ".jinja", ".model") and file.name not in ("config.json", INDEX):
+        if file.is_file() and file.suffix in (".json", ".jinja", ".model") and file.name not in ("config.json", INDEX):
             shutil.copyfile(file, directory / file.name)
     (directory / "config.json").write_text(json.dumps(dict(raw), indent=2) + "\n", encoding="utf-8")
 

@@ -1,17 +1,35 @@
-"""How a canvas is denoised: the settings a caller may choose, the presets, and a checkpoint's own defaults."""
+"""Denoising settings that a caller may choose, their bounds, the presets, and the defaults of a checkpoint."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from gesso.config import Config, first, read_json, token_ids
+from gesso.checks import integer, is_integer, mapping, number, shown
+from gesso.config import SIZES, Config, first, token_ids
 from gesso.errors import CheckpointError, InputError
+from gesso.files import read_json
 
 SAMPLERS = ("entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive")
 STOPPINGS = ("stable", "plateau", "fixed")
+
+# Least and greatest value of every numeric setting, both included; integers for settings that count something. Beyond
+# them the arithmetic in float32 overflows, or a request takes longer than anybody waits.
+BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "steps": (1, 1000),
+        "entropy_bound": (1e-9, 1e6),
+        "t_max": (1e-3, 100.0),
+        "t_min": (1e-3, 100.0),
+        "stability": (0, 1000),
+        "confidence": (1e-9, 1e6),
+        "greed": (0.0, 1.0),
+        "canvas_length": SIZES["canvas_length"],
+        "settle": (0, 1000),
+    }
+)
+MOST_NEW_TOKENS = SIZES["max_position_embeddings"][1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +58,19 @@ class Diffusion:
     settle: int = 0
 
     def __post_init__(self) -> None:
+        for name, (low, high) in BOUNDS.items():
+            value = getattr(self, name)
+            if name == "canvas_length" and value is None:
+                continue
+            check_bounds = integer if is_integer(low) else number
+            check_bounds(value, f"diffusion setting {name}", low, high, InputError)
+
         def check(ok: bool, name: str, wanted: str) -> None:
             if not ok:
-                raise InputError(f"diffusion setting {name} must be {wanted}, got {getattr(self, name)!r}")
+                raise InputError(f"diffusion setting {name} must be {wanted}, got {shown(getattr(self, name))}")
 
-        check(_is_int(self.steps) and self.steps >= 1, "steps", "an integer of at least 1")
-        check(_is_number(self.entropy_bound) and self.entropy_bound > 0, "entropy_bound", "a number above 0")
-        check(_is_number(self.t_min) and self.t_min > 0, "t_min", "a number above 0")
-        check(_is_number(self.t_max) and self.t_max >= self.t_min, "t_max", f"a number not below t_min ({self.t_min})")
-        check(_is_int(self.stability) and self.stability >= 0, "stability", "an integer of at least 0")
-        check(_is_int(self.settle) and self.settle >= 0, "settle", "an integer of at least 0")
-        check(_is_number(self.confidence) and self.confidence > 0, "confidence", "a number above 0")
-        check(_is_number(self.greed) and 0 <= self.greed <= 1, "greed", "a number from 0 to 1")
-        length = self.canvas_length
-        check(length is None or (_is_int(length) and length >= 1), "canvas_length", "an integer of at least 1")
+        check(isinstance(self.eos_settles, bool), "eos_settles", "True or False")
+        check(self.t_max >= self.t_min, "t_max", f"a number not below t_min ({self.t_min})")
         for name, known in (("sampler", SAMPLERS), ("stopping", STOPPINGS)):
             value = getattr(self, name)
             check(value in known if isinstance(value, str) else callable(value), name, f"one of {', '.join(known)}")
@@ -65,14 +82,6 @@ class Diffusion:
     def autoregressive(self) -> bool:
         """The causal encoder writes token by token, from left to right; no canvas is denoised."""
         return bool(self.sampler == "autoregressive")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # `balanced` is the reference's own setting, to the digit.
@@ -97,12 +106,17 @@ class GenerationDefaults:
     def from_directory(cls, directory: Path, config: Config) -> Self:
         path = directory / "generation_config.json"
         raw = read_json(path) if path.exists() else {}
-        sampler = raw.get("sampler_config") or {}
-        name = sampler.get("_cls_name", "EntropyBoundSamplerConfig") if isinstance(sampler, dict) else sampler
+        try:
+            return cls._from_dict(raw, config)
+        except (CheckpointError, InputError) as error:
+            raise CheckpointError(f"{path.name}: {error}") from None
+
+    @classmethod
+    def _from_dict(cls, raw: Mapping[str, Any], config: Config) -> Self:
+        sampler = mapping(raw.get("sampler_config"), "sampler_config")
+        name = sampler.get("_cls_name", "EntropyBoundSamplerConfig")
         if name != "EntropyBoundSamplerConfig":
-            raise CheckpointError(
-                f"{path.name}: sampler_config {name!r} is unknown; expected EntropyBoundSamplerConfig"
-            )
+            raise CheckpointError(f"sampler_config {shown(name)} is unknown; expected EntropyBoundSamplerConfig")
         given = {
             "steps": raw.get("max_denoising_steps"),
             "entropy_bound": sampler.get("entropy_bound"),
@@ -111,17 +125,13 @@ class GenerationDefaults:
             "stability": raw.get("stability_threshold"),
             "confidence": raw.get("confidence_threshold"),
         }
-        eos, longest = raw.get("eos_token_id"), first(raw.get("max_new_tokens"), 256)
-        if not _is_int(longest) or longest < 1:
-            raise CheckpointError(f"{path.name}: max_new_tokens must be a positive integer, got {longest!r}")
-        try:
-            diffusion = Diffusion(**{key: value for key, value in given.items() if value is not None})
-        except InputError as error:
-            raise CheckpointError(f"{path.name}: {error}") from None
+        eos = raw.get("eos_token_id")
         return cls(
-            diffusion=diffusion,
-            max_new_tokens=longest,
-            eos_token_ids=config.eos_token_ids if eos is None else token_ids(eos),
+            diffusion=Diffusion(**{key: value for key, value in given.items() if value is not None}),
+            max_new_tokens=integer(first(raw.get("max_new_tokens"), 256), "max_new_tokens", 1, MOST_NEW_TOKENS),
+            eos_token_ids=config.eos_token_ids
+            if eos is None
+            else tuple(integer(token, "eos_token_id", 0, config.vocab_size - 1) for token in token_ids(eos)),
         )
 
 

@@ -1,26 +1,25 @@
-"""Text to ids and back, and a conversation to the text the model was trained on (`render`, `chat`).
+"""Convert text to token ids and back, and a conversation to the text the model was trained on (`render`, `chat`).
 
 The vocabulary is the `tokenizer.json` of a Hugging Face directory; the chat format is the checkpoint's own template, or
-`chat_template.jinja` beside this file. Templates come with downloads, so they run in a sandbox and see plain data only.
+`chat_template.jinja` beside this file. `template` renders it in a sandbox.
 """
 
-import json
 import operator
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
 
-from gesso.config import read_json
 from gesso.errors import CheckpointError, InputError
+from gesso.files import read_bytes, read_json, read_text
 from gesso.messages import check_messages, check_tools
 
 # Fill in the middle: what stands before the text before the hole, the text after it, and what fills it.
 FILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+TEMPLATE_LIMIT = 1 << 20  # bytes; published templates have less than 100 kB
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -43,14 +42,16 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":
         directory = Path(directory)
-        files = {name: directory / name for name in FILES if (directory / name).is_file()}
+        files = {name: directory / name for name in FILES if (directory / name).exists()}
         if "tokenizer.json" not in files:
             raise CheckpointError(
                 f"no tokenizer.json in {directory}: download the checkpoint's tokenizer files, "
                 "or point to the directory that has them"
             )
         try:
-            core = tokenizers.Tokenizer.from_file(str(files["tokenizer.json"]))
+            core = tokenizers.Tokenizer.from_buffer(read_bytes(files["tokenizer.json"]))
+        except OSError as error:
+            raise CheckpointError(f"{files['tokenizer.json']} cannot be read: {error.strerror}") from None
         except Exception as error:  # the library raises bare Exception for anything wrong with the file
             raise CheckpointError(f"{files['tokenizer.json']} cannot be read ({error}): download it again") from error
         config, specials = (
@@ -102,6 +103,8 @@ class Tokenizer:
     ) -> str:
         from jinja2.exceptions import SecurityError
 
+        from gesso.template import Runaway, render
+
         variables = {
             "messages": check_messages(messages),
             "tools": check_tools(tools),
@@ -111,11 +114,15 @@ class Tokenizer:
         }
         template = self._template
         try:
-            return str(template.render(variables))
+            return render(template, variables)
         except SecurityError as error:
             raise CheckpointError(f"the chat template tried to leave its sandbox and was stopped: {error}") from error
-        except Exception as error:  # a template is a program of its own: anything can come out of it
-            raise InputError(f"the chat template cannot render these messages: {error}") from error
+        except Runaway as error:
+            raise InputError(
+                f"the chat template was stopped: {error}; shorten the conversation or use another template"
+            ) from None
+        except Exception as error:  # a template is a program of its own: it can raise anything
+            raise InputError(f"the chat template cannot render these messages: {str(error)[:1000]}") from error
 
     def chat(
         self,
@@ -131,11 +138,15 @@ class Tokenizer:
     def _template(self) -> Any:
         from jinja2 import TemplateSyntaxError
 
+        from gesso.template import environment
+
+        where = self.files.get("chat_template.jinja", "chat_template in tokenizer_config.json")
         try:
-            return _environment().from_string(self._template_source)
+            return environment().from_string(self._template_source)
         except TemplateSyntaxError as error:
-            where = self.files.get("chat_template.jinja", "chat_template in tokenizer_config.json")
             raise CheckpointError(f"{where}, line {error.lineno}: {error}: download it again") from error
+        except Exception as error:  # RecursionError and SyntaxError: it is nested too deeply
+            raise CheckpointError(f"{where} cannot be compiled ({str(error)[:1000]}): download it again") from error
 
     def _encoded(self, text: str) -> tokenizers.Encoding:
         if not isinstance(text, str):
@@ -180,10 +191,7 @@ def _special_names(core: tokenizers.Tokenizer, config: dict[str, Any], directory
 
 def _find_template(files: dict[str, Path], config: dict[str, Any]) -> str:
     if path := files.get("chat_template.jinja"):
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}): download it again") from error
+        return read_text(path, TEMPLATE_LIMIT, CheckpointError)
     template = config.get("chat_template")
     if template is None:
         return resources.files("gesso").joinpath("chat_template.jinja").read_text(encoding="utf-8")
@@ -192,34 +200,8 @@ def _find_template(files: dict[str, Path], config: dict[str, Any]) -> str:
             f"{files['tokenizer_config.json']}: chat_template must be one template, not a {type(template).__name__}: "
             "save the one to use as chat_template.jinja"
         )
+    if len(template) > TEMPLATE_LIMIT:
+        raise CheckpointError(
+            f"{files['tokenizer_config.json']}: chat_template is larger than {TEMPLATE_LIMIT:,} characters"
+        )
     return template
-
-
-def _environment() -> Any:
-    """The environment `transformers` renders templates in, so that those written for it come out the same."""
-    from jinja2 import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks what to train on; for rendering, its body is all there is to it."""
-
-        tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gesso import box, checkpoint
-from gesso.config import Config, read_json
+from gesso.config import Config
 from gesso.errors import CheckpointError
+from gesso.files import read_json
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gesso.checks import flag, integer, mapping
 from gesso.config import Config
-from gesso.errors import CheckpointError
 
 TOWER, EMBEDDER = "model.encoder.vision_tower.", "model.encoder.embed_vision."
 
@@ -25,6 +25,7 @@ _DEFAULTS: Mapping[str, int] = MappingProxyType(
         "position_embedding_size": 10_240,
     }
 )
+_MOST: Mapping[str, int] = MappingProxyType({"num_hidden_layers": 1024, "patch_size": 1024})
 # Stored with the weights, yet not parameters: calibration the tower was given, not something it learnt.
 _STANDARDIZE = ("std_bias", "std_scale")
 _CLIPS = ("input_min", "input_max", "output_min", "output_max")
@@ -84,11 +85,10 @@ def vision_tensors(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def _read(config: Config) -> tuple[Mapping[str, Any], dict[str, int]]:
-    vision = config.raw.get("vision_config") or {}
-    if not isinstance(vision, Mapping):
-        raise CheckpointError(f"config: vision_config must be an object, got {type(vision).__name__}")
+    vision = mapping(config.raw.get("vision_config"), "config: vision_config")
     sizes = {name: vision.get(name, default) for name, default in _DEFAULTS.items()}
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise CheckpointError(f"config: vision_config.{name} must be a positive integer, got {size!r}")
+        integer(size, f"config: vision_config.{name}", 1, _MOST.get(name, 2**20))
+    for name in ("standardize", "use_clipped_linears"):
+        flag(vision.get(name, False), f"config: vision_config.{name}")
     return vision, sizes

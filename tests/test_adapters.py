@@ -1,8 +1,10 @@
 """LoRA: a small change beside frozen weights, the same in gesso, in `peft`, and folded into a plain checkpoint."""
 
 import json
+import os
 import re
 import shutil
+import time
 
 import pytest
 import torch
@@ -426,6 +428,16 @@ Q = "base_model.model.model.decoder.layers.0.self_attn.q_proj.lora_A.weight"
         (lambda c, t: c.update(rank_pattern={"q_proj": 2}), "rank_pattern"),
         (lambda c, t: c.update(modules_to_save=["lm_head"]), "modules_to_save"),
         (lambda c, t: c.update(init_lora_weights="pissa"), "init_lora_weights"),
+        (lambda c, t: c.update(target_modules=[{}]), "target_modules"),
+        (lambda c, t: c.update(target_modules={"q_proj": 1}), "target_modules"),
+        (lambda c, t: c.update(target_parameters=5), "target_parameters"),
+        (lambda c, t: c.update(exclude_modules=5), "exclude_modules"),
+        (lambda c, t: c.update(target_modules="q" * 100_000), "target_modules"),
+        (lambda c, t: c.update(r=10**400, use_rslora=True), "r = "),
+        (lambda c, t: c.update(lora_alpha=10**400), "alpha"),
+        (lambda c, t: c.update(lora_alpha=float("nan")), "alpha"),
+        (lambda c, t: t.update({Q: t[Q].to(torch.int16)}), f"{re.escape(Q)} is stored as int16"),
+        (lambda c, t: t.update({Q: t[Q].to(torch.float8_e4m3fn)}), f"{re.escape(Q)} is stored as float8_e4m3fn"),
     ],
 )
 def test_a_wrong_adapter_is_refused_by_name_and_leaves_no_trace(tmp_path, saved, change, words):
@@ -435,6 +447,39 @@ def test_a_wrong_adapter_is_refused_by_name_and_leaves_no_trace(tmp_path, saved,
     with pytest.raises(CheckpointError, match=words):
         adapters.load(model, tmp_path / "adapter", "wrong")
     assert attached(model) == []
+
+
+def test_a_pattern_that_backtracks_for_ever_is_refused_in_time(tmp_path, saved, monkeypatch):
+    monkeypatch.setattr(adapters, "PATTERN_SECONDS", 1.0)
+    model, directory = saved
+    for field in ("target_modules", "target_parameters", "exclude_modules"):
+        shutil.copytree(directory, tmp_path / field)
+        broken(tmp_path / field, lambda c, t, field=field: c.update({field: "((.+)+)+(.*.*)*!"}))
+        started = time.monotonic()
+        with pytest.raises(CheckpointError, match=f"{field}.*takes longer than 1 s"):
+            adapters.load(model, tmp_path / field, "slow")
+        assert time.monotonic() - started < 20
+    assert attached(model) == []
+
+
+def test_a_named_pipe_in_an_adapter_is_refused_and_never_waited_for(tmp_path, saved):
+    model, directory = saved
+    for name in (adapters.CONFIG, adapters.WEIGHTS):
+        shutil.copytree(directory, tmp_path / name)
+        (tmp_path / name / name).unlink()
+        os.mkfifo(tmp_path / name / name)
+        with pytest.raises(CheckpointError, match=f"{name} cannot be read: it is a named pipe"):
+            adapters.load(model, tmp_path / name, "piped")
+
+
+def test_saving_follows_no_planted_link(tmp_path):
+    _, model = load_pair(tmp_path, TIED[0])
+    adapters.add(model, SETTINGS)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".adapter.partial").symlink_to(tmp_path / "elsewhere")
+    adapters.save(model, tmp_path / "adapter", SETTINGS)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert (tmp_path / "adapter" / adapters.WEIGHTS).is_file()
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path):

@@ -254,7 +254,7 @@ def test_weights_that_are_not_numbers_are_named(directory, bad):
         (lambda raw: raw["text_config"].pop("num_experts"), ["num_experts"]),
         (lambda raw: raw["text_config"].update(top_k_experts=9), ["top_k_experts 9", "num_experts 8"]),
         (lambda raw: raw["text_config"].update(num_key_value_heads=3), ["3 key/value heads", "4 query heads"]),
-        (lambda raw: raw["text_config"].update(hidden_size=0), ["hidden_size", "positive"]),
+        (lambda raw: raw["text_config"].update(hidden_size=0), ["hidden_size", "from 1 to"]),
         (lambda raw: raw["text_config"].update(hidden_activation="silu"), ["hidden_activation", "'silu'"]),
         (lambda raw: raw["text_config"].update(use_bidirectional_attention="all"), ["use_bidirectional_attention"]),
         (lambda raw: raw["text_config"].update(attention_bias=True), ["attention_bias"]),

@@ -135,3 +135,73 @@ def test_what_is_no_file_is_said(main, tmp_path):
     ran = main("infill", "-", "--in-place", stdin="a <FILL>")
     assert (ran.code, ran.out) == (2, "")
     assert "stdin has no place" in ran.err
+
+
+# --- writing in place ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_meanwhile(monkeypatch):
+    """Have somebody else save the file while the model writes."""
+    from gesso.api import Gesso
+
+    def save(path, text):
+        for name in ("edit", "infill_holes"):
+            original = getattr(Gesso, name)
+
+            def run(self, *arguments, original=original, **options):
+                found = original(self, *arguments, **options)
+                path.write_text(text)
+                return found
+
+            monkeypatch.setattr(Gesso, name, run)
+
+    return save
+
+
+@pytest.mark.parametrize("command", [["edit", "--span", "0:3"], ["infill"], ["infill", "--middle"]])
+def test_a_file_saved_meanwhile_is_kept_and_the_result_printed(main, file, saved_meanwhile, command):
+    path = file("one <FILL> two\n")
+    saved_meanwhile(path, "one <FILL> two\nand a line of somebody else\n")
+    ran = main(command[0], str(path), "--in-place", *command[1:], *SHORT)
+    assert path.read_text() == "one <FILL> two\nand a line of somebody else\n"
+    assert ran.code == 2
+    assert "changed while the model was writing" in ran.err
+    assert " two\n" in ran.out and "somebody" not in ran.out
+    assert os.listdir(path.parent) == ["text.py"]
+
+
+def test_a_file_deleted_meanwhile_is_not_made_again(main, file, monkeypatch):
+    from gesso.api import Gesso
+
+    path, original = file("one two three\n"), Gesso.edit
+    monkeypatch.setattr(Gesso, "edit", lambda *a, **k: [original(*a, **k), path.unlink()][0])
+    ran = main("edit", str(path), "--in-place", "--span", "0:3", *SHORT)
+    assert ran.code == 2 and not path.exists()
+    assert "two three" in ran.out
+
+
+def test_with_json_the_result_of_a_file_saved_meanwhile_is_in_the_json(main, file, saved_meanwhile):
+    path = file("one two three\n")
+    saved_meanwhile(path, "else\n")
+    ran = main("edit", str(path), "--in-place", "--json", "--span", "0:3", *SHORT)
+    assert ran.code == 2 and path.read_text() == "else\n"
+    assert json.loads(ran.out)["text"].endswith(" two three\n")
+
+
+def test_in_place_follows_no_planted_link(main, file, tmp_path):
+    path = file("one two three\n")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f".text.py.{os.getpid()}.partial").symlink_to(victim)
+    assert main("edit", str(path), "--in-place", "--span", "0:3", *SHORT).code == 0
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink() and path.read_text().endswith(" two three\n")
+
+
+def test_a_named_pipe_is_refused_and_never_waited_for(main, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    ran = main("edit", str(tmp_path / "pipe"), "--span", "0:1")
+    assert ran.code == 2 and "it is a named pipe, expected a regular file" in ran.err
+    ran = main("generate", "a", "--grammar", str(tmp_path / "pipe"))
+    assert ran.code == 2 and "it is a named pipe, expected a regular file" in ran.err

@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "gesso"
 
 # A room may import itself and the rooms named here.
-PLAIN = {"errors", "config", "settings"}
+PLAIN = {"errors", "checks", "files", "config", "settings"}
 BELOW = {
     "ops": PLAIN,
     "model": PLAIN | {"ops"},

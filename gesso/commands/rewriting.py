@@ -1,11 +1,9 @@
-"""`gesso infill` and `gesso edit`: the text of a file in, the same text with something new in it out.
+"""`gesso infill` and `gesso edit`: rewrite parts of a file.
 
-All but the new is written as it was read, byte for byte.
+The other parts are written as they were read, byte for byte.
 """
 
-import os
 import re
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gesso.errors import InputError
+from gesso.files import read_bytes, read_text, replacing
 from gesso.options import Asking, Candidates, Constraint, Denoising, Loading, with_options
 from gesso.terminal import note, print_as_is, print_json, print_text, whole_stdin
 
@@ -55,7 +54,8 @@ def infill(
     """Fill the holes of a text, from left to right."""
     if not marker:
         raise InputError("--marker is empty; give the text that marks a hole")
-    parts = _read(file, in_place).split(marker)
+    text = _read(file, in_place)
+    parts = text.split(marker)
     if len(parts) == 1:
         raise InputError(
             f"{_name(file)} has no hole: write {marker} where text is missing, or name the --marker it has"
@@ -69,18 +69,19 @@ def infill(
         **denoising.diffusion(),
     }
     found = loading.load().infill_holes(parts, **settings)
-    if in_place:
-        _replace(Path(file), found.text)
+    failure = _replace(file, text, found.text) if in_place else None
     if json:
         print_json({"text": found.text, "middles": [asdict(filled) for filled in found.middles]})
-    elif middle:
+    elif middle and not failure:
         for filled in found.middles:
             print_text(filled.text)
-    elif not in_place:
+    elif not in_place or failure:
         print_as_is(found.text)
     if not json:
         for filled in found.middles:
             _note(filled, filled.method)
+    if failure:
+        raise InputError(failure)
 
 
 @with_options
@@ -114,14 +115,15 @@ def edit(
         **denoising.diffusion(),
     }
     found = loading.load().edit(text, where, level=level, instruction=instruction, **settings)
-    if in_place:
-        _replace(Path(file), found.text)
+    failure = _replace(file, text, found.text) if in_place else None
     if json:
         print_json(asdict(found))
-        return
-    if not in_place:
-        print_as_is(found.text)
-    _note(found, found.method)
+    else:
+        if not in_place or failure:
+            print_as_is(found.text)
+        _note(found, found.method)
+    if failure:
+        raise InputError(failure)
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -149,23 +151,27 @@ def _name(file: str) -> str:
 def _read(file: str, in_place: bool) -> str:
     if file == "-":
         if in_place:
-            raise InputError("--in-place needs a file; what comes from stdin has no place")
+            raise InputError("--in-place needs a file to write to; stdin has no place")
         return whole_stdin()
+    return read_text(Path(file))
+
+
+def _replace(file: str, before: str, after: str) -> str | None:
+    """Write a new text to a file that still has the text it had before; return the reason if that fails.
+
+    The file is replaced atomically. A symbolic link stays a link.
+    """
+    path = Path(file).resolve()
+
+    def check_unchanged() -> None:
+        if read_bytes(path) != before.encode("utf-8"):
+            raise InputError(f"{file} changed while the model was writing and was left as it is")
+
     try:
-        return Path(file).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}; convert it first") from None
+        with replacing(path, check=check_unchanged) as new:
+            new.write(after.encode("utf-8"))
+    except InputError as error:
+        return f"{error}; the result is on stdout"
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """All or nothing: the file as it was, or with its new text; a link stays a link."""
-    path = path.resolve()
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        unfinished.write_bytes(text.encode("utf-8"))
-        shutil.copymode(path, unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        return f"{file} cannot be written: {error.strerror}; the result is on stdout"
+    return None

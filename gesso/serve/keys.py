@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gesso.errors import InputError
+from gesso.files import read_text
 
 VARIABLE = "GESSO_API_KEYS"
+KEYS_LIMIT = 1 << 20  # bytes
 
 
 def read_keys(file: Path | None) -> tuple[str, ...]:
@@ -17,10 +19,7 @@ def read_keys(file: Path | None) -> tuple[str, ...]:
     if file is None:
         keys = os.environ.get(VARIABLE, "").split(",")
     else:
-        try:
-            keys = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-        except (OSError, ValueError) as error:
-            raise InputError(f"the keys in {file} cannot be read: {error}") from error
+        keys = [line for line in read_text(file, KEYS_LIMIT).splitlines() if not line.startswith("#")]
     found = tuple(key.strip() for key in keys if key.strip())
     if file is not None and not found:
         raise InputError(f"{file} holds no key; write one a line")

@@ -3,11 +3,10 @@
 import gzip
 import json
 import lzma
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from gesso.errors import InputError
+from gesso.files import replacing
 from gesso.tasks import plot as plots
 from gesso.tasks import task
 from gesso.tasks.task import Task
@@ -97,25 +97,20 @@ def _whole_file(out: Path, force: bool) -> Iterator[IO[bytes]]:
         raise InputError(f"--out {out}: there is no directory {out.parent}")
     if out.is_dir() or (out.exists() and not force):
         raise InputError(f"--out {out}: it is there already" + ("" if out.is_dir() else "; --force replaces it"))
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        with open(unfinished, "wb") as file, _packed(file, out.suffix) as packed:
-            yield packed
-        unfinished.replace(out)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(out) as file, _packed(file, out.suffix) as packed:
+        yield packed
 
 
 def _packed(file: IO[bytes], suffix: str) -> Any:
-    """The same rows give the same bytes, whatever the packing."""
+    """Return a writer that compresses into `file` and leaves it open. The same rows give the same bytes."""
     if suffix == ".gz":
         return gzip.GzipFile("", "wb", fileobj=file, mtime=0)
     if suffix == ".xz":
         return lzma.open(file, "wb", preset=9)
     if suffix != ".zst":
-        return file
+        return nullcontext(file)
     try:
-        return import_module("zstandard").ZstdCompressor().stream_writer(file)
+        return import_module("zstandard").ZstdCompressor().stream_writer(file, closefd=False)
     except ImportError:
         raise InputError("writing .zst needs the package zstandard: pip install 'gesso[train]'") from None
 

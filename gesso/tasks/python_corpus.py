@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gesso.errors import InputError
+from gesso.files import replacing
 from gesso.tasks.python_infill import MIDDLE, PREFIX, SUFFIX, read_source, source_files
 from gesso.tasks.python_wheels import COPYLEFT, Package, complaint, decode, fetch, read_packages
 from gesso.tasks.task import split_of
@@ -308,15 +309,10 @@ def _package(document: Document) -> str:
 
 @contextmanager
 def _writer(path: Path) -> Iterator[Callable[[Document], None]]:
-    """JSON lines, packed; a file is there when all of it is written."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with lzma.open(part, "wb", preset=9) as rows:
+    """Write compressed JSON lines; the file appears when all of it is written."""
+    with replacing(path) as file, lzma.open(file, "wb", preset=9) as rows:
 
-            def write(document: Document) -> None:
-                rows.write(json.dumps(asdict(document), ensure_ascii=False).encode() + b"\n")
+        def write(document: Document) -> None:
+            rows.write(json.dumps(asdict(document), ensure_ascii=False).encode() + b"\n")
 
-            yield write
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        yield write

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gesso.errors import InputError
+from gesso.files import replacing
 from gesso.tasks.sudoku_dig import ALL, ONE, Diggers, hashes, settle
 from gesso.tasks.sudoku_grid import CELLS, SEVENTEEN, kinship, read_puzzles, solutions, solved_grid
 from gesso.tasks.task import split_of
@@ -157,10 +158,8 @@ class Bank:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")  # a reader meets the old bank or the new one
-        with part.open("wb") as file:
+        with replacing(path) as file:  # a reader sees the old bank or the new one
             np.savez_compressed(file, solutions=self.solutions, given=np.packbits(self.given, axis=1))
-        part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "Bank":

@@ -14,6 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from gesso.errors import InputError
+from gesso.files import read_bytes
 
 DIGITS = "123456789"
 FULL = (1 << 81) - 1
@@ -275,8 +276,10 @@ def read_puzzles(path: Path) -> Iterator[tuple[int, str, str | None]]:
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path).decode("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read puzzles from {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise InputError(f"cannot read puzzles from {path}: {error}") from None
 
 

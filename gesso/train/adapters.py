@@ -14,9 +14,10 @@ import copy
 import json
 import math
 import re
-import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gesso.checkpoint import checkpoint_name, logger
-from gesso.config import read_json
+from gesso.checks import shown, strings
 from gesso.errors import CheckpointError, InputError
+from gesso.files import check_regular, read_json
 from gesso.model.adapters import Adapters, Lora, adapter_sites, attached, weight_of
 from gesso.model.transformer import DiffusionGemma
 from gesso.ops import Packed, Weight
+from gesso.saving import whole
 from gesso.vision import is_vision
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_RANK, MOST_ALPHA = 2**16, 1e9
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PATTERN_CHARS, PATTERN_SECONDS = 10_000, 10.0  # of a regular expression in an adapter's file
 # A group of weights, by the names of its parameters.
 TARGETS = {
     "attention": r".*\.self_attn\.[qkvo]_proj\.weight",
@@ -51,10 +57,14 @@ class LoraSettings:
     targets: tuple[str, ...] = tuple(TARGETS)
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise InputError(f"the rank of an adapter must be a positive integer, got {self.rank!r}")
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha < math.inf:
-            raise InputError(f"alpha of an adapter must be a positive number, got {self.alpha!r}")
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 < self.rank <= MOST_RANK:
+            raise InputError(
+                f"the rank of an adapter must be a positive integer up to {MOST_RANK:,}, got {shown(self.rank)}"
+            )
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha <= MOST_ALPHA:
+            raise InputError(
+                f"alpha of an adapter must be a positive number up to {MOST_ALPHA:g}, got {shown(self.alpha)}"
+            )
         if isinstance(self.targets, str) or not self.targets:
             raise InputError(f"targets must be a tuple of one or more of {', '.join(TARGETS)}, got {self.targets!r}")
         if unknown := [target for target in self.targets if target not in TARGETS]:
@@ -179,8 +189,6 @@ def save(
 ) -> None:
     """Write a directory that `peft` loads; it appears whole or not at all. `base` names the checkpoint it is for."""
     _check_known(model, name)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"{directory} exists and is not empty; choose another place to save")
     changes = {path: lora for path, site in adapter_sites(model).items() if (lora := site.get(name)) is not None}
     for lora in changes.values():
         if (lora.rank, lora.alpha) != (settings.rank, settings.alpha):
@@ -204,17 +212,9 @@ def save(
         "bias": "none",
         "inference_mode": True,
     }
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with whole(directory) as partial:
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        if directory.exists():
-            directory.rmdir()
-        partial.rename(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _stored_names(paths: Iterable[str]) -> dict[str, str]:
@@ -257,10 +257,11 @@ def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool =
     config = read_json(directory / CONFIG)
     rank, alpha = _read_scale(config, directory)
     sites = adapter_sites(model)
-    paths = [path for path in sites if _is_target(path, config)]
+    targets = _read_targets(config, sites, directory / CONFIG)
+    paths = [path for path in sites if _is_target(path, targets)]
     stored = _stored_names(paths)
     tensors = _read_tensors(directory / WEIGHTS)
-    if wrong := _problems(model, config, stored, tensors, rank):
+    if wrong := _problems(model, config, targets, stored, tensors, rank):
         raise CheckpointError(f"cannot load the adapter {directory}:\n  " + "\n  ".join(wrong))
 
     pairs = {p: (tensors[f"{stored[p]}.lora_A.weight"], tensors[f"{stored[p]}.lora_B.weight"]) for p in paths}
@@ -317,55 +318,106 @@ def _read_scale(config: Mapping[str, Any], directory: Path) -> tuple[int, float]
             continue
         if field == "init_lora_weights" and value in _HARMLESS_INITS:
             continue
-        raise CheckpointError(f"{where}: {field} = {value!r} is not supported; gesso reads plain LoRA of one rank")
-    for field in ("target_modules", "target_parameters", "exclude_modules"):
-        value = config.get(field) or []
-        try:
-            _matches(value, "")
-        except (TypeError, re.error) as error:
-            raise CheckpointError(
-                f"{where}: {field} = {value!r} is not a list of names or a pattern: {error}"
-            ) from None
+        raise CheckpointError(f"{where}: {field} = {shown(value)} is not supported; gesso reads plain LoRA of one rank")
     try:
-        # rsLoRA (arXiv 2312.03732) divides by sqrt(rank) where LoRA divides by rank.
-        alpha = config["lora_alpha"] * (config["r"] ** 0.5 if config.get("use_rslora") else 1)
-        settings = LoraSettings(rank=config["r"], alpha=alpha)
+        settings = LoraSettings(rank=config["r"], alpha=config["lora_alpha"])
+        if config.get("use_rslora"):  # arXiv 2312.03732 divides by sqrt(rank) where LoRA divides by rank
+            settings = replace(settings, alpha=settings.alpha * settings.rank**0.5)
     except KeyError as error:
         raise CheckpointError(f"{where} has no {error.args[0]}") from None
-    except (TypeError, InputError) as error:
-        raise CheckpointError(f"{where}: r = {config['r']!r}, lora_alpha = {config['lora_alpha']!r}: {error}") from None
+    except InputError as error:
+        given = f"r = {shown(config['r'])}, lora_alpha = {shown(config['lora_alpha'])}"
+        raise CheckpointError(f"{where}: {given}: {error}") from None
     return settings.rank, settings.alpha
 
 
-def _is_target(path: str, config: Mapping[str, Any]) -> bool:
+# A list of names and their endings, or the full names that a pattern matched.
+Wanted = list[str] | frozenset[str]
+
+
+def _read_targets(config: Mapping[str, Any], paths: Iterable[str], where: Path) -> dict[str, Wanted]:
+    """Return the fields that choose targets, with patterns replaced by the names they match."""
+    parameters = [checkpoint_name(path) for path in paths]
+    names = [*parameters, *(name.rpartition(".")[0] for name in parameters)]
+    found: dict[str, Wanted] = {}
+    for field in ("target_modules", "target_parameters", "exclude_modules"):
+        given = config.get(field)
+        if isinstance(given, str):
+            found[field] = _matched(given, names, f"{where}: {field}")
+        else:
+            found[field] = strings(given, f"{where}: {field}")
+    return found
+
+
+# As `peft` matches. Python's regular expressions can backtrack for years and cannot be interrupted, so they run in a
+# process that can be ended. Rust's, which cannot backtrack, have no look-around, and patterns that `peft` takes do.
+_MATCHER = """
+import json, re, sys
+pattern, names = json.load(sys.stdin)
+try:
+    pattern = re.compile(pattern)
+except (re.error, OverflowError, RecursionError) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+json.dump([name for name in names if pattern.fullmatch(name)], sys.stdout)
+"""
+
+
+def _matched(pattern: str, names: list[str], where: str) -> frozenset[str]:
+    """Return the names that match a pattern as a whole."""
+    if len(pattern) > PATTERN_CHARS:
+        raise CheckpointError(f"{where} has {len(pattern):,} characters; at most {PATTERN_CHARS:,} are allowed")
+    try:
+        run = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _MATCHER],
+            input=json.dumps([pattern, names]).encode(),
+            capture_output=True,
+            timeout=PATTERN_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise CheckpointError(
+            f"{where} = {shown(pattern)} takes longer than {PATTERN_SECONDS:g} s to match; give a list of names"
+        ) from None
+    if run.returncode:
+        problem = run.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise CheckpointError(
+            f"{where} = {shown(pattern)} is not a regular expression ({problem[-1] if problem else 'no reason given'})"
+        )
+    return frozenset(json.loads(run.stdout))
+
+
+def _is_target(path: str, targets: Mapping[str, Wanted]) -> bool:
     parameter = checkpoint_name(path)
     module, _, leaf = parameter.rpartition(".")
-    if _matches(config.get("target_parameters"), parameter):
+    if _matches(targets.get("target_parameters", []), parameter):
         return True
-    chosen = leaf == "weight" and _matches(config.get("target_modules"), module)
-    return chosen and not _matches(config.get("exclude_modules"), module)
+    chosen = leaf == "weight" and _matches(targets.get("target_modules", []), module)
+    return chosen and not _matches(targets.get("exclude_modules", []), module)
 
 
-def _matches(wanted: str | list[str] | None, name: str) -> bool:
-    """As `peft` matches: one regular expression for the whole name, or a list of names and their endings."""
-    if isinstance(wanted, str):
-        return re.fullmatch(wanted, name) is not None
-    return any(name == one or name.endswith(f".{one}") for one in wanted or ())
+def _matches(wanted: Wanted, name: str) -> bool:
+    if isinstance(wanted, frozenset):
+        return name in wanted
+    return any(name == one or name.endswith(f".{one}") for one in wanted)
 
 
 def _problems(
-    model: DiffusionGemma, config: Mapping[str, Any], stored: Mapping[str, str], found: dict[str, Tensor], rank: int
+    model: DiffusionGemma,
+    config: Mapping[str, Any],
+    targets: Mapping[str, Wanted],
+    stored: Mapping[str, str],
+    found: dict[str, Tensor],
+    rank: int,
 ) -> list[str]:
     wrong = []
     seeing = [name for name in found if is_vision(name.removeprefix("base_model.model."))]
     if seeing:
         logger.warning("text only: %d adapter tensors of the vision tower are left out", len(seeing))
     for field in ("target_modules", "target_parameters"):
-        targets = config.get(field) or []
-        for target in [targets] if isinstance(targets, str) else targets:
-            one = {field: targets if isinstance(targets, str) else [target]}
+        given = config.get(field) or []
+        for target in [given] if isinstance(given, str) else given:
+            one: dict[str, Wanted] = {field: targets[field] if isinstance(given, str) else [target]}
             if not any(_is_target(path, one) for path in adapter_sites(model)) and not any(target in n for n in seeing):
-                wrong.append(f"{field}: {target!r} names nothing in this model that can have an adapter")
+                wrong.append(f"{field}: {shown(target)} names nothing in this model that can have an adapter")
     if not stored and not wrong:
         wrong.append("it has no targets: neither target_modules nor target_parameters")
     expected: dict[str, tuple[int, int]] = {}
@@ -381,6 +433,9 @@ def _problems(
             wrong.append(
                 f"tensor {name} has shape {list(found[name].shape)}, this model asks for {list(expected[name])}"
             )
+        elif found[name].dtype not in FLOATS:
+            dtype = str(found[name].dtype).removeprefix("torch.")
+            wrong.append(f"tensor {name} is stored as {dtype}, expected float32, bfloat16, float16 or float64")
         elif not found[name].isfinite().all():
             wrong.append(f"tensor {name} holds NaN or infinite values")
     return wrong
@@ -393,8 +448,11 @@ def _some(names: Iterable[str], most: int = 5) -> str:
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
     try:
+        check_regular(file)
         return load_file(file)
     except FileNotFoundError:
         raise CheckpointError(f"{file} does not exist; an adapter needs {CONFIG} and {WEIGHTS}") from None
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
         raise CheckpointError(f"{file} is corrupt or cut off ({error})") from None

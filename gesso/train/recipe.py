@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gesso.errors import InputError
+from gesso.files import read_bytes
 
 if TYPE_CHECKING:
     from gesso.train.adapters import LoraSettings
     from gesso.train.data import DataSettings
     from gesso.train.objective import ObjectiveSettings
+
+RECIPE_LIMIT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +112,14 @@ def load(path: Path) -> Recipe:
     from gesso.train.objective import ObjectiveSettings
 
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_bytes(path, RECIPE_LIMIT).decode("utf-8"))
     except FileNotFoundError:
         raise InputError(f"no recipe {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise InputError(f"{path} cannot be read as TOML: it is nested too deeply") from None
+    except ValueError as error:  # of the syntax, of the encoding, or of numbers with thousands of digits
         raise InputError(f"{path} cannot be read as TOML: {error}") from None
     kinds: dict[str, type[Any]] = {
         "model": ModelSettings,

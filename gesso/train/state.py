@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gesso.errors import CheckpointError
+from gesso.files import read_json
 
 Tensors = dict[str, Tensor]
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -60,7 +61,7 @@ def save(
 
 def load(directory: Path, parameters: Tensors, optimizers: Optimizers, average: Tensors) -> dict[str, Any]:
     """Put a checkpoint back in place; what `save` noted comes back."""
-    note: dict[str, Any] = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+    note = read_json(directory / "state.json")
     weights, moments, averages = (
         load_file(directory / f"{name}.safetensors") for name in ("weights", "optimizer", "average")
     )

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader
 from gesso import checkpoint, saving
 from gesso.config import Config
 from gesso.errors import GessoError, InputError
+from gesso.files import replacing
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import adapters, state
 from gesso.train.batch import Batch, collate, corrupt
@@ -297,9 +299,8 @@ class Trainer:
                     kept.append(line + "\n")
             except ValueError:  # the last line may be half written
                 continue
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as file:
+            file.write("".join(kept).encode("utf-8"))
 
     def _log(self, metrics: Mapping[str, float], writer: Any) -> None:
         with (self.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -333,19 +334,19 @@ class Trainer:
         finished = {name: state.whole(tensor) for name, tensor in {**wanted, **self.average}.items()}
         if self.rank or (target.exists() and not self.stepped):
             return
-        fresh = target.with_name(f"{target.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        if self.recipe.lora:
-            for name, tensor in finished.items():
-                checkpoint.assign(self.model, name, tensor)
-            adapters.save(self.model, fresh, self.recipe.lora)
-        else:
-            plain = checkpoint.empty_model(self._trained_config())
-            for name, tensor in finished.items():
-                checkpoint.assign(plain, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
-            saving.save(plain, fresh, source=self.source, shard_bytes=self.recipe.run.export_shard)
-        shutil.rmtree(target, ignore_errors=True)  # of an earlier leg, with fewer steps
-        fresh.rename(target)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=self.out) as place:
+            fresh = Path(place) / target.name
+            if self.recipe.lora:
+                for name, tensor in finished.items():
+                    checkpoint.assign(self.model, name, tensor)
+                adapters.save(self.model, fresh, self.recipe.lora)
+            else:
+                plain = checkpoint.empty_model(self._trained_config())
+                for name, tensor in finished.items():
+                    checkpoint.assign(plain, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
+                saving.save(plain, fresh, source=self.source, shard_bytes=self.recipe.run.export_shard)
+            shutil.rmtree(target, ignore_errors=True)  # of an earlier leg, with fewer steps
+            fresh.rename(target)
 
 
 def learning_rate(peak: float, least: float, warmup: int, step: int, steps: int) -> float:
