@@ -59,6 +59,18 @@ def serve(
         float, typer.Option(help="Seconds a client may take to send, or to read.", rich_help_panel="Limits")
     ] = 30.0,
     drain: Annotated[float, typer.Option(help="Seconds to finish in after SIGTERM.", rich_help_panel="Limits")] = 60.0,
+    prepare_seconds: Annotated[
+        int, typer.Option(min=1, help="CPU time to read and check one request.", rich_help_panel="Limits")
+    ] = 5,
+    compile_seconds: Annotated[
+        int, typer.Option(min=1, help="CPU time to compile one constraint.", rich_help_panel="Limits")
+    ] = 10,
+    heartbeat: Annotated[
+        float, typer.Option(help="Seconds after which a silent engine is replaced.", rich_help_panel="Limits")
+    ] = 30.0,
+    step_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a step that does not end is given up.", rich_help_panel="Limits")
+    ] = 300.0,
     settle: Annotated[int, diffusion_option("Steps after which a prefix is final; 0: with the canvas.", min=0)] = 1,
     api_key_file: Annotated[
         Path | None, typer.Option(help="Keys that clients need, one a line; or set GESSO_API_KEYS.")
@@ -103,6 +115,10 @@ def serve(
             timeout=timeout,
             io_timeout=io_timeout,
             drain=drain,
+            prepare_seconds=prepare_seconds,
+            compile_seconds=compile_seconds,
+            heartbeat=heartbeat,
+            step_timeout=step_timeout,
         ),
         name=name or ("gesso" if model is None else Path(model).name),
         keys=keys,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from gesso.errors import InputError
-from gesso.settings import PRESETS, SAMPLERS, STOPPINGS
+from gesso.settings import BOUNDS, PRESETS, SAMPLERS, STOPPINGS
 
 # OpenAI's fields that this server does not act on. A value that means "off" is as good as none: many clients send it.
 OFF: dict[str, tuple[Any, ...]] = {
@@ -74,22 +74,28 @@ Drafts = Annotated[
 ]
 
 
+def within(setting: str) -> Any:
+    """Return the bounds of a diffusion setting."""
+    low, high = BOUNDS[setting]
+    return Field(ge=low, le=high)
+
+
 class DiffusionFields(Fields):
     """The settings of `gesso.Diffusion`, by the same names, and what only this server has."""
 
     preset: str | None = None
-    steps: Annotated[int, Field(ge=1, le=1000)] | None = None
-    entropy_bound: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    t_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    t_min: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    stability: Annotated[int, Field(ge=0, le=1000)] | None = None
-    confidence: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    greed: Annotated[float, Field(ge=0, le=1)] | None = None
+    steps: Annotated[int, within("steps")] | None = None
+    entropy_bound: Annotated[float, within("entropy_bound")] | None = None
+    t_max: Annotated[float, within("t_max")] | None = None
+    t_min: Annotated[float, within("t_min")] | None = None
+    stability: Annotated[int, within("stability")] | None = None
+    confidence: Annotated[float, within("confidence")] | None = None
+    greed: Annotated[float, within("greed")] | None = None
     sampler: str | None = None
     stopping: str | None = None
-    canvas_length: Annotated[int, Field(ge=1)] | None = None
+    canvas_length: Annotated[int, within("canvas_length")] | None = None
     eos_settles: bool | None = None
-    settle: Annotated[int, Field(ge=0, le=1000)] | None = None
+    settle: Annotated[int, within("settle")] | None = None
     pins: dict[str, int] = Field(default={}, description="Token by position in the new text.")
     drafts: Drafts = Field(default=False, description="Stream every canvas after every step, as extra events.")
 
