@@ -96,7 +96,7 @@ def measure(url: str | None, minutes: float, seed: int = 0) -> dict[str, Any]:
 
 def _soak(url: str, good: str, bad: str, pid: int | None, seconds: float, seed: int) -> dict[str, Any]:
     expected = _alone(url, good)
-    files = processes.open_files(pid) if pid is not None else 0
+    files, started = (processes.open_files(pid), len(processes.descendants(pid))) if pid is not None else (0, 0)
     log = Log()
     until = log.began + seconds
     tasks: list[Callable[[], None]] = [
@@ -113,7 +113,8 @@ def _soak(url: str, good: str, bad: str, pid: int | None, seconds: float, seed: 
     for thread in threads:
         thread.join(max(0.0, until + PATIENCE + 10 - time.monotonic()))
     stuck = sum(thread.is_alive() for thread in threads)
-    return _report(log, seconds) | {"clients_stuck": stuck, "left_behind": _left_behind(url, good, pid, files)}
+    left = _left_behind(url, good, pid, files, started)
+    return _report(log, seconds) | {"clients_stuck": stuck, "left_behind": left}
 
 
 def _alone(url: str, key: str) -> dict[tuple[str, int], Any]:
@@ -282,7 +283,7 @@ def _by_minute(samples: list[Sample]) -> list[list[tuple[int, int]]]:
     return [minutes[minute] for minute in sorted(minutes)]
 
 
-def _left_behind(url: str, key: str, pid: int | None, files: int) -> dict[str, Any]:
+def _left_behind(url: str, key: str, pid: int | None, files: int, started: int) -> dict[str, Any]:
     """Return what is still held after everybody has left, once it settles or a minute has passed."""
     until = time.monotonic() + 60
     while True:
@@ -292,7 +293,7 @@ def _left_behind(url: str, key: str, pid: int | None, files: int) -> dict[str, A
         held: dict[str, Any] = {name: total(found, name) for name in HELD} if found else {"metrics": "no answer"}
         if pid is not None:
             held["open_files_more_than_before"] = max(0, processes.open_files(pid) - files)
-            held["processes_besides_the_engine"] = max(0, len(processes.descendants(pid)) - 1)
+            held["processes_more_than_before"] = max(0, len(processes.descendants(pid)) - started)
         if time.monotonic() > until or not any(held.values()):
             return held
         time.sleep(0.5)

@@ -107,6 +107,7 @@ def _beside(attack: Attack, target: Target, key: str | None, alone: Bystander) -
     bystander.ask(0)  # warm up, before the attack
     bystander.waits.clear()
     bystander.answers = 0
+    at_rest = _processes(target)
     watch, stop = Watch(target.url, target.pid), threading.Event()
     began = time.monotonic()
     until = began + MOST_SECONDS
@@ -121,7 +122,8 @@ def _beside(attack: Attack, target: Target, key: str | None, alone: Bystander) -
     # A request that is under way may still be answered, up to the deadline.
     for thread in threads:
         thread.join(max(0.0, until + 2 - time.monotonic()))
-    left = _left_behind(target)
+    time.sleep(1)
+    left = _processes(target) - at_rest
     recovered = ask(target.url, key, "/v1/completions", {**alone.body, "seed": 0}, timeout=RECOVERY_SECONDS)
     summary, before = bystander.summary(), alone.summary()
     ratio = summary["p99"] / before["p99"] if summary["p99"] and before["p99"] else None
@@ -133,17 +135,14 @@ def _beside(attack: Attack, target: Target, key: str | None, alone: Bystander) -
         "health_failed": watch.failed,
         "server_peak_mb": round(watch.peak / 1e6),
         "processes_peak_mb": round(watch.peak_of_all / 1e6),
-        "processes_left": left,
+        "processes_left": max(0, left),
         "answer_after": recovered.status,
     }
 
 
-def _left_behind(target: Target) -> int | None:
-    """Return how many processes the server has besides its engine, a second after the attack."""
-    if target.pid is None:
-        return None
-    time.sleep(1)
-    return max(0, len(descendants(target.pid)) - 1)
+def _processes(target: Target) -> int:
+    """Return how many processes the server has started, as far as that can be seen from here."""
+    return 0 if target.pid is None else len(descendants(target.pid))
 
 
 def _run(attack: Attack, target: Target, until: float) -> Outcome:
