@@ -31,7 +31,7 @@ class Server:
         self.process, self.log = process, log
         self.url, self.port = url, int(url.rsplit(":", 1)[1])
 
-    def send(self, method, path, body=None, timeout=120):
+    def send(self, method, path, body=None, timeout=300):
         """Send a request and return the open connection and its response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         content = None if body is None else json.dumps(body)

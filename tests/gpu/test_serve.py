@@ -16,7 +16,7 @@ from tests.gpu.server import serving
 pytestmark = pytest.mark.gpu
 
 SECONDS = 8 if DRY_RUN else 30
-READERS, LEAVERS = 12, 4
+READERS, LEAVERS = (3, 1) if DRY_RUN else (12, 4)
 QUICK = {"preset": "fast", "canvas_length": 32, "steps": 8}
 SCHEMA = {
     "type": "object",
@@ -48,7 +48,7 @@ KINDS = {
     ),
     "edit": ("/v1/edits", {"input": "The sky is green.", "span": [11, 16], "max_tokens": 6}),
 }
-SEEDS = 2
+SEEDS = 1 if DRY_RUN else 2
 ASKED = [
     (kind, path, body | {"seed": seed, "diffusion": QUICK})
     for kind, (path, body) in KINDS.items()
@@ -138,5 +138,5 @@ def test_sixteen_mixed_clients(server, record_property):
 
 def test_the_texts_are_the_same_after_the_load(server):
     """After the graphs of many batch shapes were captured, and some dropped."""
-    for kind, path, body in ASKED[:: 2 * SEEDS]:
+    for kind, path, body in ASKED[::4]:
         assert server.ask(path, body) == server.ask(path, body), kind

@@ -121,7 +121,7 @@ def test_a_resumed_run_continues_as_if_uninterrupted(calm_directory, rows, tmp_p
     resumed = train(legs, monkeypatch)
     assert [line["lr"] for line in resumed] == [line["lr"] for line in whole]
     assert_close(resumed[:4], whole[:4], 1e-5)
-    assert_close(resumed, whole, 1e-3)
+    assert_close(resumed, whole, 5e-4)
 
 
 def test_options_that_save_memory_or_time_train_alike(calm_directory, rows, tmp_path, monkeypatch):
