@@ -1,15 +1,13 @@
 """A well-behaved client on a server under attack: how long it waits, and whether its answers stay right."""
 
-import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gesso.bench import processes, wire
-from gesso.bench.serve import BODY
+from gesso.bench.serve import BODY, percentile
 
 SEEDS = 4  # distinct requests
 PATIENCE = 25.0  # seconds a bystander waits for an answer
@@ -67,14 +65,6 @@ class Bystander:
             "p99": percentile(waits, 99),
             "longest": percentile(waits, 100),
         }
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank percentile, or None for no values."""
-    if not values:
-        return None
-    ranked = sorted(values)
-    return round(ranked[max(0, math.ceil(share / 100 * len(ranked)) - 1)], 3)
 
 
 @dataclass

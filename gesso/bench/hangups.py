@@ -15,7 +15,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gesso.bench.serve import BODY, Tally, address, exchange, headers, own_server, post
+from gesso.bench.processes import running_server
+from gesso.bench.serve import BODY, Tally, exchange, headers, post
+from gesso.bench.wire import address
 
 AT_ONCE = 8  # visitors
 STEADY = 2  # clients that stay, and what they ask for
@@ -45,10 +47,11 @@ SIZES = (
 
 
 def measure(url: str | None, visitors: int, seed: int = 0) -> dict[str, Any]:
-    """`visitors` that leave early; without a `url`, on a server of its own."""
+    """Send `visitors` that leave early; without a `url`, to a server of its own."""
     if url is None:
-        with own_server() as own:
-            return measure(own, visitors, seed)
+        with running_server() as server:
+            server.wait_ready()
+            return measure(server.url, visitors, seed)
     alone, beside, stop = Tally(), Tally(), threading.Event()
     for number in range(SEEDS):
         alone.ask(url, number)

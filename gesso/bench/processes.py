@@ -1,4 +1,4 @@
-"""A server process to attack: how it is started and ended, and its figures as /proc has them."""
+"""A server process to measure: how it is started and ended, and its figures as /proc has them."""
 
 import contextlib
 import os
@@ -104,10 +104,8 @@ def running_server(
 ) -> Iterator[Server]:
     """Start a server on a free port of this machine; kill it and all its processes in the end.
 
-    `line_bytes` lowers the longest message that the supervisor reads from the engine.
+    `line_bytes` lowers the longest message that the server reads from the engine.
     """
-    if not Path("/proc/self/task").exists():
-        raise InputError("attacks watch a server's processes in /proc, which only Linux has")
     environment = {**os.environ, "GESSO_API_KEYS": ",".join(keys)}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
@@ -135,8 +133,8 @@ def running_server(
 
 LOWERED = """\
 import sys
-import gesso.serve.supervisor
-gesso.serve.supervisor.LINE = {line_bytes}
+import gesso.serve.protocol
+gesso.serve.protocol.FRAME_BYTES = {line_bytes}
 from gesso.cli import main
 sys.exit(main(sys.argv[1:]))
 """

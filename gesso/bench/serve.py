@@ -1,29 +1,26 @@
-"""Many clients on one server: what they get together, against one after another; who waits longest; and the same seed,
-the same text under load as alone.
-"""
+"""Many clients on one server: their throughput against one client's, their waits, and whether texts stay the same."""
 
 import http.client
 import json
+import math
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-from gesso.errors import InputError
+from gesso.bench.processes import running_server
+from gesso.bench.wire import address
 
 SEEDS = 16  # distinct requests: each is asked alone first, and again and again under load
-BODY = {"prompt": "def fib(n):", "max_tokens": 64, "diffusion": {"preset": "fast", "canvas_length": 64}}
+BODY: dict[str, Any] = {"prompt": "def fib(n):", "max_tokens": 64, "diffusion": {"preset": "fast", "canvas_length": 64}}
 
 
 @dataclass
 class Tally:
+    body: dict[str, Any] = field(default_factory=lambda: BODY)
     waits: list[float] = field(default_factory=list)
     tokens: int = 0
     errors: list[str] = field(default_factory=list)
@@ -33,7 +30,7 @@ class Tally:
     def ask(self, url: str, seed: int) -> None:
         began = time.perf_counter()
         try:
-            status, answer = post(url, {**BODY, "seed": seed})
+            status, answer = post(url, {**self.body, "seed": seed})
         except OSError as error:
             status, answer = 0, {"error": {"message": str(error)}}
         with self.lock:
@@ -45,13 +42,21 @@ class Tally:
             self.texts.setdefault(seed, set()).add(answer["choices"][0]["text"])
 
 
-def measure(url: str | None, clients: int, seconds: float) -> dict[str, Any]:
-    """`seconds` under load, after about a third of that with one client; without a `url`, on a server of its own."""
+def measure(
+    url: str | None, clients: int, seconds: float, new: int = 64, arguments: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Measure `clients` at once for `seconds`, after about a third of that with one client.
+
+    Each asks for `new` tokens in one canvas. Without a `url`, on a server of its own with these `arguments`.
+    """
     if url is None:
-        with own_server() as own:
-            return measure(own, clients, seconds)
-    alone, crowd = Tally(), Tally()
-    post(url, {**BODY, "seed": 0})  # the first request of an engine pays for warming up
+        with running_server(*arguments) as server:
+            server.wait_ready()
+            return measure(server.url, clients, seconds, new)
+    body = {**BODY, "max_tokens": new, "diffusion": {**BODY["diffusion"], "canvas_length": new}}
+    alone, crowd = Tally(body), Tally(body)
+    for _ in range(2):  # the first requests of an engine pay for warming up
+        post(url, {**body, "seed": 0})
     began = time.perf_counter()
     for seed in range(SEEDS):
         alone.ask(url, seed)
@@ -75,10 +80,33 @@ def measure(url: str | None, clients: int, seconds: float) -> dict[str, Any]:
         "tokens_per_second": round(crowd_rate, 1),
         "speedup": round(crowd_rate / alone_rate, 2) if alone_rate else None,
         "wait_mean": round(mean, 3),
+        "wait_p50": percentile(crowd.waits, 50),
+        "wait_p99": percentile(crowd.waits, 99),
         "wait_max": round(max(crowd.waits, default=0.0), 3),
         "wait_max_over_mean": round(max(crowd.waits) / mean, 2) if mean else None,
         "same_text_as_alone": all(crowd.texts.get(seed, found) == found for seed, found in alone.texts.items()),
+        "memory": _memory(url),
     }
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Return the nearest-rank percentile, or None for no values."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    return round(ranked[max(0, math.ceil(share / 100 * len(ranked)) - 1)], 3)
+
+
+def _memory(url: str) -> dict[str, float]:
+    """Return the memory the engine has taken, beside what it was expected to take, in GB."""
+    ready = json.loads(exchange(url, "GET", "/ready")[1])
+    metrics = exchange(url, "GET", "/metrics")[1].decode()
+    found = {
+        name: sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(f"gesso_engine_{name}{{"))
+        for name in ("device_bytes", "cache_bytes", "memory_bytes")
+    }
+    expected = {"fixed_bytes": ready["fixed_bytes"], "budget_bytes": ready["budget_bytes"]}
+    return {name.removesuffix("_bytes"): round(value / 1e9, 3) for name, value in {**found, **expected}.items()}
 
 
 def _client(tally: Tally, url: str, number: int, until: float) -> None:
@@ -103,28 +131,6 @@ def exchange(url: str, method: str, path: str, body: str | None = None) -> tuple
         connection.close()
 
 
-def address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise InputError(f"the address of a server is like http://127.0.0.1:8000, got {url!r}")
-    return parts.hostname, parts.port or 80
-
-
 def headers() -> dict[str, str]:
     key = os.environ.get("GESSO_API_KEYS", "").split(",")[0]
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-
-
-@contextmanager
-def own_server() -> Iterator[str]:
-    """The model in the box on a free port, for as long as it is wanted."""
-    command = [sys.executable, "-m", "gesso", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise InputError("the server did not start; see what gesso serve says")
-            yield line.split()[3]
-        finally:
-            process.terminate()

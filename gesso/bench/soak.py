@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from gesso.bench import mix, processes, wire
-from gesso.bench.bystander import percentile
 from gesso.bench.hangups import HELD, total
+from gesso.bench.serve import percentile
 from gesso.errors import InputError
 
 SEEDS = 2  # distinct requests of every kind

@@ -7,12 +7,20 @@ import struct
 import time
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from gesso.bench.serve import address
+from gesso.errors import InputError
 
 Body = bytes | dict[str, Any]
 COMPLETIONS, CHAT, EDITS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/edits", "/v1/responses"
 UNANSWERED = 0  # the status of a request that got no answer
+
+
+def address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise InputError(f"the address of a server is like http://127.0.0.1:8000, got {url!r}")
+    return parts.hostname, parts.port or 80
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ def bench(
     model: Model = None,
     dtype: Dtype = None,
     quantize: Annotated[
-        str | None, typer.Option(help="model, step: pack the weights: fp8, int4 or nvfp4[-layers].")
+        str | None, typer.Option(help="model, step, serve: pack the weights: fp8, int4 or nvfp4[-layers].")
     ] = None,
     batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: requests at once.")] = None,
     prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens of each prompt.")] = None,
-    new: Annotated[int | None, typer.Option(min=1, help="model: tokens to write to each.")] = None,
+    new: Annotated[int | None, typer.Option(min=1, help="model, serve: tokens to write to each.")] = None,
     peer: Annotated[str | None, typer.Option(help="model: transformers, in the same run.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: tokens a second by batch, as SVG.")] = None,
     json: Annotated[
@@ -43,6 +43,7 @@ def bench(
     url: Annotated[str | None, typer.Option(help="serve: a running server; without it, one of its own.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="serve: how many at once.")] = 64,
     seconds: Annotated[float, typer.Option(min=0.1, help="serve: how long.")] = 60.0,
+    max_batch: Annotated[int | None, typer.Option(min=1, help="serve: requests that run at once.")] = None,
     disconnects: Annotated[
         int | None, typer.Option(min=1, help="serve: instead, so many clients that hang up, and what they leave.")
     ] = None,
@@ -97,7 +98,9 @@ def bench(
         elif disconnects is not None:
             print_json(hangups.measure(url, disconnects))
         else:
-            print_json(load_test.measure(url, clients, seconds))
+            arguments = {"--model": model, "--device": device, "--quantize": quantize, "--max-batch": max_batch}
+            given = [str(word) for pair in arguments.items() if pair[1] is not None for word in pair]
+            print_json(load_test.measure(url, clients, seconds, new or 64, given))
     elif what == "settle":
         from gesso.bench import settle
 

@@ -158,11 +158,16 @@ def _all(x_SH: Tensor, weight_SE: Tensor, out: Product, into: Product) -> Tensor
     return into(y_SEI * weight_SE[..., None].to(y_SEI.dtype)).to(x_SH.dtype)
 
 
+def _product(x_SI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Multiply, on a GPU by our kernel: cuBLAS may give other last bits in a captured graph or in another stream."""
+    return linear(x_SI, Adapted(weight_OI), [len(x_SI)])
+
+
 def _fan_out(matrices: Adapted, dtype: torch.dtype) -> Product:
     weight_EOI, change = dense(matrices.weight, dtype), matrices.change
 
     def apply(x_SI: Tensor) -> Tensor:
-        y_SEO = F.linear(x_SI, weight_EOI.flatten(0, 1)).unflatten(1, (len(weight_EOI), -1))
+        y_SEO = _product(x_SI, weight_EOI.flatten(0, 1)).unflatten(1, (len(weight_EOI), -1))
         if change is None:
             return y_SEO
         low_SEL = F.linear(x_SI, change.A.to(dtype).flatten(0, 1)).unflatten(1, (len(weight_EOI), -1)) * change.scale
@@ -175,7 +180,7 @@ def _fan_in(matrices: Adapted, dtype: torch.dtype) -> Product:
     weight_EOI, change = dense(matrices.weight, dtype), matrices.change
 
     def apply(x_SEI: Tensor) -> Tensor:
-        y_SO = F.linear(x_SEI.flatten(1), weight_EOI.transpose(0, 1).flatten(1))
+        y_SO = _product(x_SEI.flatten(1), weight_EOI.transpose(0, 1).flatten(1))
         if change is None:
             return y_SO
         low_SEL = torch.einsum("sei,eli->sel", x_SEI, change.A.to(dtype)) * change.scale

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.ops import fast, hash
@@ -46,9 +45,7 @@ def softcapped_logits(hidden_TH: Tensor, head_VH: Weight, softcap: float) -> Ten
 
 
 def _product(hidden_TH: Tensor, head_VH: Weight) -> Tensor:
-    if not isinstance(head_VH, Packed):
-        return F.linear(hidden_TH, head_VH)
-    if fast.kernels(hidden_TH) and fast.rows_fit(hidden_TH):  # they read it as it is
+    if not isinstance(head_VH, Packed) or (fast.kernels(hidden_TH) and fast.rows_fit(hidden_TH)):
         return linear(hidden_TH, Adapted(head_VH), [len(hidden_TH)])
     return torch.cat([multiply(hidden_TH, part) for part in head_VH.split(TABLE_ROWS)], -1)
 

@@ -29,7 +29,8 @@ def pack(weight: Tensor) -> Tensors:
 
 def _pack(weight_OI: Tensor) -> Tensors:
     top_O1 = weight_OI.abs().amax(1, keepdim=True)
-    scale_O1 = (top_O1 / LARGEST).clamp(min=TINY)
+    # By a tensor: a GPU would multiply by the reciprocal of a number, which rounds otherwise than a CPU's division.
+    scale_O1 = (top_O1 / top_O1.new_tensor(LARGEST)).clamp(min=TINY)
     # Clamped: beyond 448 torch makes NaN, and the division may land a bit above.
     scaled_OI = (weight_OI / scale_O1).clamp_(-LARGEST, LARGEST)
     return {"weight": scaled_OI.to(torch.float8_e4m3fn), "weight_scale": scale_O1}

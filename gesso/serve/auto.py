@@ -43,6 +43,8 @@ class Memory:
 class Choice:
     settings: EngineSettings  # with nothing left open
     why: str
+    fixed_bytes: int  # weights and workspace: all memory but the KV cache
+    budget_bytes: int  # everything must fit in
 
 
 def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice:
@@ -75,7 +77,9 @@ def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice
         max_batch=settings.max_batch or min(most, room.sequences(quantize, context)),
         prefill=prefill,
     )
-    return Choice(chosen, _reason(room, memory, settings, chosen))
+    assert chosen.max_batch is not None
+    fixed = room.weights(quantize) + room.workspace(chosen.max_batch)
+    return Choice(chosen, _reason(room, memory, settings, chosen), fixed, room.budget)
 
 
 class Room:

@@ -56,6 +56,8 @@ class Ready:
     max_length: int
     prefill: int
     why: str  # the reason for these choices, in a sentence
+    fixed_bytes: int = 0  # expected size of weights and workspace
+    budget_bytes: int = 0  # for these and the KV cache
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,7 @@ def main() -> None:
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
     limits = settings.max_batch, model.engine.max_length, model.engine.scheduler.prefill
     worker = Worker(model, send)
-    send(Ready(device, dtype, settings.quantize, *limits, choice.why))
+    send(Ready(device, dtype, settings.quantize, *limits, choice.why, choice.fixed_bytes, choice.budget_bytes))
     worker.run(inbox)
 
 
