@@ -31,7 +31,7 @@ from tests.tiny import give_eyes, make
 ROOT = Path(__file__).parent.parent
 GESSO = [sys.executable, "-m", "gesso"]
 SHORT = ["--steps", "2", "--max-new-tokens", "8", "--seed", "3"]
-ENDLESS = ["--steps", "1000000", "--stopping", "fixed", "--max-new-tokens", "64"]
+ENDLESS = ["--steps", "1000", "--stopping", "fixed", "--max-new-tokens", "4096"]
 ROWS, COLUMNS = 12, 80
 SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
 
