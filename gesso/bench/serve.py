@@ -15,6 +15,7 @@ from gesso.bench.processes import running_server
 from gesso.bench.wire import address
 
 SEEDS = 16  # distinct requests: each is asked alone first, and again and again under load
+STEPS = 16
 BODY: dict[str, Any] = {"prompt": "def fib(n):", "max_tokens": 64, "diffusion": {"preset": "fast", "canvas_length": 64}}
 
 
@@ -43,17 +44,19 @@ class Tally:
 
 
 def measure(
-    url: str | None, clients: int, seconds: float, new: int = 64, arguments: Sequence[str] = ()
+    url: str | None, clients: int, seconds: float, new: int | None = None, arguments: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Measure `clients` at once for `seconds`, after about a third of that with one client.
 
-    Each asks for `new` tokens in one canvas. Without a `url`, on a server of its own with these `arguments`.
+    Each asks for `new` tokens, a canvas at a time in 16 steps without early stopping, or for a short text. Without a
+    `url`, on a server of its own with these `arguments`.
     """
     if url is None:
         with running_server(*arguments) as server:
             server.wait_ready()
             return measure(server.url, clients, seconds, new)
-    body = {**BODY, "max_tokens": new, "diffusion": {**BODY["diffusion"], "canvas_length": new}}
+    fixed = {"max_tokens": new, "diffusion": {"steps": STEPS, "stopping": "fixed"}}
+    body = BODY if new is None else {**BODY, **fixed}
     alone, crowd = Tally(body), Tally(body)
     for _ in range(2):  # the first requests of an engine pay for warming up
         post(url, {**body, "seed": 0})

@@ -100,7 +100,7 @@ def bench(
         else:
             arguments = {"--model": model, "--device": device, "--quantize": quantize, "--max-batch": max_batch}
             given = [str(word) for pair in arguments.items() if pair[1] is not None for word in pair]
-            print_json(load_test.measure(url, clients, seconds, new or 64, given))
+            print_json(load_test.measure(url, clients, seconds, new, given))
     elif what == "settle":
         from gesso.bench import settle
 

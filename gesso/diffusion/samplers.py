@@ -45,6 +45,15 @@ class Sampler(Protocol):
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]: ...
 
 
+def order_independent(values: Tensor) -> Tensor:
+    """Return values whose sum is the same in any order: a GPU's order depends on the number of rows.
+
+    In float64 the few hundred float32 values of a canvas add up without rounding, unless they differ by a factor of
+    millions. A CPU adds row by row, in the order of the reference, and keeps float32.
+    """
+    return values.double() if values.is_cuda else values
+
+
 def _accept(accepted_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
     """Accepted positions take their candidate; all others become noise, those accepted in earlier steps too."""
     noise_C = moment.noise(prediction.candidate_C)
@@ -62,7 +71,8 @@ class EntropyBound:
     bound: float
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
-        ascending_C, order_C = prediction.entropy_C.sort(-1)
+        # Stable: entropies are often equal, and then the order must not depend on how many canvases are sorted at once.
+        ascending_C, order_C = order_independent(prediction.entropy_C).sort(dim=-1, stable=True)
         within_C = ascending_C.cumsum(-1) - ascending_C <= self.bound
         accepted_C = torch.empty_like(within_C).scatter_(-1, order_C, within_C)  # the order names every position
         return _accept(accepted_C, prediction, moment)

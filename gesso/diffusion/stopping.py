@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gesso.diffusion.samplers import Prediction
+from gesso.diffusion.samplers import Prediction, order_independent
 from gesso.settings import Diffusion
 
 
@@ -17,8 +17,8 @@ class Stopping(Protocol):
 
 
 def mean_entropy(prediction: Prediction, judged_C: Tensor) -> Tensor:
-    """Of the positions that count. Without indexing by them, so that the host need not know how many they are."""
-    return (prediction.entropy_C * judged_C).sum(-1) / judged_C.sum(-1)
+    """Return the mean over the judged positions, without indexing by them: the host need not know how many they are."""
+    return order_independent(prediction.entropy_C * judged_C).sum(-1) / judged_C.sum(-1)
 
 
 @dataclass(frozen=True)

@@ -176,9 +176,10 @@ class Engine:
         """After a pass has failed, run each of its requests alone; those that fail alone are the ones at fault."""
         if is_fatal(error):
             raise error
-        if isinstance(error, torch.OutOfMemoryError):
+        out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        if out_of_memory:
             self.runner.free_memory()
-        if len(work) == 1:
+        if len(work) == 1 and not out_of_memory:
             self._fail(work[0].running, error)
             return
         for item in work:

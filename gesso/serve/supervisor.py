@@ -179,7 +179,8 @@ class Supervisor:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the server, which lets the engine finish
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            # Without expandable segments, batches of many sizes leave the allocator with blocks of many sizes.
+            env={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **os.environ, "PYTHONUNBUFFERED": "1"},
         )
         assert process.stdout is not None
         watchdog = asyncio.create_task(self._watch(process))

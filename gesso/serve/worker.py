@@ -25,6 +25,7 @@ import gesso
 from gesso import checkpoint, filling
 from gesso.api import Gesso, find_device, find_dtype
 from gesso.engine import events as engine_events
+from gesso.engine.engine import Engine
 from gesso.engine.request import Request, Score
 from gesso.errors import GessoError, InputError
 from gesso.plan import Plan, PlanRun
@@ -50,6 +51,7 @@ from gesso.serve.protocol import (
     sizes,
 )
 from gesso.serve.settings import EngineSettings
+from gesso.settings import Diffusion
 
 Send = Callable[[Message], None]
 BEAT_SECONDS = 1.0
@@ -269,6 +271,27 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
         )
 
 
+def keep_within(device: torch.device, budget: int) -> None:
+    """Have the allocator of a GPU free what it keeps, and fail, before it takes more than the budget."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / torch.cuda.mem_get_info(device)[1]), device)
+
+
+def warm_up(engine: Engine, max_batch: int) -> None:
+    """Run the largest batch once, then a single request: kernels are compiled, and memory is cut largest first.
+
+    Three steps each: a pass runs as it is, then is captured, then replayed.
+    """
+    for count in dict.fromkeys((max_batch, 1)):
+        for seed in range(count):
+            diffusion = Diffusion(steps=3, stopping="fixed")
+            engine.submit(
+                Request(prompt=(0,), max_new_tokens=engine.model.config.canvas_length, diffusion=diffusion, seed=seed)
+            )
+        while engine.busy:
+            engine.step()
+
+
 def read(pipe: IO[bytes], inbox: Inbox) -> None:
     while len(prefix := pipe.read(SIZES.size)) == SIZES.size:
         head, blob = sizes(prefix)
@@ -314,6 +337,7 @@ def main() -> None:
     try:
         choice = choose(EngineSettings(**json.loads(sys.argv[1])))
         settings = choice.settings
+        keep_within(find_device(settings.device), choice.budget_bytes)
         assert settings.max_batch and settings.max_length and settings.prefill
         model = load(settings, send)
         model.use_adapter(None)  # each request names its own
@@ -324,6 +348,8 @@ def main() -> None:
             traceback.print_exc()
         send(Broken(str(error) if expected else f"{type(error).__name__}: {error}", final=expected))
         os._exit(EXIT_BROKEN)  # without waiting for the thread that reads stdin
+    if model.model.device.type == "cuda":
+        warm_up(model.engine, settings.max_batch)
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
     limits = settings.max_batch, model.engine.max_length, model.engine.scheduler.prefill
     worker = Worker(model, send)
