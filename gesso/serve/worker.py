@@ -274,7 +274,8 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
 def keep_within(device: torch.device, budget: int) -> None:
     """Have the allocator of a GPU free what it keeps, and fail, before it takes more than the budget."""
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / torch.cuda.mem_get_info(device)[1]), device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / torch.cuda.mem_get_info(index)[1]), index)
 
 
 def warm_up(engine: Engine, max_batch: int) -> None:
