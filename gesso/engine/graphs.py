@@ -12,6 +12,7 @@ B canvases, C canvas, T tokens of all canvases, H hidden.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -103,6 +104,15 @@ def _long(length: int, device: torch.device) -> Tensor:
     return torch.zeros(length, dtype=torch.long, device=device)
 
 
+@lru_cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream that all graphs are captured on: the allocator keeps the free memory of streams apart.
+
+    Its priority is high. Kernels that the rest waits for would otherwise queue behind those of the side stream.
+    """
+    return torch.cuda.Stream(device, priority=-1)
+
+
 Step = tuple[Running, Reading | Canvas, Tensor]
 
 
@@ -125,8 +135,7 @@ class Graph:
 
     def capture(self, pool: Any) -> None:
         graph = torch.cuda.CUDAGraph()
-        # Before what runs beside: short kernels that the rest waits for would else queue behind it.
-        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream(priority=-1)):
+        with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.model.device)):
             self._pass()
         self.replay = graph.replay
 
