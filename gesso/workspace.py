@@ -5,15 +5,16 @@ tokens of text, the terms in GB are:
 
   canvases                       1      8     32
   CUDA context                 0.50   0.50   0.50
-  one layer                    0.27   0.48   1.21
+  layers                       0.27   0.48   1.21
   state of the canvases        0.00   0.03   0.14
-  end of the vocabulary        0.16   1.29   5.16
+  vocabulary end               0.16   1.29   5.16
   or one request's logits      1.34   1.34   1.34    (the larger of the two counts)
-  bound                        2.12   2.36   7.01
-  measured on an H200             -   1.25   5.1     (allocated in a pass: without the context)
+  captured graphs              0.43   1.77   6.37
+  bound                        2.55   4.14  13.39
+  measured on an H200             -   3.5   10.6     (reserved beside weights and cache, 0.5 GB for the context)
 
-Captured CUDA graphs are not counted. They keep the buffers of the largest pass in a pool of their own, and some more
-per graph, but they are a cache: when memory runs out, the engine drops them and goes on.
+A pass of a new shape runs operation by operation, in one pool of memory, and as a graph in another, which all graphs
+share: so layers and vocabulary end count twice. One request's logits never are part of a graph.
 """
 
 from gesso.config import Config, LayerShape
@@ -42,10 +43,10 @@ def workspace_bytes(config: Config, batch: int, prefill: int, canvas_length: int
     layer = value_bytes * max(layer, _feedforward_values(config)) + 4 * ROUTER_SPLITS * config.num_experts
     # The soft embedding of the last step, that of the next one, and hidden states that logprobs are computed from.
     state = 3 * config.hidden_size * value_bytes
-    vocabulary = max(
-        _vocabulary_bytes(config, canvas_tokens, value_bytes), LOGITS_COPIES * 4 * canvas_length * config.vocab_size
-    )
-    return CONTEXT_BYTES + (canvas_tokens + prefill) * layer + canvas_tokens * state + vocabulary
+    layers, vocabulary = (canvas_tokens + prefill) * layer, _vocabulary_bytes(config, canvas_tokens, value_bytes)
+    logits = LOGITS_COPIES * 4 * canvas_length * config.vocab_size
+    graphs = layers + vocabulary if value_bytes <= 2 else 0  # float32 is for CPUs, which have none
+    return CONTEXT_BYTES + layers + canvas_tokens * state + max(vocabulary, logits) + graphs
 
 
 def _attention_values(config: Config, shape: LayerShape) -> int:

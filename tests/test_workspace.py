@@ -18,9 +18,9 @@ def real(tmp_path_factory):
     return Config.from_directory(write(tmp_path_factory.mktemp("real"), REAL))
 
 
-@pytest.mark.parametrize(("batch", "measured"), [(8, 1.25), (32, 5.1)])
-def test_the_bound_covers_what_was_measured_and_is_not_half_as_much_again(real, batch, measured):
-    """Measured on an H200 at the 26B shape: allocated in a pass, without the CUDA context."""
+@pytest.mark.parametrize(("batch", "measured"), [(8, 2.95), (32, 10.06)])
+def test_workspace_bound_covers_measured_memory_and_is_at_most_half_as_much_again(real, batch, measured):
+    """Measured on an H200 at the 26B shape in fp8: reserved after batches of many sizes, without the CUDA context."""
     bound = workspace_bytes(real, batch, 2048, 256) - CONTEXT_BYTES
     assert measured * GB <= bound <= 1.5 * measured * GB
 
