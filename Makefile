@@ -48,7 +48,7 @@ test: $(VENV)/.installed-dev
 	$(MAKE) -j 2 lint properties
 
 properties: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile  # a file stays in one process: its server starts once
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --tree "$(TREE)"

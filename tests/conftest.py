@@ -19,18 +19,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of a server stay together in one process, which then starts it once, and so do others that share what takes
-    long to make; the rest goes where there is room."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return  # one process, and the mark is unknown
-    for item in items:
-        shared = item.path.name.startswith(("test_serve", "test_studio", "test_sudoku_bank", "test_hardware"))
-        if shared or item.path.parent.name == "attack":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)  # the processes of pytest-xdist share the cores

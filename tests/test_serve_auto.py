@@ -1,4 +1,4 @@
-"""What a server chooses by itself: made-up memories, the real model's shape, and the figures in what it says."""
+"""Settings that a server chooses by the available memory: made-up devices, the 26B shape, and the reported figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,10 +54,10 @@ def test_much_memory_is_all_of_the_context_and_little_a_shorter_one_before_a_sma
 def test_a_batch_that_was_told_gets_the_context_that_fits_so_many_times(real):
     config = Config.from_directory(Path(real.model))
     weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
-    chosen = on_gpu(replace(real, max_batch=2), 20).settings
+    chosen = on_gpu(replace(real, max_batch=2), 21).settings
     assert (chosen.quantize, chosen.max_batch) == ("int4", 2) and chosen.max_length < 8192
-    assert weights["4-bit"] + worst_case(chosen, config) < 0.9 * 20 * GB
-    assert on_gpu(real, 20).settings.max_batch == 1
+    assert weights["4-bit"] + worst_case(chosen, config) < 0.9 * 21 * GB
+    assert on_gpu(real, 21).settings.max_batch == 1
 
 
 def test_what_was_told_is_kept_and_the_rest_goes_by_it(real):
@@ -93,7 +93,7 @@ def test_the_largest_batch_that_fits_is_chosen(real, gb):
 @pytest.mark.parametrize(
     ("told", "gb", "figures"),
     [
-        ({}, 8, ("packed to int4", "2.12 GB", "7.20 GB may be used", "--memory 0.9")),
+        ({}, 8, ("packed to int4", "2.55 GB", "7.20 GB may be used", "--memory 0.9")),
         ({"quantize": "none"}, 48, ("50.5", "43.20 GB may be used")),
         ({"max_batch": 64, "max_length": LONGEST}, 80, ("64 texts of 262144 tokens", "(--max-length)")),
     ],

@@ -58,6 +58,9 @@ def serve(
     io_timeout: Annotated[
         float, typer.Option(help="Seconds a client may take to send, or to read.", rich_help_panel="Limits")
     ] = 30.0,
+    head_timeout: Annotated[
+        float, typer.Option(help="Seconds a client may take to send a request head.", rich_help_panel="Limits")
+    ] = 10.0,
     drain: Annotated[float, typer.Option(help="Seconds to finish in after SIGTERM.", rich_help_panel="Limits")] = 60.0,
     prepare_seconds: Annotated[
         int, typer.Option(min=1, help="CPU time to read and check one request.", rich_help_panel="Limits")
@@ -114,6 +117,7 @@ def serve(
             body_bytes=body_bytes,
             timeout=timeout,
             io_timeout=io_timeout,
+            head_timeout=head_timeout,
             drain=drain,
             prepare_seconds=prepare_seconds,
             compile_seconds=compile_seconds,

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gesso.errors import InputError
@@ -15,7 +15,7 @@ KEYS_LIMIT = 1 << 20  # bytes
 
 
 def read_keys(file: Path | None) -> tuple[str, ...]:
-    """One key a line; in the environment, separated by commas."""
+    """Read keys: one per line in a file, or separated by commas in the environment."""
     if file is None:
         keys = os.environ.get(VARIABLE, "").split(",")
     else:
@@ -24,6 +24,11 @@ def read_keys(file: Path | None) -> tuple[str, ...]:
     if file is not None and not found:
         raise InputError(f"{file} holds no key; write one a line")
     return found
+
+
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for child processes, which have no use for the keys."""
+    return {name: value for name, value in environment.items() if name != VARIABLE}
 
 
 class Keys:

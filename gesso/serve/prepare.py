@@ -43,6 +43,8 @@ def run(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -
             raise from_validation(error) from None
         except InputError as error:
             raise from_input(error) from None
+        except RecursionError:
+            raise ApiError(400, "this request is nested too deeply; make it simpler", code="too_complex") from None
         except MemoryError:
             raise ApiError(
                 400, "reading this request takes too much memory; make it smaller", code="too_complex"

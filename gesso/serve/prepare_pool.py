@@ -21,6 +21,7 @@ from typing import Any
 from gesso.serve.accepted import Source
 from gesso.serve.errors import ApiError
 from gesso.serve.fair import FairQueue
+from gesso.serve.keys import without_keys
 from gesso.serve.protocol import SIZES, Constraint, frame, sizes
 from gesso.serve.settings import ServerSettings
 
@@ -28,6 +29,7 @@ logger = logging.getLogger("gesso.serve")
 
 SMALL_BODY = 64 * 1024
 PLACES = {"small": 4, "large": 2, "compile": 2}
+STARTS = 3  # attempts to start the process before requests are refused
 PATIENCE = 4  # real time allowed per second of CPU time: the engine may take the processors
 KEPT_BYTES = 64 * 2**20  # of compiled constraints
 
@@ -79,6 +81,7 @@ class PreparePool:
         self.kept: OrderedDict[str, bytes] = OrderedDict()  # compiled constraints by key
         self._control: socket.socket | None = None
         self._running = asyncio.Event()
+        self._failures = 0  # starts in a row that failed
         self._task: asyncio.Task[None] | None = None
 
     # --- the process ------------------------------------------------------------------------------------------------
@@ -104,12 +107,12 @@ class PreparePool:
                     json.dumps([each.to_json() for each in self.settings]),
                     stdin=theirs.fileno(),
                     start_new_session=True,  # a process group of its own, which ends as one
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                    env={**without_keys(os.environ), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 )
                 theirs.close()
                 try:
                     if await asyncio.get_running_loop().sock_recv(ours, 1):
-                        self._control = ours
+                        self._control, self._failures = ours, 0
                         self._running.set()
                     code = await process.wait()
                     logger.error("request reader died", extra={"fields": {"exit": code}})
@@ -119,7 +122,8 @@ class PreparePool:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
-            await asyncio.sleep(0.5)
+            self._failures += 1
+            await asyncio.sleep(0.5 * self._failures)
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
@@ -160,12 +164,16 @@ class PreparePool:
         if sum(len(each.waiting) for each in self.lanes.values()) >= self.limits.queue:
             raise ApiError(429, "too many requests wait to be read; try again in 1 s", code="queue_full", retry_after=1)
         async with self.lanes[lane].place(client):
+            if self._failures >= STARTS:
+                raise ApiError(503, "the process that reads requests does not start; see the server's log")
             await self._running.wait()
             head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
             try:
                 async with asyncio.timeout(PATIENCE * seconds):
                     answer, blob = await self._in_child(frame(head, body))
             except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+                if not self._running.is_set():
+                    raise ApiError(503, "the process that reads requests was restarted; ask again") from None
                 raise ApiError(
                     400, f"this request takes more than {seconds} s to {verb}; make it simpler", code="too_complex"
                 ) from None

@@ -29,6 +29,7 @@ from typing import Literal
 from gesso.serve.errors import ApiError
 from gesso.serve.fair import FairQueue
 from gesso.serve.jobs import Job
+from gesso.serve.keys import without_keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import (
     SIZES,
@@ -180,7 +181,7 @@ class Supervisor:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the server, which lets the engine finish
             # Without expandable segments, batches of many sizes leave the allocator with blocks of many sizes.
-            env={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **os.environ, "PYTHONUNBUFFERED": "1"},
+            env={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **without_keys(os.environ), "PYTHONUNBUFFERED": "1"},
         )
         assert process.stdout is not None
         watchdog = asyncio.create_task(self._watch(process))

@@ -23,7 +23,6 @@ from tests.attack.watching import (
     ask,
     assert_nothing_left,
     assert_refused,
-    attacked_server,
     bystanders,
     short,
     text,
@@ -31,7 +30,6 @@ from tests.attack.watching import (
 from tests.serving import server_fixture
 
 pytestmark = pytest.mark.attack
-server = attacked_server("--max-batch", "4", "--io-timeout", "2")
 open_server = server_fixture("--max-batch", "2")  # without keys
 
 FILES = 64  # that the server may open beyond those it has, in the test of half heads

@@ -18,7 +18,6 @@ from tests.attack.watching import (
     assert_nothing_left,
     assert_refused,
     attack,
-    attacked_server,
     bystanders,
     short,
     text,
@@ -26,7 +25,6 @@ from tests.attack.watching import (
 from tests.serving import serving
 
 pytestmark = pytest.mark.attack
-server = attacked_server("--max-batch", "4")
 
 COMPILER_SECONDS = 5.0  # for a process that compiles to start, unless one that is there does it
 ORPHAN_SECONDS = 5.0  # until no process of a killed server is left

@@ -13,13 +13,11 @@ from tests.attack.watching import (
     assert_nothing_left,
     assert_refused,
     attack,
-    attacked_server,
     bystanders,
     short,
 )
 
 pytestmark = pytest.mark.attack
-server = attacked_server("--max-batch", "4")
 
 CANVAS = tiny.CONFIG["canvas_length"]  # the longest canvas that the server may be asked for
 CONTEXT = tiny.CONFIG["text_config"]["max_position_embeddings"]

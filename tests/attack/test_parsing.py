@@ -15,14 +15,12 @@ from tests.attack.watching import (
     assert_nothing_left,
     assert_refused,
     attack,
-    attacked_server,
     bystanders,
     short,
     text,
 )
 
 pytestmark = pytest.mark.attack
-server = attacked_server("--max-batch", "4")
 
 USER = attacks.USER
 TOOLS = [{"name": f"f{number}"} for number in range(attacks.TOOLS)]

@@ -7,10 +7,7 @@ import contextlib
 import threading
 import time
 
-import pytest
-
 from gesso.bench import processes, wire
-from tests.serving import serving
 
 GOOD, BAD = "good", "bad"  # keys: the bystander's and the attacker's
 HEALTH_SECONDS = 8.0  # the longest that /health may take while an attack runs
@@ -20,26 +17,21 @@ MEMORY_BYTES = 400e6  # the most that the server's own process may grow by, at a
 CHILD_BYTES = 3e9  # the most that all its processes together may grow by, compilers included
 MESSAGE_CHARACTERS = 2000  # the longest error message
 
+# Tight, so that the suite does not wait for them; requests that keep within them are answered.
+LIMITS = (
+    "--max-batch",
+    "4",
+    "--prepare-seconds",
+    "3",
+    "--compile-seconds",
+    "3",
+    "--head-timeout",
+    "3",
+    "--heartbeat",
+    "6",
+)
 QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 GAUGES = ("gesso_requests_running", "gesso_requests_waiting", "gesso_engine_requests", "gesso_engine_places")
-
-
-def attacked_server(*arguments: str):
-    """Return a fixture: a server of the tiny model with two keys, shared by the tests of a file."""
-
-    @pytest.fixture(scope="module")
-    def server(served_model, tmp_path_factory):
-        log = tmp_path_factory.mktemp("attack") / "log"
-        with serving(log, "--model", str(served_model), *arguments, GESSO_API_KEYS=f"{GOOD},{BAD}") as running:
-            running.http.headers["Authorization"] = f"Bearer {GOOD}"
-            running.http.timeout = ANSWER_SECONDS
-            running.wait_ready()
-            ask(running, short())
-            ask(running, short(choice=["yes", "no"]))
-            running.warm_processes = len(processes.descendants(running.process.pid))
-            yield running
-
-    return server
 
 
 def short(**more):
