@@ -6,6 +6,7 @@ with other clients.
 """
 
 import math
+from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -28,13 +29,17 @@ Plan = Generator[Sequence[Request | Score], Sequence[Answer], T]
 
 
 class PlanRun(Generic[T]):
-    """A plan that is being carried out. The caller steps the engine and passes on the events of `ids`."""
+    """A plan that is being carried out. The caller steps the engine and passes on the events of `ids`.
 
-    def __init__(self, plan: Plan[T], engine: "Engine") -> None:
-        self.plan, self.engine = plan, engine
+    At most `at_once` requests of a round are in the engine at a time: the next one enters when one has ended.
+    """
+
+    def __init__(self, plan: Plan[T], engine: "Engine", at_once: int | None = None) -> None:
+        self.plan, self.engine, self.at_once = plan, engine, at_once
         self.ids: list[int] = []  # of all requests so far, in the order in which they were submitted
         self.ended = False
         self.result: T  # once it has ended without an error
+        self._unsent: deque[Request | Score] = deque()
         self._round: list[int] = []
         self._answers: dict[int, Answer] = {}
 
@@ -67,6 +72,7 @@ class PlanRun(Generic[T]):
                 self._answers[request_id] = result
             case Scored(request_id, log_likelihoods):
                 self._answers[request_id] = log_likelihoods
+        self._fill()
         if len(self._answers) < len(self._round):
             return None
         return [self._answers[request_id] for request_id in self._round]
@@ -83,16 +89,19 @@ class PlanRun(Generic[T]):
             self.ended = True
             raise
 
-    def submit(self, requests: Sequence[Request | Score]) -> list[int]:
-        """Submit the requests of a round; return their ids."""
+    def submit(self, requests: Sequence[Request | Score]) -> None:
+        """Begin a round: submit its first requests."""
+        self._unsent.extend(requests)
+        self._fill()
+
+    def _fill(self) -> None:
         try:
-            for request in requests:
-                self._round.append(self.engine.submit(request))
+            while self._unsent and (self.at_once is None or len(self._round) - len(self._answers) < self.at_once):
+                self._round.append(self.engine.submit(self._unsent.popleft()))
                 self.ids.append(self._round[-1])
         except BaseException:
             self.cancel()
             raise
-        return self._round
 
     def cancel(self) -> None:
         """End the plan, and the requests of it that still run."""

@@ -13,6 +13,7 @@ from gesso.diffusion.noise import HashSource
 from gesso.diffusion.samplers import EntropyBound, Prediction
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft
+from gesso.engine.scheduler import PACE
 from gesso.settings import Diffusion
 from tests.engine_requests import PROMPT, SMALL, finish, request, result, strangers
 
@@ -216,6 +217,41 @@ def test_a_long_prompt_does_not_hold_up_a_running_canvas(tiny):
     reading = engine.submit(request(prompt=(2,) * 320))
     steps = [[event.request_id for event in engine.step()] for _ in range(4)]
     assert all(running in ids and reading not in ids for ids in steps)
+
+
+def test_a_short_prompt_does_not_wait_behind_a_long_one(tiny):
+    engine = Engine(tiny.model, tiny.decode, prefill=32, piece=32)
+    long = engine.submit(request(prompt=tuple(range(128, 328)) * 2, max_new_tokens=4))
+    engine.step()
+    for seed in range(3):
+        short = engine.submit(request(seed=seed, max_new_tokens=4))
+        events = [event for _ in range(2) for event in engine.step()]
+        assert any(event.request_id == short and event.kind == "draft" for event in events)
+        finish(engine, short)
+    finish(engine, long)
+
+
+def test_a_long_prompt_gets_its_turn_however_many_short_ones_come(tiny):
+    engine = Engine(tiny.model, tiny.decode, prefill=32, piece=32)
+    long = engine.submit(request(prompt=tuple(range(128, 328)), max_new_tokens=4))
+    for seed in range(400):
+        engine.submit(request(prompt=tuple(range(128, 158)), seed=seed, max_new_tokens=4))
+        if any(event.request_id == long for event in engine.step()):
+            return
+    raise AssertionError("it was left out all the time")
+
+
+def test_beside_a_canvas_a_long_prompt_is_read_at_a_slower_pace(tiny, passes):
+    engine = Engine(tiny.model, tiny.decode, prefill=32, piece=32)
+    fixed = replace(SMALL, steps=16, stopping="fixed")
+    mine = engine.submit(request(max_new_tokens=16, diffusion=fixed))
+    engine.step()
+    engine.submit(request(prompt=tuple(range(128, 328)) * 2))
+    passes.clear()
+    finish(engine, mine)
+    assert len(passes) == 15, "its canvas is in every pass"
+    read = [sum(len(piece.ids_S) for piece in pieces if piece.causal) for pieces in passes]
+    assert set(read) == {0, 32} and sum(read) <= 32 * (len(passes) / PACE + 1)
 
 
 def test_prompts_share_the_room_for_text_in_a_pass(tiny, passes):

@@ -51,6 +51,19 @@ def test_scoring_happens_in_passes_of_the_engine_and_others_go_on_meanwhile(tiny
     tiny.engine.step()
 
 
+def test_a_plan_may_have_only_so_many_requests_in_the_engine_at_once(tiny):
+    asked = candidates_of(request(), 5)
+    run = PlanRun(generate(asked), tiny.engine, at_once=2)
+    run.start()
+    most = 0
+    while not run.ended:
+        most = max(most, len(tiny.engine.running))
+        for event in tiny.engine.step():
+            run.take(event)
+    assert most == 2 and len(run.ids) == 5
+    assert run.result == carry_out(PlanRun(generate(asked), tiny.engine), tiny.engine)
+
+
 def test_a_failed_request_ends_the_plan_and_cancels_the_others_of_its_round(tiny):
     def broken(canvas_C, prediction, moment):
         raise RuntimeError("my sampler is broken")

@@ -11,6 +11,7 @@ from gesso.bench.serve import BODY, percentile
 
 SEEDS = 4  # distinct requests
 PATIENCE = 25.0  # seconds a bystander waits for an answer
+LAST = 2.0  # seconds before the end in which it asks nothing more
 PLAIN: dict[str, Any] = {
     **BODY,
     "diffusion": {"preset": "fast", "canvas_length": 64, "steps": 4},  # about half a second on one core
@@ -46,7 +47,7 @@ class Bystander:
 
     def run(self, stop: threading.Event, until: float) -> None:
         seed = 0
-        while not stop.is_set() and time.monotonic() < until:
+        while not stop.is_set() and time.monotonic() < until - LAST:
             self.ask(seed % SEEDS, max(0.1, min(PATIENCE, until - time.monotonic())))
             seed += 1
             if self.errors and self.waits[-1] < 0.05:

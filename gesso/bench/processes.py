@@ -100,21 +100,28 @@ def tail(log: Path, characters: int = 500) -> str:
 
 @contextlib.contextmanager
 def running_server(
-    *arguments: str, keys: Sequence[str] = (), line_bytes: int | None = None, threads: int | None = None
+    *arguments: str,
+    keys: Sequence[str] = (),
+    threads: int | None = None,
+    frame_bytes: int | None = None,
+    files: int | None = None,
 ) -> Iterator[Server]:
     """Start a server on a free port of this machine; kill it and all its processes in the end.
 
-    `line_bytes` lowers the longest message that the server reads from the engine.
+    `frame_bytes` lowers the longest message between its processes, and `files` how many files it may open.
     """
     environment = {**os.environ, "GESSO_API_KEYS": ",".join(keys)}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    start = ["-m", "gesso"] if line_bytes is None else ["-c", LOWERED.format(line_bytes=line_bytes)]
+    limited = [] if files is None else ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(files)]
     with tempfile.TemporaryDirectory(prefix="gesso-") as directory:
         log = Path(directory) / "log"
+        if frame_bytes is not None:
+            Path(directory, "sitecustomize.py").write_text(LOWERED.format(frame_bytes=frame_bytes))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (directory, os.environ.get("PYTHONPATH"))))
         with log.open("w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, *start, "serve", "--port", "0", *arguments],
+                [*limited, sys.executable, "-m", "gesso", "serve", "--port", "0", *arguments],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
@@ -131,12 +138,10 @@ def running_server(
             process.stdout.close()
 
 
+# Python runs `sitecustomize.py` at the start of each process.
 LOWERED = """\
-import sys
 import gesso.serve.protocol
-gesso.serve.protocol.FRAME_BYTES = {line_bytes}
-from gesso.cli import main
-sys.exit(main(sys.argv[1:]))
+gesso.serve.protocol.FRAME_BYTES = {frame_bytes}
 """
 
 

@@ -68,9 +68,9 @@ def _server(attack: Attack, url: str | None, plain: bool = False) -> Iterator[Ta
         if attack.broken and not plain:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gesso-model-"))) / "broken"
             arguments = ("--model", str(make_unreadable(directory)))
-        options: dict[str, Any] = {"keys": ("good", "bad"), "line_bytes": None}
+        options: dict[str, Any] = {"keys": ("good", "bad")}
         if not plain:
-            options = {"keys": attack.keys, "line_bytes": attack.line_bytes}
+            options = {"keys": attack.keys, "frame_bytes": attack.frame_bytes, "files": attack.files}
         server: Server = stack.enter_context(running_server(*arguments, threads=threads, **options))
         if not arguments:
             server.wait_ready()

@@ -23,6 +23,7 @@ class Running:
     state: int = START  # of the constraint, after them
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
+    left_out: int = 0  # passes that read only others' text, one after another
     shown: str = ""  # their text, as far as it was handed out
     usage: Usage = field(default_factory=Usage)
 

@@ -13,6 +13,8 @@ from gesso.model.cache import KVCache
 Job = Running | Scoring
 # "next": text that ends with the token whose successor is asked for; "scored": text whose hidden states are read.
 Kind = Literal["text", "canvas", "next", "scored"]
+PACE = 8  # passes with canvases in which one request may read as many tokens as in a pass without
+PATIENCE = 4  # a prompt comes first after so many passes that read others
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.rows = [Row() for _ in range(max_batch)]
+        self.room = prefill  # tokens of text that the last pass could have read and did not
 
     def next_row(self, cache: KVCache) -> int | None:
         """The row for the longest-waiting request; None: nobody waits, or no row is free.
@@ -89,26 +92,48 @@ class Scheduler:
     def plan(self, jobs: Sequence[Job] | None = None) -> list[Work]:
         """Return the next pass: of all that run, or of some.
 
-        Every canvas that is ready takes a step. Prompts and texts to score share the prefill budget, the oldest request
-        first. A finished canvas is committed outside the budget: it is no longer than the canvas that follows it.
+        Every canvas that is ready takes a step. Prompts and texts to score are read the shortest rest first, unless a
+        longer one has been left out `PATIENCE` times. A finished canvas is committed outside the budget for text: it is
+        no longer than the canvas that follows it.
         """
-        work, room = [], self.prefill
-        for running in self.running if jobs is None else jobs:
-            start = end = len(self.rows[running.row].tokens)
-            prompt, saved = len(running.request.prompt), running.saved_length(self.piece)
+        jobs = self.running if jobs is None else jobs
+        reading, read, full, denoising = sum(map(self._unread, jobs)), 0, False, False
+        work: dict[int, Work] = {}
+        for job in sorted(jobs, key=self._rank):
+            start = end = len(self.rows[job.row].tokens)
+            prompt, saved = len(job.request.prompt), job.saved_length(self.piece)
             texts: list[tuple[int, ...]] = []
-            for text in running.pending:
-                if end < prompt or isinstance(running, Scoring):
+            for text in job.pending:
+                if end < prompt or isinstance(job, Scoring):
+                    full = full or read + len(text) > self._budget(reading, denoising)
                     # A pass ends where the row is saved, so that the rest of the prompt is not yet in it.
-                    if len(text) > room or (texts and end == saved):
+                    if full or (texts and end == saved):
                         break
-                    room -= len(text)
+                    read += len(text)
                 texts.append(text)
                 end += len(text)
-            denoise = isinstance(running, Running) and len(texts) == len(running.pending)
+            denoise = isinstance(job, Running) and len(texts) == len(job.pending)
+            job.left_out = 0 if texts or denoise else job.left_out + (read > 0)
             if texts or denoise:
-                work.append(Work(running, tuple(texts), denoise, start))
-        return work
+                work[job.id] = Work(job, tuple(texts), denoise, start)
+            denoising = denoising or denoise
+        self.room = max(0, self._budget(reading, denoising) - read)
+        return [work[job.id] for job in jobs if job.id in work]
+
+    def _budget(self, reading: int, denoising: bool) -> int:
+        """Return how many tokens of text this pass may read.
+
+        Beside canvases, each request that reads adds its share, which is saved up until a piece fits. So canvases slow
+        down with the number of those who read, not with the length of what they read.
+        """
+        return min(self.prefill, self.room + reading * self.prefill // PACE) if denoising else self.prefill
+
+    def _unread(self, job: Job) -> bool:
+        return isinstance(job, Scoring) or len(self.rows[job.row].tokens) < len(job.request.prompt)
+
+    def _rank(self, job: Job) -> tuple[bool, int]:
+        """Order canvases before texts. Requests of the same rank stay in the order in which they came in."""
+        return self._unread(job), 0 if job.left_out >= PATIENCE else sum(map(len, job.pending))
 
     def remove(self, running: Job) -> None:
         if running in self.running:

@@ -30,6 +30,7 @@ class Scoring:
     request: Score
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
+    left_out: int = 0  # passes that read only others' text, one after another
     log_likelihoods: list[float] = field(default_factory=list)  # of the texts that have been read
     _unscored: list[Tensor] = field(default_factory=list)  # hidden states [S, H], fewer than ROWS positions in all
     _sums: list[Tensor] = field(default_factory=list)  # one per chunk of the current text

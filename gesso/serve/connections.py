@@ -26,7 +26,7 @@ def raise_file_limit(wanted: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted + RESERVED:
         soft = wanted + RESERVED if hard == resource.RLIM_INFINITY else min(hard, wanted + RESERVED)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return wanted if soft == resource.RLIM_INFINITY else max(soft // 4, min(wanted, soft - RESERVED))
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, max(soft // 4, soft - RESERVED))
 
 
 class Connection(H11Protocol):
@@ -47,7 +47,7 @@ class Connection(H11Protocol):
         self.open.add(self)
         self._await_head(self.limits.head_timeout)
         if len(self.open) > self.most:
-            next(iter(self.waiting)).transport.abort()
+            self._evict()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open.discard(self)
@@ -76,10 +76,16 @@ class Connection(H11Protocol):
         if loop.time() < cls.exhausted + 1:
             return
         cls.exhausted = loop.time()
-        oldest = list(cls.waiting)[:ACCEPTED_AT_ONCE]
-        logger.error("out of file descriptors", extra={"fields": {"open": len(cls.open), "closed": len(oldest)}})
-        for connection in oldest:
-            connection.transport.abort()
+        count = min(len(cls.waiting), ACCEPTED_AT_ONCE)
+        logger.error("out of file descriptors", extra={"fields": {"open": len(cls.open), "closed": count}})
+        for _ in range(count):
+            cls._evict()
+
+    @classmethod
+    def _evict(cls) -> None:
+        """Close the connection that has waited longest for a complete request head; there is one."""
+        connection, _ = cls.waiting.popitem(last=False)  # here, because it is lost only in the loop's next round
+        connection.transport.abort()
 
     @property
     def _busy(self) -> bool:

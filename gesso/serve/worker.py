@@ -55,6 +55,7 @@ from gesso.settings import Diffusion
 
 Send = Callable[[Message], None]
 BEAT_SECONDS = 1.0
+SHARE = 4  # a plan takes at most a fourth of the places in a batch
 EXIT_BROKEN = 3
 
 
@@ -78,6 +79,8 @@ class Worker:
         self.sent: dict[int, int] = {}  # settled tokens reported, by the engine's id; -1: not started
         self.plans: dict[int, PlanRun[filling.InfillResult | filling.EditResult]] = {}  # by the server's id
         self.adapter: str | None = None
+        # On a CPU two requests at once take as long as one after the other, which then shares the first one's prompt.
+        self.share = max(1, len(self.engine.scheduler.rows) // SHARE) if model.model.device.type == "cuda" else 1
         self.side = ThreadPoolExecutor(1)
         self.side_work: dict[int, Future[Any]] = {}  # by the server's id
         self.status = Heartbeat()
@@ -140,7 +143,7 @@ class Worker:
             self.model.use_adapter(asked.adapter)
             self.adapter = asked.adapter
         if asked.hole is not None:
-            run = self.plans[asked.id] = PlanRun(self.plan(asked.hole, asked), self.engine)
+            run = self.plans[asked.id] = PlanRun(self.plan(asked.hole, asked), self.engine, self.share)
             self.aside(asked, partial(run.advance, None), partial(self.go_on, asked))
         elif asked.constraint is not None:
             self.aside(asked, lambda: self.request(asked, blob), partial(self.enter, asked))
@@ -184,13 +187,19 @@ class Worker:
             self.send(Ended(asked.id, text, tokens, found.finish_reason, found.seed, usage))
             self.forget(asked.id)
             return
-        for id in run.submit(requests):
+        run.submit(requests)
+        self.note_new(asked, run)
+
+    def note_new(self, asked: Submit, run: PlanRun[Any]) -> None:
+        for id in run.ids[len(self.ids[asked.id]) :]:
             self.note(asked, id)
 
     def collect(self, asked: Submit, event: engine_events.Event) -> None:
         """Pass an event on to a plan; when its round is complete, have the side thread work out the next one."""
         run = self.plans[asked.id]
-        if (answers := run.collect(event)) is not None:
+        answers = run.collect(event)
+        self.note_new(asked, run)
+        if answers is not None:
             self.aside(asked, partial(run.advance, answers), partial(self.go_on, asked))
 
     # --- events -------------------------------------------------------------------------------------------------------

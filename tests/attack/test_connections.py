@@ -1,21 +1,26 @@
 """Connections that are half open, garbled or forged: they end by themselves, and nobody is locked out."""
 
+import asyncio
 import contextlib
 import resource
 import socket
 import time
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
+from uvicorn.server import ServerState
 
 from gesso.bench import processes, wire
 from gesso.bench.wire import COMPLETIONS
 from gesso.errors import InputError
 from gesso.serve.app import create_app
+from gesso.serve.connections import protocol
 from gesso.serve.keys import read_keys
-from gesso.serve.settings import EngineSettings, ServerSettings
+from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from tests.attack.watching import (
     ANSWER_SECONDS,
     BAD,
@@ -60,6 +65,25 @@ def is_closed(connection, seconds):
     except TimeoutError:
         pass
     return False
+
+
+def test_every_connection_beyond_the_limit_closes_one_without_a_request():
+    limited = protocol(Limits(connections=3))
+
+    async def open_at_once(count):
+        loop, config = asyncio.get_running_loop(), uvicorn.Config(FastAPI(), log_config=None)
+        config.load()
+        server = await loop.create_server(lambda: limited(config, ServerState(), {}), "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(socket.create_connection(address))  # before the server looks at any
+            await asyncio.sleep(0.2)
+            held = len(limited.open)
+        server.close()
+        return held
+
+    assert asyncio.run(open_at_once(12)) == 3
 
 
 def test_half_heads_are_given_up_and_nobody_is_locked_out(server):

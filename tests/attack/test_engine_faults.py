@@ -26,7 +26,7 @@ pytestmark = pytest.mark.attack
 HANG_SECONDS = 40.0  # until an engine that does not answer is replaced by one that does
 EXIT_SECONDS = 60.0  # until a server gives up on a checkpoint that cannot be loaded
 ENGINES = 5  # the most engines it may start for that
-LINE_BYTES = 65_536
+FRAME_BYTES = 65_536
 
 
 def test_an_engine_that_hangs_is_replaced(server):
@@ -58,7 +58,7 @@ def test_an_engine_that_hangs_is_replaced(server):
 def test_a_message_that_is_too_long_costs_one_request_at_most(served_model):
     """Drafts of a whole canvas with 20 candidates are longer than this supervisor reads."""
     arguments = ("--model", str(served_model), "--device", "cpu")
-    with processes.running_server(*arguments, keys=(GOOD, BAD), line_bytes=LINE_BYTES, threads=1) as running:
+    with processes.running_server(*arguments, keys=(GOOD, BAD), frame_bytes=FRAME_BYTES, threads=1) as running:
         running.wait_ready()
         expected = text(ask(running, short()))
         diffusion = {"canvas_length": 256, "steps": 4, "drafts": {"candidates": 20}}
