@@ -54,7 +54,8 @@ from gesso.serve.settings import EngineSettings, Limits
 
 logger = logging.getLogger("gesso.serve")
 
-LOADS = 3  # engines in a row that may die while loading before the server gives up
+START_SECONDS = 60.0  # more until the first heartbeat: Python has to import torch, perhaps from a slow disk
+LOADS = 2  # engines in a row that may die while loading before the server gives up
 KILLED = -9
 State = Literal["loading", "ready", "stalled", "restarting", "broken", "stopped"]
 
@@ -148,7 +149,7 @@ class Supervisor:
     async def _keep_running(self) -> None:
         pause, failures = 0.1, 0
         while self.state not in ("broken", "stopped"):
-            began, self.beat = time.monotonic(), time.monotonic()
+            began, self.beat = time.monotonic(), time.monotonic() + START_SECONDS
             was_ready = False
             try:
                 code = await self._run_once()

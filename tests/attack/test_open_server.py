@@ -1,0 +1,68 @@
+"""A server without keys: whom it takes a request from, and how it ends. The last test ends it."""
+
+import subprocess
+import time
+
+import pytest
+
+from gesso.bench import attacks, processes, wire
+from gesso.bench.wire import COMPLETIONS
+from tests.attack.watching import ANSWER_SECONDS, assert_refused, short
+
+pytestmark = pytest.mark.attack
+
+FRAME_BYTES = 65_536  # the longest message between its processes
+
+
+@pytest.fixture(scope="module")
+def open_server(served_model):
+    arguments = ("--model", str(served_model), "--device", "cpu", "--max-batch", "2", "--drain", "2")
+    with processes.running_server(*arguments, threads=1, frame_bytes=FRAME_BYTES) as running:
+        running.wait_ready()
+        yield running
+
+
+def test_a_forged_address_is_not_believed(open_server):
+    """Without keys clients are told apart by address, and a client must not choose its own."""
+    answer = wire.ask(open_server.url, None, COMPLETIONS, short(), extra={"X-Forwarded-For": "203.0.113.7"})
+    assert answer.status == 200
+    time.sleep(0.2)
+    assert "203.0.113.7" not in open_server.log.read_text()
+
+
+@pytest.mark.parametrize("kind", ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""))
+def test_a_web_page_cannot_send_a_request(open_server, kind):
+    """A page may send these types of content to any address without asking; JSON it may not."""
+    extra = {"Content-Type": kind, "Origin": "https://evil.example"}
+    answer = wire.ask(open_server.url, None, COMPLETIONS, short(), extra=extra)
+    assert_refused(answer)
+
+
+def test_a_message_that_is_too_long_costs_only_its_request(open_server):
+    """Drafts of a whole canvas with 20 candidates are longer than a message may be."""
+    engine = processes.engine_pid(open_server.pid)
+    expected = wire.ask(open_server.url, None, COMPLETIONS, short()).json["choices"]
+    diffusion = {"canvas_length": 256, "steps": 4, "drafts": {"candidates": 20}}
+    long = short(max_tokens=256, stream=True, diffusion=diffusion)
+    answer = wire.ask(open_server.url, None, COMPLETIONS, long, timeout=ANSWER_SECONDS)
+    assert b"exceeds the limit" in answer.content
+    assert wire.ask(open_server.url, None, COMPLETIONS, short()).json["choices"] == expected
+    assert processes.engine_pid(open_server.pid) == engine
+
+
+def test_a_server_that_is_terminated_under_attack_ends(open_server):
+    """SIGTERM in the middle of requests that would take for ever: the drain has an end, and takes everything along."""
+    endless = short(max_tokens=2000, diffusion={"steps": 1000, "stopping": "fixed", "canvas_length": 16})
+    bodies = [endless, endless, short(regex=attacks.slow_regex(3))]
+    connections = [wire.send(open_server.url, None, COMPLETIONS, body) for body in bodies]
+    time.sleep(0.5)
+    started = processes.descendants(open_server.pid)
+    open_server.process.terminate()
+    try:
+        open_server.process.wait(ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        pytest.fail("the server did not end")
+    finally:
+        for connection in connections:
+            connection.close()
+    assert not processes.wait_until_gone(started, 5)
