@@ -126,7 +126,7 @@ class Scheduler:
         Beside canvases, each request that reads adds its share, which is saved up until a piece fits. So canvases slow
         down with the number of those who read, not with the length of what they read.
         """
-        return min(self.prefill, self.room + reading * self.prefill // PACE) if denoising else self.prefill
+        return min(self.prefill, self.room + reading * max(1, self.prefill // PACE)) if denoising else self.prefill
 
     def _unread(self, job: Job) -> bool:
         return isinstance(job, Scoring) or len(self.rows[job.row].tokens) < len(job.request.prompt)
