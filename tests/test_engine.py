@@ -241,6 +241,18 @@ def test_a_long_prompt_gets_its_turn_however_many_short_ones_come(tiny):
     raise AssertionError("it was left out all the time")
 
 
+@pytest.mark.parametrize("others", range(1, 8))
+def test_a_short_prompt_is_read_soon_however_many_long_ones_are_being_read(tiny, others):
+    engine = Engine(tiny.model, tiny.decode, prefill=32, piece=32)
+    for seed in range(others):
+        engine.submit(request(prompt=tuple(range(128, 328)) * 3, seed=seed, max_new_tokens=4))
+    for _ in range(3 * others):
+        engine.step()
+    short = engine.submit(request(prompt=tuple(range(128, 158)), max_new_tokens=4))
+    events = [event for _ in range(12) for event in engine.step()]
+    assert any(event.request_id == short for event in events)
+
+
 def test_beside_a_canvas_a_long_prompt_is_read_at_a_slower_pace(tiny, passes):
     engine = Engine(tiny.model, tiny.decode, prefill=32, piece=32)
     fixed = replace(SMALL, steps=16, stopping="fixed")

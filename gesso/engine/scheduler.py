@@ -1,4 +1,4 @@
-"""Who runs in the next pass: which requests have a row of the cache, and how much text each may encode."""
+"""Choose the work of the next pass: which requests have a row of the cache, and how much text each of them reads."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -93,19 +93,18 @@ class Scheduler:
         """Return the next pass: of all that run, or of some.
 
         Every canvas that is ready takes a step. Prompts and texts to score are read the shortest rest first, unless a
-        longer one has been left out `PATIENCE` times. A finished canvas is committed outside the budget for text: it is
-        no longer than the canvas that follows it.
+        longer one has been left out `PATIENCE` times.
         """
         jobs = self.running if jobs is None else jobs
         reading, read, full, denoising = sum(map(self._unread, jobs)), 0, False, False
         work: dict[int, Work] = {}
         for job in sorted(jobs, key=self._rank):
             start = end = len(self.rows[job.row].tokens)
-            prompt, saved = len(job.request.prompt), job.saved_length(self.piece)
+            saved = job.saved_length(self.piece)
             texts: list[tuple[int, ...]] = []
             for text in job.pending:
-                if end < prompt or isinstance(job, Scoring):
-                    full = full or read + len(text) > self._budget(reading, denoising)
+                if self._counts(job, end, len(job.pending) - len(texts)):
+                    full = full or read + min(len(text), self.prefill) > self._budget(reading, denoising)
                     # A pass ends where the row is saved, so that the rest of the prompt is not yet in it.
                     if full or (texts and end == saved):
                         break
@@ -123,17 +122,25 @@ class Scheduler:
     def _budget(self, reading: int, denoising: bool) -> int:
         """Return how many tokens of text this pass may read.
 
-        Beside canvases, each request that reads adds its share, which is saved up until a piece fits. So canvases slow
-        down with the number of those who read, not with the length of what they read.
+        Beside canvases, each request that reads adds its share to the budget, which is saved up until a piece fits. So
+        canvases slow down with the number of requests that read, not with the length of their texts.
         """
         return min(self.prefill, self.room + reading * max(1, self.prefill // PACE)) if denoising else self.prefill
 
+    def _counts(self, job: Job, start: int, pieces: int) -> bool:
+        """Whether the text at token `start`, the first of so many pieces, counts in the budget.
+
+        A finished canvas does not: it is no longer than the canvas that follows it. One of several does: they are read
+        again after a failed pass.
+        """
+        return isinstance(job, Scoring) or start < len(job.request.prompt) or pieces > 1
+
     def _unread(self, job: Job) -> bool:
-        return isinstance(job, Scoring) or len(self.rows[job.row].tokens) < len(job.request.prompt)
+        return self._counts(job, len(self.rows[job.row].tokens), len(job.pending))
 
     def _rank(self, job: Job) -> tuple[bool, int]:
-        """Order canvases before texts. Requests of the same rank stay in the order in which they came in."""
-        return self._unread(job), 0 if job.left_out >= PATIENCE else sum(map(len, job.pending))
+        """Order canvases before texts, then those left out too often, then short texts before long ones."""
+        return self._unread(job), -job.left_out if job.left_out >= PATIENCE else sum(map(len, job.pending))
 
     def remove(self, running: Job) -> None:
         if running in self.running:

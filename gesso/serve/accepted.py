@@ -17,6 +17,7 @@ class PreparedJob:
     prompt_tokens: int
     max_new_tokens: int
     payload: bytes
+    planned: bool = False  # it takes several requests to the engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Accepted:
             fields[name] = None if fields[name] is None else dataclasses.asdict(fields[name])
         fields["jobs"] = [
             {"prompt": job.prompt, "prompt_tokens": job.prompt_tokens, "max_new_tokens": job.max_new_tokens,
-             "payload": len(job.payload)}
+             "payload": len(job.payload), "planned": job.planned}
             for job in self.jobs
         ]  # fmt: skip
         return json.dumps(fields).encode(), b"".join(job.payload for job in self.jobs)

@@ -32,9 +32,6 @@ class FairQueue(Generic[T]):
         self._of.setdefault(item.client, deque()).appendleft(item)
         self._of.move_to_end(item.client, last=False)
 
-    def first(self) -> T | None:
-        return next(iter(self._of.values()))[0] if self._of else None
-
     def take(self) -> T:
         """The first of the client whose turn it is; then it is the next one's."""
         client, items = self._of.popitem(last=False)

@@ -16,7 +16,7 @@ class ServedModel:
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         self.settings = settings
         self.frontend = ModelFrontend(settings)
-        self.supervisor = Supervisor(settings.engine, settings.limits, metrics, settings.name)
+        self.supervisor = Supervisor(settings.engine, settings.limits, metrics, settings.name, settings.shared)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -92,6 +92,7 @@ class Reading:
                         prompt_tokens=len(prompt),
                         max_new_tokens=length,
                         payload=submit_payload(submit),
+                        planned=hole is not None,
                     )
                 )
         return jobs, constraint

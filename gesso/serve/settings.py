@@ -53,6 +53,15 @@ class Limits:
                 raise InputError(f"limit {name} must be above 0, got {value}")
 
 
+def places_of_plan(max_batch: int, device: str) -> int:
+    """Return how many places in the engine a request that takes several, such as infill, may have at once.
+
+    A fourth of them; on a CPU one, because two at once take as long as one after the other, and the second one can use
+    what the first has read.
+    """
+    return max(1, max_batch // 4) if device.startswith("cuda") else 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -63,6 +72,11 @@ class ServerSettings:
     settle: int = 1  # default of `Diffusion.settle` for requests that do not set it
     also: tuple[str, ...] = ()  # bundled models, each with its own engine from its first request on
     hosts: tuple[str, ...] | None = None  # accepted values of the Host header; None: any
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one client can be told apart: by keys, or by addresses that may connect."""
+        return len(self.keys) > 1 or (not self.keys and self.hosts is None)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(replace(self, keys=()))  # keys stay in the process that checks them

@@ -50,19 +50,23 @@ from gesso.serve.protocol import (
     encode,
     sizes,
 )
-from gesso.serve.settings import EngineSettings, Limits
+from gesso.serve.settings import EngineSettings, Limits, places_of_plan
 
 logger = logging.getLogger("gesso.serve")
 
 START_SECONDS = 60.0  # more until the first heartbeat: Python has to import torch, perhaps from a slow disk
+QUEUE_SHARE = 4  # one of several clients may have a fourth of the queue
 LOADS = 2  # engines in a row that may die while loading before the server gives up
 KILLED = -9
 State = Literal["loading", "ready", "stalled", "restarting", "broken", "stopped"]
 
 
 class Supervisor:
-    def __init__(self, settings: EngineSettings, limits: Limits, metrics: Metrics, name: str) -> None:
-        self.settings, self.limits, self.metrics, self.name = settings, limits, metrics, name
+    def __init__(
+        self, settings: EngineSettings, limits: Limits, metrics: Metrics, name: str, shared: bool = False
+    ) -> None:
+        """Make a supervisor. If the server is `shared`, no client may take all places or all of the queue."""
+        self.settings, self.limits, self.metrics, self.name, self.shared = settings, limits, metrics, name, shared
         self.state: State = "loading"
         self.progress = 0.0  # of loading
         self.ready: Ready | None = None  # how the newest engine runs
@@ -85,6 +89,9 @@ class Supervisor:
             raise ApiError(503, f"the model cannot be loaded: {self.trouble}")
         if len(self.waiting) + len(jobs) > self.limits.queue:
             raise self._full(f"{len(self.waiting)} requests wait already")
+        own = sum(job.client == jobs[0].client for job in self.waiting)
+        if self.shared and own + len(jobs) > max(self.limits.queue // QUEUE_SHARE, self.limits.choices):
+            raise self._full(f"{own} of your requests wait already")
         held = sum(job.tokens for job in self.running.values()) + self.waiting_tokens
         if self.limits.total_tokens is not None and held + sum(job.tokens for job in jobs) > self.limits.total_tokens:
             raise self._full(f"requests of {held} tokens are under way, and {self.limits.total_tokens} is the limit")
@@ -117,16 +124,29 @@ class Supervisor:
     def _feed(self) -> None:
         """Hand over as much as the engine can use. One adapter is active at a time; another waits for all to end."""
         room = self.max_batch + max(1, self.max_batch // 4)
-        while self.state == "ready" and len(self.running) < room and (job := self.waiting.first()) is not None:
-            if self.running and job.adapter != self.adapter:
+        while self.state == "ready" and len(self.running) < room:
+            job = self.waiting.take_first(self._leaves_a_place)
+            if job is None:
                 break
-            self.waiting.take()
+            if self.running and job.adapter != self.adapter:
+                self.waiting.put_back(job)
+                break
             self.adapter = job.adapter
             self.running[job.id] = job
             job.handed_over += 1
             self._send(job.frame())
         self.metrics.waiting.labels(self.name).set(len(self.waiting))
         self.metrics.running.labels(self.name).set(len(self.running))
+
+    def _leaves_a_place(self, job: Job) -> bool:
+        """Whether a place in the engine stays free for other clients if this job runs, too."""
+        if not self.shared or self.max_batch == 1:
+            return True
+        own = [other for other in self.running.values() if other.client == job.client]
+        return sum(map(self._places, own)) + self._places(job) < self.max_batch or not own
+
+    def _places(self, job: Job) -> int:
+        return places_of_plan(self.max_batch, self.ready.device) if job.prepared.planned and self.ready else 1
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -216,7 +236,8 @@ class Supervisor:
     def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
         logger.error("engine killed", extra={"fields": {"model": self.name, "reason": why}})
         self.trouble = f"the last engine was replaced: {why}"
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            process.kill()
 
     def _hear(self, message: Message) -> None:
         match message:

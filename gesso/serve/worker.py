@@ -50,12 +50,11 @@ from gesso.serve.protocol import (
     encode,
     sizes,
 )
-from gesso.serve.settings import EngineSettings
+from gesso.serve.settings import EngineSettings, places_of_plan
 from gesso.settings import Diffusion
 
 Send = Callable[[Message], None]
 BEAT_SECONDS = 1.0
-SHARE = 4  # a plan takes at most a fourth of the places in a batch
 EXIT_BROKEN = 3
 
 
@@ -79,8 +78,7 @@ class Worker:
         self.sent: dict[int, int] = {}  # settled tokens reported, by the engine's id; -1: not started
         self.plans: dict[int, PlanRun[filling.InfillResult | filling.EditResult]] = {}  # by the server's id
         self.adapter: str | None = None
-        # On a CPU two requests at once take as long as one after the other, which then shares the first one's prompt.
-        self.share = max(1, len(self.engine.scheduler.rows) // SHARE) if model.model.device.type == "cuda" else 1
+        self.share = places_of_plan(len(self.engine.scheduler.rows), model.model.device.type)
         self.side = ThreadPoolExecutor(1)
         self.side_work: dict[int, Future[Any]] = {}  # by the server's id
         self.status = Heartbeat()

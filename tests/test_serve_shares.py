@@ -1,0 +1,82 @@
+"""Clients that a server can tell apart: none of them gets all places in the engine, or all of the queue."""
+
+import itertools
+
+import pytest
+
+from gesso.serve.accepted import PreparedJob
+from gesso.serve.errors import ApiError
+from gesso.serve.jobs import Job, Mailbox
+from gesso.serve.metrics import Metrics
+from gesso.serve.protocol import Ended, Ready
+from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.supervisor import Supervisor
+
+IDS = itertools.count()
+
+
+def supervisor(*, shared=True, max_batch=4, device="cpu", queue=64):
+    """A supervisor whose engine is ready. What it sends goes nowhere."""
+    made = Supervisor(EngineSettings(), Limits(queue=queue), Metrics(), "model", shared)
+    made._hear(Ready(device, "float32", None, max_batch, 100, 256, "as told"))
+    return made
+
+
+def jobs(client, count, planned=False):
+    prepared = PreparedJob(prompt=0, prompt_tokens=1, max_new_tokens=1, payload=b"", planned=planned)
+    return [Job(next(IDS), client, prepared, Mailbox()) for _ in range(count)]
+
+
+def running(supervisor):
+    return [job.client for job in supervisor.running.values()]
+
+
+def test_one_of_several_clients_leaves_a_place_for_the_others():
+    engine = supervisor()
+    engine.submit(jobs("greedy", 10))
+    assert running(engine) == 3 * ["greedy"]
+    engine.submit(jobs("modest", 1))
+    assert running(engine) == [*3 * ["greedy"], "modest"]
+
+
+def test_the_place_is_kept_free_when_an_answer_ends():
+    engine = supervisor()
+    engine.submit(jobs("greedy", 10))
+    engine._hear(Ended(next(iter(engine.running)), "", [], "stop", 0, {}))
+    assert running(engine) == 3 * ["greedy"] and len(engine.waiting) == 6
+
+
+def test_a_client_that_is_alone_has_all_places():
+    engine = supervisor(shared=False)
+    engine.submit(jobs("only", 10))
+    assert len(running(engine)) == 5, "and one to fill the next gap"
+
+
+def test_infill_counts_as_the_places_it_may_take():
+    engine = supervisor(max_batch=32, device="cuda:0")
+    engine.submit(jobs("greedy", 10, planned=True))
+    assert running(engine) == 3 * ["greedy"]
+
+
+def test_an_engine_with_one_place_serves_everybody_in_turn():
+    engine = supervisor(max_batch=1)
+    engine.submit(jobs("greedy", 4))
+    engine.submit(jobs("modest", 1))
+    assert len(running(engine)) == 2
+
+
+def test_one_of_several_clients_fills_a_fourth_of_the_queue():
+    engine = supervisor(queue=128)
+    engine.submit(jobs("greedy", 16))
+    engine.submit(jobs("greedy", 16))
+    with pytest.raises(ApiError, match="of your requests wait"):
+        engine.submit(jobs("greedy", 16))
+    engine.submit(jobs("modest", 16))
+
+
+@pytest.mark.parametrize(
+    ("keys", "hosts", "shared"),
+    [((), ("localhost",), False), ((), None, True), (("a",), None, False), (("a", "b"), None, True)],
+)
+def test_clients_are_told_apart_by_keys_or_by_addresses(keys, hosts, shared):
+    assert ServerSettings(keys=keys, hosts=hosts).shared == shared
