@@ -183,7 +183,10 @@ class PreparePool:
         return answer, blob
 
     async def _in_child(self, request: bytes) -> tuple[bytes, bytes]:
-        """Have a new child answer; it is killed if we leave before it has."""
+        """Have a new child answer; it is killed if we leave before it has.
+
+        It gets its request only once its process id is known. Until then, it ends by itself when we close the socket.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             if self._control is None:
@@ -192,8 +195,13 @@ class PreparePool:
         reader, writer = await asyncio.open_connection(sock=ours)
         child = 0
         try:
+            try:
+                child, _ = SIZES.unpack(await reader.readexactly(SIZES.size))
+            except asyncio.IncompleteReadError:
+                if not self._running.is_set():
+                    raise
+                raise ApiError(503, "the server is short of processes or memory; ask again later") from None
             writer.write(request)
-            child, _ = SIZES.unpack(await reader.readexactly(SIZES.size))
             head, blob = sizes(await reader.readexactly(SIZES.size))
             answer = await reader.readexactly(head), await reader.readexactly(blob)
             child = 0

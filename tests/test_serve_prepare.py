@@ -1,0 +1,119 @@
+"""The pool that reads requests and compiles constraints: whose turn it is, and what happens when processes fail."""
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gesso.serve.errors import ApiError
+from gesso.serve.prepare_pool import PreparePool
+from gesso.serve.protocol import SIZES
+from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+
+
+@pytest.fixture
+def pool():
+    """A pool without a process, for tests that give its answers themselves."""
+    pool = PreparePool([ServerSettings(limits=Limits(queue=16))])
+    pool._running.set()
+    return pool
+
+
+def tokenize(pool, client, body):
+    return pool.prepare("tokenize", body, client, {"tiny": 100})
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def started(pool):
+    await pool.start()
+    try:
+        yield
+    finally:
+        await pool.stop()
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_sent_only_to_a_child_whose_process_id_is_known(pool):
+    """A child that gets its request earlier could not be killed if the client left before the id arrived."""
+
+    async def scene():
+        ours, reader = socket.socketpair()
+        with ours, reader:
+            pool._control = ours
+            task = asyncio.create_task(tokenize(pool, "a", b"work"))
+            await settle()
+            _, descriptors, _, _ = socket.recv_fds(reader, 1, 1)
+            with socket.socket(fileno=descriptors[0]) as channel:
+                await asyncio.sleep(0.05)
+                assert not select.select([channel], [], [], 0)[0]
+                task.cancel()
+                await asyncio.wait([task])
+                await settle()
+                assert channel.recv(1) == b""
+
+    asyncio.run(scene())
+
+
+def real_pool(served_model):
+    return PreparePool([ServerSettings(engine=EngineSettings(model=str(served_model)), name="tiny")])
+
+
+def test_a_fork_that_fails_costs_only_its_request(monkeypatch, tmp_path, served_model):
+    full = tmp_path / "full"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib\n"
+        "fork = os.fork\n"
+        "def limited():\n"
+        f"    if pathlib.Path({str(full)!r}).exists():\n"
+        "        raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "    return fork()\n"
+        "os.fork = limited\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    body = b'{"prompt": "x"}'
+
+    async def scene():
+        pool = real_pool(served_model)
+        async with started(pool):
+            answer = await tokenize(pool, "a", body)
+            reader = pool._control
+            full.touch()
+            with pytest.raises(ApiError, match="short of processes or memory") as refused:
+                await tokenize(pool, "a", body)
+            assert refused.value.status == 503
+            full.unlink()
+            assert await tokenize(pool, "a", body) == answer
+            assert pool._control is reader  # it was not restarted
+
+    asyncio.run(scene())
+
+
+def test_a_child_without_a_request_ends_when_the_server_closes_its_socket(served_model):
+    async def scene():
+        pool = real_pool(served_model)
+        async with started(pool):
+            await pool._running.wait()
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs:
+                    socket.send_fds(pool._control, [b"x"], [theirs.fileno()])
+                child, _ = SIZES.unpack(await asyncio.to_thread(ours.recv, SIZES.size))
+            until = time.monotonic() + 10
+            while Path(f"/proc/{child}").exists():
+                assert time.monotonic() < until
+                await asyncio.sleep(0.02)
+
+    asyncio.run(scene())
