@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gesso.serve import prepare_pool
 from gesso.serve.errors import ApiError
 from gesso.serve.prepare_pool import PreparePool
 from gesso.serve.protocol import SIZES
@@ -23,6 +24,20 @@ def pool():
     pool = PreparePool([ServerSettings(limits=Limits(queue=16))])
     pool._running.set()
     return pool
+
+
+class Children:
+    """Instead of child processes: each ends when `release` is set, or at once if the request contains "quick"."""
+
+    def __init__(self, pool):
+        self.requests, self.release = [], asyncio.Event()
+        pool._in_child = self.answer
+
+    async def answer(self, request):
+        self.requests.append(request)
+        if b"quick" not in request:
+            await self.release.wait()
+        return b"{}", b"compiled"
 
 
 def tokenize(pool, client, body):
@@ -63,6 +78,44 @@ def test_a_request_is_sent_only_to_a_child_whose_process_id_is_known(pool):
                 await asyncio.wait([task])
                 await settle()
                 assert channel.recv(1) == b""
+
+    asyncio.run(scene())
+
+
+def test_a_reader_that_cannot_be_started_is_started_later(monkeypatch, tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\nprintf r >&0\nexec sleep 60\n")  # reports that it is ready, as the reader does
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    start, failures = asyncio.create_subprocess_exec, [OSError("no memory"), OSError("no process")]
+
+    async def starts(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starts)
+
+    async def scene():
+        pool = PreparePool([ServerSettings()])
+        Children(pool)
+        async with started(pool), asyncio.timeout(20):
+            assert await tokenize(pool, "a", b"quick") == (b"{}", b"compiled")
+        assert not failures
+
+    asyncio.run(scene())
+
+
+def test_a_request_waits_for_a_reader_only_so_long_and_leaves_its_place(monkeypatch, pool):
+    monkeypatch.setattr(prepare_pool, "START_SECONDS", 0.05)
+
+    async def scene():
+        pool._running.clear()
+        async with asyncio.timeout(5):
+            with pytest.raises(ApiError, match="not started") as refused:
+                await tokenize(pool, "a", b"quick")
+        assert refused.value.status == 503
+        assert not pool.lanes["small"].holding
 
     asyncio.run(scene())
 

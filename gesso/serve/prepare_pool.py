@@ -30,6 +30,8 @@ logger = logging.getLogger("gesso.serve")
 SMALL_BODY = 64 * 1024
 PLACES = {"small": 4, "large": 2, "compile": 2}
 STARTS = 3  # attempts to start the process before requests are refused
+START_SECONDS = 60.0  # for which a request waits for the process: it may have to be imported from a slow disk
+PAUSE_SECONDS = 30.0  # longest pause between two starts
 PATIENCE = 4  # real time allowed per second of CPU time: the engine may take the processors
 KEPT_BYTES = 64 * 2**20  # of compiled constraints
 
@@ -97,33 +99,40 @@ class PreparePool:
 
     async def _keep_running(self) -> None:
         while True:
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            with ours, theirs:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "gesso.serve.prepare_process",
-                    json.dumps([each.to_json() for each in self.settings]),
-                    stdin=theirs.fileno(),
-                    start_new_session=True,  # a process group of its own, which ends as one
-                    env={**without_keys(os.environ), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                )
-                theirs.close()
-                try:
-                    if await asyncio.get_running_loop().sock_recv(ours, 1):
-                        self._control, self._failures = ours, 0
-                        self._running.set()
-                    code = await process.wait()
-                    logger.error("request reader died", extra={"fields": {"exit": code}})
-                finally:
-                    self._running.clear()
-                    self._control = None
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    await process.wait()
+            try:
+                code = await self._run_once()
+                logger.error("request reader died", extra={"fields": {"exit": code}})
+            except Exception:  # no process or memory for it, or a defect of ours: neither may end this task
+                logger.exception("request reader failed")
             self._failures += 1
-            await asyncio.sleep(0.5 * self._failures)
+            await asyncio.sleep(min(0.5 * self._failures, PAUSE_SECONDS))
+
+    async def _run_once(self) -> int:
+        """Run one process to its end and return its exit status."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "gesso.serve.prepare_process",
+                json.dumps([each.to_json() for each in self.settings]),
+                stdin=theirs.fileno(),
+                start_new_session=True,  # a process group of its own, which ends as one
+                env={**without_keys(os.environ), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+            theirs.close()
+            try:
+                if await asyncio.get_running_loop().sock_recv(ours, 1):
+                    self._control, self._failures = ours, 0
+                    self._running.set()
+                return await process.wait()
+            finally:
+                self._running.clear()
+                self._control = None
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
@@ -166,7 +175,11 @@ class PreparePool:
         async with self.lanes[lane].place(client):
             if self._failures >= STARTS:
                 raise ApiError(503, "the process that reads requests does not start; see the server's log")
-            await self._running.wait()
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    await self._running.wait()
+            except TimeoutError:
+                raise ApiError(503, "the process that reads requests has not started yet; ask again later") from None
             head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
             try:
                 async with asyncio.timeout(PATIENCE * seconds):
