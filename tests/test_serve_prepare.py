@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gesso.serve import prepare_pool
+from gesso.serve.accepted import Source
 from gesso.serve.errors import ApiError
 from gesso.serve.prepare_pool import PreparePool
 from gesso.serve.protocol import SIZES
@@ -40,6 +41,11 @@ class Children:
         return b"{}", b"compiled"
 
 
+def compile(pool, client, regex):
+    source = Source(regex=regex, tools=False, pinned=False)
+    return pool.compile(source.constraint("tiny"), source, "tiny", client)
+
+
 def tokenize(pool, client, body):
     return pool.prepare("tokenize", body, client, {"tiny": 100})
 
@@ -56,6 +62,77 @@ async def started(pool):
         yield
     finally:
         await pool.stop()
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+ASKED = {
+    "constraints": lambda pool, number: compile(pool, "a", f"slow{number}"),
+    "bodies": lambda pool, number: tokenize(pool, "a", b""),
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_client_with_many_waiting_requests_gets_429_and_others_are_served(pool, kind):
+    async def scene():
+        children = Children(pool)
+        asked = [asyncio.create_task(ASKED[kind](pool, i)) for i in range(40)]
+        await settle()
+        refused = [task.exception() for task in asked if task.done()]
+        assert {(error.status, error.code, error.retry_after) for error in refused} == {(429, "queue_full", 1)}
+        assert sum(len(lane.waiting) for lane in pool.lanes.values()) == 4  # a fourth of the queue
+        async with asyncio.timeout(5):
+            assert await compile(pool, "b", "quick") == b"compiled"
+            assert await tokenize(pool, "b", b"quick") == (b"{}", b"compiled")
+        children.release.set()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_a_client_may_have_one_request_waiting_however_short_the_queue():
+    async def scene():
+        pool = PreparePool([ServerSettings(limits=Limits(queue=1))])
+        pool._running.set()
+        children = Children(pool)
+        asked = [asyncio.create_task(compile(pool, "a", f"slow{i}")) for i in range(2)]
+        await settle()
+        children.release.set()
+        assert await asyncio.gather(*asked) == [b"compiled"] * 2
+
+    asyncio.run(scene())
+
+
+def test_the_queue_is_bounded_for_all_clients_together(pool):
+    async def scene():
+        children = Children(pool)
+        asked = [asyncio.create_task(compile(pool, f"client {i}", f"slow{i}")) for i in range(18)]
+        await settle()
+        with pytest.raises(ApiError) as refused:
+            await compile(pool, "one more", "quick")
+        assert refused.value.status == 429
+        children.release.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(scene())
+
+
+def test_a_constraint_that_another_client_waits_for_is_compiled_in_the_own_turn(pool):
+    async def scene():
+        children = Children(pool)
+        slow = [asyncio.create_task(compile(pool, "a", f"slow{i}")) for i in range(3)]
+        await settle()
+        common = [asyncio.create_task(compile(pool, "a", "quick")) for _ in range(2)]
+        await settle()
+        async with asyncio.timeout(5):
+            assert await compile(pool, "b", "quick") == b"compiled"
+        assert not any(task.done() for task in [*slow, *common])
+        children.release.set()
+        assert set(await asyncio.gather(*slow, *common)) == {b"compiled"}
+        assert sum(b"quick" in request for request in children.requests) == 1  # A found B's
+
+    asyncio.run(scene())
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
