@@ -4,8 +4,9 @@ It loads the tokenizers once and then forks a child for every request. The kerne
 memory, and the server kills it when its client leaves. So no request, whatever is in it, can hold up another, and none
 goes on after its client has gone.
 
-The server sends one end of a socket pair per request over stdin. On it the child reads a task and a body, and writes
-its process id and the outcome. When stdin ends, so do this process and all its children.
+The server sends one end of a socket pair per request over stdin. On it the child writes its process id, reads a task
+and a body, and writes the outcome. If no child can be started, the socket is closed without a process id. When stdin
+ends, so do this process and all its children.
 """
 
 import gc
@@ -43,7 +44,12 @@ def main() -> None:
         if not descriptors:
             os.killpg(0, signal.SIGKILL)  # the server is gone
         with socket.socket(fileno=descriptors[0]) as channel:
-            if os.fork() == 0:
+            try:
+                child = os.fork()
+            except OSError as error:  # no process or memory left: only this request fails, as its channel is closed
+                print(f"the request reader cannot start a child: {error}", file=sys.stderr, flush=True)
+                continue
+            if child == 0:
                 control.close()
                 serve_one(channel, frontends)
 

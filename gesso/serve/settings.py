@@ -7,6 +7,8 @@ from typing import Any, Self
 
 from gesso.errors import InputError
 
+QUEUE_SHARE = 4  # one of several clients may have a fourth of `Limits.queue` waiting
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:

@@ -50,12 +50,11 @@ from gesso.serve.protocol import (
     encode,
     sizes,
 )
-from gesso.serve.settings import EngineSettings, Limits, places_of_plan
+from gesso.serve.settings import QUEUE_SHARE, EngineSettings, Limits, places_of_plan
 
 logger = logging.getLogger("gesso.serve")
 
 START_SECONDS = 60.0  # more until the first heartbeat: Python has to import torch, perhaps from a slow disk
-QUEUE_SHARE = 4  # one of several clients may have a fourth of the queue
 LOADS = 2  # engines in a row that may die while loading before the server gives up
 KILLED = -9
 State = Literal["loading", "ready", "stalled", "restarting", "broken", "stopped"]
