@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import http.client
 import resource
 import socket
 import time
 
+import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -64,23 +65,67 @@ def is_closed(connection, seconds):
     return False
 
 
+@contextlib.asynccontextmanager
+async def limited_server(limited, app):
+    config = uvicorn.Config(app, log_config=None, lifespan="off")
+    config.load()
+    make = lambda: limited(config, ServerState(), {})  # noqa: E731
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()
+    finally:
+        server.close()
+
+
+async def echo(scope, receive, send):
+    """Answer with the length of the body."""
+    length, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        length, more = length + len(message["body"]), message["more_body"]
+    content = str(length).encode()
+    headers = [(b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
 def test_every_connection_beyond_the_limit_closes_one_without_a_request():
     limited = protocol(Limits(connections=3))
 
     async def open_at_once(count):
-        loop, config = asyncio.get_running_loop(), uvicorn.Config(FastAPI(), log_config=None)
-        config.load()
-        server = await loop.create_server(lambda: limited(config, ServerState(), {}), "127.0.0.1", 0)
-        address = server.sockets[0].getsockname()
-        with contextlib.ExitStack() as stack:
-            for _ in range(count):
-                stack.enter_context(socket.create_connection(address))  # before the server looks at any
-            await asyncio.sleep(0.2)
-            held = len(limited.open)
-        server.close()
-        return held
+        async with limited_server(limited, echo) as address:
+            with contextlib.ExitStack() as stack:
+                for _ in range(count):
+                    stack.enter_context(socket.create_connection(address))  # before the server looks at any
+                await asyncio.sleep(0.2)
+                return len(limited.open)
 
     assert asyncio.run(open_at_once(12)) == 3
+    assert not limited.open and not limited.waiting and not limited.per_address
+
+
+def test_an_address_that_holds_all_connections_with_unsent_bodies_locks_nobody_out():
+    limited = protocol(Limits(connections=3))
+
+    async def measure():
+        async with limited_server(limited, echo) as address:
+            held = [await asyncio.open_connection(*address) for _ in range(3)]
+            for _, writer in held:
+                writer.write(wire.head(COMPLETIONS, BAD, 10))
+            await asyncio.sleep(0.2)
+            reader, writer = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+            await asyncio.sleep(0.2)
+            writer.write(wire.head(COMPLETIONS, GOOD, 2) + b"{}")
+            answer = await reader.readline()
+            for _, each in [*held, (reader, writer)]:
+                each.close()
+            await asyncio.sleep(0.2)
+            return answer
+
+    assert asyncio.run(measure()).startswith(b"HTTP/1.1 200")
+    assert not limited.open and not limited.waiting and not limited.per_address
 
 
 def test_half_heads_are_given_up_and_nobody_is_locked_out(server):
