@@ -65,6 +65,9 @@ class Connection(H11Protocol):
         if self.cycle.more_body:
             return
         self.waiting.pop(self, None)
+        if self.conn.trailing_data[0]:
+            # Pipelining is not supported: uvicorn stops reading here, and would not notice that the client leaves.
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

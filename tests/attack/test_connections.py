@@ -128,6 +128,68 @@ def test_an_address_that_holds_all_connections_with_unsent_bodies_locks_nobody_o
     assert not limited.open and not limited.waiting and not limited.per_address
 
 
+def test_a_byte_after_a_request_does_not_hide_that_the_client_leaves():
+    async def measure():
+        asked, left = asyncio.Event(), asyncio.Event()
+
+        async def wait(scope, receive, send):
+            await receive()
+            asked.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+
+        async with limited_server(protocol(Limits()), wait) as address:
+            _, writer = await asyncio.open_connection(*address)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            await asyncio.wait_for(asked.wait(), 5)
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.2)
+            writer.close()
+            await asyncio.wait_for(left.wait(), 5)
+
+    asyncio.run(measure())
+
+
+def test_ordinary_clients_send_several_requests_on_one_connection():
+    """With bodies of one segment and of many, and with one that waits for 100 Continue."""
+    sizes = (0, 1, 60_000, 70_000, 1_000_000, 5)
+
+    def by_http_client(address):
+        connection = http.client.HTTPConnection(*address, timeout=10)
+        for size in sizes:
+            connection.request("POST", "/", b"x" * size)
+            yield int(connection.getresponse().read())
+        connection.close()
+
+    def by_httpx(address):
+        with httpx.Client(base_url=f"http://{address[0]}:{address[1]}") as client:
+            yield from (int(client.post("/", content=b"x" * size).text) for size in sizes)
+
+    def by_waiting(address):
+        with socket.create_connection(address, timeout=10) as connection:
+            for size in sizes[1:]:
+                head = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\nExpect: 100-continue\r\n\r\n"
+                connection.sendall(head.encode())
+                assert connection.recv(4096).startswith(b"HTTP/1.1 100")
+                connection.sendall(b"x" * size)
+                answer = b""
+                while not answer.endswith(f"\r\n\r\n{size}".encode()):
+                    answer += connection.recv(4096)
+                yield size
+
+    async def measure(client, limited):
+        async with limited_server(limited, echo) as address:
+            found = await asyncio.to_thread(lambda: list(client(address)))
+            await asyncio.sleep(0.1)
+            return found
+
+    assert asyncio.run(measure(by_http_client, protocol(Limits(connections=1)))) == list(sizes)
+    assert asyncio.run(measure(by_httpx, protocol(Limits(connections=1)))) == list(sizes)
+    assert asyncio.run(measure(by_waiting, protocol(Limits(connections=1)))) == list(sizes[1:])
+
+
 def test_half_heads_are_given_up_and_nobody_is_locked_out(server):
     """More connections than the server has files for, each with half a head."""
     expected, written = text(ask(server, short())), server.log.stat().st_size
