@@ -18,9 +18,11 @@ from uvicorn.server import ServerState
 from gesso.bench import processes, wire
 from gesso.bench.wire import COMPLETIONS
 from gesso.errors import InputError
+from gesso.serve import guard
 from gesso.serve.app import create_app
 from gesso.serve.connections import protocol
 from gesso.serve.keys import read_keys
+from gesso.serve.metrics import Metrics
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from tests.attack.watching import (
     ANSWER_SECONDS,
@@ -188,6 +190,43 @@ def test_ordinary_clients_send_several_requests_on_one_connection():
     assert asyncio.run(measure(by_http_client, protocol(Limits(connections=1)))) == list(sizes)
     assert asyncio.run(measure(by_httpx, protocol(Limits(connections=1)))) == list(sizes)
     assert asyncio.run(measure(by_waiting, protocol(Limits(connections=1)))) == list(sizes[1:])
+
+
+def test_bodies_held_by_one_client_are_bounded_and_leave_room_for_others(monkeypatch):
+    """And their bytes are given back however a request ends: answered, left by its client, refused or timed out."""
+    monkeypatch.setattr(guard, "LEAST_BODIES_BYTES", 0)
+    limits, size = Limits(body_bytes=1000, io_timeout=2), 1000
+    guarded = guard.Guard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
+
+    async def measure():
+        async with limited_server(protocol(limits), guarded) as address:
+            held = [await asyncio.open_connection(*address) for _ in range(20)]
+            for _, writer in held:
+                writer.write(wire.head(COMPLETIONS, None, size) + b"x" * (size - 1))
+            await asyncio.sleep(0.5)
+            bytes_held = guarded.bodies.total
+            reader, other = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+            other.write(wire.head(COMPLETIONS, None, size) + b"x" * size)
+            answers = [await reader.read()]
+            held[0][1].write(b"x")
+            held[1][1].close()
+            chunked = {"Transfer-Encoding": "chunked"}
+            large, writer = await asyncio.open_connection(*address, local_addr=("127.0.0.3", 0))
+            writer.write(wire.head(COMPLETIONS, None, None, chunked) + b"1f4\r\n" + b"x" * 500 + b"\r\n" + b"3e8\r\n")
+            await asyncio.sleep(0.2)
+            writer.write(b"x" * 1000 + b"\r\n")
+            answers.append(await large.read())
+            answers += await asyncio.gather(*(each.read() for each, _ in (held[0], *held[2:])))
+            for each in (other, writer, *(each for _, each in held)):
+                each.close()
+            return bytes_held, answers
+
+    bytes_held, answers = asyncio.run(measure())
+    statuses = [int(answer.split()[1]) for answer in answers]
+    assert bytes_held == 16 * (size - 1) and statuses[:3] == [200, 413, 200]
+    assert statuses.count(503) == 4 and statuses.count(408) == 14
+    assert all(b"retry-after: 1" in answer.lower() for answer in answers if b" 503 " in answer.splitlines()[0])
+    assert guarded.bodies.total == 0 and not guarded.bodies.per_client
 
 
 def test_half_heads_are_given_up_and_nobody_is_locked_out(server):
