@@ -347,7 +347,7 @@ def test_an_expression_that_would_never_be_done_is_ended(regex):
 
 def test_what_is_kept_of_constraints_is_bounded(tiny, monkeypatch):
     guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
-    monkeypatch.setattr("gesso.guide.constraint.KEPT_STATES", 60)
+    monkeypatch.setattr("gesso.guide.constraint.KEPT_BYTES", 100_000)
     for regex in ("a{20}", "b{20}", "c{20}", "d{90}"):
         kept = guides.guide(regex=regex)
     assert list(guides._kept.values()) == [kept]

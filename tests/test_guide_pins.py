@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import gesso
 from gesso.guide.automaton import START, compile_regex
+from gesso.guide.constraint import Guides
 from gesso.guide.guide import Guide
 from gesso.guide.reach import Reach
 from gesso.guide.search import BEAM, TOP
@@ -120,6 +121,18 @@ def test_a_constraint_too_large_for_pins_is_refused_in_bounded_time(tiny, monkey
     monkeypatch.setattr("gesso.guide.reach.MOST_WORK", 1000)
     with pytest.raises(gesso.InputError, match="too large to be combined"):
         tiny.generate("Hello", regex="[a-z]{9,99}", pins={50: 300}, max_new_tokens=99)
+
+
+def test_the_tables_for_pins_count_in_what_is_kept_of_constraints(tiny, monkeypatch):
+    guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
+    regexes = ["[a-z]{1,20}", "[b-z]{1,20}"]
+    pair = [guides.guide(regex=regex) for regex in regexes]
+    monkeypatch.setattr("gesso.guide.constraint.KEPT_BYTES", sum(guide.nbytes for guide in pair))
+    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._kept.values()) == pair
+    before, every = pair[1].nbytes, pair[1].every_move  # computed by the first request with pins
+    assert pair[1].nbytes == before + sum(array.nbytes for array in every)
+    assert every.which_SM.itemsize == every.next_SM.itemsize == 4
+    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._kept.values()) == [pair[1]]
 
 
 def test_every_state_that_a_word_leads_to_has_a_word(tiny):

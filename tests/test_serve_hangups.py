@@ -1,5 +1,6 @@
 """Clients that leave at any moment, or stop reading, leave nothing behind: no place, no object, no connection."""
 
+import asyncio
 import gc
 import itertools
 import os
@@ -18,6 +19,7 @@ from gesso.diffusion.canvas import Canvas
 from gesso.engine.request import Request
 from gesso.engine.running import Running
 from gesso.model.cache import KVCache
+from gesso.serve import completions
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.protocol import Cancel, Submit
@@ -73,6 +75,18 @@ def test_one_who_stops_reading_is_cut_off_and_the_connection_with_it(server):
         eventually(lambda: server.app.state.supervisor.running)
         eventually(lambda: not server.app.state.supervisor.running)
         eventually(lambda: len(os.listdir("/proc/self/fd")) <= connections + 1)
+
+
+def test_a_stream_that_ends_before_its_first_event_is_read_cancels_its_jobs(server, monkeypatch):
+    async def head_only(model, asked, generation):
+        yield b": head\n\n"
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(completions, "stream", head_only)
+    supervisor = server.app.state.supervisor
+    with raw(server.url, {"prompt": "x", "max_tokens": 2000, "stream": True, "diffusion": ENDLESS}):
+        eventually(lambda: supervisor.running)
+    eventually(lambda: not supervisor.running, seconds=5)
 
 
 def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tiny):

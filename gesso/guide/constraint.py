@@ -19,7 +19,7 @@ from gesso.tokenizer import Tokenizer
 
 NAMES = ("choice", "regex", "json_schema", "grammar")
 KEPT = 32  # compiled constraints
-KEPT_STATES = 60_000  # of all their automata: each takes some 3 KB
+KEPT_BYTES = 256 * 2**20  # of all their tables; the newest constraint is kept whatever its size
 
 
 class Guides:
@@ -111,12 +111,12 @@ class Guides:
         with self._lock:
             self._kept[key] = guide
             self._kept.move_to_end(key)
-            while len(self._kept) > KEPT or (len(self._kept) > 1 and self._states() > KEPT_STATES):
+            while len(self._kept) > KEPT or (len(self._kept) > 1 and self._bytes() > KEPT_BYTES):
                 self._kept.popitem(last=False)
         return guide
 
-    def _states(self) -> int:
-        return sum(len(guide.automaton) for guide in self._kept.values())
+    def _bytes(self) -> int:
+        return sum(guide.nbytes for guide in self._kept.values())
 
     @cached_property
     def words(self) -> Words:

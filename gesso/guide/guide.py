@@ -33,8 +33,8 @@ class Moves(NamedTuple):
     """The words considered at each state whatever the position."""
 
     tokens_U: Ints
-    which_SM: Ints  # index into tokens_U; one more is any token, two more what fills a canvas up
-    next_SM: Ints  # DEAD where a state has fewer moves
+    which_SM: NDArray[np.int32]  # index into tokens_U; one more is any token, two more what fills a canvas up
+    next_SM: NDArray[np.int32]  # DEAD where a state has fewer moves
     wide_S: NDArray[np.bool_]  # states that more words can follow
 
 
@@ -89,6 +89,14 @@ class Guide:
     def free(self) -> int:
         """The state from which every text is right, whatever its tokens."""
         return len(self.automaton) + 1
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its tables, as far as they have been computed; without those of the vocabulary."""
+        found = [*vars(self.automaton).values()]
+        for value in [*vars(self).values()]:
+            found += value if isinstance(value, tuple) else [value]
+        return sum(array.nbytes for array in found if isinstance(array, np.ndarray))
 
     # --- walking ------------------------------------------------------------------------------------------------
 
@@ -221,14 +229,14 @@ class Guide:
         shape = len(lists) + 2, max(map(len, lists))
         if shape[0] * shape[1] > MOST_MOVES:
             raise _too_large(f"its automaton has {shape[0]:,} states with up to {shape[1]:,} ways to go on")
-        which_SM = np.zeros(shape, np.int64)
-        next_SM = np.zeros(shape, np.int64)
+        which_SM = np.zeros(shape, np.int32)
+        next_SM = np.zeros(shape, np.int32)
         for state, found in enumerate(lists):
             if found:
                 tokens, targets = zip(*found, strict=True)
                 which_SM[state, : len(found)] = np.searchsorted(tokens_U, tokens)
                 next_SM[state, : len(found)] = targets
-        next_SM = np.append(self.landing_S, [self.end, self.free])[next_SM]
+        next_SM = np.append(self.landing_S, [self.end, self.free]).astype(np.int32)[next_SM]
         which_SM[self.free, 0], next_SM[self.free, 0] = len(tokens_U), self.free
         which_SM[self.end, 0], next_SM[self.end, 0] = len(tokens_U) + 1, self.end
         return Moves(tokens_U, which_SM, next_SM, wide_S)

@@ -87,7 +87,7 @@ class Reach:
         if position in self.pins:
             target = self.guide.walk_from(at, self.pins[position])
         else:
-            target = self.moves.next_SM[at].ravel()
+            target = self.moves.next_SM[at].ravel().astype(np.int64)
         found_S = np.zeros_like(at_S)
         found_S[target] = True
         found_S[DEAD] = False

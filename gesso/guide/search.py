@@ -67,7 +67,7 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
         else:
             # Moves of the states themselves, then the likeliest words where many can follow.
             code_NM = moves.which_SM.take(at, axis=0)
-            target = moves.next_SM.take(at, axis=0).ravel()
+            target = moves.next_SM.take(at, axis=0).ravel().astype(np.int64)
             score = (scores.moves_CU[i].take(code_NM) + total[:, None]).ravel()
             if len(wide := moves.wide_S.take(at).nonzero()[0]):
                 target_WK = _after_words(guide, at.take(wide), words[i])

@@ -6,9 +6,10 @@ Handlers pass on bodies as bytes: nothing whose cost grows with a request runs o
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -87,7 +88,7 @@ def _add_text(app: FastAPI, models: Models) -> None:
             generation = Generation(model.supervisor, model.settings.limits, jobs)
             note(request.state, model=asked.model, stream=asked.stream, jobs=len(jobs), user=asked.user)
             if asked.stream:
-                return EventStream(_noted(endpoint.stream(model, asked, generation), generation, request))
+                return EventStream(endpoint.stream(model, asked, generation), partial(_finish, generation, request))
             await unless_gone(request.receive, generation.results())
         except Gone:
             return Response(status_code=499)  # for the log: there is no one to read it
@@ -127,13 +128,10 @@ async def body_of(request: Request) -> bytes:
         raise Gone from None
 
 
-async def _noted(events: AsyncGenerator[bytes], generation: Generation, request: Request) -> AsyncGenerator[bytes]:
-    try:
-        async for part in events:
-            yield part
-    finally:
-        await events.aclose()
-        note(request.state, **_counts(generation))
+def _finish(generation: Generation, request: Request) -> None:
+    """End a stream's jobs. `Generation.events` does the same, unless the stream ended before it was first read."""
+    generation.cancel()
+    note(request.state, **_counts(generation))
 
 
 def _counts(generation: Generation) -> dict[str, Any]:

@@ -49,7 +49,11 @@ class Generation:
             message = f"no complete answer within {self.limits.timeout:g} s; ask for fewer tokens"
             raise ApiError(504, message, code="timeout") from None
         finally:
-            self.supervisor.cancel(self.jobs)
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Drop the jobs that have not ended; a second call does nothing."""
+        self.supervisor.cancel(self.jobs)
 
     async def results(self) -> list[Ended]:
         """Return the end of every job, in the order of the choices."""

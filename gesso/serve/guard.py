@@ -8,6 +8,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,11 +19,13 @@ from gesso.serve.errors import ApiError
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.page import is_open
-from gesso.serve.settings import ServerSettings
+from gesso.serve.settings import Limits, ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
 OPEN = ("/health", "/ready")  # no key needed: they report only the state of the server
+BODIES = 32  # of the largest size, whose bytes all requests together may hold
+LEAST_BODIES_BYTES = 2**28  # that they may hold in any case, however small one body must be
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -30,6 +33,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, paths: frozenset[str]) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
         self.keys = Keys(settings.keys)
+        self.bodies = Bodies(max(LEAST_BODIES_BYTES, BODIES * settings.limits.body_bytes))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,8 +55,12 @@ class Guard:
                 await send(message)
 
         try:
-            state["client"] = log["client"] = self._admit(scope, headers)
-            await self.app(scope, Body(receive, self.settings).receive, answer)
+            state["client"] = log["client"] = client = self._admit(scope, headers)
+            body = Body(receive, self.settings.limits, self.bodies, client)
+            try:
+                await self.app(scope, body.receive, answer)
+            finally:
+                body.release()
         except ApiError as error:
             await respond(error)(scope, receive, answer)
         except TimeoutError:  # of a send: the client has stopped reading; the connection is closed with this
@@ -88,13 +96,37 @@ class Guard:
         return holder
 
 
-class Body:
-    """`receive` with limits on the size of the body and the time it takes."""
+class Bodies:
+    """The bytes of all bodies in memory: those of requests that are being sent, read or answered.
 
-    def __init__(self, receive: Receive, settings: ServerSettings) -> None:
-        self._receive, self._limits = receive, settings.limits
+    A client may hold as many bytes as are free. So a client that takes all it can leaves the same number to others.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.total = limit, 0
+        self.per_client: Counter[str] = Counter()
+
+    def take(self, client: str, size: int) -> None:
+        if self.per_client[client] + size > self.limit - self.total - size:
+            message = "the requests under way have too many bytes; try again when some have been answered"
+            raise ApiError(503, message, code="bodies_too_large", retry_after=1)
+        self.total += size
+        self.per_client[client] += size
+
+    def release(self, client: str, size: int) -> None:
+        self.total -= size
+        self.per_client[client] -= size
+        if not self.per_client[client]:
+            del self.per_client[client]
+
+
+class Body:
+    """`receive` with limits on the size of the body, on the time it takes, and on the size of all bodies together."""
+
+    def __init__(self, receive: Receive, limits: Limits, bodies: Bodies, client: str) -> None:
+        self._receive, self._limits, self._bodies, self._client = receive, limits, bodies, client
         self._size, self._complete = 0, False
-        self._deadline = asyncio.get_running_loop().time() + settings.limits.io_timeout
+        self._deadline = asyncio.get_running_loop().time() + limits.io_timeout
 
     async def receive(self) -> Message:
         if self._complete:  # only a disconnect can still come
@@ -105,11 +137,17 @@ class Body:
         except TimeoutError:
             raise ApiError(408, f"the body did not come within {self._limits.io_timeout:g} s") from None
         if message["type"] == "http.request":
-            self._size += len(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
-            if self._size > self._limits.body_bytes:
+            size = len(message.get("body", b""))
+            if self._size + size > self._limits.body_bytes:
                 raise too_large(self._limits.body_bytes)
+            self._bodies.take(self._client, size)
+            self._size += size
+            self._complete = not message.get("more_body", False)
         return message
+
+    def release(self) -> None:
+        self._bodies.release(self._client, self._size)
+        self._size = 0
 
 
 def too_large(limit: int) -> ApiError:

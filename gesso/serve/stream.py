@@ -1,7 +1,7 @@
 """Server-sent events, and what of an answer is new since the last one."""
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,9 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 class EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
-        self.events = events
+    def __init__(self, events: AsyncGenerator[bytes], at_end: Callable[[], None]) -> None:
+        """`at_end` is called once, also if the response ends before `events` has begun."""
+        self.events, self.at_end = events, at_end
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
@@ -36,6 +37,7 @@ class EventStream(Response):
         except Gone:
             return
         finally:
+            self.at_end()
             await self.events.aclose()
 
     async def _write(self, send: Send) -> None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import http.client
 import resource
 import socket
 import time
 
+import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -17,9 +18,11 @@ from uvicorn.server import ServerState
 from gesso.bench import processes, wire
 from gesso.bench.wire import COMPLETIONS
 from gesso.errors import InputError
+from gesso.serve import guard
 from gesso.serve.app import create_app
 from gesso.serve.connections import protocol
 from gesso.serve.keys import read_keys
+from gesso.serve.metrics import Metrics
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from tests.attack.watching import (
     ANSWER_SECONDS,
@@ -64,23 +67,166 @@ def is_closed(connection, seconds):
     return False
 
 
+@contextlib.asynccontextmanager
+async def limited_server(limited, app):
+    config = uvicorn.Config(app, log_config=None, lifespan="off")
+    config.load()
+    make = lambda: limited(config, ServerState(), {})  # noqa: E731
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()
+    finally:
+        server.close()
+
+
+async def echo(scope, receive, send):
+    """Answer with the length of the body."""
+    length, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        length, more = length + len(message["body"]), message["more_body"]
+    content = str(length).encode()
+    headers = [(b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
 def test_every_connection_beyond_the_limit_closes_one_without_a_request():
     limited = protocol(Limits(connections=3))
 
     async def open_at_once(count):
-        loop, config = asyncio.get_running_loop(), uvicorn.Config(FastAPI(), log_config=None)
-        config.load()
-        server = await loop.create_server(lambda: limited(config, ServerState(), {}), "127.0.0.1", 0)
-        address = server.sockets[0].getsockname()
-        with contextlib.ExitStack() as stack:
-            for _ in range(count):
-                stack.enter_context(socket.create_connection(address))  # before the server looks at any
-            await asyncio.sleep(0.2)
-            held = len(limited.open)
-        server.close()
-        return held
+        async with limited_server(limited, echo) as address:
+            with contextlib.ExitStack() as stack:
+                for _ in range(count):
+                    stack.enter_context(socket.create_connection(address))  # before the server looks at any
+                await asyncio.sleep(0.2)
+                return len(limited.open)
 
     assert asyncio.run(open_at_once(12)) == 3
+    assert not limited.open and not limited.waiting and not limited.per_address
+
+
+def test_an_address_that_holds_all_connections_with_unsent_bodies_locks_nobody_out():
+    limited = protocol(Limits(connections=3))
+
+    async def measure():
+        async with limited_server(limited, echo) as address:
+            held = [await asyncio.open_connection(*address) for _ in range(3)]
+            for _, writer in held:
+                writer.write(wire.head(COMPLETIONS, BAD, 10))
+            await asyncio.sleep(0.2)
+            reader, writer = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+            await asyncio.sleep(0.2)
+            writer.write(wire.head(COMPLETIONS, GOOD, 2) + b"{}")
+            answer = await reader.readline()
+            for _, each in [*held, (reader, writer)]:
+                each.close()
+            await asyncio.sleep(0.2)
+            return answer
+
+    assert asyncio.run(measure()).startswith(b"HTTP/1.1 200")
+    assert not limited.open and not limited.waiting and not limited.per_address
+
+
+def test_a_byte_after_a_request_does_not_hide_that_the_client_leaves():
+    async def measure():
+        asked, left = asyncio.Event(), asyncio.Event()
+
+        async def wait(scope, receive, send):
+            await receive()
+            asked.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+
+        async with limited_server(protocol(Limits()), wait) as address:
+            _, writer = await asyncio.open_connection(*address)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            await asyncio.wait_for(asked.wait(), 5)
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.2)
+            writer.close()
+            await asyncio.wait_for(left.wait(), 5)
+
+    asyncio.run(measure())
+
+
+def test_ordinary_clients_send_several_requests_on_one_connection():
+    """With bodies of one segment and of many, and with one that waits for 100 Continue."""
+    sizes = (0, 1, 60_000, 70_000, 1_000_000, 5)
+
+    def by_http_client(address):
+        connection = http.client.HTTPConnection(*address, timeout=10)
+        for size in sizes:
+            connection.request("POST", "/", b"x" * size)
+            yield int(connection.getresponse().read())
+        connection.close()
+
+    def by_httpx(address):
+        with httpx.Client(base_url=f"http://{address[0]}:{address[1]}") as client:
+            yield from (int(client.post("/", content=b"x" * size).text) for size in sizes)
+
+    def by_waiting(address):
+        with socket.create_connection(address, timeout=10) as connection:
+            for size in sizes[1:]:
+                head = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\nExpect: 100-continue\r\n\r\n"
+                connection.sendall(head.encode())
+                assert connection.recv(4096).startswith(b"HTTP/1.1 100")
+                connection.sendall(b"x" * size)
+                answer = b""
+                while not answer.endswith(f"\r\n\r\n{size}".encode()):
+                    answer += connection.recv(4096)
+                yield size
+
+    async def measure(client, limited):
+        async with limited_server(limited, echo) as address:
+            found = await asyncio.to_thread(lambda: list(client(address)))
+            await asyncio.sleep(0.1)
+            return found
+
+    assert asyncio.run(measure(by_http_client, protocol(Limits(connections=1)))) == list(sizes)
+    assert asyncio.run(measure(by_httpx, protocol(Limits(connections=1)))) == list(sizes)
+    assert asyncio.run(measure(by_waiting, protocol(Limits(connections=1)))) == list(sizes[1:])
+
+
+def test_bodies_held_by_one_client_are_bounded_and_leave_room_for_others(monkeypatch):
+    """And their bytes are given back however a request ends: answered, left by its client, refused or timed out."""
+    monkeypatch.setattr(guard, "LEAST_BODIES_BYTES", 0)
+    limits, size = Limits(body_bytes=1000, io_timeout=2), 1000
+    guarded = guard.Guard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
+
+    async def measure():
+        async with limited_server(protocol(limits), guarded) as address:
+            held = [await asyncio.open_connection(*address) for _ in range(20)]
+            for _, writer in held:
+                writer.write(wire.head(COMPLETIONS, None, size) + b"x" * (size - 1))
+            await asyncio.sleep(0.5)
+            bytes_held = guarded.bodies.total
+            reader, other = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+            other.write(wire.head(COMPLETIONS, None, size) + b"x" * size)
+            answers = [await reader.read()]
+            held[0][1].write(b"x")
+            held[1][1].close()
+            chunked = {"Transfer-Encoding": "chunked"}
+            large, writer = await asyncio.open_connection(*address, local_addr=("127.0.0.3", 0))
+            writer.write(wire.head(COMPLETIONS, None, None, chunked) + b"1f4\r\n" + b"x" * 500 + b"\r\n" + b"3e8\r\n")
+            await asyncio.sleep(0.2)
+            writer.write(b"x" * 1000 + b"\r\n")
+            answers.append(await large.read())
+            answers += await asyncio.gather(*(each.read() for each, _ in (held[0], *held[2:])))
+            for each in (other, writer, *(each for _, each in held)):
+                each.close()
+            return bytes_held, answers
+
+    bytes_held, answers = asyncio.run(measure())
+    statuses = [int(answer.split()[1]) for answer in answers]
+    assert bytes_held == 16 * (size - 1) and statuses[:3] == [200, 413, 200]
+    assert statuses.count(503) == 4 and statuses.count(408) == 14
+    assert all(b"retry-after: 1" in answer.lower() for answer in answers if b" 503 " in answer.splitlines()[0])
+    assert guarded.bodies.total == 0 and not guarded.bodies.per_client
 
 
 def test_half_heads_are_given_up_and_nobody_is_locked_out(server):
