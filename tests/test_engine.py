@@ -14,6 +14,7 @@ from gesso.diffusion.samplers import EntropyBound, Prediction
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.scheduler import PACE
+from gesso.errors import InputError
 from gesso.settings import Diffusion
 from tests.engine_requests import PROMPT, SMALL, finish, request, result, strangers
 
@@ -613,3 +614,25 @@ def test_logits_of_one_request_at_a_time_are_in_memory(tiny, monkeypatch):
     ids = [engine.submit(one) for one in wanted]
     assert [events[-1].result.tokens for events in finish(engine, *ids)] == expected
     assert len(most) > 20 and max(most) == 1
+
+
+def test_checking_a_long_prompt_makes_no_object_per_token(engine):
+    import tracemalloc
+
+    wanted = request(prompt=(200,) * 4000)
+    engine.check(wanted)
+    tracemalloc.start()
+    engine.check(wanted)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50_000
+
+
+@pytest.mark.parametrize("wrong", [True, 2.0, "2", None])
+def test_a_token_that_is_no_integer_is_named_by_its_position(engine, wrong):
+    class Integer(int):
+        pass
+
+    engine.check(request(prompt=(2, Integer(200))))
+    with pytest.raises(InputError, match=f"token 1 of the prompt must be an integer, got {wrong!r}"):
+        engine.check(request(prompt=(2, wrong, Integer(200))))

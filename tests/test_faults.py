@@ -1,5 +1,7 @@
 """Errors in a pass: the request at fault fails alone, and the texts of the others are what they are without it."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from gesso.engine.events import Done, Failed
 from gesso.engine.faults import is_fatal
 from gesso.engine.request import Score
 from gesso.engine.runner import Runner
+from gesso.settings import Diffusion
 from tests.test_engine import long_prompt, request, result
 
 BAD = 250  # a token at which the model fails
@@ -124,6 +127,59 @@ def test_out_of_memory_drops_captured_passes_and_the_requests_go_on_one_by_one(t
     monkeypatch.setattr(engine.runner, "free_memory", lambda: freed.append(True))
     assert [text_of(event) for event in outcome(engine, wanted)] == expected
     assert freed
+
+
+@pytest.fixture
+def without_gc():
+    """Without the garbage collector: memory must be free at once, not when it next runs."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_the_tensors_of_a_failed_pass_are_freed_before_its_requests_run_alone(tiny, monkeypatch, without_gc):
+    """Whoever is out of memory has nothing to gain from running again while they are kept."""
+    engine, run, refs, kept = Engine(tiny.model, tiny.decode), tiny.model.run, [], []
+
+    def full(pieces, cache):
+        kept.append(sum(ref() is not None for ref in refs))
+        activation = torch.zeros(8)
+        refs.append(weakref.ref(activation))
+        if len({piece.row for piece in pieces}) > 1 or len(refs) in (2, 3):  # all together, and two of them alone
+            try:
+                raise KeyError("first")
+            except KeyError:
+                raise torch.OutOfMemoryError("CUDA out of memory")  # noqa: B904
+        return run(pieces, cache)
+
+    monkeypatch.setattr(tiny.model, "run", full)
+    monkeypatch.setattr(engine.runner, "free_memory", lambda: kept.append(sum(ref() is not None for ref in refs)))
+    ids = [engine.submit(request(seed=seed, max_new_tokens=16)) for seed in range(3)]
+    events = engine.step()
+    assert [event.request_id for event in events if isinstance(event, Failed)] == ids[:2]
+    assert kept == [0] * 5, "the pass, freeing memory, and three requests alone"
+    assert not any(ref() for ref in refs)
+    while engine.busy:
+        engine.step()
+
+
+def test_the_error_of_a_request_keeps_no_tensors_of_its_pass(tiny, monkeypatch, without_gc):
+    engine, refs = Engine(tiny.model, tiny.decode), []
+    run = engine.runner.run
+
+    def watched(work, cache):
+        outcomes = run(work, cache)
+        refs.extend(weakref.ref(outcome) for outcome in outcomes)
+        return outcomes
+
+    def fails(canvas_C, prediction, moment):
+        raise ValueError("no sampler at all")
+
+    monkeypatch.setattr(engine.runner, "run", watched)
+    (event,) = outcome(engine, [request(diffusion=Diffusion(canvas_length=16, sampler=fails))])
+    assert isinstance(event, Failed)
+    assert refs and not any(ref() for ref in refs)
+    assert "raise ValueError(" in event.error.__notes__[0], "it still tells where it came from"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import gesso
+from gesso.engine.request import Request
 from gesso.model.adapters import adapter_sites
 from gesso.serve import protocol
 from gesso.serve.fair import FairQueue
@@ -234,20 +235,23 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(guarded):
 # --- the engine's own loop ------------------------------------------------------------------------------------------
 
 
+class Empty(Exception):
+    pass
+
+
+class Inbox(deque):
+    """The messages that come, all at once; the worker that waits for another one gets Empty."""
+
+    def empty(self):
+        return not self
+
+    def get(self):
+        if not self:
+            raise Empty
+        return self.popleft(), b""
+
+
 def test_request_that_fails_every_pass_fails_alone(tiny, monkeypatch):
-
-    class Empty(Exception):
-        pass
-
-    class Inbox(deque):
-        def empty(self):
-            return not self
-
-        def get(self):
-            if not self:
-                raise Empty
-            return self.popleft(), b""
-
     run = tiny.engine.runner.run
 
     def fail(work, cache):
@@ -303,6 +307,56 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
     time.sleep(0.2)
     assert not any(getattr(message, "id", None) == 2 for message in sent)
     assert not worker.ids and not worker.side_work and not tiny.engine.busy
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_the_engine_process_checks_a_request_once(tiny, monkeypatch, constrained):
+    checked, check = [], Request.check
+    monkeypatch.setattr(Request, "check", lambda self, *limits: (checked.append(self), check(self, *limits)))
+    options = {**QUICK, "max_new_tokens": 16, "seed": 1}
+    asked = Submit(1, [2, 200, 210], options, constraint=Constraint("once", tools=False) if constrained else None)
+    inbox, sent = queue.SimpleQueue(), []
+    worker = Worker(tiny, sent.append)
+    inbox.put((asked, tiny.guides.compiled("[ab]{3}").to_bytes(pinned=False)))
+    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # ends with this process, waiting
+    until = time.monotonic() + 60
+    while not any(isinstance(message, Ended) for message in sent):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert len(checked) == 1
+
+
+def test_usage_is_measured_once_per_second_and_when_the_engine_rests(tiny, monkeypatch):
+    measured, began = [], []
+    worker = Worker(tiny, lambda message: None)
+    monkeypatch.setattr("gesso.serve.worker.resident_bytes", lambda: measured.append(True) or len(measured))
+    step = tiny.engine.step
+    monkeypatch.setattr(tiny.engine, "step", lambda: (began.append(worker.status.step_seconds), step())[1])
+    start = time.monotonic()
+    with pytest.raises(Empty):
+        worker.run(Inbox([Submit(1, [2, 200, 210], {**QUICK, "max_new_tokens": 64, "seed": 1})]))
+    seconds = time.monotonic() - start
+    assert len(began) > 4 and start < began[0] and began == sorted(set(began)), "each step has its own beginning"
+    assert len(measured) <= 2 + seconds, "at the first report, in the last rest, and once per second between"
+    assert worker.status.step_seconds == 0 and worker.status.memory_bytes == len(measured)
+
+
+def test_a_message_that_takes_long_is_timed_like_a_step(tiny, monkeypatch):
+    """Switching adapters may hang. Waiting for a message may take as long as it likes."""
+    during, waiting = [], []
+    worker = Worker(tiny, lambda message: None)
+    monkeypatch.setattr(worker, "take", lambda message: during.append(worker.status.step_seconds))
+
+    class Watched(Inbox):
+        def get(self):
+            waiting.append(worker.status.step_seconds)
+            return super().get()
+
+    start = time.monotonic()
+    with pytest.raises(Empty):
+        worker.run(Watched([Cancel(1), Cancel(2)]))
+    assert len(during) == 2 and start < during[0] < during[1]
+    assert waiting == [0, 0, 0]
 
 
 def test_messages_survive_encoding():

@@ -8,14 +8,14 @@ import torch
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
-from gesso.engine.faults import check_finite, is_fatal
+from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.graphs import Graphs
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
-from gesso.engine.standing import showable, would_be_empty
+from gesso.engine.standing import fewest_with, showable, would_be_empty
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -62,10 +62,13 @@ class Engine:
         self._let_go()
         self._take_in()
         if work := self.scheduler.plan():
+            failed = None
             try:
                 self._pass(work)
             except Exception as error:
-                self._isolate(work, error)
+                failed = error
+            if failed is not None:  # no longer handled: an error in flight keeps the tensors of its frames
+                self._isolate(work, failed)
         events, self.outbox = self.outbox, []
         return events
 
@@ -176,6 +179,7 @@ class Engine:
         """After a pass has failed, run each of its requests alone; those that fail alone are the ones at fault."""
         if is_fatal(error):
             raise error
+        drop_frames(error)
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         if out_of_memory:
             self.runner.free_memory()
@@ -265,9 +269,9 @@ class Engine:
         text = self.decode(running.tokens)
         finish: Finish | None = None
         if stops := [at for at in map(text.find, request.stop) if at >= 0]:
-            finish, text = "stop", text[: min(stops)]
-            while running.tokens and self.decode(running.tokens[:-1]).startswith(text):
-                running.tokens.pop()  # as few tokens as it takes to write the text
+            finish = "stop"
+            del running.tokens[fewest_with(running.tokens, text, min(stops), request.unsure, self.decode) :]
+            text = text[: min(stops)]
         elif end is not None:
             finish = "stop"
         elif len(running.tokens) == request.max_new_tokens:
@@ -291,6 +295,7 @@ class Engine:
         self._remove(running, Done(running.id, result))
 
     def _fail(self, running: Job, error: Exception) -> None:
+        drop_frames(error)
         self._remove(running, Failed(running.id, error))
 
     def _remove(self, running: Job, last: Event) -> None:

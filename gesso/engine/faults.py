@@ -1,5 +1,7 @@
 """Errors of a pass: which of them end the process, and predictions that are not finite."""
 
+import traceback
+
 import torch
 
 from gesso.diffusion.canvas import Canvas
@@ -17,6 +19,18 @@ def is_fatal(error: Exception) -> bool:
     if accelerator is not None and isinstance(error, accelerator):
         return True
     return "Triton Error [CUDA]" in str(error) and "out of memory" not in str(error)
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Replace the traceback of an error by a note: its frames, and those that called them, hold tensors of the pass.
+
+    `traceback.clear_frames` would leave those of functions that still run, and they are kept when they return.
+    """
+    while error is not None:
+        if error.__traceback__ is not None:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)).rstrip())
+            error.__traceback__ = None
+        error = error.__context__ or error.__cause__
 
 
 def check_finite(canvas: Canvas) -> None:

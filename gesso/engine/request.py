@@ -77,12 +77,13 @@ class Request:
     def _check_types(self) -> None:
         integers = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
         integers |= self._counts()
-        integers |= {f"token {i} of the prompt": token for i, token in enumerate(self.prompt)}
         for position, token in self.pins.items():
             integers |= {"the position of a pin": position, f"the pin at {position}": token}
         for name, value in integers.items():
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not _is_integer(value):
                 raise InputError(f"{name} must be an integer, got {value!r}")
+        if (i := _not_an_integer(self.prompt)) is not None:
+            raise InputError(f"token {i} of the prompt must be an integer, got {self.prompt[i]!r}")
         for text in self.stop:
             if not isinstance(text, str):
                 raise InputError(f"a stop string must be text, got {text!r}")
@@ -147,15 +148,25 @@ class Score:
         if not self.texts or not all(self.texts):
             raise InputError("there is nothing to score: give at least one text, and at least one token per text")
         for name, tokens in (("prompt", self.prompt), *(("text", text) for text in self.texts)):
-            for token in tokens:
-                if not isinstance(token, int) or isinstance(token, bool):
-                    raise InputError(f"{name} token {token!r} must be an integer")
+            if (i := _not_an_integer(tokens)) is not None:
+                raise InputError(f"{name} token {tokens[i]!r} must be an integer")
             _check_vocabulary(name, tokens, config)
         if self.cache_tokens > max_length:
             raise InputError(
                 f"context overflow: a prompt of {len(self.prompt)} tokens and a text of {max(map(len, self.texts))} to "
                 f"score exceed the context of {max_length}; shorten the prompt or the text"
             )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _not_an_integer(tokens: tuple[int, ...]) -> int | None:
+    """Return the position of the first token that is no integer."""
+    if set(map(type, tokens)) <= {int}:  # nearly always; a prompt can have very many tokens
+        return None
+    return next((i for i, token in enumerate(tokens) if not _is_integer(token)), None)
 
 
 def _check_vocabulary(name: str, tokens: tuple[int, ...], config: Config) -> None:

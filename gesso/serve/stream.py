@@ -3,12 +3,14 @@
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gesso.answer import Answer, ToolCall, parse, read
+from gesso.engine.standing import is_whole, text_between
 from gesso.serve.errors import ApiError
 from gesso.serve.generation import Gone, unless_gone
 from gesso.serve.protocol import Ended
@@ -68,11 +70,22 @@ class Writing:
     chat: bool
     tokens: list[int] = field(default_factory=list)
     sent: Answer = field(default_factory=lambda: parse(""))
+    whole: int = 0  # tokens whose text no later token changes
+    whole_text: str = ""
 
     def settle(self, tokens: Sequence[int]) -> Delta:
         self.tokens += tokens
-        text = self.decode(self.tokens)
-        return self._new(parse(self.decode(self.tokens, special=True)) if self.chat else _plain(text))
+        text = self._text()
+        return self._new(parse(text) if self.chat else _plain(text))
+
+    def _text(self) -> str:
+        """Return the text of all tokens; decode only those after the last whole one that is known, and that one."""
+        decode, bytes_ = partial(self.decode, special=self.chat), self.tokenizer.byte_ids
+        ends = range(len(self.tokens), self.whole, -1)
+        if (end := next((end for end in ends if is_whole(self.tokens[end - 1], bytes_, decode)), None)) is not None:
+            self.whole_text += text_between(self.tokens, self.whole, end, decode)
+            self.whole = end
+        return self.whole_text + text_between(self.tokens, self.whole, len(self.tokens), decode)
 
     def end(self, ended: Ended) -> Delta:
         return self._new(self.answer(ended))

@@ -82,13 +82,16 @@ class Worker:
         self.side = ThreadPoolExecutor(1)
         self.side_work: dict[int, Future[Any]] = {}  # by the server's id
         self.status = Heartbeat()
+        self.measured = float("-inf")  # when its figures of usage were
 
     def run(self, inbox: Inbox) -> None:
         self.inbox = inbox
         while True:
             while not self.engine.running or not inbox.empty():  # a cancelled request leaves with the next step
                 self.report(send=inbox.empty())
-                self.take(inbox.get())
+                message = inbox.get()
+                self.report(began=time.monotonic())
+                self.take(message)
             self.report(began=time.monotonic())
             brought = self.engine.step()
             self.announce()
@@ -97,7 +100,15 @@ class Worker:
                     self.tell(event, self.asked[event.request_id])
 
     def report(self, *, began: float = 0.0, send: bool = False) -> None:
-        """Note for the heartbeat how the engine stands, and when its current step began; `send` it before a rest."""
+        """Note for the heartbeat when the current step or message began; `send` it before a rest.
+
+        Usage is measured before a rest, and otherwise at most once per second: it costs too much for every step.
+        """
+        now = time.monotonic()
+        if not send and now - self.measured < BEAT_SECONDS:
+            self.status = replace(self.status, step_seconds=began)
+            return
+        self.measured = now
         device = torch.cuda.memory_reserved() if self.model.model.device.type == "cuda" else 0
         self.status = Heartbeat(
             began, len(self.ids), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
@@ -155,7 +166,8 @@ class Worker:
         options = dict(asked.options)
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
         request = self.model.request(asked.prompt, guide=guide, **options)
-        self.engine.check(request)  # computes tables for pins, which takes a while
+        if guide is not None:
+            request.reach.check()  # computes tables for pins, which takes a while; `enter` checks the rest
         return request
 
     def enter(self, asked: Submit, request: Request) -> None:
