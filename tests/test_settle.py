@@ -70,7 +70,7 @@ def test_without_settle_nothing_stands_before_its_canvas(tiny):
 def test_a_position_settles_after_as_many_steps_as_asked(tiny):
     for settle in (1, 2, 3):
         settings = replace(SETTLING, settle=settle)
-        wanted = [request(seed=seed, diffusion=settings, max_new_tokens=16) for seed in range(12)]
+        wanted = [request(seed=seed, diffusion=settings, max_new_tokens=16) for seed in range(64)]
         found = [draft for events in run(Engine(tiny.model, letters), *wanted) for draft in drafts(events)]
         settled = [draft for draft in found if draft.canvas.final]
         assert settled

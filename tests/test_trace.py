@@ -27,7 +27,7 @@ def run(tiny):
 
 
 def test_a_run_holds_every_step(run):
-    assert len(run.drafts) == run.result.usage.denoising_steps > 5
+    assert len(run.drafts) == run.result.usage.denoising_steps > 1
     assert all(len(draft["candidates"]) == len(draft["tokens"]) for draft in run.drafts)
     ends = [draft for draft in run.drafts if draft["reason"]]
     assert [token for draft in ends for token in draft["tokens"]][: len(run.result.tokens)] == list(run.result.tokens)

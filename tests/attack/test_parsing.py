@@ -4,11 +4,12 @@ import json
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gesso.bench import attacks, wire
 from gesso.bench.wire import CHAT, COMPLETIONS, EDITS
+from gesso.serve.settings import Limits
 from tests.attack.watching import (
     BAD,
     ask,
@@ -112,7 +113,9 @@ paths = st.sampled_from([CHAT, COMPLETIONS, EDITS, wire.RESPONSES, "/tokenize", 
 def test_no_body_is_a_fault_of_the_server(server, path, body, repeated):
     body = {name: value * repeated if isinstance(value, list) else value for name, value in body.items()}
     body.setdefault("max_tokens", 4)
-    answer = attack(server, path, json.dumps(body).encode())
+    encoded = json.dumps(body).encode()
+    assume(len(encoded) <= Limits().body_bytes)  # beyond, the server hangs up before all is sent
+    answer = attack(server, path, encoded)
     if answer.status != 200:
         assert_refused(answer)
 
