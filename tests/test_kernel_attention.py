@@ -203,6 +203,20 @@ def test_two_byte_numbers_differ_from_the_plain_version_by_rounding_only(window)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("dim", [64, 256, 512])
+@pytest.mark.parametrize("kind, length", [(CANVAS, 8), (CANVAS, 16), (TEXT, 1)])
+def test_a_segment_has_the_same_bits_in_a_small_tile_and_in_a_large_one(kind, length, dim, dtype):
+    """The longest segment of a pass decides on the tile, so a short one gets either."""
+    segments, cache = [Segment(0, 100, length, kind)], cache_of([100], dtype=dtype, dim=dim)
+    qkv, caches = packed(segments, dtype=dtype, dim=dim), (cache, copy.deepcopy(cache))
+    small, large = (
+        kernel.attention(*qkv, table_of(segments, each), kernel.tiles(dim, dtype, rows))
+        for each, rows in zip(caches, (2 * length, kernel.MANY), strict=True)
+    )
+    assert torch.equal(small, large)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("dim, window", [(256, 24), (512, None)])
 def test_the_tiles_of_real_heads_compute_the_same(dim, window, dtype):
     segments, cache = [Segment(0, 39, 20, CANVAS)], cache_of([39], window, dtype=dtype, dim=dim)

@@ -72,17 +72,18 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     cost more than they bring: each is written, read again and rounded to two bytes in between, 8.4 MB a canvas and
     layer in both cases (and about a quarter more rounding error in the output than one sum has).
 
-    Texts whose `rows` all fit the smallest tile, a token or two, get that: a large one would be empty, and as slow as
-    if it were full. The blocks of keys are the same, and so are the sums.
+    Segments whose `rows` all fit into half a tile get that: a large one would be mostly empty, and as slow as if it
+    were full. Both have 16 rows a warp and the same blocks of keys, so they use the same matrix instruction, spread a
+    row over the same threads, and give the same bits. A tile of 16 rows would not: its warps would share each row.
 
     float32 does without the matrix units, which would round to ten bits: it is there to compare, not to be fast.
     """
     if dtype == torch.float32:
         return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1, splits=2)
-    if rows <= 16 and dim > 256:
-        return Tiles(rows=16, keys=64, values=256, warps=4, stages=2, splits=2)
-    if rows <= 16:
-        return Tiles(rows=16, keys=32, values=dim, warps=4, stages=3, splits=4)
+    if rows <= 64 and dim > 256:
+        return Tiles(rows=64, keys=64, values=256, warps=4, stages=1, splits=2)
+    if rows <= 64:
+        return Tiles(rows=64, keys=32, values=dim, warps=4, stages=3, splits=4)
     if dim > 256:
         return Tiles(rows=128, keys=64, values=256, warps=8, stages=1, splits=2)
     return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
