@@ -7,6 +7,7 @@ import torch
 from gesso.api import Gesso
 from gesso.engine.events import Done, Draft
 from gesso.engine.graphs import Graphs, shape_of
+from gesso.engine.runner import Runner
 from gesso.engine.scheduler import Work
 from gesso.model.adapters import Lora
 
@@ -125,3 +126,28 @@ def test_what_needs_the_host_on_its_way_is_not_captured(tiny):
         assert not tiny.model.capturable
     finally:
         experts.gate_up_proj_adapters.drop("mine")
+
+
+def test_a_corrected_prediction_is_read_in_one_way_whether_or_not_its_pass_is_captured(pair, monkeypatch):
+    """On a GPU two ways would have different last bits."""
+    plain, graphed = pair
+    read, read_logits = [], Runner._read_logits
+
+    def counted(self, running, hidden_CH):
+        read.append(self.graphs is not None)
+        return read_logits(self, running, hidden_CH)
+
+    monkeypatch.setattr(Runner, "_read_logits", counted)
+    for g in (plain, graphed):
+        options = {
+            "regex": "[ab]{3}[0-9]{4}",
+            "steps": 16,
+            "canvas_length": 8,
+            "max_new_tokens": 8,
+            "stopping": "fixed",
+        }
+        for seed in range(3):  # each that joins makes a shape that has not been seen
+            g.engine.submit(g.request("x", seed=seed, **options))
+            for _ in range(4):
+                g.engine.step()
+    assert read and not any(read), "some were corrected; with graphs, none was read from logits"

@@ -93,7 +93,7 @@ class Runner:
         streamed = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
             keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
-            if keys_C2 is None or running.needs_logits:
+            if keys_C2 is None or self._shows_logits(running):
                 outcomes[running.id] = self._read_logits(running, hidden_CH)
             else:
                 streamed.append((running, hidden_CH, keys_C2))
@@ -118,6 +118,14 @@ class Runner:
             for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
                 outcomes[running.id] = self._outcome(running, part, hidden_of[running.id])
         return [outcomes[running.id] for running in requests]
+
+    def _shows_logits(self, running: Running) -> bool:
+        """Whether a request's prediction is made from all its logits at once.
+
+        Where passes may be captured, a constraint's correction is no reason for that: a captured pass never does it, it
+        gives other last bits, and the text would depend on whether a pass of this shape has been seen before.
+        """
+        return running.needs_logits if self.graphs is None else running.asks_for_logits
 
     def _read_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
         """Return the outcome of a request that has to see all logits: for its sampler, its source or its constraint.
