@@ -138,7 +138,7 @@ def without_gc():
 
 
 def test_the_tensors_of_a_failed_pass_are_freed_before_its_requests_run_alone(tiny, monkeypatch, without_gc):
-    """Whoever is out of memory has nothing to gain from running again while they are kept."""
+    """After an out-of-memory error, a retry can only succeed once they are freed."""
     engine, run, refs, kept = Engine(tiny.model, tiny.decode), tiny.model.run, [], []
 
     def full(pieces, cache):

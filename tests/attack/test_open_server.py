@@ -23,7 +23,7 @@ def open_server(served_model):
 
 
 def test_a_forged_address_is_not_believed(open_server):
-    """Without keys clients are told apart by address, and a client must not choose its own."""
+    """Without keys, a client is identified by its address, so it must not be able to choose one."""
     answer = wire.ask(open_server.url, None, COMPLETIONS, short(), extra={"X-Forwarded-For": "203.0.113.7"})
     assert answer.status == 200
     time.sleep(0.2)
