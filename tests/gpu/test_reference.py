@@ -25,14 +25,20 @@ def reference(tmp_path_factory):
 
 
 def test_float32_equals_the_reference_beyond_the_window(reference, record_property):
-    """Except at the few tokens between two experts, where rounding decides which one answers."""
+    """Except where rounding decides between two experts for a token: all later tokens attend to it.
+
+    The reference adds its experts in no fixed order, so such a token may appear in one run and not in the next. It
+    moves the tokens after it by up to 1e-4. TF32 products would move all of them by more.
+    """
     _, truth, directory = reference
     ours = checkpoint.load(directory, Config.from_directory(directory), DEVICE, torch.float32)
     found = errors(outputs(ours), truth)
+    record_property("quantile_5", float(found.quantile(0.05)))
     record_property("median", float(found.median()))
     record_property("quantile_99", float(found.quantile(0.99)))
-    assert found.median() < 2e-5
-    assert found.quantile(0.99) < 1e-4
+    assert found.quantile(0.05) < 1e-5
+    assert found.median() < 1e-4
+    assert found.quantile(0.99) < 5e-4
 
 
 def test_bfloat16_is_as_near_the_truth_as_the_reference(reference, record_property):
