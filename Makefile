@@ -62,7 +62,7 @@ mini-data: $(VENV)/.installed
 	$(BIN)/python recipes/mini/make_data.py --out data/mini --cache data/wheels
 
 sudoku-data: $(VENV)/.installed
-	$(BIN)/python -m gesso.tasks.sudoku_bank data/mini/sudoku-bank.npz --processes $(PROCESSES)
+	$(BIN)/python -m gesso.eval.sudoku_bank data/mini/sudoku-bank.npz --processes $(PROCESSES)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gesso needs Python 3.11 or newer; set PYTHON=...")'

@@ -59,7 +59,7 @@ def load(
 _LAZY = {
     "Gesso": "gesso.api",
     "ChatResult": "gesso.api",
-    **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.filling"),
+    **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.filling"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
 }
 

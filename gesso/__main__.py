@@ -2,7 +2,7 @@
 
 import sys
 
-from gesso.cli import main
+from gesso.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

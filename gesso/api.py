@@ -10,23 +10,26 @@ from typing import Any
 
 import torch
 
-from gesso import checkpoint, filling, saving, untrained
-from gesso.answer import Answer, ToolCall, read
-from gesso.config import Config
+from gesso.adapters import files as adapters
+from gesso.chat.answer import Answer, ToolCall, read
+from gesso.chat.messages import check_tools
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import write as saving
+from gesso.constraints.constraint import NAMES, Guides
+from gesso.constraints.guide import Guide
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Event, Failed, Result
+from gesso.engine.plan import Plan, PlanRun, T, generate
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.filling import EditResult, HolesResult, InfillResult
-from gesso.guide.boundary import Healer
-from gesso.guide.constraint import NAMES, Guides
-from gesso.guide.guide import Guide
-from gesso.messages import check_tools
+from gesso.infill import filling
+from gesso.infill.boundary import Healer
+from gesso.infill.filling import EditResult, HolesResult, InfillResult
+from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.plan import Plan, PlanRun, T, generate
 from gesso.settings import Diffusion, GenerationDefaults, choose
-from gesso.tokenizer import Tokenizer
-from gesso.train import adapters
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # An answer may open with these; with any other special token it would be empty.

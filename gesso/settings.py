@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from gesso.checks import integer, is_integer, mapping, number, shown
-from gesso.config import SIZES, Config, first, token_ids
 from gesso.errors import CheckpointError, InputError
 from gesso.files import read_json
+from gesso.model.config import SIZES, Config, first, token_ids
 
 SAMPLERS = ("entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive")
 STOPPINGS = ("stable", "plateau", "fixed")

@@ -30,19 +30,20 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from gesso import checkpoint, filling
 from gesso.api import Gesso
-from gesso.config import Config
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint import huggingface as checkpoint
 from gesso.engine.events import Result
 from gesso.engine.request import Request, Score
-from gesso.filling import InfillResult
-from gesso.guide.boundary import nearest_start
+from gesso.eval.python_infill import read_source
+from gesso.eval.task import split_of
+from gesso.infill import filling
+from gesso.infill.boundary import nearest_start
+from gesso.infill.filling import InfillResult
+from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import GenerationDefaults
-from gesso.tasks.python_infill import read_source
-from gesso.tasks.task import split_of
-from gesso.tokenizer import Tokenizer
 
 SHORTEST = 500  # characters of a file
 STRIDE = 128

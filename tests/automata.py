@@ -3,7 +3,7 @@
 import random
 from collections import deque
 
-from gesso.guide.compiler import compiled
+from gesso.constraints.compiler import compiled
 
 
 class Texts:

@@ -65,7 +65,7 @@ def compiled_here(monkeypatch):
     """Expressions that are known to do no harm are compiled in this process: another takes a while to start."""
     import numpy as np
 
-    from gesso.guide import automaton, compiler
+    from gesso.constraints import automaton, compiler
 
     def compiled(expression, limits):
         edges, accepting = compiler.compiled(expression)
@@ -78,7 +78,7 @@ def compiled_here(monkeypatch):
 def marked(tiny, tmp_path_factory):
     """The tiny model, with a tokenizer that has the markers of fill in the middle."""
     import gesso
-    from gesso.tokenizer import FILL
+    from gesso.chat.tokenizer import FILL
 
     directory = tmp_path_factory.mktemp("marked") / "model"
     tiny.save(directory)
@@ -144,7 +144,7 @@ def browser():
 def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """The program in this process: faster than another, where the process itself is not what is tested."""
 
-    from gesso import cli
+    from gesso.cli import main as cli
 
     def run(*arguments: str, stdin: str | io.StringIO = "") -> SimpleNamespace:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)

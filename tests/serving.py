@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gesso.serve.command import listen, make_server
+from gesso.serve.run import listen, make_server
 from gesso.serve.settings import ServerSettings
 from tests import tiny
 

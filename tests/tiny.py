@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from gesso.checkpoint import SINGLE
-from gesso.config import Config
+from gesso.checkpoint.huggingface import SINGLE
+from gesso.checkpoint.vision import is_vision
+from gesso.checkpoint.write import save
+from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.saving import save
 from gesso.train.vocabulary import SPECIALS
-from gesso.vision import is_vision
 
 VOCABULARY = 384  # specials at the ids of the real vocabulary, then the 256 bytes
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gesso import box
+from gesso import bundled as box
 from gesso.bench import processes, wire
 from gesso.bench.wire import CHAT, COMPLETIONS, EDITS, Answer, Body
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gesso
+from gesso.constraints.automaton import START, compile_regex
+from gesso.constraints.guide import Guide
+from gesso.constraints.reach import Reach
+from gesso.constraints.schema.schema import schema_regex
+from gesso.constraints.search import likeliest
+from gesso.constraints.words import Words
 from gesso.engine.engine import Engine
 from gesso.engine.guided import scores_of
-from gesso.guide.automaton import START, compile_regex
-from gesso.guide.guide import Guide
-from gesso.guide.reach import Reach
-from gesso.guide.schema import schema_regex
-from gesso.guide.search import likeliest
-from gesso.guide.words import Words
 
 if TYPE_CHECKING:
     from gesso.api import Gesso

@@ -15,14 +15,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gesso import api, checkpoint, untrained
+from gesso import api
 from gesso.bench import peer as peers
 from gesso.bench.device import wait
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import random_weights as untrained
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
 from gesso.errors import InputError
+from gesso.eval.plot import Point, Series, svg
 from gesso.model.transformer import DiffusionGemma
-from gesso.tasks.plot import Point, Series, svg
 
 STEPS = 16
 # Batches, prompt, new tokens, prefills, tokens one by one: a GPU's are those that peers publish, a CPU's take a minute.

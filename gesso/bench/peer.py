@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from gesso.bench.device import wait
-from gesso.config import Config
 from gesso.errors import InputError
+from gesso.model.config import Config
 
 
 def measure(

@@ -12,8 +12,8 @@ from typing import Any
 import gesso
 from gesso.api import Gesso
 from gesso.engine.events import Done, Draft, Failed
-from gesso.tasks import task
-from gesso.tasks.task import Item
+from gesso.eval import task
+from gesso.eval.task import Item
 
 SETTLE = 1  # as a server sets it
 TASKS = ("structured", "python_infill")

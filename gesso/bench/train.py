@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from gesso import untrained
+from gesso.adapters import files as adapters
+from gesso.adapters.files import LoraSettings
 from gesso.bench.device import wait
-from gesso.config import Config
+from gesso.checkpoint import random_weights as untrained
 from gesso.errors import InputError
+from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
-from gesso.train import adapters
-from gesso.train.adapters import LoraSettings
 from gesso.train.batch import collate, corrupt
 from gesso.train.data import Example
 from gesso.train.objective import Objective, ObjectiveSettings

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gesso.constraints.guide import Guide
+from gesso.constraints.search import TOP, Scores, likeliest
 from gesso.diffusion.canvas import FREE, Canvas
 from gesso.engine.running import Running
-from gesso.guide.guide import Guide
-from gesso.guide.search import TOP, Scores, likeliest
 from gesso.ops import Reading
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gesso.config import Config
+from gesso.constraints.guide import Guide
+from gesso.constraints.reach import Reach
 from gesso.errors import InputError
-from gesso.guide.guide import Guide
-from gesso.guide.reach import Reach
+from gesso.model.config import Config
 from gesso.settings import Diffusion
 
 if TYPE_CHECKING:

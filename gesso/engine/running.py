@@ -3,11 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from gesso.constraints.automaton import START
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.samplers import sampler_of
 from gesso.engine.events import Usage
 from gesso.engine.request import Request
-from gesso.guide.automaton import START
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from gesso import ops
-from gesso.config import Config, LayerShape
+from gesso.model.config import Config, LayerShape
 from gesso.model.parts import Linear, RMSNorm
 
 Rotation = tuple[Tensor, Tensor]  # cosine and sine [T, 1, D]

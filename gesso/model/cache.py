@@ -8,8 +8,8 @@ the causal mask. L capacity of a row, M key/value heads, D head dim.
 import torch
 from torch import Tensor
 
-from gesso.config import Config, LayerShape
 from gesso.errors import InputError
+from gesso.model.config import Config, LayerShape
 
 
 class LayerKV:

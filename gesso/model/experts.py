@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from gesso import ops
-from gesso.config import Config
-from gesso.model.adapters import Adapters
+from gesso.adapters.lora import Adapters
+from gesso.model.config import Config
 from gesso.model.parts import Linear
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from gesso import ops
-from gesso.config import Config, LayerShape
 from gesso.errors import InputError
 from gesso.model.attention import Attention, Rotation
 from gesso.model.cache import KVCache
+from gesso.model.config import Config, LayerShape
 from gesso.model.experts import Experts, Router
 from gesso.model.parts import Embedding, GatedMLP, RMSNorm, SelfConditioning
 from gesso.ops import Segment

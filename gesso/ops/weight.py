@@ -1,7 +1,7 @@
 """What a product is made with: a tensor, or a matrix kept in few bits.
 
 The plain operations turn the latter into a tensor when they use it, one expert at a time, and forget it again. A kernel
-looks at `Packed.format` and takes `Packed.tensors` as they are; `gesso/quantize/` has the layout of each format.
+looks at `Packed.format` and takes `Packed.tensors` as they are; `checkpoint/quantize/` has the layout of each format.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from gesso import checkpoint, untrained
-from gesso.config import Config
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import random_weights as untrained
 from gesso.errors import InputError
-from gesso.fit import sequence_bytes
-from gesso.info import precision_of, short, weight_bytes
+from gesso.info.fit import sequence_bytes
+from gesso.info.report import precision_of, short, weight_bytes
+from gesso.info.workspace import workspace_bytes
+from gesso.model.config import Config
 from gesso.serve.settings import EngineSettings
-from gesso.workspace import workspace_bytes
 
 BATCH = 8  # requests at once that are worth a shorter context
 BATCH_GPU = 32  # and as many as this where there is room: on a CPU more at once is not more a second

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from gesso.answer import ToolCall
+from gesso.chat.answer import ToolCall
 from gesso.serve.accepted import Accepted
 from gesso.serve.chunks import chunks
 from gesso.serve.generation import Generation

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.protocol import Drafted
-from gesso.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from gesso.engine.events import Draft

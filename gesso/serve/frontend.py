@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gesso import untrained
-from gesso.guide.constraint import Guides
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint import random_weights as untrained
+from gesso.constraints.constraint import Guides
 from gesso.serve.errors import ApiError
 from gesso.serve.settings import ServerSettings
 from gesso.settings import GenerationDefaults
-from gesso.tokenizer import Tokenizer
 
 
 class ModelFrontend:

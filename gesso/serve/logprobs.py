@@ -7,9 +7,9 @@ thoughts included. Tokens that settled earlier were fixed in that step; their lo
 from itertools import accumulate
 from typing import Any
 
+from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.jobs import Job
 from gesso.serve.protocol import Ended
-from gesso.tokenizer import Tokenizer
 
 
 def chat_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.accepted import Accepted
 from gesso.serve.frontend import ModelFrontend, frontend_of
 from gesso.serve.jobs import Job, Mailbox
@@ -9,7 +10,6 @@ from gesso.serve.metrics import Metrics
 from gesso.serve.prepare_pool import PreparePool
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
-from gesso.tokenizer import Tokenizer
 
 
 class ServedModel:

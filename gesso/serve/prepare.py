@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gesso.errors import InputError
-from gesso.guide.edit import check_span
+from gesso.infill.edit import check_span
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
     ChatFields,

@@ -4,10 +4,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from gesso.chat.messages import check_tools
+from gesso.constraints.constraint import expression
+from gesso.constraints.tools import calls_regex, chosen
 from gesso.engine.request import Request
-from gesso.guide.constraint import expression
-from gesso.guide.tools import calls_regex, chosen
-from gesso.messages import check_tools
 from gesso.serve.accepted import Accepted, PreparedJob, Source
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import Common, DraftFields

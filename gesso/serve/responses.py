@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gesso.answer import Answer
+from gesso.chat.answer import Answer
 from gesso.serve.accepted import Accepted
 from gesso.serve.generation import Generation
 from gesso.serve.models import ServedModel

@@ -9,12 +9,12 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gesso.answer import Answer, ToolCall, parse, read
+from gesso.chat.answer import Answer, ToolCall, parse, read
+from gesso.chat.tokenizer import Tokenizer
 from gesso.engine.standing import is_whole, text_between
 from gesso.serve.errors import ApiError
 from gesso.serve.generation import Gone, unless_gone
 from gesso.serve.protocol import Ended
-from gesso.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 

@@ -22,13 +22,14 @@ from typing import IO, Any
 import torch
 
 import gesso
-from gesso import checkpoint, filling
 from gesso.api import Gesso, find_device, find_dtype
+from gesso.checkpoint import huggingface as checkpoint
 from gesso.engine import events as engine_events
 from gesso.engine.engine import Engine
+from gesso.engine.plan import Plan, PlanRun
 from gesso.engine.request import Request, Score
 from gesso.errors import GessoError, InputError
-from gesso.plan import Plan, PlanRun
+from gesso.infill import filling
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.printable import printable
-from gesso.tokenizer import Tokenizer
 from gesso.train.data import Dataset, Example, Rejected
 
 BINS = 12  # at most, in the histogram

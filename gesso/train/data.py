@@ -31,8 +31,8 @@ from typing import Any, BinaryIO, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
-from gesso.tokenizer import Tokenizer
 from gesso.train import files
 from gesso.train.rows import Span, parse, tokenise
 from gesso.train.views import Viewer

@@ -10,7 +10,7 @@ from gesso.errors import InputError
 from gesso.files import read_bytes
 
 if TYPE_CHECKING:
-    from gesso.train.adapters import LoraSettings
+    from gesso.adapters.files import LoraSettings
     from gesso.train.data import DataSettings
     from gesso.train.objective import ObjectiveSettings
 
@@ -107,7 +107,7 @@ class Recipe:
 
 
 def load(path: Path) -> Recipe:
-    from gesso.train.adapters import LoraSettings
+    from gesso.adapters.files import LoraSettings
     from gesso.train.data import DataSettings
     from gesso.train.objective import ObjectiveSettings
 

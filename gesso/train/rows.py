@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
+from gesso.chat.messages import check_messages
+from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
-from gesso.messages import check_messages
-from gesso.tokenizer import Tokenizer
 
 Span = tuple[int, int]
 

@@ -21,12 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gesso import checkpoint, saving
-from gesso.config import Config
+from gesso.adapters import files as adapters
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import write as saving
 from gesso.errors import GessoError, InputError
 from gesso.files import replacing
+from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.train import adapters, state
+from gesso.train import state
 from gesso.train.batch import Batch, collate, corrupt
 from gesso.train.data import Example, Source
 from gesso.train.muon import Muon

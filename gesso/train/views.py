@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gesso.chat.tokenizer import FILL, Tokenizer
 from gesso.errors import InputError
-from gesso.tokenizer import FILL, Tokenizer
 
 Tokens = npt.NDArray[np.int32]
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-from gesso.tasks.plot import Point, Series, svg
+from gesso.eval.plot import Point, Series, svg
 
 EVERY = 50
 COLUMNS = ("decoder", "encoder", "lr", "gradient", "tokens_per_second")

@@ -22,13 +22,13 @@ from typing import Any
 
 import gesso
 from gesso.errors import InputError
-from gesso.tasks import Structured, python_corpus
-from gesso.tasks.command import write_rows
+from gesso.eval import Structured, python_corpus
+from gesso.eval.run import write_rows
 from gesso.train.vocabulary import learn
 
 HERE = Path(__file__).parent
 PACKAGES = HERE.parent / "packages.toml"
-TEMPLATE = Path(gesso.__file__).with_name("chat_template.jinja")
+TEMPLATE = Path(gesso.__file__).parent / "chat" / "chat_template.jinja"
 ROWS = 150_000
 # A sample is enough to count pairs of letters in: one in so many documents that are not the standard library's, and
 # rows. The standard library is the plainest Python there is, so all of it counts.

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import gesso
-from gesso import saving
-from gesso.config import Config
+from gesso.checkpoint import write as saving
+from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from tests import tiny as tiny_checkpoint

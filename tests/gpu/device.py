@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from gesso import untrained
+from gesso.checkpoint import random_weights as untrained
 
 DRY_RUN = "GESSO_GPU_DRY_RUN" in os.environ
 DEVICE = torch.device("cpu" if DRY_RUN else "cuda")

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from gesso.config import Config
+from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.tiny import CONFIG, randomise

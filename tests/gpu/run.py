@@ -59,12 +59,12 @@ GROUPS = (
         (
             # These files use the GPU where there is one. The other tests of experts4, and those of linear, four and
             # model, are for Triton's interpreter.
-            "tests/test_kernel_attention.py",
-            "tests/test_kernel_experts.py",
-            "tests/test_kernel_experts4.py::test_what_ptx_widens_is_the_plain_expression_to_the_bit",
-            "tests/test_kernel_hash.py",
-            "tests/test_kernel_rows.py",
-            "tests/test_kernel_vocab.py",
+            "tests/backends/cuda/test_attention.py",
+            "tests/backends/cuda/test_experts.py",
+            "tests/backends/cuda/test_experts4.py::test_what_ptx_widens_is_the_plain_expression_to_the_bit",
+            "tests/backends/cuda/test_hash.py",
+            "tests/backends/cuda/test_rows.py",
+            "tests/backends/cuda/test_vocab.py",
         ),
         memory=4,
         limit=240,

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import gesso
+from gesso.adapters.lora import Lora
 from gesso.diffusion.noise import HashSource
 from gesso.engine import graphs
 from gesso.engine.engine import Engine
-from gesso.model.adapters import Lora
 from tests.engine_requests import finish, request, result, strangers
 from tests.gpu.device import DEVICE
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import gesso
+from gesso.checkpoint.quantize import convert as command
 from gesso.ops import Packed, fast
-from gesso.quantize import command
 from tests.gpu.device import DEVICE
 
 pytestmark = pytest.mark.gpu

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gesso import checkpoint
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint.quantize.formats import pack_all
 from gesso.ops import fast
-from gesso.quantize.formats import pack_all
 from tests.gpu.device import DEVICE
 from tests.gpu.real_width import errors, make_model, outputs
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from gesso import checkpoint, saving
-from gesso.config import Config
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import write as saving
+from gesso.model.config import Config
 from tests.gpu.device import DEVICE
 from tests.gpu.real_width import errors, make_model, outputs
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import gesso
-from gesso.quantize import command as quantizing
-from gesso.train import command
-from gesso.train.adapters import LoraSettings
+from gesso.adapters.files import LoraSettings
+from gesso.checkpoint.quantize import convert as quantizing
+from gesso.train import run as command
 from gesso.train.data import DataSettings
 from gesso.train.objective import ObjectiveSettings
 from gesso.train.recipe import ModelSettings, OptimizerSettings, Recipe, RunSettings

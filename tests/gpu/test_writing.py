@@ -11,9 +11,9 @@ import re
 import pytest
 
 import gesso
+from gesso.adapters import files as adapters
+from gesso.adapters.files import LoraSettings
 from gesso.settings import SAMPLERS, STOPPINGS
-from gesso.train import adapters
-from gesso.train.adapters import LoraSettings
 from tests.gpu.device import DEVICE
 
 pytestmark = pytest.mark.gpu

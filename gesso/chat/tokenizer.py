@@ -1,0 +1,207 @@
+"""Convert text to token ids and back, and a conversation to the text the model was trained on (`render`, `chat`).
+
+The vocabulary is the `tokenizer.json` of a Hugging Face directory; the chat format is the checkpoint's own template, or
+`chat_template.jinja` beside this file. `template` renders it in a sandbox.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from gesso.chat.messages import check_messages, check_tools
+from gesso.errors import CheckpointError, InputError
+from gesso.files import read_bytes, read_json, read_text
+
+# Fill in the middle: what stands before the text before the hole, the text after it, and what fills it.
+FILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+TEMPLATE_LIMIT = 1 << 20  # bytes; published templates have less than 100 kB
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+class Tokenizer:
+    def __init__(
+        self, core: tokenizers.Tokenizer, files: dict[str, Path], names: dict[str, str], template: str
+    ) -> None:
+        self._core = core
+        self._names = names  # bos_token, eos_token, pad_token: those this checkpoint has
+        self._template_source = template
+        self.files = files
+        self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(i for i, token in core.get_added_tokens_decoder().items() if token.special)
+        # Spelled-out bytes, where the vocabulary has them: a run of them is decoded as a whole, or not at all.
+        self.byte_ids = frozenset(i for byte in range(256) if (i := self.id_of(f"<0x{byte:02X}>")) is not None)
+        self.bos_id, self.eos_id, self.pad_id = (
+            self.id_of(names[role]) if role in names else None for role in ("bos_token", "eos_token", "pad_token")
+        )
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> "Tokenizer":
+        directory = Path(directory)
+        files = {name: directory / name for name in FILES if (directory / name).exists()}
+        if "tokenizer.json" not in files:
+            raise CheckpointError(
+                f"no tokenizer.json in {directory}: download the checkpoint's tokenizer files, "
+                "or point to the directory that has them"
+            )
+        try:
+            core = tokenizers.Tokenizer.from_buffer(read_bytes(files["tokenizer.json"]))
+        except OSError as error:
+            raise CheckpointError(f"{files['tokenizer.json']} cannot be read: {error.strerror}") from None
+        except Exception as error:  # the library raises bare Exception for anything wrong with the file
+            raise CheckpointError(f"{files['tokenizer.json']} cannot be read ({error}): download it again") from error
+        config, specials = (
+            read_json(files[name]) if name in files else {}
+            for name in ("tokenizer_config.json", "special_tokens_map.json")
+        )
+        names = _special_names(core, specials | config, directory)
+        return cls(core, files, names, _find_template(files, config))
+
+    def encode(self, text: str, *, bos: bool = True) -> list[int]:
+        """Special tokens written in the text become special tokens, as in `transformers`."""
+        ids: list[int] = self._encoded(text).ids
+        if bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            return [self.bos_id, *ids]
+        return ids
+
+    def starts(self, text: str) -> list[int]:
+        """The character at which each token of `encode(text, bos=False)` begins; bytes of one character share it."""
+        return [start for start, _ in self._encoded(text).offsets]
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return str(self._core.decode(self._checked(ids), skip_special_tokens=not special))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text; a lone byte of a longer character is shown by its name, like <0xE2>."""
+        checked = self._checked(ids)
+        texts = self._core.decode_batch([[i] for i in checked], skip_special_tokens=False)
+        return [
+            text if text and "\ufffd" not in text else str(self._core.id_to_token(i) or "")
+            for i, text in zip(checked, texts, strict=True)
+        ]
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """No token stands for more characters than this, so a text has at least length / longest_piece tokens."""
+        return max(map(len, self._core.get_vocab(with_added_tokens=True)))
+
+    def id_of(self, piece: str) -> int | None:
+        found: int | None = self._core.token_to_id(piece)
+        return found
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        generation_prompt: bool = True,
+    ) -> str:
+        from jinja2.exceptions import SecurityError
+
+        from gesso.chat.template import Runaway, render
+
+        variables = {
+            "messages": check_messages(messages),
+            "tools": check_tools(tools),
+            "add_generation_prompt": generation_prompt,
+            "enable_thinking": thinking,
+            **self._names,
+        }
+        template = self._template
+        try:
+            return render(template, variables)
+        except SecurityError as error:
+            raise CheckpointError(f"the chat template tried to leave its sandbox and was stopped: {error}") from error
+        except Runaway as error:
+            raise InputError(
+                f"the chat template was stopped: {error}; shorten the conversation or use another template"
+            ) from None
+        except Exception as error:  # a template is a program of its own: it can raise anything
+            raise InputError(f"the chat template cannot render these messages: {str(error)[:1000]}") from error
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+    ) -> list[int]:
+        # The template writes the bos itself where the model wants one.
+        return self.encode(self.render(messages, tools=tools, thinking=thinking), bos=False)
+
+    @cached_property
+    def _template(self) -> Any:
+        from jinja2 import TemplateSyntaxError
+
+        from gesso.chat.template import environment
+
+        where = self.files.get("chat_template.jinja", "chat_template in tokenizer_config.json")
+        try:
+            return environment().from_string(self._template_source)
+        except TemplateSyntaxError as error:
+            raise CheckpointError(f"{where}, line {error.lineno}: {error}: download it again") from error
+        except Exception as error:  # RecursionError and SyntaxError: it is nested too deeply
+            raise CheckpointError(f"{where} cannot be compiled ({str(error)[:1000]}): download it again") from error
+
+    def _encoded(self, text: str) -> tokenizers.Encoding:
+        if not isinstance(text, str):
+            raise InputError(f"expected text to encode, got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"character {error.start} of the text is half a surrogate pair, which no encoding has: "
+                "decode the source with errors='replace'"
+            ) from error
+        return self._core.encode(text, add_special_tokens=False)
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        try:
+            checked = [operator.index(i) for i in ids]
+        except TypeError as error:
+            raise InputError(f"token ids must be integers: {error}") from error
+        if wrong := [i for i in checked if not 0 <= i < self.vocab_size]:
+            raise InputError(f"token id {wrong[0]} is outside the vocabulary (0 to {self.vocab_size - 1})")
+        return checked
+
+
+# --- The files of a checkpoint ---
+
+
+def _special_names(core: tokenizers.Tokenizer, config: dict[str, Any], directory: Path) -> dict[str, str]:
+    names = {}
+    for role, usual in (("bos_token", "<bos>"), ("eos_token", "<eos>"), ("pad_token", "<pad>")):
+        # A bare tokenizer.json does not say which token is which; the names Gemma uses do. An explicit null means none.
+        name = config.get(role, usual if core.token_to_id(usual) is not None else None)
+        name = name.get("content") if isinstance(name, dict) else name
+        if name is None:
+            continue
+        if not isinstance(name, str) or core.token_to_id(name) is None:
+            raise CheckpointError(
+                f"{directory}: {role} is {name!r}, which tokenizer.json does not have: use files of one checkpoint"
+            )
+        names[role] = name
+    return names
+
+
+def _find_template(files: dict[str, Path], config: dict[str, Any]) -> str:
+    if path := files.get("chat_template.jinja"):
+        return read_text(path, TEMPLATE_LIMIT, CheckpointError)
+    template = config.get("chat_template")
+    if template is None:
+        return resources.files("gesso.chat").joinpath("chat_template.jinja").read_text(encoding="utf-8")
+    if not isinstance(template, str):
+        raise CheckpointError(
+            f"{files['tokenizer_config.json']}: chat_template must be one template, not a {type(template).__name__}: "
+            "save the one to use as chat_template.jinja"
+        )
+    if len(template) > TEMPLATE_LIMIT:
+        raise CheckpointError(
+            f"{files['tokenizer_config.json']}: chat_template is larger than {TEMPLATE_LIMIT:,} characters"
+        )
+    return template

@@ -1,0 +1,70 @@
+"""int4: whole numbers -8..7, 32 of a row sharing a bfloat16 scale. Layout of compressed-tensors' `pack-quantized`.
+
+    weight_packed  int32     [O, I / 8]
+    weight_scale   bfloat16  [O, I / 32]
+    weight_shape   int64     [2]            O and I
+
+    value[o, i] = (nibble[o, i] - 8) · weight_scale[o, i // 32]
+
+A nibble is the number plus 8. As bytes (`weight_packed.view(torch.uint8)`, [O, I / 2]), byte j of a row holds value 2j
+in its low half and 2j + 1 in its high half; as words, value 8j + k is at bit 4k of word j. Experts have a leading E on
+every tensor. I must be a multiple of 32. The scale is never zero.
+
+Of four scales a group takes the one with the smallest squared error; that lowers the error of normal values by 10 %
+against the largest value at 7, and of heavier tails as much. O out, I in, G groups of a row, N = 32.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gesso.checkpoint.quantize.matrices import Layout, Tensors, best_scale, check, each
+
+GROUP = 32
+# What the largest value of a group is divided by. Chosen by trying all sets of four from 6.5 to 11.
+DIVISORS = (7.0, 7.5, 8.0, 8.5)
+TINY = torch.finfo(torch.bfloat16).tiny
+
+
+def pack(weight: Tensor) -> Tensors:
+    check(weight.shape, GROUP)
+    return each(_pack, weight)
+
+
+def _pack(weight_OI: Tensor) -> Tensors:
+    x_OGN = weight_OI.unflatten(1, (-1, GROUP))
+    top_OG1 = x_OGN.abs().amax(-1, keepdim=True)
+    scale_OG1 = best_scale(x_OGN, (_scale(top_OG1 / divisor) for divisor in DIVISORS), _round)
+    nibble_OI = (_round(x_OGN / scale_OG1) + 8).to(torch.uint8).flatten(1)
+    return {
+        "weight_packed": (nibble_OI[:, 0::2] | (nibble_OI[:, 1::2] << 4)).view(torch.int32),
+        "weight_scale": scale_OG1.squeeze(-1).to(torch.bfloat16),
+        "weight_shape": torch.tensor(weight_OI.shape, device=weight_OI.device),
+    }
+
+
+def _scale(wanted_OG1: Tensor) -> Tensor:
+    """As it will be stored, so that values are rounded for the scale they get back. Zeros have a scale of 1."""
+    stored_OG1 = wanted_OG1.clamp(TINY, torch.finfo(torch.bfloat16).max).to(torch.bfloat16).float()
+    return torch.where(wanted_OG1 > 0, stored_OG1, 1.0)
+
+
+def _round(scaled_OGN: Tensor) -> Tensor:
+    return scaled_OGN.round().clamp_(-8, 7)
+
+
+def unpack(tensors: Mapping[str, Tensor]) -> Tensor:
+    byte = tensors["weight_packed"].view(torch.uint8)
+    value = (torch.stack((byte & 15, byte >> 4), -1).flatten(-2).to(torch.int8) - 8).float()
+    return (value.unflatten(-1, (-1, GROUP)) * tensors["weight_scale"].float()[..., None]).flatten(-2)
+
+
+def layout(shape: Sequence[int]) -> Layout:
+    check(shape, GROUP)
+    *rows, inputs = shape
+    return {
+        "weight_packed": ((*rows, inputs // 8), torch.int32),
+        "weight_scale": ((*rows, inputs // GROUP), torch.bfloat16),
+        "weight_shape": ((*rows[:-1], 2), torch.int64),
+    }

@@ -1,0 +1,115 @@
+"""`gesso chat`: what was said so far, and what is typed next."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gesso.cli.delivery import deliver
+from gesso.cli.options import Asking, Constraint, Denoising, Json, Live, Loading, with_options
+from gesso.cli.terminal import complain, follow, lines, note
+from gesso.errors import InputError
+
+if TYPE_CHECKING:
+    from gesso.api import Gesso
+
+HELP = """\
+/reset   forget the conversation, keep the system message
+/retry   the last question again, with the next seed
+/seed N  draw the answers from this seed
+/exit    leave, as Ctrl-D does
+A message that begins with a slash: put a space before it. Ctrl-C stops an answer."""
+SEEDS = 2**64
+
+
+@with_options
+def chat(
+    system: Annotated[str | None, typer.Option(help="What the model should know before the conversation.")] = None,
+    thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Let the model think first.")] = False,
+    live: Live = True,
+    json: Json = False,
+    *,
+    loading: Loading,
+    asking: Asking,
+    constraint: Constraint,
+    denoising: Denoising,
+) -> None:
+    """Talk with the model; with piped stdin, every line is a message."""
+    interactive = sys.stdin.isatty()
+    asked = {**asking.asked(), **constraint.constraint(), **denoising.diffusion(), "thinking": thinking}
+    conversation = Conversation(loading.load(), asked, system, live=live, json=json)
+    if interactive:
+        note("/help lists the commands, Ctrl-D ends.")
+    for line in lines(interactive):
+        if line.split() == ["/exit"]:
+            return
+        try:
+            conversation.hear(line)
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            note("stopped; the conversation is as it was before the question")
+        except InputError as error:
+            if not interactive:
+                raise
+            complain(str(error))
+
+
+@dataclass
+class Conversation:
+    """What was said, and what the next answer is drawn from."""
+
+    model: "Gesso"
+    options: Mapping[str, Any]  # of `Gesso.stream_chat`
+    system: str | None
+    live: bool = False
+    json: bool = False
+    messages: list[dict[str, str]] = field(default_factory=list)
+    question: str | None = None  # the last one, answered or not
+    before: list[dict[str, str]] = field(default_factory=list)  # the messages it was asked after
+    last_seed: int | None = None  # of its answer
+
+    def __post_init__(self) -> None:
+        self.seed = self.options.get("seed")
+        self.reset()
+
+    def hear(self, line: str) -> None:
+        match line.split() if line.startswith("/") else ["", line.strip()]:
+            case ["", question]:
+                if question:
+                    self.ask(question, self.messages)
+            case ["/help"]:
+                note(HELP)
+            case ["/reset"]:
+                self.reset()
+            case ["/seed", number] if number.isdecimal() and int(number) < SEEDS:
+                self.seed = int(number)
+            case ["/retry"]:
+                self.retry()
+            case _:
+                complain(f"no such command: {line.strip()}; /help lists them")
+
+    def ask(self, question: str, before: list[dict[str, str]]) -> None:
+        self.question, self.before, self.last_seed = question, before, None
+        asked = [*before, {"role": "user", "content": question}]
+        events = self.model.stream_chat(asked, **{**self.options, "seed": self.seed})
+        result = follow(self.model, events, self.live and not self.json)
+        answer = self.model.read_answer(result)
+        # Only now: a question whose answer was stopped is no part of the conversation.
+        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self.last_seed = result.seed
+        deliver(replace(result, text=answer.text), as_json=self.json, thinking=answer.thinking)
+
+    def retry(self) -> None:
+        if self.question is None:
+            complain("nothing to retry: no question was asked yet")
+            return
+        if self.seed is not None and self.seed == self.last_seed:
+            self.seed = (self.seed + 1) % SEEDS  # the same seed would give the same answer
+        self.ask(self.question, self.before)
+
+    def reset(self) -> None:
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.question = None

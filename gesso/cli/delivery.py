@@ -1,0 +1,25 @@
+"""How an answer of `gesso generate` and `gesso chat` is printed."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from gesso.cli.terminal import note, print_json, print_text
+
+if TYPE_CHECKING:
+    from gesso.engine.events import Result
+
+
+def deliver(result: "Result", *, as_json: bool, thinking: str | None = None) -> None:
+    usage = result.usage
+    if as_json:
+        thoughts = {} if thinking is None else {"thinking": thinking}
+        usage_and_rate = {**asdict(usage), "tokens_per_step": usage.tokens_per_step}
+        print_json({**asdict(result), "usage": usage_and_rate, **thoughts})
+        return
+    if thinking:
+        note(thinking)
+    print_text(result.text)
+    note(
+        f"{usage.completion_tokens} tokens, {usage.denoising_steps} steps ({usage.tokens_per_step:.1f} tokens/step), "
+        f"canvases {usage.canvases}, finish {result.finish_reason}, seed {result.seed}"
+    )

@@ -1,0 +1,177 @@
+"""`gesso infill` and `gesso edit`: rewrite parts of a file.
+
+The other parts are written as they were read, byte for byte.
+"""
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gesso.cli.options import Asking, Candidates, Constraint, Denoising, Loading, with_options
+from gesso.cli.terminal import note, print_as_is, print_json, print_text, whole_stdin
+from gesso.errors import InputError
+from gesso.files import read_bytes, read_text, replacing
+
+if TYPE_CHECKING:
+    from gesso.engine.events import Result
+
+MARKER = "<FILL>"
+
+Source = Annotated[str, typer.Argument(metavar="FILE", help="A UTF-8 text; - for stdin.")]
+Method = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|prompt|pinned",
+        help="How the model sees what follows: in the prompt, or pinned in the canvas after a hole of searched length.",
+    ),
+]
+Context = Annotated[
+    int | None, typer.Option(min=1, help="Show the model only so many tokens on each side; default: all.")
+]
+InPlace = Annotated[bool, typer.Option("--in-place", help="Write the file anew instead of printing its text.")]
+Json = Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")]
+
+
+@with_options
+def infill(
+    file: Source,
+    marker: Annotated[str, typer.Option(help="What marks a hole in the file.")] = MARKER,
+    middle: Annotated[bool, typer.Option("--middle", help="Print only what fills the holes.")] = False,
+    in_place: InPlace = False,
+    method: Method = "auto",
+    context: Context = None,
+    candidates: Candidates = 1,
+    json: Json = False,
+    *,
+    loading: Loading,
+    asking: Asking,
+    constraint: Constraint,
+    denoising: Denoising,
+) -> None:
+    """Fill the holes of a text, from left to right."""
+    if not marker:
+        raise InputError("--marker is empty; give the text that marks a hole")
+    text = _read(file, in_place)
+    parts = text.split(marker)
+    if len(parts) == 1:
+        raise InputError(
+            f"{_name(file)} has no hole: write {marker} where text is missing, or name the --marker it has"
+        )
+    settings = {
+        "method": method,
+        "context": context,
+        "candidates": candidates,
+        **asking.asked(),
+        **constraint.constraint(),
+        **denoising.diffusion(),
+    }
+    found = loading.load().infill_holes(parts, **settings)
+    failure = _replace(file, text, found.text) if in_place else None
+    if json:
+        print_json({"text": found.text, "middles": [asdict(filled) for filled in found.middles]})
+    elif middle and not failure:
+        for filled in found.middles:
+            print_text(filled.text)
+    elif not in_place or failure:
+        print_as_is(found.text)
+    if not json:
+        for filled in found.middles:
+            _note(filled, filled.method)
+    if failure:
+        raise InputError(failure)
+
+
+@with_options
+def edit(
+    file: Source,
+    span: Annotated[str, typer.Option(metavar="START:END", help="Characters to write anew, counted from 0.")],
+    level: Annotated[
+        float, typer.Option(help="Above 0, at most 1: how far from what is there. 1 is written anew.")
+    ] = 1.0,
+    instruction: Annotated[str | None, typer.Option(help="What to change, in words.")] = None,
+    in_place: InPlace = False,
+    method: Method = "auto",
+    context: Context = None,
+    json: Json = False,
+    *,
+    loading: Loading,
+    asking: Asking,
+    constraint: Constraint,
+    denoising: Denoising,
+) -> None:
+    """Write a span of a text anew, and leave the rest as it is."""
+    from gesso.infill.edit import check_span
+
+    text = _read(file, in_place)
+    where = check_span(text, _span(span), level)  # before a large model is loaded
+    settings = {
+        "method": method,
+        "context": context,
+        **asking.asked(),
+        **constraint.constraint(),
+        **denoising.diffusion(),
+    }
+    found = loading.load().edit(text, where, level=level, instruction=instruction, **settings)
+    failure = _replace(file, text, found.text) if in_place else None
+    if json:
+        print_json(asdict(found))
+    else:
+        if not in_place or failure:
+            print_as_is(found.text)
+        _note(found, found.method)
+    if failure:
+        raise InputError(failure)
+
+
+def _span(text: str) -> tuple[int, int]:
+    match = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
+    if not match:
+        raise InputError(f"--span is START:END, two numbers of characters such as 12:40; got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _note(result: "Result", method: str) -> None:
+    usage = result.usage
+    note(
+        f"{method}: {usage.completion_tokens} tokens, {usage.denoising_steps} steps, canvases {usage.canvases}, "
+        f"finish {result.finish_reason}, seed {result.seed}"
+    )
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _name(file: str) -> str:
+    return "stdin" if file == "-" else file
+
+
+def _read(file: str, in_place: bool) -> str:
+    if file == "-":
+        if in_place:
+            raise InputError("--in-place needs a file to write to; stdin has no place")
+        return whole_stdin()
+    return read_text(Path(file))
+
+
+def _replace(file: str, before: str, after: str) -> str | None:
+    """Write a new text to a file that still has the text it had before; return the reason if that fails.
+
+    The file is replaced atomically. A symbolic link stays a link.
+    """
+    path = Path(file).resolve()
+
+    def check_unchanged() -> None:
+        if read_bytes(path) != before.encode("utf-8"):
+            raise InputError(f"{file} changed while the model was writing and was left as it is")
+
+    try:
+        with replacing(path, check=check_unchanged) as new:
+            new.write(after.encode("utf-8"))
+    except InputError as error:
+        return f"{error}; the result is on stdout"
+    except OSError as error:
+        return f"{file} cannot be written: {error.strerror}; the result is on stdout"
+    return None

@@ -1,0 +1,63 @@
+"""`gesso sudoku`."""
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from gesso.bundled import SOLVER
+from gesso.cli.options import EXIT_CODES, Denoising, Json, Live, Loading, Seed, with_options
+from gesso.cli.terminal import note, print_json, print_text
+
+ATTEMPTS = 4
+CODES = f"{EXIT_CODES} A puzzle that was not solved is 1, too."
+
+
+@with_options
+def sudoku(
+    puzzle: Annotated[
+        str,
+        typer.Argument(
+            metavar="PUZZLE", help="81 digits, 0 or . for an empty cell; a file of such lines; or - for stdin."
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; without it, {SOLVER}."
+        ),
+    ] = None,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="While the grid breaks a rule, try again with the puzzle turned, up to so often.")
+    ] = ATTEMPTS,
+    seed: Seed = None,
+    live: Live = True,
+    json: Json = False,
+    *,
+    loading: Loading,
+    denoising: Denoising,
+) -> None:
+    """Solve Sudokus out of noise, all cells at once."""
+    from gesso.cli import sudoku_view as solving
+
+    puzzles = solving.read(puzzle)
+    settings = denoising.diffusion()
+    solver = replace(loading, model=model).load(SOLVER)
+    solved = 0
+    for asked in puzzles:
+        name = f"{asked.name}: " if len(puzzles) > 1 else ""
+        watch = live and not json
+        for attempt in solving.attempts(solver, asked, most=attempts, watch=watch, seed=seed, **settings):
+            if not attempt.solved and attempt.number < attempts and not json:
+                note(f"{name}attempt {attempt.number}: {attempt.verdict()}; trying again")
+        solved += attempt.solved
+        if json:
+            print_json(attempt.to_dict())
+            continue
+        print_text(attempt.lines() if sys.stdout.isatty() else attempt.answer)
+        note(name + attempt.verdict())
+    if len(puzzles) > 1 and not json:
+        note(f"{solved} of {len(puzzles)} solved")
+    if solved < len(puzzles):
+        raise typer.Exit(1)

@@ -1,0 +1,54 @@
+"""`gesso trace`: write a text, and a file in which others can watch it being written."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gesso.cli.options import Asking, Constraint, Denoising, Json, Live, Loading, with_options
+from gesso.cli.terminal import follow, note, print_json, print_text
+from gesso.errors import InputError
+
+KINDS = (".html", ".svg", ".gif")
+
+
+@with_options
+def trace(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="run.html to scrub and look into; run.svg or run.gif to show.")
+    ] = Path("run.html"),
+    live: Live = True,
+    json: Json = False,
+    *,
+    loading: Loading,
+    asking: Asking,
+    constraint: Constraint,
+    denoising: Denoising,
+) -> None:
+    """Continue a text and write a file that shows how it came out of noise."""
+    kind = output.suffix.lower()
+    if kind not in KINDS:
+        raise InputError(f"{output}: expected a name that ends in {', '.join(KINDS)}")
+    if kind == ".gif":
+        from gesso.trace import gif
+    if not output.parent.is_dir():
+        raise InputError(f"there is no directory {output.parent} to write {output.name} to")
+    asked = {**asking.asked(), **constraint.constraint(), **denoising.diffusion()}
+    model = loading.load()
+    from gesso.trace import html, svg
+    from gesso.trace.run import CANDIDATES, Run, recorded
+
+    drafts: list[dict[str, Any]] = []
+    events = model.stream(prompt, draft_logprobs=CANDIDATES, **asked)
+    result = follow(model, recorded(model, events, drafts), live and not json)
+    run = Run(prompt, drafts, result)
+    if kind == ".gif":
+        gif.write(run, output)
+    else:
+        output.write_text(html.page(run) if kind == ".html" else svg.svg(run), encoding="utf-8")
+    if json:
+        print_json({"output": str(output), "text": result.text, "steps": len(drafts), "seed": result.seed})
+        return
+    print_text(result.text)
+    note(f"{output}: {len(drafts)} steps, {output.stat().st_size / 1e3:.0f} kB, seed {result.seed}")

@@ -1,0 +1,188 @@
+"""A deterministic automaton over the bytes of a text, from a regular expression.
+
+The expressions are those of Rust's `regex` crate: Unicode, no look-around, no back-references. `outlines-core` turns
+them into automata: of the libraries for constrained text it is the one that hands its automaton out, and a search over
+states needs it (`llguidance` and `xgrammar` answer only which tokens may come next). Given a vocabulary of the 256
+bytes its token automaton is the byte automaton, and that is all we ask of it: its automata over a whole vocabulary
+would take seconds and gigabytes at 262,144 tokens.
+
+S states, B bytes.
+"""
+
+import io
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gesso.constraints.limits import Limits
+from gesso.errors import InputError
+
+DEAD, START = 0, 1
+STAY = 256  # a byte that changes nothing: words of different length can be walked side by side
+FAR = np.int32(1 << 30)
+COMPILER = Path(__file__).with_name("compiler.py")
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """State 0 is dead: no text that got there can still be right. Every other one is on a way to the end."""
+
+    next_SB: NDArray[np.int32]  # [S, 257], the last column is STAY
+    accepting_S: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.next_SB)
+
+    @cached_property
+    def bytes_left_S(self) -> NDArray[np.int32]:
+        """How many bytes the shortest way to an accepting state has."""
+        return _distances(self.next_SB, self.accepting_S)
+
+    @cached_property
+    def shortest_S(self) -> NDArray[np.int32]:
+        """The byte a shortest way goes on with; STAY where it has ended."""
+        found_S = np.full(len(self), STAY, np.int32)
+        nearest_S = self.bytes_left_S[self.next_SB[:, :STAY]].argmin(axis=1)
+        moving_S = (self.bytes_left_S > 0) & (self.bytes_left_S < FAR)
+        found_S[moving_S] = nearest_S[moving_S]
+        return found_S
+
+    def marked(self, marks: Mapping[str, int]) -> "Automaton":
+        """Characters that stand for something else, each of them read as one byte that no text has.
+
+        As long as they were characters, a model that writes single bytes could spell them.
+        """
+        next_SB = self.next_SB.copy()
+        for char, byte in marks.items():
+            at_S = np.arange(len(self))
+            for part in char.encode():
+                before_S, at_S = at_S, self.next_SB[at_S, part]
+            next_SB[:, byte] = at_S
+            next_SB[before_S[before_S != DEAD], char.encode()[-1]] = DEAD
+        return Automaton(next_SB, self.accepting_S)
+
+    def walk(self, state: int, text: bytes) -> int:
+        for byte in text:
+            state = int(self.next_SB[state, byte])
+            if state == DEAD:
+                break
+        return state
+
+    def matches(self, text: bytes) -> bool:
+        return bool(self.accepting_S[self.walk(START, text)])
+
+
+def beginning(text: bytes) -> Automaton:
+    """The automaton of whatever begins with a text."""
+    size = len(text) + 2
+    next_SB = np.zeros((size, STAY + 1), np.int32)
+    next_SB[np.arange(START, size - 1), list(text)] = np.arange(START + 1, size)
+    next_SB[-1] = size - 1
+    next_SB[:, STAY] = np.arange(size)
+    accepting_S = np.zeros(size, np.bool_)
+    accepting_S[-1] = True
+    return Automaton(next_SB, accepting_S)
+
+
+def compile_regex(expression: str, limits: Limits = Limits(), *, apart: bool = True) -> Automaton:  # noqa: B008 (immutable)
+    """Return the automaton of the texts that match as a whole.
+
+    Some expressions take exponential time or memory, so a child process compiles them, which the limits can end. A
+    process that is limited and can be killed itself compiles in place: `apart=False`.
+
+    Raises InputError for an invalid or too large expression.
+    """
+    if len(expression) > limits.regex_chars:
+        raise InputError(
+            f"the constraint is too large: a regular expression of {len(expression):,} characters, "
+            f"where {limits.regex_chars:,} are allowed (limits.regex_chars)"
+        )
+    automaton = _build(*(_compiled_apart if apart else _compiled_here)(expression, limits))
+    if automaton.bytes_left_S[START] >= FAR:
+        raise InputError("no text can satisfy this constraint")
+    return automaton
+
+
+def _compiled_apart(expression: str, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return edges and accepting states, computed by a child process."""
+    try:
+        found = subprocess.run(
+            [sys.executable, "-P", str(COMPILER), str(limits.states), str(limits.memory)],
+            input=expression.encode(),
+            capture_output=True,
+            timeout=limits.seconds,
+        )
+    except UnicodeEncodeError as error:
+        raise InputError(f"the regular expression is not text: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"the constraint took more than {limits.seconds:g} s to compile (limits.seconds); make it simpler, "
+            "for instance with smaller repetition counts"
+        ) from None
+    if found.returncode:
+        _refuse(found.stderr.decode("utf-8", "replace"), limits)
+    with np.load(io.BytesIO(found.stdout), allow_pickle=False) as arrays:
+        return arrays["edges"], arrays["accepting"]
+
+
+def _compiled_here(expression: str, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    from gesso.constraints import compiler
+
+    try:
+        return compiler.arrays(expression, limits.states)
+    except ValueError as error:
+        _refuse(str(error), limits)
+        raise
+
+
+def _refuse(error: str, limits: Limits) -> None:
+    last = error.strip().splitlines()[-1] if error.strip() else "it was ended for using too much memory"
+    if last.startswith("states: "):
+        raise InputError(
+            f"the constraint is too large: its automaton has {int(last.removeprefix('states: ')):,} states, where "
+            f"{limits.states:,} are allowed (limits.states); use smaller repetition counts or fewer alternatives"
+        )
+    if last.startswith("invalid: "):
+        if "incompatible with the regex" in last:
+            raise InputError("no text can satisfy this constraint")
+        raise InputError(
+            f"the regular expression cannot be compiled ({last.removeprefix('invalid: ')}); the syntax is that of "
+            "Rust's regex crate, which has no look-around and no back-references"
+        )
+    raise InputError(f"the constraint could not be compiled within {limits.memory >> 20} MiB (limits.memory): {last}")
+
+
+def _build(edges_E3: NDArray[np.int32], accepting: NDArray[np.int32]) -> Automaton:
+    size = int(max(edges_E3[:, ::2].max(initial=START), accepting.max(initial=START))) + 1
+    next_SB = np.zeros((size, STAY + 1), np.int32)
+    next_SB[edges_E3[:, 0], edges_E3[:, 1]] = edges_E3[:, 2]
+    accepting_S = np.zeros(size, np.bool_)
+    accepting_S[accepting] = True
+    useful_S = _distances(next_SB, accepting_S) < FAR
+    next_SB[~useful_S[next_SB]] = DEAD
+    next_SB[:, STAY] = np.arange(size)
+    return Automaton(next_SB, accepting_S)
+
+
+def _distances(next_SB: NDArray[np.int32], accepting_S: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Steps to the nearest accepting state, by backward breadth-first search over the distinct edges."""
+    size = len(next_SB)
+    code = np.unique(next_SB[:, :STAY].astype(np.int64) * size + np.arange(size)[:, None])
+    target, source = code // size, code % size
+    starts = np.searchsorted(target, np.arange(size + 1))
+    left = np.full(size, FAR, np.int32)
+    left[accepting_S] = 0
+    left[DEAD] = FAR
+    frontier, steps = np.flatnonzero(left == 0), 0
+    while len(frontier):
+        steps += 1
+        near = np.unique(np.concatenate([source[starts[s] : starts[s + 1]] for s in frontier]))
+        frontier = near[(left[near] == FAR) & (near != DEAD)]
+        left[frontier] = steps
+    return left

@@ -1,0 +1,96 @@
+"""From which states a text can still be completed: in the tokens that are left, and with the tokens that are pinned.
+
+S states, M moves of a state.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gesso.constraints.automaton import DEAD, START
+from gesso.constraints.guide import Guide, Ints
+from gesso.errors import InputError
+
+MOST_WORK = 1 << 28  # moves looked at, of all positions up to the last pin
+
+
+class Reach:
+    """Of one request: a text of up to `length` tokens, with `pins` at some positions, that keeps to a guide."""
+
+    def __init__(self, guide: Guide, pins: Mapping[int, int], length: int) -> None:
+        self.guide, self.pins, self.length = guide, pins, length
+        self.last = max(pins, default=-1)
+        self.moves = guide.every_move if pins else guide.moves
+        if self.moves.next_SM.size * (self.last + 1) > MOST_WORK:
+            raise InputError(
+                f"the constraint is too large to be combined with a pin as far as position {self.last}; "
+                "write the fixed text into the constraint"
+            )
+        self._possible = self._backwards()
+
+    def check(self) -> None:
+        """InputError where no text there is has these pins, or none that is short enough."""
+        if self.allows(0, np.array([START]))[0]:
+            return
+        if not self.pins:
+            raise InputError(
+                f"the constraint cannot be met within max_new_tokens={self.length}: "
+                f"the shortest answer needs {self.guide.shortest} tokens"
+            )
+        at_S = np.zeros(self.guide.free + 1, np.bool_)
+        at_S[START] = True
+        for position in range(self.last + 1):
+            at_S = self._forward(position, at_S)
+            if not at_S.any():
+                pin = min(place for place in self.pins if place >= position)
+                before = " and the pins before it" if pin > min(self.pins) else ""
+                raise InputError(
+                    f"the pin {self.pins[pin]} at position {pin} cannot stand there under the constraint{before}"
+                )
+        raise InputError(
+            f"the constraint and the pins cannot both be met within max_new_tokens={self.length}; raise it"
+        )
+
+    def allows(self, position: int, states: Ints) -> NDArray[np.bool_]:
+        """Whether a text can be completed that is in one of some states before a position."""
+        if position > self.last:
+            return self.guide.tokens_left_S.take(states) <= self.length - position
+        return self._possible[position].take(states)
+
+    def fits(self, position: int, state: int, tokens: Sequence[int]) -> bool:
+        """Whether these tokens may come next, from a position on; pins are among them, in their place."""
+        # Up to the last pin a text cannot end.
+        split = max(0, self.last - position)
+        state = self.guide.walk(state, tokens[:split])
+        if split and state == self.guide.end:
+            return False
+        state = self.guide.walk(state, tokens[split:])
+        return bool(self.allows(position + len(tokens), np.array([state]))[0])
+
+    def _backwards(self) -> list[NDArray[np.bool_]]:
+        """For every position up to the last pin, the states that a text may be in before it."""
+        possible_S = self.allows(self.last + 1, np.arange(self.guide.free + 1))
+        found: list[NDArray[np.bool_]] = []
+        for position in range(self.last, -1, -1):
+            if position in self.pins:
+                possible_S = possible_S.take(self.guide.walk_from(np.arange(len(possible_S)), self.pins[position]))
+            else:
+                possible_S = np.asarray(possible_S.take(self.moves.next_SM).any(axis=1))
+            possible_S[[DEAD, self.guide.end]] = False
+            found.append(possible_S)
+        return found[::-1]
+
+    def _forward(self, position: int, at_S: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The states after a position, from any of some before it."""
+        at = at_S.nonzero()[0]
+        if position in self.pins:
+            target = self.guide.walk_from(at, self.pins[position])
+        else:
+            target = self.moves.next_SM[at].ravel().astype(np.int64)
+        found_S = np.zeros_like(at_S)
+        found_S[target] = True
+        found_S[DEAD] = False
+        if position < self.last:
+            found_S[self.guide.end] = False
+        return found_S

@@ -1,0 +1,62 @@
+"""The `format` of a string: what every strict checker accepts, as regular expressions, with the lengths they allow."""
+
+from dataclasses import dataclass
+
+from gesso.constraints.pieces import Piece, raw
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    content: Piece
+    low: int
+    high: int | None
+
+
+_HEX = "[0-9a-fA-F]"
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
+)
+_HOUR = "(?:[01][0-9]|2[0-3])"
+# Leap seconds are left out: only some checkers know them. Fractions end where microseconds do, as many checkers do.
+_TIME = f"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
+_DURATION_TIME = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DURATION_DATE = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+_DURATION = f"P(?:[0-9]+W|{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME})"
+
+# Names of hosts: labels of at most 63 characters, no hyphens at their ends or in pairs, a last one that is no number.
+_LABEL = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,20}"
+_HOST = f"(?:{_LABEL}\\.){{0,3}}[A-Za-z](?:-?[A-Za-z0-9]){{0,20}}"
+_MAIL_HOST = f"(?:{_LABEL}\\.){{1,3}}[A-Za-z]{{2,12}}"
+_EMAIL = f"[A-Za-z0-9_+-]{{1,30}}(?:\\.[A-Za-z0-9_+-]{{1,30}})?@{_MAIL_HOST}"
+
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = f"{_BYTE}(?:\\.{_BYTE}){{3}}"
+_GROUP = f"{_HEX}{{1,4}}"
+# `::` stands for one group of zeros or more: with n groups before it there are at most 7 - n behind.
+_SHORTENED = "|".join(
+    f"{'' if n == 0 else _GROUP}{f'(?::{_GROUP}){{{n - 1}}}' if n > 1 else ''}::"
+    + (f"(?:{_GROUP}(?::{_GROUP}){{0,{6 - n}}})?" if n < 7 else "")
+    for n in range(8)
+)
+_IPV6 = f"(?:{_GROUP}(?::{_GROUP}){{7}}|{_SHORTENED})"
+
+_URI_CHAR = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%{_HEX}{{2}})"
+_PATH = f"(?:/{_URI_CHAR}*)*"
+_TAIL = f"(?:\\?(?:{_URI_CHAR}|[/?])*)?(?:\\#(?:{_URI_CHAR}|[/?])*)?"
+_URI = f"[A-Za-z][A-Za-z0-9+.-]*:(?://{_HOST}(?::[1-9][0-9]{{0,3}})?{_PATH}|{_URI_CHAR}+{_PATH}){_TAIL}"
+
+FORMATS = {
+    "date": Format(raw(_DATE, 60), 10, 10),
+    "time": Format(raw(_TIME, 30), 9, 21),
+    "date-time": Format(raw(f"{_DATE}T{_TIME}", 90), 20, 32),
+    "duration": Format(raw(_DURATION, 30), 3, None),
+    "email": Format(raw(_EMAIL, 350), 6, None),
+    "hostname": Format(raw(_HOST, 200), 1, None),
+    "ipv4": Format(raw(_IPV4, 40), 7, 15),
+    "ipv6": Format(raw(_IPV6, 200), 2, 39),
+    "uri": Format(raw(_URI, 200), 3, None),
+    "uuid": Format(raw(f"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}", 36), 36, 36),
+}

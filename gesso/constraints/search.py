@@ -1,0 +1,151 @@
+"""The likeliest text that keeps to a constraint.
+
+A canvas is written at all positions at once, so what is likeliest at each of them need not fit together. At every
+step we look for the likeliest token sequence that the automaton can walk, by dynamic programming over position and
+state (the idea of DINGO, arXiv 2505.23061). At a position the moves of a state are considered, and where many words can
+follow it the likeliest words of the position. Of the states reached the best `BEAM` are kept: up to so many states, and
+where few words can follow, the result is exact.
+
+Texts of different length are compared over the whole canvas: after its end a text goes on as in training, with the end
+of text or padding, and what the model thinks of these counts as any other token does. Were all tokens allowed there,
+the shortest text would win wherever the model is not sure, since after its end nothing could be wrong.
+
+C positions, K likeliest tokens, S states, M moves of a state, N states kept, W of them wide, U tokens that moves have.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gesso.constraints.automaton import DEAD
+from gesso.constraints.guide import Guide, Ints
+from gesso.constraints.reach import Reach
+
+BEAM = 16  # states kept at a position
+TOP = 16  # likeliest tokens of a position that are considered
+
+PINNED = -(1 << 30)  # in a trail: the token that the caller has pinned
+
+Floats = NDArray[np.float32]
+
+
+class Scores(NamedTuple):
+    """What is known of a canvas: how good some tokens are at every position. The scores of a text are added up."""
+
+    tokens_CK: Ints  # the likeliest
+    top_CK: Floats
+    fill_C: Ints  # of those that fill a canvas after the end of the text, the likeliest
+    moves_CU: Floats  # of Moves.tokens_U; then two columns, of the likeliest token and of fill_C
+
+
+class _Words(NamedTuple):
+    """The likeliest words of a position; L bytes."""
+
+    bytes_LK: Ints
+    odd_LO: Ints  # of those that are not plain
+    plain_K: NDArray[np.bool_]
+    ends_K: NDArray[np.bool_]  # that end the text
+    none_K: NDArray[np.bool_]  # that write nothing
+
+
+def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[Ints, int]:
+    """The tokens with the highest sum of scores that fit after a state and so many tokens of the text.
+
+    And from which of them on any others would do as well: the text has become free there.
+    """
+    guide, moves = reach.guide, reach.moves
+    length, width = scores.tokens_CK.shape
+    words = _words_of(guide, scores.tokens_CK)
+    at, total = np.array([start]), np.zeros(1, np.float32)
+    best, owner = np.full(guide.free + 1, -np.inf, np.float32), np.zeros(guide.free + 1, np.int64)
+    trail: list[tuple[Ints, Ints]] = []
+    for i in range(length):
+        wide: Ints = np.zeros(0, np.int64)
+        if (pin := reach.pins.get(position + i)) is not None:
+            target, score, code_NM = guide.walk_from(at, pin), total, np.full((len(at), 1), PINNED)
+        else:
+            # Moves of the states themselves, then the likeliest words where many can follow.
+            code_NM = moves.which_SM.take(at, axis=0)
+            target = moves.next_SM.take(at, axis=0).ravel().astype(np.int64)
+            score = (scores.moves_CU[i].take(code_NM) + total[:, None]).ravel()
+            if len(wide := moves.wide_S.take(at).nonzero()[0]):
+                target_WK = _after_words(guide, at.take(wide), words[i])
+                score_WK = scores.top_CK[i] + total.take(wide)[:, None]
+                target = np.concatenate([target, target_WK.ravel()])
+                score = np.concatenate([score, score_WK.ravel()])
+        # What can still be completed; of several ways to a state the best; of all states the best few.
+        kept = reach.allows(position + i + 1, target).nonzero()[0]
+        score, key = score.take(kept), target.take(kept)
+        np.maximum.at(best, key, score)
+        winner = (score == best.take(key)).nonzero()[0]
+        best[key] = -np.inf
+        key = key.take(winner)
+        owner[key] = winner
+        winner = winner[owner.take(key) == winner]  # one of equals
+        if len(winner) > BEAM:
+            winner = winner.take((-score.take(winner)).argpartition(BEAM)[:BEAM])
+        kept = kept.take(winner)
+        came, code = kept // code_NM.shape[1], code_NM.take(kept, mode="clip")
+        if len(words_of := (kept >= code_NM.size).nonzero()[0]):
+            state, word = np.divmod(kept[words_of] - code_NM.size, width)
+            came[words_of], code[words_of] = wide.take(state), -1 - word
+        trail.append((came, code))
+        at, total = target.take(kept), score.take(winner)
+        if len(at) == 1 and at[0] >= guide.end:
+            break
+    last = int(total.argmax())
+    found_C = scores.tokens_CK[:, 0].copy() if at[last] == guide.free else scores.fill_C.copy()
+    return _follow(trail, last, scores, reach, position, found_C)
+
+
+def _follow(
+    trail: list[tuple[Ints, Ints]], at: int, scores: Scores, reach: Reach, position: int, found_C: Ints
+) -> tuple[Ints, int]:
+    """Back from the best end to the tokens that led there."""
+    tokens_U = reach.moves.tokens_U
+    free = len(trail)
+    for i in range(len(trail) - 1, -1, -1):
+        came, code = trail[i]
+        chosen, at = int(code[at]), int(came[at])
+        if chosen == PINNED:
+            found_C[i] = reach.pins[position + i]
+        elif chosen < 0:
+            found_C[i] = scores.tokens_CK[i, -1 - chosen]
+        elif chosen < len(tokens_U):
+            found_C[i] = tokens_U[chosen]
+        elif chosen == len(tokens_U):
+            free, found_C[i] = i, scores.tokens_CK[i, 0]
+        else:
+            found_C[i] = scores.fill_C[i]
+    return found_C, free
+
+
+def _words_of(guide: Guide, tokens_CK: Ints) -> list[_Words]:
+    """For each position what there is to know of its likeliest words."""
+    known = guide.words
+    length_CK, plain_CK = known.length_V[tokens_CK], known.plain_V[tokens_CK]
+    bytes_CLK = np.ascontiguousarray(known.bytes_VL[tokens_CK].transpose(0, 2, 1))
+    ends_CK = np.isin(tokens_CK, list(guide.eos))
+    longest_C = length_CK.max(axis=1, initial=0).tolist()
+    odd_C = np.where(plain_CK, 0, length_CK).max(axis=1, initial=0).tolist()
+    return [
+        _Words(bytes_LK[:longest], bytes_LK[:odd, (~plain_K).nonzero()[0]], plain_K, ends_K, length_K == 0)
+        for bytes_LK, longest, odd, plain_K, ends_K, length_K in zip(
+            bytes_CLK, longest_C, odd_C, plain_CK, ends_CK, length_CK, strict=True
+        )
+    ]
+
+
+def _after_words(guide: Guide, at_W: Ints, words: _Words) -> Ints:
+    """The states after each of some words, from each of some states."""
+    if guide.loops_S.take(at_W).all():  # as in a string of any length: a plain word leads nowhere else
+        state_WK = np.repeat(at_W[:, None], len(words.plain_K), axis=1)
+        if words.odd_LO.size:
+            state_WK[:, ~words.plain_K] = guide.walk_all(at_W, words.odd_LO)
+    else:
+        state_WK = guide.walk_all(at_W, words.bytes_LK)
+    state_WK[:, words.none_K] = DEAD
+    if words.ends_K.any():
+        state_WK[:, words.ends_K] = np.where(guide.automaton.accepting_S[at_W], guide.end, DEAD)[:, None]
+    return state_WK

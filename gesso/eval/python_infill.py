@@ -1,0 +1,197 @@
+"""Python infill: one line of a source file is missing; the code before and after it is known.
+
+The prompt is `<|fim_prefix|>` before `<|fim_suffix|>` after `<|fim_middle|>`, the completion the line with its
+indentation and without its line break. A tokenizer that has the markers as special tokens reads them as such.
+"""
+
+import ast
+import itertools
+import os
+import random
+import sysconfig
+import tokenize
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from gesso.chat.tokenizer import FILL
+from gesso.errors import InputError
+from gesso.eval.task import Item, check_draw, split_of
+
+PREFIX, SUFFIX, MIDDLE = FILL
+# Not code to learn from: tests, other people's packages, and what a build of Python writes about its own machine.
+SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
+MACHINE = ("_sysconfigdata", "config-")
+
+
+def prompt(before: str, after: str) -> str:
+    return f"{PREFIX}{before}{SUFFIX}{after}{MIDDLE}"
+
+
+def sides(asked: str) -> tuple[str, str]:
+    """What such a prompt has before its hole, and after it."""
+    before, after = asked.removeprefix(PREFIX).removesuffix(MIDDLE).split(SUFFIX)
+    return before, after
+
+
+def parses(source: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an odd escape in somebody's string
+        try:
+            ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True
+
+
+def source_files(data: tuple[Path, ...]) -> dict[str, Path]:
+    """Python files by the name that decides their split: the path inside the directory given, or the file's own name.
+
+    The name and not the content: a file of the standard library stays on its side from one Python version to the next.
+    """
+    found: dict[str, Path] = {}
+    for root in data:
+        if root.is_file():
+            found.setdefault(root.name, root)
+            continue
+        if not root.is_dir():
+            raise InputError(f"no such file or directory: {root}")
+        for path in sorted(_kept(root)):
+            found.setdefault(path.relative_to(root).as_posix(), path)
+    if not found:
+        raise InputError(f"no Python files in {', '.join(map(str, data))}")
+    return found
+
+
+def _kept(root: Path) -> Iterator[Path]:
+    for folder, inner, names in os.walk(root):
+        # In place: what is skipped is not walked through, and site-packages may hold far more than all the rest.
+        inner[:] = [name for name in inner if name not in SKIPPED and not name.startswith(MACHINE)]
+        for name in names:
+            if name.endswith(".py") and not name.startswith(MACHINE):
+                yield Path(folder, name)
+
+
+def read_source(path: Path) -> str | None:
+    """The text of a file, if it is Python that parses and does not speak of our markers itself."""
+    try:
+        with tokenize.open(path) as file:
+            text = file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+    return text if parses(text) and not any(marker in text for marker in FILL) else None
+
+
+def maskable(source: str) -> list[int]:
+    """Indices of the lines of code: not blank, no comment, of some length, and not the prose of a string.
+
+    Inside a docstring any words parse and only one wording is exact: neither score would mean anything.
+    """
+    prose: set[int] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            prose.update(range(node.lineno - 1, node.end_lineno or node.lineno))
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))):
+            end = node.end_lineno or node.lineno
+            prose.update(range(node.lineno - 1, end) if end > node.lineno else ())
+    lines = [line.strip() for line in source.split("\n")]
+    return [i for i, line in enumerate(lines) if len(line) >= 3 and not line.startswith("#") and i not in prose]
+
+
+def edit_similarity(a: str, b: str) -> float:
+    """1 less the Levenshtein distance over the longer length."""
+    if not a and not b:
+        return 1.0
+    previous = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        current = [i]
+        for j, y in enumerate(b, 1):
+            current.append(min(previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (x != y)))
+        previous = current
+    return 1 - previous[-1] / max(len(a), len(b))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonInfill:
+    """Lines of the running Python's standard library, or of the files and directories in `data`."""
+
+    data: tuple[Path, ...] = ()
+    context: int = 700  # characters of code on each side, whole lines only: with the box tokenizer some 220 tokens
+
+    name: ClassVar[str] = "python_infill"
+    scores: ClassVar[tuple[str, ...]] = ("exact", "parses", "edit_similarity")
+    # A short canvas does for a line, which ends where the next would begin.
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 64, "stop": "\n"})
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise InputError(f"context must be at least 1 character, got {self.context}")
+
+    def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
+        """One line of every file in a random order, then another of every file, and so on: no line comes twice."""
+        check_draw(split, count)
+        files = source_files(self.data or (Path(sysconfig.get_path("stdlib")),))
+        names = sorted(name for name in files if split_of(name) == split)
+        random.Random(f"infill {split} {seed}").shuffle(names)
+        return self._draw(names, files, split, count, seed)
+
+    def score(self, item: Item, output: str) -> dict[str, float]:
+        """`exact`: the line, but for white space around it. `parses`: the whole file does, with a line not empty."""
+        said, wanted = output.strip(), item.expected.strip()
+        return {
+            "exact": float(said == wanted),
+            "parses": float(bool(said) and parses(item.meta["before"] + output + item.meta["after"])),
+            "edit_similarity": edit_similarity(said, wanted),
+        }
+
+    def hole(self, item: Item) -> tuple[str, str]:
+        assert isinstance(item.prompt, str)
+        return sides(item.prompt)
+
+    def training_rows(self, count: int, seed: int) -> Iterator[dict[str, str]]:
+        for item in self.items("train", count, seed):
+            assert isinstance(item.prompt, str)
+            yield {"prompt": item.prompt, "completion": item.expected}
+
+    def _draw(self, names: list[str], files: Mapping[str, Path], split: str, count: int, seed: int) -> Iterator[Item]:
+        sources: dict[str, str] = {}  # text to name: a copy of a file under another name is not a second file
+        lines: dict[str, list[int]] = {}
+        for name in names:
+            source = read_source(files[name])
+            if source is not None and source not in sources and (found := maskable(source)):
+                sources[source] = name
+                lines[name] = random.Random(f"infill {name} {seed}").sample(found, len(found))
+            if len(lines) == count:
+                break
+        made = 0
+        for turn in itertools.count():
+            if all(turn >= len(found) for found in lines.values()):
+                raise InputError(f"{count} lines were asked for, the {split} split of these files has {made}")
+            for source, name in sources.items():
+                if turn < len(lines[name]):
+                    yield self.mask(name, source, lines[name][turn])
+                    made += 1
+                if made == count:
+                    return
+
+    def mask(self, name: str, source: str, line: int) -> Item:
+        """The item that asks for one line of a file, counted from 0."""
+        lines = source.split("\n")
+        before = "".join(text + "\n" for text in lines[:line])
+        after = "".join("\n" + text for text in lines[line + 1 :])
+        near = len(before) - len(before[-self.context :])
+        if near:  # do not begin in the middle of a line
+            near = before.find("\n", near - 1) + 1
+        far = len(after) if len(after) <= self.context else max(after.rfind("\n", 0, self.context + 1), 0)
+        return Item(
+            name=f"{name}:{line + 1}",
+            prompt=prompt(before[near:], after[:far]),
+            expected=lines[line],
+            meta={"before": before, "after": after},
+        )

@@ -1,0 +1,114 @@
+"""What `gesso train RECIPE` does: read the recipe, load what it names, look at the data or train on it."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.errors import InputError
+from gesso.model.config import Config
+from gesso.model.init import begin
+from gesso.model.transformer import DiffusionGemma
+from gesso.settings import GenerationDefaults
+from gesso.train import check as checks
+from gesso.train.data import Dataset, Source
+from gesso.train.processes import join_processes
+from gesso.train.recipe import Recipe
+from gesso.train.trainer import Report, Score, Trainer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def directory_of(recipe: Recipe) -> Path:
+    return checkpoint.find(recipe.model.path)
+
+
+def eos_of(directory: Path) -> int:
+    """What ends a text and fills its last canvas: the first of the checkpoint's end tokens."""
+    config = Config.from_directory(directory)
+    return GenerationDefaults.from_directory(directory, config).eos_token_ids[0]
+
+
+def check(recipe: Recipe) -> checks.CheckReport:
+    """Read all the data and report on it; every bad row is listed, so none stops the look."""
+    if recipe.data.task:
+        raise InputError(f"the task {recipe.data.task} makes its examples as it goes: there are no rows to check")
+    directory = directory_of(recipe)
+    tokenizer = Tokenizer.from_directory(directory)
+    dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory))
+    return checks.inspect(dataset, tokenizer)
+
+
+def train(
+    recipe: Recipe,
+    report: Report | None = None,
+    score: Score | None = None,
+    source: Callable[[Tokenizer, int], Source] | None = None,
+    minutes: float | None = None,
+) -> None:
+    """`report` gets the metrics of every step, in place of a progress bar; `score` is what `[eval]` asks for.
+
+    `source` makes, of tokenizer and eos, what `data.task` asks for. After `minutes` the run stops, to go on later.
+    """
+    if recipe.data.task and source is None:
+        raise InputError(f"nothing is here to make the examples of the task {recipe.data.task}; use gesso train")
+    if recipe.model.dtype not in DTYPES:
+        raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
+    device = join_processes()
+    try:
+        directory = directory_of(recipe)
+        config = Config.from_directory(directory)
+        tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
+        data = source(tokenizer, eos) if source else Dataset(recipe.data, tokenizer, eos)
+        model = _model(recipe, directory, config, device)
+        trainer = Trainer(recipe, model, data, directory, eos, score)
+        if report is not None:
+            trainer.run(report, minutes)
+        elif trainer.rank == 0:
+            with progress(recipe.run.steps) as show:
+                trainer.run(show, minutes)
+        else:
+            trainer.run(minutes=minutes)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device) -> DiffusionGemma:
+    if not recipe.model.scratch:
+        return checkpoint.load(directory, config, device, DTYPES[recipe.model.dtype])
+    with device:
+        model = DiffusionGemma(config).to(DTYPES[recipe.model.dtype])
+    begin(model, recipe.run.seed)
+    return model
+
+
+class progress:
+    """A bar on a terminal, a line now and then elsewhere: step, loss, tokens a second, time left."""
+
+    def __init__(self, steps: int) -> None:
+        self.terminal = sys.stderr.isatty()
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True), disable=not self.terminal)
+        self.task = self.bar.add_task("", total=steps)
+        self.steps = steps
+
+    def __enter__(self) -> Report:
+        self.bar.__enter__()
+        return self.show
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def show(self, metrics: Mapping[str, float]) -> None:
+        line = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
+        self.bar.update(self.task, completed=metrics["step"], description=line)
+        if not self.terminal and (metrics["step"] % 100 == 0 or metrics["step"] == self.steps):
+            print(f"step {metrics['step']:.0f}/{self.steps} · {line}", file=sys.stderr, flush=True)

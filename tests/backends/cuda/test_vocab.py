@@ -1,0 +1,237 @@
+"""The kernels of `vocab_tail` against the plain version: in Triton's interpreter, or on a GPU where there is one.
+
+T tokens, V vocabulary, H hidden. Blocks are made small, so that small matrices have several and a ragged last one.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from gesso.checkpoint.quantize.formats import FORMATS
+from gesso.errors import InputError
+from gesso.ops import hash, vocab
+from gesso.ops.kernels import soft
+from gesso.ops.kernels import vocab as vocab_kernel
+from gesso.ops.kernels.capped import Product
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SOFTCAP, SCALE = 30.0, 7.5
+NAMES = tuple(vocab.Reading.__annotations__)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(vocab_kernel, "LOGITS", Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64))
+    monkeypatch.setattr(vocab_kernel, "LOGITS_LOW", Product(rows=16, columns=64, warps=4, stages=2, inner_bytes=64))
+    monkeypatch.setattr(soft, "MEAN", Product(rows=16, columns=32, warps=4, stages=2, inner_bytes=64))
+    monkeypatch.setattr(soft, "MEAN_LOW", Product(rows=32, columns=64, warps=4, stages=2, inner_bytes=64))
+    monkeypatch.setattr(soft, "SPLITS", 3)
+    monkeypatch.setattr(soft, "STREAM", 128)
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_in_the_interpreter(monkeypatch):
+    """Triton's interpreter keeps bfloat16 as bits: it multiplies the bits, and cuts where a GPU rounds."""
+    if DEVICE.type == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def true_dot(self, a, b, *rest):
+        a, b = (cast(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return dot(self, a, b, *rest)
+
+    def rounding_cast(self, source, to):
+        if source.dtype.scalar != tl.float32 or to.scalar != tl.bfloat16:
+            return cast(self, source, to)
+        bits = torch.from_numpy(source.data.copy()).bfloat16().view(torch.uint16).numpy()
+        return interpreter.TensorHandle(bits, tl.bfloat16)
+
+    monkeypatch.setattr(builder, "create_dot", true_dot)
+    monkeypatch.setattr(builder, "cast_impl", rounding_cast)
+    monkeypatch.setattr(builder, "create_fp_trunc", lambda self, source, to: rounding_cast(self, source, to))
+
+
+def eighths(*shape, dtype=torch.float32):
+    """Numbers whose products and sums are exact, so that no order of additions changes a logit."""
+    return (torch.randint(-8, 9, shape) / 8).to(DEVICE, dtype)
+
+
+def keys(count):
+    return hash.position_keys(5, 0, 1, 0, count, DEVICE)
+
+
+def fast(hidden_TH, head_VH, temperature_T=None, key_T2=None):
+    count = len(hidden_TH)
+    temperature_T = torch.ones(count, device=DEVICE) if temperature_T is None else temperature_T
+    key_T2 = keys(count) if key_T2 is None else key_T2
+    return vocab_kernel.vocab_tail(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2)
+
+
+def plain(hidden_TH, head_VH, temperature_T=None, key_T2=None):
+    count = len(hidden_TH)
+    temperature_T = torch.ones(count, device=DEVICE) if temperature_T is None else temperature_T
+    key_T2 = keys(count) if key_T2 is None else key_T2
+    return vocab.vocab_tail(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2, [1] * count)
+
+
+def assert_same(mine, theirs, tolerance=1e-5):
+    for name in NAMES:
+        a, b = getattr(mine, name), getattr(theirs, name)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), name
+        # Sums in another order: a probability or a mean may round to the neighbouring bfloat16.
+        error = 2.0**-7 if b.dtype == torch.bfloat16 else tolerance
+        torch.testing.assert_close(a, b, rtol=error, atol=error, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@triton.jit
+def _delays(key_T2, delay_TV, BLOCK: tl.constexpr, PTX: tl.constexpr):
+    row, token = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    delay = vocab_kernel._delay(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token, PTX)
+    tl.store(delay_TV + row * BLOCK * tl.num_programs(1) + token, delay)
+
+
+def test_the_noise_of_a_draw_has_its_digits_where_the_winners_are():
+    key_T2, size = keys(8), 2**17
+    delay_TV = torch.empty(8, size, device=DEVICE)
+    _delays[8, 8](key_T2, delay_TV, BLOCK=size // 8, PTX=DEVICE.type == "cuda")
+    uniform_TV = hash.uniform(hash.token_hash(key_T2, size)).double()
+    assert 1 - uniform_TV.max() < 1e-5
+    assert (delay_TV - (-uniform_TV.log2()).log2()).abs().max() < 6e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_readings_are_those_of_the_plain_version_at_each_rows_temperature(dtype):
+    hidden_TH, head_VH = eighths(21, 72, dtype=dtype), eighths(203, 72, dtype=dtype)
+    temperature_T = torch.linspace(0.4, 2.5, 21, device=DEVICE)
+    mine = fast(hidden_TH, head_VH, temperature_T)
+    theirs = plain(hidden_TH, head_VH, temperature_T)
+    assert_same(mine, theirs)
+    assert (mine.candidate_T != mine.argmax_T).any() and (mine.candidate_T == mine.argmax_T).any(), "both kinds of draw"
+
+
+# One block, a row and a token more, and a last block of which only the first quarter is in the vocabulary.
+@pytest.mark.parametrize(("tokens", "vocabulary"), [(16, 64), (17, 65), (1, 80), (3, 40)])
+def test_sizes_need_not_be_multiples_of_a_block(tokens, vocabulary):
+    hidden_TH, head_VH = eighths(tokens, 24) / 4, eighths(vocabulary, 24)
+    # All logits far below zero: what lies outside the vocabulary would be the largest, and infinite, if it were zero.
+    hidden_TH[:, 0], head_VH[:, 0] = 4.0, -2.0
+    temperature_T = torch.full((tokens,), 0.05, device=DEVICE)
+    # Logits of -150 have an ulp of 1.5e-5, and with it their exponentials a relative error.
+    assert_same(fast(hidden_TH, head_VH, temperature_T), plain(hidden_TH, head_VH, temperature_T), tolerance=2e-4)
+
+
+def test_embedding_and_head_need_not_be_one_matrix():
+    hidden_TH, head_VH, embedding_VH = eighths(5, 24), eighths(70, 24), eighths(70, 24)
+    mine = vocab_kernel.vocab_tail(
+        hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5)
+    )
+    theirs = vocab.vocab_tail(
+        hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5), [5]
+    )
+    assert_same(mine, theirs)
+
+
+def powers(*shape, dtype=torch.float32):
+    """Numbers that FP8 keeps as they are, by the scale of a row with a one; and whose sums bfloat16 keeps."""
+    found = (torch.randint(0, 2, shape) * 2 - 1) * 2.0 ** -torch.randint(0, 2, shape)
+    found[:, 0] = 1
+    return found.to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "vocabulary"), [(16, 64), (37, 203), (1, 80)])
+def test_a_packed_table_is_read_as_it_is_stored(tokens, vocabulary, dtype):
+    """Rows whose scales differ, with a head of its own and without."""
+    hidden_TH = powers(tokens, 80, dtype=dtype)
+    size_V1 = 2.0 ** -torch.randint(0, 2, (vocabulary, 1), device=DEVICE)
+    head_VH, other_VH = (FORMATS["fp8"].quantize("head", powers(vocabulary, 80) * size_V1) for _ in range(2))
+    temperature_T = torch.linspace(0.4, 2.5, tokens, device=DEVICE)
+    for table_VH in (head_VH, other_VH):
+        given = head_VH, table_VH, SCALE, SOFTCAP, temperature_T, keys(tokens)
+        mine, theirs = vocab_kernel.vocab_tail(hidden_TH, *given), vocab.vocab_tail(hidden_TH.float(), *given, [tokens])
+        # Probabilities have ten bits where those of the plain version in bfloat16 would have seven.
+        assert_same(mine, replace(theirs, soft_TH=theirs.soft_TH.to(dtype)), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 64.0])
+def test_a_row_of_another_size_does_not_spoil_the_others(size):
+    """Zeros, as rows are that no token uses; so small that its share is nothing; and so large that those of the others
+    are small."""
+    table_VH = torch.randn(1000, 80, device=DEVICE) * 0.002
+    table_VH[9] *= size
+    head_VH, packed = (FORMATS["fp8"].quantize("table", table) for table in (powers(1000, 80), table_VH))
+    given = head_VH, packed, SCALE, SOFTCAP, torch.full((7,), 1.0, device=DEVICE), keys(7)
+    hidden_TH = powers(7, 80, dtype=torch.bfloat16) / 2
+    mine, theirs = vocab_kernel.vocab_tail(hidden_TH, *given), vocab.vocab_tail(hidden_TH.float(), *given, [7])
+    assert (mine.soft_TH - theirs.soft_TH).norm() < 3e-3 * theirs.soft_TH.norm()
+
+
+@pytest.mark.parametrize("pair", [(3, 9), (9, 50), (9, 140), (70, 150)], ids=str)  # in a quarter, a block, two blocks
+def test_of_equal_logits_the_first_is_the_argmax(pair):
+    hidden_TH, head_VH = torch.ones(2, 8, device=DEVICE), eighths(160, 8)
+    head_VH[list(pair)] = 2.0
+    assert fast(hidden_TH, head_VH).argmax_T.tolist() == [pair[0]] * 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_to_the_last_bit_alone_and_among_others(dtype, packed):
+    hidden_TH = torch.randn(37, 64, device=DEVICE).to(dtype)
+    head_VH = torch.randn(100, 64, device=DEVICE).to(dtype) / 4
+    head_VH = FORMATS["fp8"].quantize("head", head_VH) if packed else head_VH
+    temperature_T, key_T2 = torch.linspace(0.4, 2.5, 37, device=DEVICE), keys(37)
+    among = fast(hidden_TH, head_VH, temperature_T, key_T2)
+    for rows in ([20], [36, 20]):
+        alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows])
+        for name in NAMES:
+            assert torch.equal(getattr(alone, name), getattr(among, name)[rows]), (rows, name)
+
+
+def test_saturated_logits_stay_finite_and_tie():
+    hidden_TH = torch.ones(2, 8, device=DEVICE)
+    head_VH = torch.where(torch.arange(100, device=DEVICE) % 3 == 1, 2.0**17, -(2.0**17))[:, None].repeat(1, 8)
+    head_VH[40:] *= 2  # larger before the cap, equal after it
+    temperature_T = torch.tensor([0.05, 1.0], device=DEVICE)
+    mine = fast(hidden_TH, head_VH, temperature_T)
+    assert_same(mine, plain(hidden_TH, head_VH, temperature_T))
+    assert mine.argmax_T.tolist() == [1, 1]
+    assert all(getattr(mine, name).isfinite().all() for name in NAMES)
+    torch.testing.assert_close(mine.entropy_T, torch.full((2,), 33.0, device=DEVICE).log())
+
+
+@pytest.mark.parametrize("place", [0, 63, 99])
+def test_a_certain_prediction_has_no_entropy_and_the_embedding_of_its_token(place):
+    hidden_TH = torch.ones(2, 8, device=DEVICE)
+    head_VH = torch.full((100, 8), -100.0, device=DEVICE)
+    head_VH[place] = 100.0
+    reading = fast(hidden_TH, head_VH, torch.full((2,), 0.1, device=DEVICE))
+    assert reading.entropy_T.tolist() == [0.0, 0.0]
+    assert reading.confidence_T.tolist() == [1.0, 1.0]
+    assert reading.argmax_T.tolist() == reading.candidate_T.tolist() == [place, place]
+    assert torch.equal(reading.soft_TH, head_VH[[place, place]] * SCALE)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_row_of_nan_names_a_token_of_the_vocabulary_and_leaves_its_neighbours_alone():
+    hidden_TH, head_VH = eighths(3, 24), eighths(70, 24)
+    hidden_TH[1] = float("nan")
+    reading = fast(hidden_TH, head_VH)
+    assert 0 <= reading.argmax_T[1] < 70 and 0 <= reading.candidate_T[1] < 70
+    rest = [0, 2]
+    alone = fast(hidden_TH[rest], head_VH, key_T2=keys(3)[rest])
+    for name in NAMES:
+        assert torch.equal(getattr(reading, name)[rest], getattr(alone, name)), name
+
+
+def test_matrices_of_several_dtypes_and_keys_of_another_width_are_refused():
+    hidden_TH, head_VH = eighths(3, 24), eighths(70, 24)
+    with pytest.raises(InputError, match="one dtype"):
+        fast(hidden_TH, head_VH.bfloat16())
+    with pytest.raises(InputError, match="keys int32"):
+        fast(hidden_TH, head_VH, key_T2=keys(3).long())

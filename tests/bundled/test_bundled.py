@@ -1,0 +1,129 @@
+"""What comes in the box: found by name, whole, small, the same to `transformers`; how well it does is not asked."""
+
+import json
+import logging
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import DiffusionGemmaForBlockDiffusion
+
+import gesso
+from gesso import bundled as box
+from gesso.chat.tokenizer import FILL
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.errors import CheckpointError
+from gesso.train.recipe import load as load_recipe
+from gesso.train.run import directory_of
+from gesso.train.vocabulary import SPECIALS
+from tests import oracle
+
+MB = 10**6
+names = pytest.mark.parametrize("name", box.DIRECTORIES)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return {name: gesso.load(name) for name in box.DIRECTORIES}
+
+
+def test_the_names_in_the_box_are_these():
+    assert tuple(box.DIRECTORIES) == (box.BASE, box.SOLVER) == ("gesso-mini", "gesso-sudoku")
+
+
+@names
+def test_a_name_in_the_box_is_found_wherever_a_checkpoint_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    assert checkpoint.find(name) == box.directory(name) == box.DIRECTORIES[name]
+    assert checkpoint.find(f"./{name}").samefile(tmp_path / name), "a directory of that name is another thing"
+    assert checkpoint.find(tmp_path / name) == tmp_path / name
+
+
+def test_without_a_name_the_base_is_meant(loaded, caplog):
+    with caplog.at_level(logging.WARNING, logger="gesso"):
+        g = gesso.load()
+    assert g.directory == checkpoint.find(None) == box.directory("gesso-mini")
+    assert torch.equal(g.model.head, loaded["gesso-mini"].model.head)
+    assert caplog.records == [], "nothing to warn of"
+
+
+@pytest.mark.parametrize("recipe", ["box-overfit", "sudoku"])
+def test_recipes_name_the_model_in_the_box(request, recipe):
+    read = load_recipe(request.config.rootpath / "recipes" / f"{recipe}.toml")
+    assert directory_of(read) == box.directory("gesso-mini")
+
+
+@names
+def test_an_installation_without_the_weights_says_so(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(box.DIRECTORIES, name, tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} .*missing from this installation.*config\.json"):
+        gesso.load(name)
+
+
+def test_a_word_that_is_neither_names_what_is_in_the_box():
+    with pytest.raises(CheckpointError, match="no directory 'gesso-maxi'.*gesso-mini, gesso-sudoku"):
+        gesso.load("gesso-maxi")
+
+
+@names
+def test_transformers_loads_it_whole_and_computes_the_same(name, loaded):
+    directory = box.directory(name)
+    theirs, report = DiffusionGemmaForBlockDiffusion.from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True
+    )
+    assert {key: list(value) for key, value in report.items() if value} == {}
+    g = loaded[name]
+    ours = g.model.float().eval()
+    prompt = torch.tensor([g.tokenizer.encode("def mean(numbers):\n    total = 0\n")])
+    canvas = torch.randint(0, g.config.vocab_size, (1, 32))
+    kv, cache = oracle.new_cache(theirs.eval()), ours.new_cache(1, 128)
+    with torch.no_grad():
+        hidden = theirs.model.encoder(input_ids=prompt, past_key_values=kv).last_hidden_state
+        assert (hidden - ours.encode(prompt, cache)).abs().max() < 1e-4
+        first = theirs(decoder_input_ids=canvas, past_key_values=kv).logits
+        assert (first - ours.denoise(canvas, cache)).abs().max() < 1e-4
+        again = theirs(decoder_input_ids=canvas, past_key_values=kv, self_conditioning_logits=first / 0.7).logits
+        assert (again - ours.denoise(canvas, cache, previous_logits=first / 0.7)).abs().max() < 1e-4
+
+
+@names
+def test_its_files_are_small_and_in_bfloat16(name):
+    directory = box.directory(name)
+    weights = checkpoint.weight_files(directory)
+    assert all(file.stat().st_size <= 15 * MB for file in weights)
+    assert sum(file.stat().st_size for file in directory.iterdir()) <= 32 * MB
+    values = 0
+    for file in weights:
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 (not a dict: it has no iterator)
+                assert tensors.get_slice(key).get_dtype() == "BF16", key
+                values += tensors.get_tensor(key).numel()
+    assert values <= 16 * MB
+    assert json.loads((directory / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {file.name for file in directory.glob("*.safetensors")} == {file.name for file in weights}, "no stray file"
+
+
+def test_the_whole_box_is_small():
+    assert sum(file.stat().st_size for path in box.DIRECTORIES.values() for file in path.iterdir()) <= 48 * MB
+
+
+@names
+def test_its_tokenizer_spells_digits_singly_and_has_every_special_token(name, loaded):
+    tokenizer, config = loaded[name].tokenizer, loaded[name].config
+    assert tokenizer.vocab_size == config.vocab_size
+    for text in ("1234567890", " 1 2 3 4 5 6 7 8 9 0"):
+        tokens = tokenizer.encode(text, bos=False)
+        assert [tokenizer.decode([token]).strip() for token in tokens] == list("1234567890")
+    for i, piece in SPECIALS.items():
+        assert tokenizer.id_of(piece) == i and i in tokenizer.special_ids
+    for marker in FILL:
+        assert tokenizer.encode(marker, bos=False) == [tokenizer.id_of(marker)]
+        assert tokenizer.id_of(marker) in tokenizer.special_ids
+
+
+@names
+def test_it_has_a_chat_template_of_its_own(name, loaded):
+    assert (box.directory(name) / "chat_template.jinja").is_file()
+    ids = loaded[name].tokenizer.chat([{"role": "user", "content": "Hi"}])
+    assert loaded[name].tokenizer.decode(ids, special=True).startswith("<bos><|turn>")

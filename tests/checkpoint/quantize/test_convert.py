@@ -1,0 +1,521 @@
+"""Quantized checkpoints: written whole or not at all, loaded as they are, and the same as their values in float32."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import gesso
+from gesso.adapters import files as adapters
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import write as saving
+from gesso.checkpoint.quantize import convert as command
+from gesso.checkpoint.quantize.formats import FORMATS
+from gesso.checkpoint.vision import is_vision
+from gesso.errors import CheckpointError, InputError
+from gesso.info.report import describe
+from gesso.model.config import LAYERS, QUANTIZATIONS, Config
+from gesso.model.transformer import DiffusionGemma
+from gesso.ops import Packed, vocab
+from gesso.train.recipe import load as load_recipe
+from gesso.train.run import train
+from tests import tiny
+from tests.tiny import randomise
+
+CPU = torch.device("cpu")
+
+
+def load(directory, dtype=torch.float32, quantize=None):
+    return checkpoint.load(directory, Config.from_directory(directory), CPU, dtype, quantize)
+
+
+def stored(directory):
+    return {name: t for file in checkpoint.weight_files(directory) for name, t in load_file(file).items()}
+
+
+def same(a, b):
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def logits(model, dtype=torch.float32):
+    """Of a canvas after a prompt, with self-conditioning: every matrix has its part in them."""
+    generator = torch.Generator().manual_seed(1)
+    ids, canvas = (torch.randint(0, 384, (2, n), generator=generator) for n in (9, 6))
+    cache = model.new_cache(2, 32)
+    with torch.no_grad():
+        model.encode(ids, cache)
+        first = model.denoise(canvas, cache)
+        return model.denoise(canvas, cache, previous_logits=first)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The model in the box in bfloat16, as real checkpoints are, with a template and a vision tower that sees."""
+    made = tmp_path_factory.mktemp("quantize")
+    tiny.make(made / "float32")
+    saving.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
+    tensors = load_file(made / "source" / checkpoint.SINGLE)
+    tensors |= {name: torch.randn_like(t) for name, t in tensors.items() if is_vision(name)}
+    save_file(tensors, made / "source" / checkpoint.SINGLE, metadata={"format": "pt"})
+    (made / "source" / "chat_template.jinja").write_text("{{ messages }}")
+    return made / "source"
+
+
+@pytest.fixture(scope="module", params=list(FORMATS))
+def quantized(request, source, tmp_path_factory):
+    target = tmp_path_factory.mktemp(request.param) / "quantized"
+    report = command.quantize(source, target, request.param)
+    return request.param, target, report
+
+
+# --- the directory ------------------------------------------------------------------------------------------------
+
+
+def test_everything_but_the_matrices_is_carried_over_to_the_bit(source, quantized):
+    name, target, report = quantized
+    before, after = stored(source), stored(target)
+    untouched = before.keys() - report.errors.keys()
+    assert any(map(is_vision, untouched))
+    assert any("router" in key for key in untouched)
+    assert all(same(before[key], after[key]) for key in untouched)
+    for file in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
+        assert (target / file).read_text() == (source / file).read_text()
+
+
+def test_every_matrix_of_every_layer_and_the_embeddings_are_packed_and_nothing_else(source, quantized):
+    name, target, report = quantized
+    parts = {"self_attn", "mlp", "experts", "self_conditioning", "embed_tokens"}
+    matrices = {key for key, t in stored(source).items() if t.ndim > 1 and not is_vision(key)}
+    matrices = {key for key in matrices if parts & set(key.split("."))}
+    assert report.errors.keys() == matrices
+    packed = {name for name, module in load(target).named_modules() if isinstance(module, Packed)}
+    assert {checkpoint.checkpoint_name(name) for name in packed} == matrices
+
+
+def test_the_stored_tensors_have_the_conventional_names(quantized):
+    """At four bits are the experts; the other matrices are FP8."""
+    name, target, _ = quantized
+    keys = {
+        "fp8": {"weight", "weight_scale"},
+        "int4": {"weight_packed", "weight_scale", "weight_shape"},
+        "nvfp4": {"weight_packed", "weight_scale", "weight_global_scale"},
+    }
+    prefix = "model.decoder.layers.0.self_attn.q_proj."
+    assert {key.removeprefix(prefix) for key in stored(target) if key.startswith(prefix)} == keys["fp8"]
+    prefix = "model.decoder.layers.0.experts.down_proj"
+    found = {"weight" + key.removeprefix(prefix) for key in stored(target) if key.startswith(prefix)}
+    assert found == keys[name]
+
+
+def test_the_config_names_the_format_and_keeps_the_rest(source, quantized):
+    name, target, _ = quantized
+    before, after = (json.loads((d / "config.json").read_text()) for d in (source, target))
+    given = after.pop("quantization_config")
+    assert after == before
+    assert given["quant_method"] == "compressed-tensors"
+    formats = [group["format"] for group in given["config_groups"].values()]
+    assert formats == [QUANTIZATIONS[kind][0] for kind in ([name] if name == "fp8" else [name, "fp8"])]
+    assert given["format"] == (formats[0] if len(formats) == 1 else "mixed-precision")
+    assert Config.from_directory(target).quantization == name
+
+
+def test_errors_are_those_of_the_stored_values(source, quantized):
+    name, target, report = quantized
+    before, model = stored(source), load(target)
+    for path in ("decoder.layers.1.self_attn.k_proj.weight", "decoder.layers.3.experts.gate_up_proj"):
+        exact = before[checkpoint.checkpoint_name(path)].float()
+        off = (model.get_submodule(path).dense(torch.float32) - exact).norm() / exact.norm()
+        assert report.errors[checkpoint.checkpoint_name(path)] == pytest.approx(off.item(), rel=1e-4)
+    assert all(0 < error < 0.12 for error in report.errors.values())
+    assert report.bytes == sum(file.stat().st_size for file in checkpoint.weight_files(target))
+    assert report.bytes < 0.75 * report.source_bytes
+
+
+def test_shards_hold_the_same_and_an_index_names_them(source, quantized, tmp_path):
+    name, target, _ = quantized
+    command.quantize(source, tmp_path / "sharded", name, shard_bytes=50_000)
+    files = checkpoint.weight_files(tmp_path / "sharded")
+    assert len(files) > 3
+    index = json.loads((tmp_path / "sharded" / checkpoint.INDEX).read_text())
+    one, many = stored(target), stored(tmp_path / "sharded")
+    assert one.keys() == many.keys() == index["weight_map"].keys()
+    assert all(same(one[key], many[key]) for key in one)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in many.values())
+    assert torch.equal(logits(load(target)), logits(load(tmp_path / "sharded")))
+
+
+# --- loading ------------------------------------------------------------------------------------------------------
+
+
+def plain(model):
+    """The same model with every packed matrix as a tensor of its values."""
+    config = replace(model.config, quantization=None, raw={**model.config.raw, "quantization_config": None})
+    dense = checkpoint.empty_model(config)
+    for name, parameter in model.named_parameters():
+        checkpoint.assign(dense, name, parameter.detach())
+    for name, module in model.named_modules():
+        if isinstance(module, Packed):
+            checkpoint.assign(dense, name, module.dense(model.dtype))
+    return dense.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logits_are_those_of_the_dequantized_weights(quantized, dtype):
+    model = load(quantized[1], dtype)
+    assert torch.equal(logits(model), logits(plain(model)))
+
+
+def test_a_large_vocabulary_is_unpacked_in_stretches(quantized, monkeypatch):
+    model = load(quantized[1])
+    hidden_TH = torch.randn(7, model.config.hidden_size)
+    whole = model.logits(hidden_TH)
+    expected = model.soft_embedding(whole)
+    monkeypatch.setattr(vocab, "TABLE_ROWS", 100)
+    torch.testing.assert_close(model.logits(hidden_TH), whole)
+    torch.testing.assert_close(model.soft_embedding(whole), expected)
+
+
+def test_embeddings_stay_as_they_are_where_only_layers_are_packed(source, quantized, tmp_path):
+    name = quantized[0] + LAYERS
+    command.quantize(source, tmp_path / "layers", name)
+    key = "model.decoder.embed_tokens.weight"
+    assert same(stored(source)[key], stored(tmp_path / "layers")[key])
+    assert Config.from_directory(tmp_path / "layers").quantization == name
+    assert torch.equal(logits(load(tmp_path / "layers")), logits(load(source, quantize=name)))
+    # Asked to pack what is packed, but for its embeddings: it is what it is.
+    assert load(tmp_path / "layers", quantize=quantized[0]).config.quantization == name
+    with pytest.raises(InputError, match="already"):
+        load(quantized[1], quantize=name)
+
+
+def test_embeddings_are_packed_where_a_group_of_the_config_names_them(source, quantized, tmp_path):
+    """Whoever wrote it: other programs name what they leave alone in other words, or not at all."""
+    command.quantize(source, tmp_path / "layers", quantized[0] + LAYERS)
+    raw = json.loads((tmp_path / "layers" / "config.json").read_text())
+    for ignore in ([], ["re:.*lm_head.*", "re:.*embed_tokens.*"]):
+        raw["quantization_config"]["ignore"] = ignore
+        assert Config.from_dict(raw).quantization == quantized[0] + LAYERS
+
+
+def test_the_packed_form_is_what_stays_in_memory(source, quantized):
+    name, target, _ = quantized
+    model, dense = load(target, torch.bfloat16), load(source, torch.bfloat16)
+    kept = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    assert kept < (0.6 if name == "fp8" else 0.5) * sum(p.nbytes for p in dense.parameters())
+    text = sum(t.nbytes for key, t in stored(target).items() if not is_vision(key))
+    assert kept == text
+    promised = {cell.precision: cell.weight_bytes for cell in describe(source, "source").memory}
+    if name == "fp8":
+        assert kept == promised["fp8"]
+    else:  # besides, a global scale or a shape for each matrix: nothing at a real size
+        assert 0 <= kept - promised["4-bit"] <= 16 * 9 * 8 * 5
+
+
+def test_quantizing_while_loading_gives_the_same_numbers_as_the_directory(source, quantized):
+    name, target, _ = quantized
+    on_the_fly, from_disk = load(source, quantize=name), load(target)
+    packed = dict(from_disk.named_buffers())
+    assert packed
+    assert packed.keys() == dict(on_the_fly.named_buffers()).keys()
+    assert all(same(tensor, packed[key]) for key, tensor in on_the_fly.named_buffers())
+    assert torch.equal(logits(on_the_fly), logits(from_disk))
+
+
+def test_a_quantized_directory_generates(source, quantized):
+    name, target, _ = quantized
+    texts = {
+        g.generate("def", max_new_tokens=12, steps=6, seed=3).text
+        for g in (gesso.load(target), gesso.load(source, quantize=name))
+    }
+    assert len(texts) == 1
+
+
+def test_a_loaded_one_can_be_saved_and_loaded_again(source, quantized, tmp_path):
+    name, target, _ = quantized
+    for i, model in enumerate((load(target, torch.bfloat16), load(source, torch.bfloat16, quantize=name))):
+        saving.save(model, tmp_path / str(i), source=source)
+        first, again = stored(target), stored(tmp_path / str(i))
+        assert first.keys() == again.keys()
+        assert all(same(first[key], again[key]) for key in first)
+        assert Config.from_directory(tmp_path / str(i)).quantization == name
+
+
+def test_untied_networks_quantize_too(tmp_path):
+    config = Config.from_dict({**tiny.CONFIG, "tie_word_embeddings": False})
+    model = DiffusionGemma(config)
+    randomise(model, 0, std=0.2)
+    saving.save(model, tmp_path / "untied", files={"tokenizer.json": tiny.tokenizer_json()})
+    report = command.quantize(tmp_path / "untied", tmp_path / "small", "int4")
+    assert sum(name.startswith("model.encoder.") for name in report.errors) == 4 * 9 - 1 + 1
+    assert "lm_head.weight" in report.errors
+    quantized = load(tmp_path / "small")
+    assert torch.equal(logits(quantized), logits(plain(quantized)))
+
+
+def test_the_same_format_twice_is_once_and_another_is_refused(quantized):
+    name, target, _ = quantized
+    assert load(target, quantize=name).config.quantization == name
+    other = next(format for format in FORMATS if format != name)
+    with pytest.raises(InputError, match=f"quantized to {name} already"):
+        load(target, quantize=other)
+    with pytest.raises(InputError, match="fp8, int4, nvfp4"):
+        load(target, quantize="q4_0")
+
+
+def test_info_finds_nothing_wrong(quantized, main):
+    name, target, _ = quantized
+    found = main("info", str(target), "--json")
+    report = json.loads(found.out)
+    assert (found.code, report["problems"]) == (0, [])
+    assert report["weights"]["quantization"] == name
+    assert name in main("info", str(target)).out
+
+
+# --- damage -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(quantized, tmp_path):
+    """A copy to be damaged: `change(tensors)` rewrites its weights."""
+    name, target, _ = quantized
+    model = load(target, torch.bfloat16)
+    saving.save(model, tmp_path / "copy", source=target)
+
+    def change(act):
+        tensors = stored(tmp_path / "copy")
+        act(tensors)
+        save_file(tensors, tmp_path / "copy" / checkpoint.SINGLE, metadata={"format": "pt"})
+        return tmp_path / "copy"
+
+    return change
+
+
+SCALE = "model.decoder.layers.2.experts.down_proj_scale"
+
+
+def test_a_missing_scale_is_named(damaged):
+    with pytest.raises(CheckpointError, match=f"missing tensors: {SCALE}"):
+        load(damaged(lambda tensors: tensors.pop(SCALE)))
+
+
+def test_a_scale_of_the_wrong_shape_is_named(damaged):
+    with pytest.raises(CheckpointError, match=f"tensor {SCALE} has shape"):
+        load(damaged(lambda tensors: tensors.update({SCALE: tensors[SCALE][:-1].contiguous()})))
+
+
+def test_codes_of_the_wrong_dtype_are_named(damaged, quantized):
+    name = SCALE.replace("_scale", "" if quantized[0] == "fp8" else "_packed")
+    with pytest.raises(CheckpointError, match=f"tensor {name} is stored as F16"):
+        load(damaged(lambda tensors: tensors.update({name: torch.zeros(tensors[name].shape, dtype=torch.float16)})))
+
+
+def test_a_scale_that_is_nan_is_named(damaged):
+    def poison(tensors):
+        scale = tensors[SCALE].float()
+        scale[1, 0, 0] = float("nan")
+        tensors[SCALE] = scale.to(tensors[SCALE].dtype)
+
+    with pytest.raises(CheckpointError, match=f"tensor {SCALE} .* NaN"):
+        load(damaged(poison))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given: given.update(quant_method="gptq"),
+        lambda given: given["config_groups"]["group_0"].update(format="marlin-24"),
+        lambda given: given["config_groups"]["group_0"]["weights"].update(num_bits=3),
+        lambda given: given["config_groups"]["group_0"]["weights"].update(symmetric=False),
+        lambda given: given["config_groups"].update(group_1={}),
+        lambda given: given["config_groups"].pop("group_1"),
+        lambda given: given.clear(),
+    ],
+)
+def test_quantization_gesso_cannot_read_is_refused(change):
+    raw = json.loads(json.dumps(Config.from_dict(tiny.CONFIG).quantized("int4").raw, default=dict))
+    assert Config.from_dict(raw).quantization == "int4"
+    change(raw["quantization_config"])
+    with pytest.raises(CheckpointError, match="quantization_config"):
+        Config.from_dict(raw)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_every_layer_and_the_size(source, tmp_path, main):
+    shown = main("quantize", str(source), str(tmp_path / "out"), "--to", "nvfp4")
+    assert shown.code == 0
+    for row in ("layer 0", "layer 3", "conditioning", "MB, from"):
+        assert row in shown.out
+    data = json.loads(main("quantize", str(source), str(tmp_path / "json"), "--to", "nvfp4", "--json").out)
+    assert data["errors"].keys() == command.quantize(source, tmp_path / "again", "nvfp4").errors.keys()
+    assert data["format"] == "nvfp4"
+
+
+def test_bad_words_and_places_are_refused_before_anything_is_written(source, quantized, tmp_path, main):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for arguments, word in [
+        ((str(source), str(tmp_path / "out"), "--to", "int3"), "int4"),
+        ((str(source), str(tmp_path / "full"), "--to", "fp8"), "not empty"),
+        ((str(source), str(source), "--to", "fp8"), "not empty"),
+        ((str(quantized[1]), str(tmp_path / "out"), "--to", "fp8"), "already"),
+    ]:
+        found = main("quantize", *arguments)
+        assert (found.code, word in found.err) == (2, True), found.err
+    assert main("quantize", str(tmp_path / "nowhere"), str(tmp_path / "out"), "--to", "fp8").code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_an_interrupted_run_leaves_nothing(source, tmp_path, monkeypatch, error):
+    written = []
+
+    def save_some(*arguments, **options):
+        if len(written) == 2:
+            raise error
+        written.append(save_file(*arguments, **options))
+
+    monkeypatch.setattr(command, "save_file", save_some)
+    with pytest.raises(type(error)):
+        command.quantize(source, tmp_path / "out", "fp8", shard_bytes=50_000)
+    assert len(written) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_infinite_weight_is_refused_by_name_and_leaves_nothing(source, tmp_path):
+    name = "model.decoder.layers.1.experts.down_proj"
+    model = load(source)
+    model.decoder.layers[1].experts.down_proj.data[3, 2, 1] = float("inf")
+    saving.save(model, tmp_path / "bad", source=source)
+    for attempt in (
+        lambda: command.quantize(tmp_path / "bad", tmp_path / "out", "int4"),
+        lambda: load(tmp_path / "bad", quantize="int4"),
+    ):
+        with pytest.raises(gesso.GessoError, match=name):
+            attempt()
+    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
+
+
+def test_sizes_that_do_not_fit_the_blocks_are_refused_by_name(tmp_path):
+    text = {**tiny.CONFIG["text_config"], "moe_intermediate_size": 24}
+    model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text}))
+    randomise(model, 0)
+    saving.save(model, tmp_path / "odd", files={"tokenizer.json": tiny.tokenizer_json()})
+    for attempt in (
+        lambda: command.quantize(tmp_path / "odd", tmp_path / "out", "int4"),
+        lambda: load(tmp_path / "odd", quantize="int4"),
+    ):
+        with pytest.raises(InputError, match=r"layers\.0\.experts\.down_proj .* blocks of 32"):
+            attempt()
+    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+    command.quantize(tmp_path / "odd", tmp_path / "out", "fp8")
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from gesso.checkpoint.quantize import command
+from gesso.checkpoint.quantize.formats import Format
+
+def resident(field):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
+
+command.quantize(Path(sys.argv[1]), Path(sys.argv[3]), "fp8")  # small: what is imported on the way is there now
+before = resident("RssAnon")
+peak = before
+save = command.save_file
+quantize = Format.quantize
+
+def watched(act):
+    def run(*arguments, **options):
+        global peak
+        made = act(*arguments, **options)
+        peak = max(peak, resident("RssAnon"))
+        return made
+    return run
+
+command.save_file, Format.quantize = watched(save), watched(quantize)
+command.quantize(Path(sys.argv[2]), Path(sys.argv[4]), "fp8", shard_bytes=2**22)
+print(peak - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_holds_a_shard_and_a_tensor_not_the_model(source, tmp_path):
+    text = {**tiny.CONFIG["text_config"], "hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 32,
+            "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}  # fmt: skip
+    model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text})).to(torch.bfloat16)
+    randomise(model, 0)
+    saving.save(model, tmp_path / "large", files={"tokenizer.json": tiny.tokenizer_json()})
+    largest = max(p.nbytes for p in model.parameters()) / 2**20
+    whole = sum(p.nbytes for p in model.parameters()) / 2**20
+    paths = (source, tmp_path / "large", tmp_path / "small out", tmp_path / "large out")
+    arguments = [sys.executable, "-c", PEAK, *map(str, paths)]
+    grown = float(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+    assert grown < 8 + 2 * largest, f"{grown:.0f} MB for a model of {whole:.0f} MB"
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_on_quantized_weights_gets_the_gradients_of_the_dequantized_ones(quantized):
+    packed = load(quantized[1])
+    before, gradients = logits(packed), []
+    ids = torch.randint(0, 384, (1, 12))
+    for model in (packed, plain(packed)):
+        adapters.add(model, adapters.LoraSettings(rank=2), "small")
+        assert torch.equal(logits(model), before), "B is zero at first"
+        cache = model.new_cache(1, 16)
+        model.encode(ids[:, :4], cache)
+        torch.nn.functional.cross_entropy(model.denoise(ids[:, 4:], cache)[0], ids[0, 4:]).backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert len(gradients[0]) > 20
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
+
+
+def test_an_adapter_is_saved_and_loaded_on_quantized_weights_and_not_merged(quantized, tmp_path):
+    settings = adapters.LoraSettings(rank=2)
+    model, again = load(quantized[1]), load(quantized[1])
+    adapters.add(model, settings)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".B"):
+            parameter.data.normal_(0, 0.1)
+    adapters.save(model, tmp_path / "adapter", settings)
+    adapters.load(again, tmp_path / "adapter", "default")
+    assert torch.equal(logits(again), logits(model))
+    with pytest.raises(InputError, match="merge.*quantize"):
+        adapters.merge(again)
+
+
+def test_a_recipe_trains_an_adapter_and_refuses_the_weights_themselves(quantized, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    recipe = tmp_path / "recipe.toml"
+    whole = (
+        f'[model]\npath = "{quantized[1]}"\n[data]\nfiles = ["{tmp_path}/rows.jsonl"]\nmax_length = 300\n'
+        f'[run]\nout = "{tmp_path}/out"\nsteps = 1\nbatch_size = 1\n'
+    )
+    recipe.write_text(whole)
+    with pytest.raises(InputError, match=f"quantized to {quantized[0]} cannot be trained.*lora"):
+        train(load_recipe(recipe))
+    recipe.write_text(whole + "[lora]\nrank = 2\n")
+    seen = []
+    train(load_recipe(recipe), report=seen.append)
+    assert len(seen) == 1
+    adapters.load(load(quantized[1]), tmp_path / "out" / "adapter", "learnt")
+
+
+def test_encoder_and_decoder_changed_apart_still_share_their_packed_weights(quantized):
+    model = load(quantized[1])
+    before = logits(model)
+    adapters._split(model)
+    encoder, decoder = (stack.layers[0] for stack in (model.encoder, model.decoder))
+    assert encoder is not decoder
+    assert encoder.self_attn.q_proj.weight is decoder.self_attn.q_proj.weight
+    assert encoder.experts.down_proj is decoder.experts.down_proj
+    assert torch.equal(logits(model), before)

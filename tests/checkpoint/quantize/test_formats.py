@@ -1,0 +1,245 @@
+"""The formats by themselves: bits where they belong, errors within what each format can promise, nothing silent."""
+
+import pytest
+import torch
+
+from gesso.checkpoint.quantize import fp8, int4, nvfp4
+from gesso.checkpoint.quantize.formats import FORMATS, format_of, stored_name
+from gesso.errors import InputError
+from gesso.model.config import LAYERS
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+HEAVY = torch.distributions.StudentT(3.0)
+
+
+def weights(*shape: int) -> torch.Tensor:
+    return HEAVY.sample(shape) * 0.03
+
+
+def hostile() -> dict[str, torch.Tensor]:
+    """Matrices [6, 64] that a scale may break on."""
+    rows = torch.randn(6, 64)
+    with_zeros = rows.clone()
+    with_zeros[2], with_zeros[4, :32] = 0, 0
+    return {
+        "zeros": torch.zeros(6, 64),
+        "rows and blocks of zeros": with_zeros,
+        "tiny": rows * 1e-38,
+        "below what float32 counts evenly": rows * 1e-42,
+        "huge": (rows * 1e37).clamp(-3e38, 3e38),
+        "one outlier": torch.cat([rows.flatten()[:-1] * 1e-4, torch.tensor([1e4])]).view(6, 64),
+        "one value": torch.full((6, 64), -0.37),
+    }
+
+
+# --- bits ---------------------------------------------------------------------------------------------------------
+
+
+def test_fp8_stores_e4m3_and_a_scale_a_row():
+    row = torch.tensor([[448.0, -224.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-896.0, 2.0, 896.0, 4.0]])
+    packed = fp8.pack(row)
+    assert packed["weight_scale"].tolist() == [[1.0], [fp8.TINY], [2.0]]
+    assert packed["weight"].view(torch.uint8).tolist() == [
+        [0x7E, 0xF6, 0x38, 0x00],  # sign, four bits of exponent with bias 7, three of fraction
+        [0x00] * 4,
+        [0xFE, 0x38, 0x7E, 0x40],
+    ]
+    assert torch.equal(fp8.unpack(packed), row)
+
+
+def test_int4_stores_the_even_value_in_the_low_half_plus_eight():
+    values = torch.arange(64) % 16 - 8
+    row = torch.cat([values[:32] * 0.5, values[32:] * 2.0])[None]
+    packed = int4.pack(row)
+    assert packed["weight_packed"].dtype == torch.int32
+    assert packed["weight_packed"].view(torch.uint8).tolist() == [[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE] * 4]
+    assert packed["weight_packed"][0, 0].item() == 0x76543210, "value k of a word is at bit 4k"
+    assert packed["weight_scale"].dtype == torch.bfloat16
+    assert packed["weight_scale"].tolist() == [[0.5, 2.0]]
+    assert packed["weight_shape"].tolist() == [1, 64]
+    assert torch.equal(int4.unpack(packed), row)
+
+
+def test_nvfp4_stores_sign_and_e2m1_codes_and_a_global_scale_that_divides():
+    values = torch.tensor([*E2M1, *(-v for v in E2M1)])
+    row = torch.cat([values * 448, values])[None]
+    packed = nvfp4.pack(row)
+    assert packed["weight_packed"].dtype == torch.uint8
+    # Minus zero is stored as zero.
+    assert packed["weight_packed"].tolist() == [[0x10, 0x32, 0x54, 0x76, 0x90, 0xBA, 0xDC, 0xFE] * 2]
+    assert packed["weight_scale"].dtype == torch.float8_e4m3fn
+    assert packed["weight_scale"].float().tolist() == [[448.0, 1.0]]
+    assert packed["weight_global_scale"].tolist() == [1.0], "448 · 6 / the largest value"
+    assert torch.equal(nvfp4.unpack(packed), row)
+    assert nvfp4.pack(row / 4)["weight_global_scale"].tolist() == [4.0]
+
+
+def test_e2m1_rounds_to_nearest_and_ties_to_the_even_code():
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 9.0])
+    assert nvfp4._round(ties).tolist() == [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0]
+    x = torch.randn(20_000) * 3
+    grid = torch.tensor(E2M1)
+    nearest = grid[(x.abs()[:, None] - grid).abs().argmin(1)].copysign(x)
+    assert torch.equal(nvfp4._round(x), nearest)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_experts_are_packed_one_by_one_and_lead_every_tensor(name):
+    format = FORMATS[name]
+    stack = weights(3, 5, 64) * torch.tensor([1.0, 100.0, 0.01])[:, None, None]
+    packed = format.pack(stack)
+    for expert in range(3):
+        alone = format.pack(stack[expert])
+        assert all(torch.equal(packed[key][expert].float(), alone[key].float()) for key in alone)
+    parts = format.packed(stack.shape, packed).unbind()
+    assert torch.equal(torch.stack([part.dense(torch.float32) for part in parts]), format.unpack(packed))
+
+
+@pytest.mark.parametrize("shape", [(7, 64), (3, 5, 96)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_layout_says_what_is_made(name, shape):
+    format = FORMATS[name]
+    packed = format.pack(weights(*shape).bfloat16())
+    assert {key: (tuple(t.shape), t.dtype) for key, t in packed.items()} == format.layout(shape)
+    assert format.unpack(packed).shape == shape
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def bound(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """The largest error each value may have, where the first scale of the format is used."""
+    if name == "fp8":  # half a step: 2^-4 of the value, or 2^-10 of the scale where e4m3 counts evenly
+        scale = weight.abs().amax(-1, keepdim=True) / 448
+        return torch.maximum(weight.abs() / 16, scale * 2**-10)
+    if name == "int4":  # half a step, and a bfloat16 scale that may be 2^-8 off
+        return (weight.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 14 * (1 + 2**-7)).expand(-1, -1, 32)
+    # Half of the widest step, 2 of 6, and an e4m3 scale that may be 2^-4 off.
+    return (weight.unflatten(-1, (-1, 16)).abs().amax(-1, keepdim=True) / 6 * (1 + 2**-3)).expand(-1, -1, 16)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_error_is_within_what_the_format_promises(name):
+    weight = weights(64, 256)
+    off = (FORMATS[name].unpack(FORMATS[name].pack(weight)) - weight).abs()
+    limit = bound(name, weight).reshape(weight.shape)
+    if name == "fp8":
+        assert (off <= limit * 1.0001).all()
+        return
+    # The search may trade one value's error for those of its neighbours; the sum of squares is never more than that.
+    size = 32 if name == "int4" else 16
+    squares = (t.unflatten(-1, (-1, size)).square().sum(-1) for t in (off, limit))
+    assert torch.less_equal(*squares).all()
+
+
+@pytest.mark.parametrize(("name", "most"), [("fp8", 0.028), ("int4", 0.092), ("nvfp4", 0.087)])
+def test_normal_values_lose_a_known_part(name, most):
+    weight = torch.randn(128, 512)
+    error = (FORMATS[name].unpack(FORMATS[name].pack(weight)) - weight).norm() / weight.norm()
+    assert 0.5 * most < error < most
+
+
+@pytest.mark.parametrize(("module", "most"), [(int4, 0.94), (nvfp4, 0.92)])
+@pytest.mark.parametrize("kind", ["normal", "heavy"])
+def test_the_search_is_worth_its_time(module, most, kind, monkeypatch):
+    weight = torch.randn(128, 512) if kind == "normal" else weights(128, 512)
+    searched = (module.unpack(module.pack(weight)) - weight).norm()
+    monkeypatch.setattr(module, "DIVISORS", module.DIVISORS[:1])
+    assert searched < (most if kind == "normal" else 0.98) * (module.unpack(module.pack(weight)) - weight).norm()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_packing_what_was_packed_changes_little(name):
+    once = FORMATS[name].unpack(FORMATS[name].pack(weights(16, 64)))
+    twice = FORMATS[name].unpack(FORMATS[name].pack(once))
+    assert (twice - once).norm() <= 0.03 * once.norm()
+
+
+@pytest.mark.parametrize("kind", hostile())
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_scale_is_ever_zero_or_nan_and_zeros_stay_zeros(name, kind):
+    weight = hostile()[kind]
+    packed = FORMATS[name].pack(weight)
+    for key, tensor in packed.items():
+        if "scale" in key:
+            assert tensor.float().isfinite().all(), key
+            assert (tensor.float() > 0).all(), key
+    back = FORMATS[name].unpack(packed)
+    assert back.isfinite().all()
+    assert (back[weight == 0] == 0).all()
+    if "float32" not in kind and "tiny" not in kind:
+        assert (back - weight).norm() <= 0.12 * weight.norm()
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_values_that_are_not_finite_are_refused_by_name(name, bad):
+    weight = weights(2, 4, 64)
+    weight[1, 2, 3] = bad
+    with pytest.raises(InputError, match=f"layers.0.experts.down_proj cannot be stored as {name}.*NaN or infinite"):
+        FORMATS[name].quantize("layers.0.experts.down_proj", weight)
+
+
+@pytest.mark.parametrize(("name", "block"), [("int4", 32), ("nvfp4", 16)])
+def test_inputs_that_do_not_fill_their_blocks_are_refused(name, block):
+    for act in (FORMATS[name].pack, lambda weight: FORMATS[name].layout(weight.shape)):
+        with pytest.raises(InputError, match=f"{block + 8} inputs cannot be cut into blocks of {block}"):
+            act(weights(4, block + 8))
+    assert fp8.pack(weights(4, 13))["weight"].shape == (4, 13), "fp8 has no blocks"
+
+
+def test_vectors_empty_and_whole_numbers_are_refused():
+    for wrong in (torch.ones(32), torch.ones(0, 32), torch.ones(4, 32, dtype=torch.int8)):
+        for format in FORMATS.values():
+            with pytest.raises(InputError):
+                format.pack(wrong)
+    with pytest.raises(InputError, match="int3.*fp8, int4, nvfp4"):
+        format_of("decoder.norm.weight", (8,), "int3")
+
+
+def test_names_in_a_file_follow_the_parameter():
+    assert stored_name("a.q_proj.weight", "weight_packed") == "a.q_proj.weight_packed"
+    assert stored_name("a.q_proj.weight", "weight") == "a.q_proj.weight"
+    assert stored_name("a.experts.down_proj", "weight_global_scale") == "a.experts.down_proj_global_scale"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_router_and_norms_stay_as_they_are(name):
+    assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
+    assert format_of("decoder.layers.0.self_attn.q_norm.weight", (8,), name) is None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_embeddings_are_fp8_unless_only_layers_are_packed(name):
+    for table in ("decoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head", "lm_head.weight"):
+        assert format_of(table, (8, 8), name) is FORMATS["fp8"]
+        assert format_of(table, (8, 8), name + LAYERS) is None
+    matrix = "decoder.layers.0.experts.gate_up_proj", (2, 8, 8)
+    assert format_of(*matrix, name + LAYERS) is format_of(*matrix, name) is FORMATS[name]
+
+
+def test_a_tall_matrix_is_packed_in_stretches_to_the_same_numbers(monkeypatch):
+    weight = torch.randn(37, 8)
+    whole = FORMATS["fp8"].quantize("a", weight)
+    monkeypatch.setattr(fp8, "ROWS", 10)
+    for key, tensor in FORMATS["fp8"].quantize("a", weight).tensors.items():
+        assert torch.equal(tensor.float(), whole.tensors[key].float())
+
+
+def test_at_four_bits_are_the_experts_and_the_other_matrices_are_fp8():
+    for name in FORMATS:
+        assert format_of("decoder.layers.0.experts.down_proj", (2, 8, 8), name) is FORMATS[name]
+        assert format_of("decoder.layers.0.mlp.down_proj.weight", (8, 8), name) is FORMATS["fp8"]
+        assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
+
+
+def test_moving_to_another_dtype_leaves_the_codes_alone():
+    for name, format in FORMATS.items():
+        packed = format.quantize("w", weights(4, 64))
+        before = packed.dense(torch.float32)
+        packed.to(torch.bfloat16)
+        assert torch.equal(packed.dense(torch.float32), before), name
+        assert packed.dense(torch.bfloat16).dtype == torch.bfloat16

@@ -1,0 +1,368 @@
+"""Directories in and out: what loads, what is refused and how it says so, and what `transformers` makes of ours."""
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DiffusionGemmaForBlockDiffusion
+
+import gesso
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import write as saving
+from gesso.errors import CheckpointError, InputError
+from gesso.model.config import Config
+from gesso.model.transformer import DiffusionGemma
+from gesso.settings import Diffusion, GenerationDefaults
+from tests import oracle, tiny
+
+CPU = torch.device("cpu")
+
+
+def load(directory, dtype=torch.float32):
+    return checkpoint.load(directory, Config.from_directory(directory), CPU, dtype)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A fresh one, to be damaged."""
+    return tiny.make(tmp_path / "model")
+
+
+def damage(directory, change):
+    """Rewrite the weights after `change(tensors)`."""
+    tensors = load_file(directory / checkpoint.SINGLE)
+    change(tensors)
+    save_file(tensors, directory / checkpoint.SINGLE, metadata={"format": "pt"})
+
+
+def edit_config(directory, change):
+    raw = json.loads((directory / "config.json").read_text())
+    change(raw)
+    (directory / "config.json").write_text(json.dumps(raw))
+
+
+# --- out and back in ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 2, 9])
+@pytest.mark.parametrize("shard_bytes", [10**9, 20_000])
+def test_what_gesso_saves_transformers_loads_whole_and_computes_the_same(tmp_path, seed, shard_bytes):
+    oracle.checkpoint(tmp_path / "from", seed)
+    ours = load(tmp_path / "from")
+    saving.save(ours, tmp_path / "to", source=tmp_path / "from", shard_bytes=shard_bytes)
+    theirs, report = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "to", output_loading_info=True)
+    assert {key: list(value) for key, value in report.items() if value} == {}
+    theirs.eval()
+    prompt, canvas = torch.randint(0, 60, (2, 13)), torch.randint(0, 60, (2, 8))
+    kv, cache = oracle.new_cache(theirs), ours.new_cache(2, 64)
+    with torch.no_grad():
+        theirs.model.encoder(input_ids=prompt, past_key_values=kv)
+        ours.encode(prompt, cache)
+        expected = theirs(decoder_input_ids=canvas, past_key_values=kv).logits
+        assert (expected - ours.denoise(canvas, cache)).abs().max() < 1e-4
+    before, after = (load_tensors(tmp_path / name) for name in ("from", "to"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before), "the vision tower came along, to the bit"
+
+
+def load_tensors(directory):
+    return {name: t for file in checkpoint.weight_files(directory) for name, t in load_file(file).items()}
+
+
+def test_a_model_made_from_nothing_loads_in_transformers_too(directory):
+    _, report = DiffusionGemmaForBlockDiffusion.from_pretrained(directory, output_loading_info=True)
+    assert {key: list(value) for key, value in report.items() if value} == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_config(directory, tmp_path, dtype):
+    model = load(directory, dtype)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    saving.save(model, tmp_path / "half", source=directory)
+    saved = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert saved["dtype"] == str(dtype).removeprefix("torch.")
+    assert torch.equal(load(tmp_path / "half", dtype).head, model.head)
+
+
+def test_saving_keeps_tokenizer_template_and_fields_gesso_does_not_know(directory, tmp_path):
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    edit_config(directory, lambda raw: raw.update(image_token_id=258_880, someone_elses={"a": 1}))
+    saving.save(load(directory), tmp_path / "copy", source=directory)
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "copy" / name).read_text() == (directory / name).read_text()
+    raw = json.loads((tmp_path / "copy" / "config.json").read_text())
+    assert (raw["image_token_id"], raw["someone_elses"]) == (258_880, {"a": 1})
+
+
+def test_a_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
+    model = load(directory)
+    monkeypatch.setattr("safetensors.torch.save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        saving.save(model, tmp_path / "out", source=directory)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_saving_over_something_is_refused(directory):
+    before = sorted(path.name for path in directory.iterdir())
+    with pytest.raises(InputError, match="not empty"):
+        saving.save(load(directory), directory)
+    assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_the_vision_tower_is_left_out_with_one_line(directory, caplog):
+    tiny.give_eyes(directory)
+    with caplog.at_level(logging.WARNING, logger="gesso"):
+        model = load(directory)
+    assert [record.message for record in caplog.records] == ["text only: 16 tensors of the vision tower are left out"]
+    assert not any("vision" in name for name, _ in model.named_parameters())
+
+
+def test_a_vision_tower_of_zeros_is_none_and_needs_no_words(directory, caplog):
+    with caplog.at_level(logging.WARNING, logger="gesso"):
+        load(directory)
+    assert caplog.records == []
+
+
+def test_a_long_load_shows_its_progress_on_a_terminal_and_only_there(directory, monkeypatch):
+    shown = {}
+    for terminal in (True, False):
+        screen = io.StringIO()
+        screen.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setattr(checkpoint, "LONG_LOAD", 1)
+        load(directory)
+        shown[terminal] = screen.getvalue()
+    assert "loading weights" in shown[True]
+    assert "1.5/1.5 MB" in shown[True]
+    assert shown[False] == ""
+
+
+PEAK = """
+import resource, sys, threading, time
+from pathlib import Path
+import torch
+from gesso import checkpoint
+from gesso.config import Config
+directory = Path(sys.argv[1])
+config = Config.from_directory(directory)
+checkpoint.problems(directory, config)
+
+def rss():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+peak = before = rss()
+done = False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, rss())
+        time.sleep(0.0005)
+watcher = threading.Thread(target=watch); watcher.start()
+model = checkpoint.load(directory, config, torch.device("cpu"), torch.float32)
+done = True; watcher.join()
+sizes = {p.data_ptr(): p.nbytes for p in model.parameters()}
+print(peak - before, sum(sizes.values()), max(sizes.values()))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the process's memory from /proc")
+@pytest.mark.parametrize("shard_bytes", [10**10, 10**8])
+def test_loading_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
+    """In bfloat16 on disk, float32 in memory, 300 MB: two copies or a file left mapped would show."""
+    raw = json.loads(json.dumps(tiny.CONFIG))
+    raw["text_config"] |= {"hidden_size": 512, "moe_intermediate_size": 768, "num_experts": 16, "dtype": "bfloat16"}
+    model = DiffusionGemma(Config.from_dict(raw)).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    saving.save(model, tmp_path / "large", shard_bytes=shard_bytes)
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path / "large")], capture_output=True, text=True, check=True
+    )
+    grown, total, largest = map(int, run.stdout.split())
+    assert total > 250 * 10**6
+    # One tensor on its way is there twice: as read (half the size, being bfloat16) and as converted.
+    assert grown < total + 1.6 * largest + 30 * 10**6
+
+
+# --- what cannot be loaded ----------------------------------------------------------------------------------------
+
+
+def refused(directory, *words):
+    with pytest.raises(CheckpointError) as caught:
+        load(directory)
+    for word in words:
+        assert word in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_cut_off_is_named(directory):
+    path = directory / checkpoint.SINGLE
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(directory, checkpoint.SINGLE, "corrupt or cut off")
+
+
+def test_a_file_of_garbage_is_named(directory):
+    (directory / checkpoint.SINGLE).write_bytes(b"\xff" * 1000)
+    refused(directory, checkpoint.SINGLE, "corrupt")
+
+
+def test_a_pickle_is_never_opened(directory):
+    (directory / checkpoint.SINGLE).rename(directory / "pytorch_model.bin")
+    refused(directory, "no weights", checkpoint.SINGLE)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
+    gone = checkpoint.weight_files(tmp_path / "model")[1]
+    gone.unlink()
+    refused(tmp_path / "model", gone.name, "missing")
+
+
+def test_missing_and_surplus_tensors_are_named(directory):
+    def change(tensors):
+        tensors["model.decoder.layers.9.mlp.up_proj.weight"] = tensors.pop("model.decoder.norm.weight")
+
+    damage(directory, change)
+    refused(directory, "model.decoder.norm.weight", "model.decoder.layers.9.mlp.up_proj.weight", "surplus")
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(directory):
+    damage(directory, lambda t: t.update({"model.decoder.norm.weight": torch.ones(63)}))
+    refused(directory, "model.decoder.norm.weight", "[63]", "[64]")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_are_named(directory, bad):
+    def change(tensors):
+        tensors["model.decoder.layers.2.experts.down_proj"][3, 5, 7] = bad
+
+    damage(directory, change)
+    refused(directory, "model.decoder.layers.2.experts.down_proj", "NaN or infinite")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda raw: raw.update(model_type="llama"), ["'llama'", "diffusion_gemma"]),
+        (lambda raw: raw.pop("text_config"), ["text_config"]),
+        (lambda raw: raw["text_config"].pop("num_experts"), ["num_experts"]),
+        (lambda raw: raw["text_config"].update(top_k_experts=9), ["top_k_experts 9", "num_experts 8"]),
+        (lambda raw: raw["text_config"].update(num_key_value_heads=3), ["3 key/value heads", "4 query heads"]),
+        (lambda raw: raw["text_config"].update(hidden_size=0), ["hidden_size", "from 1 to"]),
+        (lambda raw: raw["text_config"].update(hidden_activation="silu"), ["hidden_activation", "'silu'"]),
+        (lambda raw: raw["text_config"].update(use_bidirectional_attention="all"), ["use_bidirectional_attention"]),
+        (lambda raw: raw["text_config"].update(attention_bias=True), ["attention_bias"]),
+        (lambda raw: raw["text_config"].update(num_kv_shared_layers=2), ["num_kv_shared_layers"]),
+        (lambda raw: raw["text_config"].update(layer_types=["full_attention"]), ["layer_types", "4"]),
+        (lambda raw: raw["text_config"].update(layer_types=["mamba"] * 4), ["mamba"]),
+        (lambda raw: raw["text_config"].update(num_hidden_layers="4"), ["num_hidden_layers", "'4'"]),
+        (lambda raw: raw["text_config"].update(sliding_window="128"), ["sliding_window", "'128'"]),
+        (lambda raw: raw["text_config"].update(num_key_value_heads=0), ["num_key_value_heads"]),
+        (lambda raw: raw["text_config"].update(rms_norm_eps="small"), ["rms_norm_eps"]),
+        (lambda raw: raw["text_config"].update(rope_parameters={"rope_theta": 5.0}), ["rope_parameters", "layer type"]),
+        (lambda raw: raw.update(eos_token_id="<eos>"), ["eos_token_id", "'<eos>'"]),
+        (
+            lambda raw: raw["text_config"].update(rope_parameters={"full_attention": {"rope_type": "yarn"}}),
+            ["rope_type 'yarn'"],
+        ),
+    ],
+)
+def test_a_configuration_gesso_would_compute_wrongly_is_refused_by_name(directory, change, words):
+    edit_config(directory, change)
+    refused(directory, *words)
+
+
+def test_an_unknown_field_is_named_in_a_warning(directory, caplog):
+    edit_config(directory, lambda raw: raw["text_config"].update(novelty=3))
+    with caplog.at_level(logging.WARNING, logger="gesso"):
+        Config.from_directory(directory)
+    assert "novelty" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_a_config_that_is_no_json_object_is_named(directory, text):
+    (directory / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    refused(directory, "config.json")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../elsewhere.safetensors", 3, ""])
+def test_an_index_reaches_no_file_outside_its_directory(tmp_path, name):
+    oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
+    index = json.loads((tmp_path / "model" / checkpoint.INDEX).read_text())
+    index["weight_map"]["model.decoder.norm.weight"] = name
+    (tmp_path / "model" / checkpoint.INDEX).write_text(json.dumps(index))
+    refused(tmp_path / "model", checkpoint.INDEX, repr(name))
+
+
+def test_a_path_that_is_not_there_says_what_was_tried(tmp_path):
+    for name in (tmp_path / "nowhere", "just-a-word", "", "./nothing", "../nothing", "a--b/c d"):
+        with pytest.raises(CheckpointError, match="no directory"):
+            checkpoint.find(name)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="is a file"):
+        checkpoint.find(tmp_path / "file")
+
+
+def test_a_hub_name_offline_says_how_to_go_on(own_cache, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(own_cache / "hub"))
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
+        checkpoint.find("nobody/nothing-at-all")
+
+
+def test_a_hub_name_is_found_in_the_local_hub_cache_when_offline(directory, tmp_path, monkeypatch):
+    """The layout huggingface_hub keeps: refs/main names the snapshot."""
+    import huggingface_hub.constants
+
+    repo = tmp_path / "hub" / "models--someone--small"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("0" * 40)
+    (repo / "snapshots").mkdir()
+    directory.rename(repo / "snapshots" / ("0" * 40))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert load(checkpoint.find("someone/small")).config.vocab_size == 384
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def test_the_generation_config_sets_the_defaults(directory):
+    raw = {
+        "max_new_tokens": 99, "max_denoising_steps": 7, "t_min": 0.1, "t_max": 0.9, "stability_threshold": 2,
+        "confidence_threshold": 0.5, "eos_token_id": [1, 5], "sampler_config":
+        {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.3},
+    }  # fmt: skip
+    (directory / "generation_config.json").write_text(json.dumps(raw))
+    defaults = GenerationDefaults.from_directory(directory, Config.from_directory(directory))
+    settings = Diffusion(steps=7, t_min=0.1, t_max=0.9, stability=2, confidence=0.5, entropy_bound=0.3)
+    assert defaults == GenerationDefaults(diffusion=settings, max_new_tokens=99, eos_token_ids=(1, 5))
+    g = gesso.load(directory)
+    assert g.generate("a", seed=0, stopping="fixed", max_new_tokens=4).usage.denoising_steps in (7, 14)
+
+
+def test_without_a_generation_config_the_reference_defaults_hold(directory):
+    (directory / "generation_config.json").unlink()
+    defaults = GenerationDefaults.from_directory(directory, Config.from_directory(directory))
+    assert defaults == GenerationDefaults(eos_token_ids=(1, 106, 50))
+
+
+@pytest.mark.parametrize(
+    ("raw", "word"),
+    [
+        ({"sampler_config": {"_cls_name": "NovelSamplerConfig"}}, "NovelSamplerConfig"),
+        ({"sampler_config": "Novel"}, "Novel"),
+        ({"max_new_tokens": "many"}, "max_new_tokens"),
+        ({"eos_token_id": "<eos>"}, "eos_token_id"),
+        ({"t_max": "hot"}, "t_max"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_followed_is_refused(directory, raw, word):
+    (directory / "generation_config.json").write_text(json.dumps(raw))
+    with pytest.raises(CheckpointError, match=word):
+        gesso.load(directory)

@@ -1,0 +1,495 @@
+"""The command line as its users meet it: streams, exit codes, terminals, Ctrl-C."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from fcntl import ioctl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gesso
+from gesso.cli import chat, delivery, terminal
+from gesso.cli.options import Denoising
+from tests.tiny import give_eyes, make
+
+ROOT = Path(__file__).parents[2]
+GESSO = [sys.executable, "-m", "gesso"]
+SHORT = ["--steps", "2", "--max-new-tokens", "8", "--seed", "3"]
+ENDLESS = ["--steps", "1000", "--stopping", "fixed", "--max-new-tokens", "4096"]
+ROWS, COLUMNS = 12, 80
+SHOW, HIDE = "\x1b[?25h", "\x1b[?25l"
+
+Main = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture(autouse=True)
+def environment(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GESSO_MODEL", str(tiny_directory))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "PYTHONIOENCODING", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*GESSO, *arguments], capture_output=True, timeout=60, **options)
+
+
+class Terminal:
+    """The program on a terminal of its own; stdout is the terminal too, or a pipe."""
+
+    def __init__(self, *arguments: str, stdout: int | None = None) -> None:
+        self.fd, inside = pty.openpty()
+        ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self.process = subprocess.Popen(
+            [*GESSO, *arguments], stdin=inside, stderr=inside, stdout=inside if stdout is None else stdout,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's "&" has it ignored
+            env=dict(os.environ),  # not the C library's: there, pytest's readline has put LINES and COLUMNS of its own
+        )  # fmt: skip
+        os.close(inside)
+        self.raw, self.seen = b"", 0
+
+    @property
+    def output(self) -> str:
+        return self.raw.decode(errors="replace").replace("\r\n", "\n")
+
+    def read(self, until: str | None = None, timeout: float = 40) -> None:
+        """Up to the next occurrence of some text, or up to the end of the program."""
+        deadline = time.monotonic() + timeout
+        while until is None or (at := self.raw.find(until.encode(), self.seen)) < 0:
+            assert time.monotonic() < deadline, f"waited for {until!r}, got {self.raw[self.seen :]!r}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.raw += os.read(self.fd, 65536)
+                except OSError:  # Linux says so when the other side is closed
+                    assert until is None, f"ended before {until!r}: {self.raw!r}"
+                    return
+        self.seen = at + len(until.encode())
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        self.read()
+        os.close(self.fd)
+        return self.process.wait(20)
+
+
+def screen(output: str) -> list[str]:
+    """The lines that a terminal shows after this output, as far as rich's live view needs a terminal."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", output):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif not part.startswith(("\x1b", "\r")):
+            lines[row] += part
+    return lines
+
+
+# --- without a model ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["--version"]])
+def test_help_needs_none_of_what_takes_long_to_import(arguments: list[str]) -> None:
+    script = (
+        "import runpy, sys\n"
+        "try:\n    runpy.run_module('gesso', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "assert not {'torch', 'tokenizers', 'jinja2', 'fastapi', 'huggingface_hub'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, timeout=60, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_version(main: Main) -> None:
+    assert main("--version").out == f"gesso {gesso.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"]])
+def test_help_tells_the_exit_codes(main: Main, command: list[str]) -> None:
+    done = main(*command, "--help")
+    assert done.code == 0
+    assert "Exit codes: 0" in done.out and "130" in done.out
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "infill", "edit", "sudoku", "eval"])
+def test_every_diffusion_setting_is_an_option(main: Main, command: str) -> None:
+    help = main(command, "--help").out
+    for item in fields(gesso.Diffusion):
+        assert f"--{item.name.replace('_', '-')} " in help
+    assert "--no-eos-settles" in help
+
+
+def test_options_that_are_not_given_override_nothing() -> None:
+    assert Denoising().diffusion() == {}
+    given = {"preset": "fast", "eos_settles": False, "t_min": 0.1}
+    assert Denoising(**given).diffusion() == given
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["paint"],
+        ["generate", "hi", "--no-such-option"],
+        ["generate", "hi", "--steps", "many"],
+        ["generate", "hi", "--steps", "0"],
+        ["generate", "hi", "--entropy-bound", "-1"],
+        ["generate", "hi", "--sampler", "best"],
+        ["generate", "hi", "--preset", "best"],
+        ["generate", "hi", "--seed", "-1"],
+        ["generate", ""],
+        ["generate"],
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2_before_anything_is_loaded(
+    main: Main, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(gesso, "load", lambda *_, **__: pytest.fail("loaded a model first"))
+    done = main(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(r"gesso: .+\n", done.err)
+
+
+def test_stdin_that_is_not_text_is_bad_input() -> None:
+    done = run_process("generate", input=b"\xff\xfe")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert re.fullmatch(rb"gesso: stdin is not utf-8 text.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("command", [["info"], ["generate", "hi", "--model"], ["chat", "--model"]])
+def test_a_checkpoint_that_cannot_be_read_is_exit_code_1(main: Main, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "config.json").write_text("{")
+    for path in (tmp_path, tmp_path / "absent"):
+        done = main(*command, str(path))
+        assert (done.code, done.out) == (1, "")
+        assert re.fullmatch(r"gesso: .+\n", done.err)
+
+
+def test_the_model_may_be_named_in_the_environment(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GESSO_MODEL", str(tmp_path / "absent"))
+    for command in (["info"], ["generate", "hi"], ["chat"]):
+        done = main(*command)
+        assert done.code == 1 and "absent" in done.err
+
+
+def test_nothing_that_a_terminal_obeys_is_printable() -> None:
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    shown = terminal.printable(everything)
+    assert len(shown) == len(everything)
+    assert {c for c in shown if unicodedata.category(c) in ("Cc", "Zl", "Zp")} == {"\n", "\t"}
+    assert not {c for c in shown if unicodedata.bidirectional(c) in ("RLO", "LRO", "RLE", "LRE", "PDF", "RLI", "LRI")}
+    plain = "äß 漢字 👩‍👩‍👧\n\tنص"
+    assert terminal.printable(plain) == plain
+
+
+def test_terminals_get_harmless_text_and_pipes_the_text_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.print_text("a\x1b[31mb")
+    assert capsys.readouterr().out == "a\x1b[31mb\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    terminal.print_text("a\x1b[31mb")
+    assert capsys.readouterr().out == "a␛[31mb\n"
+
+
+# --- generate -------------------------------------------------------------------------------------------------------
+
+
+def test_stdout_has_the_text_and_stderr_all_else_without_escape_codes(
+    tiny: gesso.Gesso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_eyes(make(tmp_path / "model"))  # which loading warns of
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = run_process("generate", "hi", *SHORT, "-m", str(tmp_path / "model"))
+    expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)
+    assert done.returncode == 0
+    assert done.stdout.decode() == expected.text + "\n"
+    assert b"\x1b" not in done.stderr
+    *warnings, usage = done.stderr.decode().splitlines()
+    assert len(warnings) == len(set(warnings)) > 0
+    assert all(re.match("gesso: (?!gesso: )", line) for line in warnings)
+    assert "2 steps" in usage and "seed 3" in usage
+
+
+def test_same_seed_same_text(main: Main) -> None:
+    first, second, other = (main("generate", "hi", *SHORT[:-1], seed).out for seed in ("3", "3", "4"))
+    assert first == second != other
+
+
+def test_json_is_one_object_with_everything(main: Main, tiny: gesso.Gesso) -> None:
+    done = main("generate", "hi", *SHORT, "--json")
+    found = json.loads(done.out)
+    expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)
+    assert done.out.count("\n") == 1
+    assert found["text"] == expected.text and found["tokens"] == list(expected.tokens)
+    assert (found["finish_reason"], found["seed"]) == (expected.finish_reason, 3)
+    assert found["usage"]["denoising_steps"] == 2
+    assert found["usage"]["tokens_per_step"] == expected.usage.tokens_per_step
+    assert "steps" not in done.err
+
+
+@pytest.mark.parametrize("dash", [["-"], []])
+def test_a_prompt_from_stdin_is_the_prompt_less_its_last_line_break(main: Main, dash: list[str]) -> None:
+    assert main("generate", *dash, *SHORT, stdin="one\ntwo\n").out == main("generate", "one\ntwo", *SHORT).out
+
+
+def test_options_reach_the_model(main: Main) -> None:
+    def usage(*arguments: str) -> Any:
+        return json.loads(main("generate", "hi", "--json", *arguments).out)["usage"]
+
+    fixed = ["--max-new-tokens", "8", "--seed", "0", "--stopping", "fixed"]
+    assert usage(*fixed, "--preset", "fast")["denoising_steps"] == gesso.PRESETS["fast"].steps
+    assert usage(*fixed, "--preset", "fast", "--steps", "3")["denoising_steps"] == 3
+    assert usage(*SHORT, "--canvas-length", "4")["canvases"] in (1, 2)
+    text = main("generate", "hi", *SHORT).out[:-1]
+    stopped = json.loads(main("generate", "hi", *SHORT, "--json", "--stop", "no such text", "--stop", text[-1]).out)
+    assert (stopped["text"], stopped["finish_reason"]) == (text[: text.index(text[-1])], "stop")
+
+
+@pytest.mark.parametrize("bad", [["--device", "abacus"], ["--dtype", "int3"], ["--t-max", "0.1"], ["--seed", "9" * 30]])
+def test_input_that_only_the_model_can_judge_is_exit_code_2(main: Main, bad: list[str]) -> None:
+    done = main("generate", "hi", *SHORT, *bad)
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(r"(gesso: .+\n)+", done.err)
+
+
+def test_characters_that_stdout_cannot_write_are_replaced(
+    main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3).text
+    assert not text.isascii()
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        assert main("generate", "hi", *SHORT).code == 0
+    assert stdout.buffer.getvalue() == text.encode("ascii", "replace") + b"\n"
+
+
+def test_a_disk_that_is_full_is_told_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*GESSO, "--version"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(rb"gesso: .*No space left.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("command", [["--version"], ["chat", *SHORT, "--json"]])
+def test_a_reader_that_leaves_ends_it_quietly(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*GESSO, *command], input=b"one\ntwo\n", stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert done.returncode == 0
+    assert all(line.startswith("gesso: ") for line in done.stderr.decode().splitlines())
+
+
+# --- the live view --------------------------------------------------------------------------------------------------
+
+
+def test_the_live_view_fits_the_terminal_and_leaves_only_the_text(tiny: gesso.Gesso) -> None:
+    # 256 tokens of noise take more lines than the terminal has.
+    long = ["--steps", "4", "--max-new-tokens", "256", "--seed", "1"]
+    terminal = Terminal("generate", "hi", *long, stdout=subprocess.PIPE)
+    assert terminal.end() == 0
+    assert terminal.process.stdout
+    with terminal.process.stdout as stdout:
+        written = stdout.read().decode()
+    text = tiny.generate("hi", steps=4, max_new_tokens=256, seed=1).text
+    assert written == text + "\n"
+    for step in range(1, 5):
+        assert f"canvas 1 · step {step}/4" in terminal.output
+    before, _, view = terminal.output.partition(HIDE)
+    assert view.count(HIDE) == 0 and view.count(SHOW) == 1
+    lines = screen(view)
+    assert 4 < len(lines) <= ROWS
+    assert [line for line in lines if line][:-1] == [], "the view is gone, the usage line is there"
+    assert "256/256" not in before and "4 steps" in "".join(lines)
+    assert not set(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.output)) & {"\x1b", "\x00", "\x07", "\x9b"}
+
+
+@pytest.mark.parametrize("unwanted", [["--no-live"], ["--json"]])
+def test_no_live_view_when_none_is_wanted(main: Main, monkeypatch: pytest.MonkeyPatch, unwanted: list[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert HIDE in main("generate", "hi", *SHORT).err
+    done = main("generate", "hi", *SHORT, *unwanted)
+    assert done.code == 0
+    assert HIDE not in done.err and "canvas 1 ·" not in done.err
+
+
+def test_settled_tokens_are_bright_and_the_others_dim() -> None:
+    model: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(special_ids={0}), decode=lambda tokens: "".join(map(chr, tokens))
+    )
+    tokens = [*map(ord, "abcd\x1b"), 0, 0]
+    settled = [True, True, False, True, False, True, False]
+    draft: Any = SimpleNamespace(before=[ord("x")], tokens=tokens, settled=settled)
+    text = terminal.CanvasView(model)._text(draft)
+    assert text.plain == "xabcd␛··"
+    assert [(text.plain[s.start : s.end], s.style) for s in text.spans] == [
+        ("ab", "bold"), ("c", "dim"), ("d", "bold"), ("␛", "dim"), ("··", "dim"),
+    ]  # fmt: skip
+
+
+def test_ctrl_c_is_exit_code_130_and_the_cursor_comes_back() -> None:
+    terminal = Terminal("generate", "hi", *ENDLESS)
+    terminal.read(until="step 2/")
+    terminal.interrupt()
+    assert terminal.end() == 130
+    assert terminal.output.rindex(SHOW) > terminal.output.rindex(HIDE)
+    assert "Traceback" not in terminal.output
+
+
+# --- chat -----------------------------------------------------------------------------------------------------------
+
+
+def answers(output: str) -> list[Any]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_chat_over_a_pipe_answers_every_line_and_remembers(main: Main, tiny: gesso.Gesso) -> None:
+    done = main("chat", *SHORT, "--json", "--system", "Be brief.", stdin="one\n\ntwo\n")
+    first, second = answers(done.out)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+    expected = tiny.chat(messages, steps=2, max_new_tokens=8, seed=3)
+    assert done.code == 0
+    assert (first["text"], first["thinking"]) == (expected.text, expected.thinking)
+    messages += [{"role": "assistant", "content": expected.text}, {"role": "user", "content": "two"}]
+    assert second["tokens"] == list(tiny.chat(messages, steps=2, max_new_tokens=8, seed=3).tokens)
+
+
+def test_chat_without_json_prints_the_answers_alone(main: Main) -> None:
+    expected = answers(main("chat", *SHORT, "--json", stdin="one\ntwo\n").out)
+    done = main("chat", *SHORT, "--no-thinking", stdin="one\ntwo\n")
+    assert done.code == 0
+    assert done.out == "".join(answer["text"] + "\n" for answer in expected)
+
+
+def test_reset_forgets_what_was_said(main: Main) -> None:
+    first, second, third = answers(main("chat", *SHORT, "--json", stdin="one\none\n/reset\none\n").out)
+    assert first["tokens"] == third["tokens"]
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] == third["usage"]["prompt_tokens"]
+
+
+def test_retry_asks_again_with_the_next_seed(main: Main) -> None:
+    found = answers(main("chat", *SHORT, "--json", stdin="one\n/retry\n/seed 3\n/retry\n/seed 7\n/retry\n").out)
+    assert [answer["seed"] for answer in found] == [3, 4, 3, 7]
+    assert found[0]["tokens"] == found[2]["tokens"] != found[1]["tokens"]
+    assert len({answer["usage"]["prompt_tokens"] for answer in found}) == 1
+
+
+def test_commands_answer_on_stderr_and_exit_ends(main: Main) -> None:
+    done = main("chat", *SHORT, "--json", stdin="/paint\n/seed x\n/retry\n/help\n/exit\none\n")
+    assert (done.code, done.out) == (0, "")
+    for said in ("gesso: no such command: /paint", "/seed x", "nothing to retry", "/reset "):
+        assert said in done.err
+
+
+def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[str]) -> None:
+    result = tiny.generate("hi", steps=1, max_new_tokens=1)
+    delivery.deliver(result, as_json=False, thinking="let me\x07 see")
+    output = capsys.readouterr()
+    assert output.out == result.text + "\n"
+    assert output.err.startswith("let me␇ see\n")
+
+
+def test_a_stopped_answer_leaves_the_conversation_as_it_was(
+    main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def talk(*lines: str) -> chat.Conversation:
+        conversation = chat.Conversation(tiny, {"steps": 2, "max_new_tokens": 8, "seed": 3}, system=None)
+        for line in lines:
+            conversation.hear(line)
+        return conversation
+
+    def interrupted(_: Any, events: Iterator[Any], __: Any) -> None:
+        next(events)
+        raise KeyboardInterrupt
+
+    conversation = talk("one")
+    for line in ("two", "/retry"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(chat, "follow", interrupted)
+            conversation.hear(line)
+        assert conversation.messages == talk("one").messages
+    conversation.hear("three")
+    assert conversation.messages == talk("one", "three").messages
+
+
+def test_ctrl_c_stops_an_answer_then_the_chat() -> None:
+    terminal = Terminal("chat", *ENDLESS)
+    terminal.read(until="> ")
+    terminal.type("hello\n")
+    terminal.read(until="step 2/")
+    terminal.interrupt()
+    terminal.read(until="stopped")
+    terminal.read(until="> ")
+    terminal.type("/paint\n")
+    terminal.read(until="no such command")
+    terminal.read(until="> ")
+    time.sleep(0.3)  # readline prints its prompt a moment before it listens to signals
+    terminal.interrupt()
+    assert terminal.end() == 130
+    assert terminal.output.rindex(SHOW) > terminal.output.rindex(HIDE)
+    assert "Traceback" not in terminal.output
+
+
+def test_ctrl_d_ends_the_chat(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(prompt: str) -> str:
+        raise EOFError
+
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("builtins.input", ended)
+    done = main("chat", *SHORT, stdin=Keyboard())
+    assert (done.code, done.out) == (0, "")
+    assert done.err.endswith("> \n"), "the prompt is on stderr when stdout is not a terminal"
+
+
+# --- info -----------------------------------------------------------------------------------------------------------
+
+
+def test_info_describes_the_model_in_the_box(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GESSO_MODEL")
+    done = main("info")
+    assert done.code == 0 and "experts" in done.out and "\x1b" not in done.out
+    assert done.out.startswith("the model in the box (gesso-mini)\n")
+    found = json.loads(main("info", "--json").out)
+    assert found["problems"] == []
+    named = json.loads(main("info", "gesso-mini", "--json").out)
+    assert (named.pop("name"), found.pop("name")) == ("gesso-mini", "the model in the box (gesso-mini)")
+    assert named == found
+
+
+def test_info_lists_problems_and_that_is_no_failure(main: Main, tiny_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_directory / "config.json").read_text())
+    done = main("info", str(tmp_path), "--json")
+    assert done.code == 0
+    assert any("tokenizer.json" in problem for problem in json.loads(done.out)["problems"])

@@ -1,0 +1,485 @@
+"""A constraint is kept whatever the model says, and the likeliest text that keeps it is found."""
+
+import itertools
+import json
+import re
+import time
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gesso
+from gesso.constraints.automaton import DEAD, START, compile_regex
+from gesso.constraints.constraint import Guides
+from gesso.constraints.guide import Guide
+from gesso.constraints.limits import Limits
+from gesso.constraints.reach import Reach
+from gesso.constraints.search import BEAM, TOP, Scores, likeliest
+from gesso.constraints.words import Words
+from gesso.engine import guided
+from tests.constraints.test_schema import valid
+from tests.schemas import schemas
+
+SMALL = {"canvas_length": 24, "steps": 3}
+
+
+@pytest.fixture(scope="module")
+def words(tiny):
+    return Words.of(tiny.tokenizer, tiny.config.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def guide_of(words, tiny):
+    return lambda regex: Guide(compile_regex(regex), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0]))
+
+
+def best_of(guide: Guide, logits_CV: np.ndarray, top: int, after: int = 0, pins: dict[int, int] | None = None) -> list:
+    """The tokens that the search finds for a canvas, when `after` more may follow it."""
+    order_CK = np.argsort(-logits_CV, axis=1)[:, :top]
+    top_CK = np.take_along_axis(logits_CV, order_CK, axis=1)
+    fill = np.array(sorted(guide.eos | guide.padding))
+    fill_C = fill[logits_CV[:, fill].argmax(axis=1)]
+    reach = Reach(guide, pins or {}, len(logits_CV) + after)
+    columns = [logits_CV[:, reach.moves.tokens_U], top_CK[:, :1], logits_CV[:, fill].max(axis=1, keepdims=True)]
+    scores = Scores(order_CK, top_CK, fill_C, np.concatenate(columns, axis=1))
+    return likeliest(reach, START, 0, scores)[0].tolist()
+
+
+def random_logits(vocab_size: int, length: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(length, vocab_size)).astype(np.float32)
+
+
+# --- the automaton and the words ---
+
+
+@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.parametrize(
+    ("regex", "right", "wrong"),
+    [
+        ("abc", ["abc"], ["", "ab", "abcd", "abd"]),
+        ("é{2}|日本", ["éé", "日本"], ["é", "日", "本日"]),
+        (r"\d{3}-[a-f]+", ["123-abc", "000-f"], ["123-", "12-a", "123-g"]),
+        (r"(?s).*", ["", "a\nb", "\U0001f600"], []),
+        (r".*", ["", "ab"], ["a\nb"]),
+        (r"\p{Greek}+", ["αβγ"], ["abc", ""]),
+        ("(ab)*", ["", "ab", "abab"], ["a", "aba"]),
+        ("a(bc)?", ["a", "abc"], ["ab"]),
+        ("(?x) a b # two letters", ["ab"], ["a b"]),
+    ],
+)
+def test_an_automaton_accepts_what_the_expression_matches_as_a_whole(regex, right, wrong):
+    automaton = compile_regex(regex)
+    assert all(automaton.matches(text.encode()) for text in right)
+    assert not any(automaton.matches(text.encode()) for text in wrong)
+
+
+def test_a_text_is_the_bytes_of_its_words_put_together(tiny, words):
+    generator = np.random.default_rng(0)
+    known = sorted(words.bytes_of)
+    for _ in range(200):
+        tokens = generator.choice(known, size=12).tolist()
+        raw = b"".join(words.bytes_of[token] for token in tokens)
+        assert tiny.decode(tokens) == raw.decode("utf-8", "replace") or b"\xef\xbf\xbd" in raw or not _is_text(raw)
+    assert not words.bytes_of.keys() & tiny.tokenizer.special_ids
+
+
+def _is_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("regex", ["abc|abd|x", r"[a-z]{2}", r'"[^"]{0,9}"'])
+def test_the_words_that_can_follow_are_those_the_automaton_can_walk(words, regex):
+    automaton = compile_regex(regex)
+    found = dict(words.after(automaton, START, 10**6))
+    for token in words.token_of.values():
+        state = START
+        for byte in words.bytes_of[token]:
+            state = int(automaton.next_SB[state, byte])
+        assert found.get(token, DEAD) == state
+
+
+@pytest.mark.parametrize("regex", ["abc", r'\{"name": "[a-z]{3,}"\}', r"(yes|no){4}", "(?s).*", "日本語"])
+def test_the_way_to_the_end_has_as_many_tokens_as_it_says(guide_of, regex):
+    guide, state, left, tokens = guide_of(regex), START, [], []
+    while not guide.may_end(state):
+        left.append(int(guide.tokens_left_S[state]))
+        tokens.append(int(guide._ways[1][state]))
+        state = guide.walk(state, tokens[-1:])
+    assert left == list(range(len(left), 0, -1)) and guide.shortest == len(tokens)
+    assert guide.automaton.matches(b"".join(guide.words.bytes_of[token] for token in tokens))
+
+
+# --- the search ---
+
+
+@pytest.mark.parametrize("regex", ["ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"])
+def test_the_text_found_is_the_likeliest_of_all_that_fit(guide_of, tiny, regex):
+    """Against all sequences there are, of the tokens that can occur at all; few states, so nothing is left out."""
+    guide = guide_of(regex)
+    assert len(guide.automaton) <= BEAM
+    usable = sorted({t for s in range(1, len(guide.automaton)) for t, _ in guide.words.after(guide.automaton, s, 999)})
+    ends = sorted(guide.eos)
+    for seed in range(5):
+        logits_CV = random_logits(tiny.config.vocab_size, 3, seed)
+        best = best_of(guide, logits_CV, tiny.config.vocab_size)
+        fill_C = logits_CV[:, sorted(guide.eos | guide.padding)].max(axis=1)
+        highest = -np.inf
+        for length in range(4):
+            for tokens in itertools.product(usable, repeat=length):
+                if guide.may_end(guide.walk(START, tokens)):
+                    score = sum(logits_CV[i, t] for i, t in enumerate(tokens))
+                    if length < 3:
+                        score += max(logits_CV[length, e] for e in ends) + fill_C[length + 1 :].sum()
+                    highest = max(highest, float(score))
+        assert guide.may_end(guide.walk(START, best))
+        assert sum(float(logits_CV[i, t]) for i, t in enumerate(best)) == pytest.approx(highest, abs=1e-4)
+
+
+@pytest.mark.parametrize("regex", [r'\{"a":"[^"\\]*","b":[0-9]+\}', r"(é|日|a){9}", r"[^\n]{9,30}\n", "(?s).{3,}"])
+def test_what_is_found_fits_however_little_room_there_is(guide_of, tiny, regex):
+    guide = guide_of(regex)
+    for length, seed in itertools.product((guide.shortest, guide.shortest + 1, 40), range(3)):
+        logits_CV = random_logits(tiny.config.vocab_size, length, seed)
+        for after in (0, 5):
+            best = best_of(guide, logits_CV, TOP, after)
+            assert Reach(guide, {}, length + after).fits(0, START, best)
+
+
+def test_a_position_that_is_sure_outweighs_many_that_know_nothing(guide_of, tiny):
+    """The first position says "y"; all others are noise, for which the shorter text happens to be the likelier one."""
+    guide = guide_of("n|y" + "o" * 12)
+    logits_CV = torch.from_numpy(random_logits(tiny.config.vocab_size, 16, seed=0)) * 2
+    logits_CV[:, guide.words.token_of[b"o"]] -= 2
+    logits_CV[0] = -20
+    logits_CV[0, guide.words.token_of[b"y"]] = 0
+    logits_CV[0, guide.words.token_of[b"n"]] = -6
+    entropy_C = torch.distributions.Categorical(logits=logits_CV).entropy()
+    for weighed, first in ((entropy_C, b"y"), (torch.zeros(16), b"n")):
+        scores = guided.scores_of(logits_CV, weighed, guide.moves.tokens_U, guide)
+        best, _ = likeliest(Reach(guide, {}, 16), START, 0, scores)
+        assert guide.words.bytes_of[int(best[0])] == first
+
+
+def test_a_longer_text_is_taken_where_the_model_has_not_ended_yet(guide_of, tiny):
+    """It may end after one token, and thinks little of the long text; but less of there being nothing."""
+    guide = guide_of("n|yoooooooo")
+    logits_CV = np.zeros((12, tiny.config.vocab_size), np.float32)
+    logits_CV[:, guide.words.token_of[b"o"]] = -1
+    logits_CV[2:9, [0, *guide.eos]] = -5
+    best = best_of(guide, logits_CV + random_logits(tiny.config.vocab_size, 12, seed=1) / 100, TOP)
+    assert guide.words.bytes_of[best[0]] == b"y"
+
+
+def test_tokens_too_long_to_be_chosen_are_right_where_the_model_writes_them():
+    words = Words({2: b" " * 24, **{3 + byte: bytes([byte]) for byte in range(128)}}, 140)
+    guide = Guide(compile_regex("(?s).*"), words, frozenset([1]))
+    assert guide.may_end(guide.walk(START, [2, 2, 40]))
+    assert 2 not in {token for token, _ in words.after(guide.automaton, START, 999)}
+
+
+@pytest.mark.parametrize("regex", [r"[a-z]{3,40}", r"[a-z0-9 ]*"])
+def test_a_position_whose_likeliest_tokens_write_no_byte_is_searched(guide_of, tiny, regex):
+    """Most ids of a vocabulary that is larger than the tokenizer stand for no text."""
+    guide = guide_of(regex)
+    silent = [token for token in range(tiny.config.vocab_size) if guide.words.length_V[token] == 0][:TOP]
+    assert len(silent) == TOP
+    logits_CV = random_logits(tiny.config.vocab_size, 6, seed=0)
+    logits_CV[:, silent] += 100
+    best = best_of(guide, logits_CV, TOP)
+    assert Reach(guide, {}, 6).fits(0, START, best)
+
+
+# --- in the engine, over random weights ---
+
+REGEXES = [
+    "yes|no",
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
+    r"[a-z]+@[a-z]+\.(com|org)",
+    r"\p{Greek}{3,5}",
+    "🙂{2}ü",
+    r"#[0-9a-f]{6}",
+    r'"([^"\\\x00-\x1f]|\\["\\nt])*"',
+    r"(?s).{1,30}",
+    r"a{30}",
+    r"",
+]
+
+
+@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.parametrize("regex", REGEXES)
+def test_text_of_random_weights_matches_the_expression(tiny, regex):
+    for seed in range(2):
+        result = tiny.generate("Hello", regex=regex, seed=seed, max_new_tokens=40, **SMALL)
+        assert compile_regex(regex).matches(result.text.encode())
+        assert result.finish_reason == "stop"
+
+
+def test_a_constraint_goes_on_from_canvas_to_canvas(tiny):
+    result = tiny.generate("Hello", regex="(abc ){40}end", seed=1, max_new_tokens=200, **SMALL)
+    assert result.text == "abc " * 40 + "end"
+    assert result.usage.canvases > 2
+
+
+@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.parametrize("sampler", gesso.settings.SAMPLERS)
+def test_every_sampler_keeps_to_the_constraint(tiny, sampler):
+    options = {} if sampler == "autoregressive" else SMALL
+    result = tiny.generate("Hello", regex="[a-c]{5,20}", seed=1, max_new_tokens=24, sampler=sampler, **options)
+    assert re.fullmatch("[a-c]{5,20}", result.text)
+
+
+@pytest.mark.usefixtures("compiled_here")
+def test_a_choice_is_one_of_the_texts_to_the_letter(tiny):
+    texts = ["a+b", "(x)|[y]", "naïve – ünïcödé", "{}\\n", "a-b~c&d#"]
+    for seed in range(4):
+        assert tiny.generate("Hello", choice=texts, seed=seed, **SMALL).text in texts
+    for text in texts:
+        assert tiny.generate("Hello", choice=[text], seed=0, **SMALL).text == text
+
+
+def test_text_that_is_right_by_itself_is_left_as_it_is(tiny, monkeypatch):
+    """Random weights write no text at all, so what they write is called right here."""
+    monkeypatch.setattr(Reach, "fits", lambda *_: True)
+    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("nothing to put right"))
+    options = {"seed": 3, "max_new_tokens": 48, **SMALL}
+    assert tiny.generate("Hello", regex="(?s).*", **options).tokens == tiny.generate("Hello", **options).tokens
+
+
+def test_a_constraint_that_the_free_text_keeps_changes_nothing_whatever_came_before(tiny, monkeypatch):
+    """Only the text that comes to stand is called right here, none of those on the way to it."""
+    options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
+    options["stopping"] = lambda history, judged_C: len(history) == 4
+    free = tiny.generate("Hello", **options)
+    drafts = [event.canvas.result_C.tolist() for event in tiny.stream("Hello", **options) if event.kind == "draft"]
+    assert len(drafts) == 4 and drafts[-1] not in drafts[:-1]
+    monkeypatch.setattr(Reach, "fits", lambda self, position, state, tokens: tokens in ([], (), drafts[-1]))
+    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("nothing to put right"))
+    held = tiny.generate("Hello", regex="(?s).*", **options)
+    assert (held.tokens, held.usage.denoising_steps) == (free.tokens, free.usage.denoising_steps)
+
+
+def test_half_of_the_steps_are_held_to_the_constraint_where_the_free_text_does_not_come_to_stand(tiny):
+    options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 6, "stopping": "fixed"}
+    drafts = [event.canvas for event in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if event.kind == "draft"]
+    corrected = [prediction.corrected for prediction in drafts[-1].history]
+    assert corrected == [False] * 3 + [True] * 3
+    alone = [event.canvas for event in tiny.stream("Hello", **options) if event.kind == "draft"]
+    for mine, free in zip(drafts[:3], alone[:3], strict=True):
+        assert mine.tokens_C.tolist() == free.tokens_C.tolist()
+
+
+def test_a_text_that_comes_to_stand_and_does_not_keep_is_held_from_that_step_on(tiny):
+    options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
+    options["stopping"] = lambda history, judged_C: len(history) == 2 and not history[-1].corrected
+    canvases = [e.canvas for e in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if e.kind == "draft"]
+    assert [prediction.corrected for prediction in canvases[-1].history] == [False] + [True] * 7
+    assert re.fullmatch("[a-z]{4,9}", tiny.generate("Hello", regex="[a-z]{4,9}", **options).text)
+
+
+def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(tiny):
+    asked = [{"regex": "[a-z]{4,9}"}, {"choice": ["left", "right"]}, {}, {"regex": "[0-9]+"}]
+    alone = [tiny.generate("Hello", seed=7, max_new_tokens=20, **one, **SMALL).tokens for one in asked]
+    streams = [tiny.stream("Hello", seed=7, max_new_tokens=20, **one, **SMALL) for one in asked]
+    together: list = [None] * len(asked)
+    for events in itertools.zip_longest(*streams):
+        for i, event in enumerate(events):
+            if event is not None and event.kind == "done":
+                together[i] = event.result.tokens
+    assert together == alone
+
+
+def test_a_draft_goes_on_under_its_constraint(tiny):
+    options = {"regex": "[a-z]{4,9}", "seed": 3, "max_new_tokens": 20, "canvas_length": 20, "steps": 4}
+    drafts = [event for event in tiny.stream("Hello", **options) if event.kind == "draft"]
+    resumed = tiny.generate("Hello", resume=drafts[1], **options)
+    assert resumed.text == tiny.generate("Hello", **options).text
+    with pytest.raises(gesso.InputError, match="another constraint"):
+        tiny.generate("Hello", resume=drafts[1], **options | {"regex": "[a-z]{4,8}"})
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": "(a"}, "cannot be compiled"),
+        ({"regex": "a)(b"}, "cannot be compiled"),
+        ({"regex": "a(?=b)"}, "no look-around"),
+        ({"regex": "[a&&b]"}, "no text can satisfy"),
+        ({"regex": 5}, "must be text"),
+        ({"regex": "\ud800"}, "not text"),
+        ({"regex": "a{100}", "max_new_tokens": 4}, "shortest answer needs 100 tokens"),
+        ({"regex": "a" * 600_000}, "too large"),
+        ({"choice": []}, "at least one"),
+        ({"choice": ["a", ""]}, "none may be empty"),
+        ({"choice": "abc"}, "list of texts"),
+        ({"regex": "a", "choice": ["a"]}, "one constraint"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_the_reason(tiny, options, message):
+    with pytest.raises(gesso.InputError, match=message):
+        tiny.generate("Hello", **options)
+
+
+def test_a_vocabulary_that_cannot_write_the_text_is_refused():
+    words = Words({5: b"ab", 6: b"c"}, 8)
+    assert Guide(compile_regex("abc"), words, frozenset([1])).shortest == 2
+    with pytest.raises(gesso.InputError, match="no token of this vocabulary writes"):
+        Guide(compile_regex("abd"), words, frozenset([1]))
+
+
+@pytest.mark.parametrize("regex", [r"(a|b)*a(a|b){16}", r"((a{1,99}){1,99}){1,99}"])
+def test_an_expression_that_would_never_be_done_is_ended(regex):
+    start = time.perf_counter()
+    with pytest.raises(gesso.InputError, match="too large|more than 2 s|within 500 MiB"):
+        compile_regex(regex, Limits(seconds=2, memory=500 << 20))
+    assert time.perf_counter() - start < 10
+
+
+def test_what_is_kept_of_constraints_is_bounded(tiny, monkeypatch):
+    guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
+    monkeypatch.setattr("gesso.constraints.constraint.KEPT_BYTES", 100_000)
+    for regex in ("a{20}", "b{20}", "c{20}", "d{90}"):
+        kept = guides.guide(regex=regex)
+    assert list(guides._kept.values()) == [kept]
+    again = guides.guide(regex="a{9}")
+    assert list(guides._kept.values()) == [again] and guides.guide(regex="a{9}") is again
+    known = again._known
+    for token in range(tiny.config.vocab_size):
+        again.walk(START, [token])
+    assert known.cache_info().maxsize < 10**6
+
+
+def test_a_beginning_is_not_mistaken_for_an_expression(tiny):
+    for text in ("plain", "marked", "beginning"):
+        tiny.guides.guide(regex="")
+        assert not tiny.guides.within(text, "").may_end(START)
+
+
+def test_a_constraint_is_compiled_once(tiny, monkeypatch):
+    first = tiny.guides.guide(regex="[a-f]{3}x")
+    monkeypatch.setattr("gesso.constraints.constraint.compile_regex", lambda *_: pytest.fail("compiled again"))
+    assert tiny.guides.guide(regex="[a-f]{3}x") is first
+
+
+# --- JSON schemas by chance, over random weights ---
+
+
+@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.parametrize("part", range(6))
+def test_text_of_random_weights_is_valid_under_any_schema(tiny, part):
+    """Three hundred schemas in six parts; every one leaves room for forty tokens more than it needs."""
+
+    @hypothesis.seed(part)
+    @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(schemas(), st.integers(0, 2**32))
+    def check(schema, number):
+        guide = tiny.guides.guide(json_schema=schema)
+        room = guide.shortest + 40
+        result = tiny.generate(
+            "Hello", json_schema=schema, seed=number, max_new_tokens=room, canvas_length=48, steps=1, sampler="argmax"
+        )
+        assert result.finish_reason == "stop"
+        assert valid(json.loads(result.text), schema), result.text
+
+    check()
+
+
+# --- tool calls ---
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "book_table",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "day": {"type": "string", "format": "date"},
+                    "guests": {"type": "integer", "minimum": 1, "maximum": 20},
+                    "name": {"type": "string"},
+                    "tags": {"type": "array", "items": {"enum": ["a<|b", "quiet", "grün"]}, "maxItems": 2},
+                    "note": {"type": "string", "pattern": "^[a-z<|>]{1,6}$"},
+                },
+                "required": ["day", "guests", "name"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "ping", "description": "Say hello."}},
+]
+ASK = [{"role": "user", "content": "A table for four."}]
+
+
+@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.parametrize("choice", ["required", "book_table", {"type": "function", "function": {"name": "ping"}}])
+def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(tiny, choice):
+    for seed in range(6):
+        result = tiny.chat(
+            ASK, tools=TOOLS, tool_choice=choice, seed=seed, max_new_tokens=120, canvas_length=60, steps=2
+        )
+        assert not result.malformed_calls and not result.text and result.finish_reason == "stop"
+        (call,) = result.tool_calls
+        if choice != "required":
+            assert call.name == (choice if isinstance(choice, str) else "ping")
+        if call.name == "book_table":
+            assert valid(call.arguments, TOOLS[0]["function"]["parameters"])
+        else:
+            assert call.arguments == {}
+
+
+def test_several_calls_come_only_where_they_are_allowed(tiny):
+    counts = set()
+    for seed in range(8):
+        options = {"seed": seed, "max_new_tokens": 120, "canvas_length": 60, "steps": 2, "parallel_tool_calls": True}
+        result = tiny.chat(ASK, tools=TOOLS, tool_choice="ping", **options)
+        assert all(call.name == "ping" for call in result.tool_calls) and not result.malformed_calls
+        counts.add(len(result.tool_calls))
+    assert min(counts) >= 1 and max(counts) <= 8
+
+
+def test_without_a_tool_choice_the_answer_is_the_model_s_own(tiny):
+    options = {"seed": 1, "max_new_tokens": 24, **SMALL}
+    assert tiny.chat_request(ASK, tools=TOOLS, **options).guide is None
+    assert tiny.chat(ASK, tools=TOOLS, tool_choice="none", **options).tokens == tiny.chat(ASK, **options).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool_choice": "fly"}, "the tools are: 'book_table', 'ping'"),
+        ({"tool_choice": {"name": "ping"}}, "tool_choice must be one of"),
+        ({"tool_choice": "required", "thinking": True}, "thinking and a constraint"),
+        ({"thinking": True, "regex": "a"}, "thinking and a constraint"),
+        ({"tool_choice": "required", "regex": "a"}, "one constraint"),
+    ],
+)
+def test_a_choice_of_tools_that_makes_no_sense_is_refused(tiny, options, message):
+    with pytest.raises(gesso.InputError, match=message):
+        tiny.chat(ASK, tools=TOOLS, **options)
+    with pytest.raises(gesso.InputError, match="there are no tools"):
+        tiny.chat(ASK, tool_choice="required")
+
+
+def test_the_program_writes_what_it_is_told_to(main, tmp_path):
+    schema, grammar = tmp_path / "schema.json", tmp_path / "list.ebnf"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    grammar.write_text('root ::= item ("," item){0,3}\nitem ::= [a-c]{2}\n')
+    quick = ("--seed", "1", "--steps", "2", "--max-new-tokens", "40", "--canvas-length", "40")
+    assert isinstance(json.loads(main("generate", "x", "--json-schema", str(schema), *quick).out)["n"], int)
+    assert re.fullmatch(r"[a-c]{2}(,[a-c]{2}){0,3}\n", main("generate", "x", "--grammar", str(grammar), *quick).out)
+    assert main("generate", "x", "--choice", "yes", "--choice", "no", *quick).out in ("yes\n", "no\n")
+    assert main("generate", "x", "--regex", "[0-9]{3}", *quick).out.strip().isdigit()
+    for wrong in ("--json-schema", "--grammar"):
+        failed = main("generate", "x", wrong, str(tmp_path / "none"))
+        assert failed.code == 2 and "cannot be read" in failed.err
+    schema.write_text("{")
+    assert "is not JSON" in main("generate", "x", "--json-schema", str(schema)).err

@@ -1,0 +1,152 @@
+"""Pins and a constraint together: both are kept, whatever the model says, or it is said that they cannot be."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gesso
+from gesso.constraints.automaton import START, compile_regex
+from gesso.constraints.constraint import Guides
+from gesso.constraints.guide import Guide
+from gesso.constraints.reach import Reach
+from gesso.constraints.search import BEAM, TOP
+from gesso.constraints.words import Words
+from tests.constraints.test_guide import best_of, random_logits
+
+pytestmark = pytest.mark.usefixtures("compiled_here")
+SMALL = {"canvas_length": 12, "steps": 3}
+REGEXES = [
+    r'\{"name": "[^"\\]*", "age": [0-9]{1,3}\}',
+    r"[a-z]+@[a-z]+\.(com|org)",
+    r"(é|日本|🙂|a){4,9}",
+    r"(?s).{3,30}",
+    r"(yes|no|maybe)( (yes|no|maybe)){2,6}",
+]
+
+
+@pytest.fixture(scope="module")
+def guide_of(tiny):
+    words = Words.of(tiny.tokenizer, tiny.config.vocab_size)
+    return lambda regex: Guide(compile_regex(regex), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0]))
+
+
+@settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
+@given(regex=st.sampled_from(REGEXES), seed=st.integers(0, 99), data=st.data(), settle=st.booleans())
+def test_text_of_random_weights_keeps_its_pins_and_its_constraint(tiny, regex, seed, data, settle):
+    """The pins are some tokens of another text that keeps to the constraint, of several canvases as a rule."""
+    other = tiny.generate("Hello", regex=regex, seed=seed, max_new_tokens=40, **SMALL).tokens
+    places = data.draw(st.sets(st.integers(0, len(other) - 1), max_size=6)) if other else set()
+    pins = {place: other[place] for place in places}
+    options = {**SMALL, "settle": int(settle), "confidence": 9.0}
+    result = tiny.generate("Hello", regex=regex, pins=pins, seed=seed + 100, max_new_tokens=40, **options)
+    assert {place: result.tokens[place] for place in places} == pins
+    assert tiny.guides.guide(regex=regex).automaton.matches(result.text.encode())
+    assert result.finish_reason == "stop"
+
+
+def test_pins_are_refused_if_and_only_if_no_text_has_them(guide_of):
+    """Against all sequences there are, of the tokens that can occur at all."""
+    length, rng, refused = 4, random.Random(0), 0
+    for regex in ("ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"):
+        guide = guide_of(regex)
+        usable = sorted({*(guide.words.token_of[bytes([byte])] for byte in b"abcdexyz"), *guide.eos, 7})
+        texts = []
+        for tokens in itertools.product(usable, repeat=length):
+            end = next((i for i, token in enumerate(tokens) if token in guide.eos), length)
+            if guide.may_end(guide.walk(START, tokens[:end])):
+                texts.append((tokens, end))
+        for _ in range(40):
+            pins = {place: rng.choice(usable) for place in rng.sample(range(length), rng.randint(1, 3))}
+            # Up to its last pin a text cannot end.
+            fit = [t for t, end in texts if end >= max(pins) and all(t[at] == pin for at, pin in pins.items())]
+            try:
+                Reach(guide, pins, length).check()
+            except gesso.InputError:
+                refused += 1
+                assert not fit, (regex, pins)
+            else:
+                assert fit, (regex, pins)
+    assert 20 < refused < 140
+
+
+@pytest.mark.parametrize("regex", ["ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"])
+def test_the_text_found_is_the_likeliest_of_all_that_have_the_pins(guide_of, tiny, regex):
+    guide, length = guide_of(regex), 3
+    assert len(guide.automaton) <= BEAM
+    usable = sorted({guide.words.token_of[bytes([byte])] for byte in b"abcdexyz"})
+    fill = sorted(guide.eos | guide.padding)
+    texts = [t for n in range(1, 4) for t in itertools.product(usable, repeat=n) if guide.may_end(guide.walk(START, t))]
+    for seed, text in enumerate(random.Random(0).sample(texts, min(6, len(texts)))):
+        logits_CV = random_logits(tiny.config.vocab_size, length, seed)
+        place = seed % len(text)
+        pins = {place: text[place]}
+
+        def score(tokens, logits_CV=logits_CV, place=place):
+            counted = [float(logits_CV[i, token]) for i, token in enumerate(tokens) if i != place]
+            ends = [float(logits_CV[len(tokens), sorted(guide.eos)].max())] if len(tokens) < length else []
+            return sum(counted + ends) + float(logits_CV[len(tokens) + 1 :, fill].max(axis=1).sum())
+
+        best = best_of(guide, logits_CV, TOP, pins=pins)
+        end = next((i for i, token in enumerate(best) if token in guide.eos), length)
+        fit = [t for t in texts if len(t) > place and t[place] == pins[place]]
+        assert score(tuple(best[:end])) == pytest.approx(max(map(score, fit)), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("regex", "pins", "message"),
+    [
+        ("abc", {1: b"x"}, "at position 1 cannot stand there"),
+        ("abc", {0: b"a", 1: b"c"}, "at position 1 cannot stand there under the constraint and the pins before it"),
+        ("abc", {5: b"c"}, "at position 5 cannot stand there"),
+        ("[a-c]{9}", {1: b"b"}, "within max_new_tokens=8"),
+        ("abc", {1: None}, "at position 1 cannot stand there"),
+    ],
+)
+def test_pins_that_cannot_be_kept_are_named(tiny, guide_of, regex, pins, message):
+    token_of = guide_of(regex).words.token_of
+    given = {place: 1 if word is None else token_of[word] for place, word in pins.items()}
+    with pytest.raises(gesso.InputError, match=message):
+        tiny.generate("Hello", regex=regex, pins=given, max_new_tokens=8, **SMALL)
+
+
+def test_a_pinned_end_of_text_ends_it_there(tiny):
+    result = tiny.generate("Hello", regex="[a-z]{2,20}", pins={5: 1}, max_new_tokens=20, seed=1, **SMALL)
+    assert len(result.text) == 5 and result.finish_reason == "stop"
+
+
+def test_a_constraint_too_large_for_pins_is_refused_in_bounded_time(tiny, monkeypatch):
+    monkeypatch.setattr("gesso.constraints.reach.MOST_WORK", 1000)
+    with pytest.raises(gesso.InputError, match="too large to be combined"):
+        tiny.generate("Hello", regex="[a-z]{9,99}", pins={50: 300}, max_new_tokens=99)
+
+
+def test_the_tables_for_pins_count_in_what_is_kept_of_constraints(tiny, monkeypatch):
+    guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
+    regexes = ["[a-z]{1,20}", "[b-z]{1,20}"]
+    pair = [guides.guide(regex=regex) for regex in regexes]
+    monkeypatch.setattr("gesso.constraints.constraint.KEPT_BYTES", sum(guide.nbytes for guide in pair))
+    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._kept.values()) == pair
+    before, every = pair[1].nbytes, pair[1].every_move  # computed by the first request with pins
+    assert pair[1].nbytes == before + sum(array.nbytes for array in every)
+    assert every.which_SM.itemsize == every.next_SM.itemsize == 4
+    assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._kept.values()) == [pair[1]]
+
+
+def test_every_state_that_a_word_leads_to_has_a_word(tiny):
+    words, automaton = Words.of(tiny.tokenizer, tiny.config.vocab_size), compile_regex(r'"[^"\\]{0,9}"|[0-9]+')
+    for state in range(1, len(automaton)):
+        reached = {automaton.walk(state, word) for word in words.token_of} - {0}
+        found = words.targets(automaton, state)
+        assert {target for _, target in found} == reached
+        assert all(automaton.walk(state, words.bytes_of[token]) == target for token, target in found)
+
+
+def test_a_piece_goes_before_the_byte_that_writes_the_same():
+    """A model has hardly ever seen the byte; taken for its piece it made every digit of a number as good as any."""
+    g = gesso.load()
+    words = Words.of(g.tokenizer, g.config.vocab_size)
+    for text in "0123456789qxz{}":
+        assert [words.token_of[text.encode()]] == g.tokenizer.encode(text, bos=False)

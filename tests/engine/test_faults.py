@@ -1,0 +1,203 @@
+"""Errors in a pass: the request at fault fails alone, and the texts of the others are what they are without it."""
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gesso.engine.engine import Engine
+from gesso.engine.events import Done, Failed
+from gesso.engine.faults import is_fatal
+from gesso.engine.request import Score
+from gesso.engine.runner import Runner
+from gesso.settings import Diffusion
+from tests.engine.test_engine import long_prompt, request, result
+
+BAD = 250  # a token at which the model fails
+
+
+@pytest.fixture
+def failing(tiny, monkeypatch):
+    """The model raises in passes that read the token BAD, after part of the cache has been written."""
+    run, seen = tiny.model.run, []
+
+    def fail(pieces, cache):
+        if any(piece.causal and BAD in piece.ids_S.tolist() for piece in pieces):
+            run(pieces[:1], cache)
+            seen.append(len(pieces))
+            raise RuntimeError("bad token")
+        return run(pieces, cache)
+
+    monkeypatch.setattr(tiny.model, "run", fail)
+    return seen
+
+
+def outcome(engine, wanted):
+    """The last event of each request, in order."""
+    ids, last = [engine.submit(one) for one in wanted], {}
+    while engine.busy:
+        last |= {event.request_id: event for event in engine.step()}
+    return [last[id] for id in ids]
+
+
+def others():
+    """Short and long prompts, canvases that are committed meanwhile, and a score."""
+    return [
+        request(seed=1, max_new_tokens=48),
+        request(seed=2, prompt=long_prompt(300)),
+        request(seed=3, prompt=long_prompt(70, 150)),
+        Score(prompt=long_prompt(200), texts=(long_prompt(50, 140), long_prompt(40, 150))),
+    ]
+
+
+def text_of(event):
+    return event.result.tokens if isinstance(event, Done) else event.log_likelihoods
+
+
+def bad_prompt(length, at):
+    prompt = [token if token != BAD else BAD + 1 for token in long_prompt(length)]
+    return (*prompt[:at], BAD, *prompt[at:])
+
+
+def clean(one):
+    """The same without the bad token, which some of the others happen to have."""
+
+    def swap(tokens):
+        return tuple(token if token != BAD else BAD + 1 for token in tokens)
+
+    if isinstance(one, Score):
+        return Score(prompt=swap(one.prompt), texts=tuple(map(swap, one.texts)))
+    return replace(one, prompt=swap(one.prompt))
+
+
+@pytest.mark.parametrize("at", [0, 170, 290])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_the_request_at_fault_fails_alone_wherever_it_is_in_the_batch(tiny, failing, at, place):
+    """Its error comes in the first, a middle or the last piece of its prompt, while others read theirs."""
+    fine = list(map(clean, others()))
+    expected = [text_of(*outcome(Engine(tiny.model, tiny.decode, piece=32, prefill=96), [one])) for one in fine]
+    assert not failing
+    culprit = request(seed=9, prompt=bad_prompt(300, at))
+    engine = Engine(tiny.model, tiny.decode, piece=32, prefill=96)
+    events = outcome(engine, [*fine[:place], culprit, *fine[place:]])
+    failed = events.pop(place)
+    assert isinstance(failed, Failed) and str(failed.error) == "bad token"
+    assert max(failing) > 1, "it failed among others first"
+    assert [text_of(event) for event in events] == expected
+    again = clean(request(seed=4, prompt=long_prompt(300)))
+    assert result(engine, again).tokens == result(Engine(tiny.model, tiny.decode, piece=32), again).tokens
+
+
+def test_a_request_that_fails_by_itself_fails_at_once(tiny, failing):
+    engine = Engine(tiny.model, tiny.decode)
+    (event,) = outcome(engine, [request(prompt=(2, BAD))])
+    assert isinstance(event, Failed) and failing == [2]
+
+
+def test_an_error_that_leaves_the_device_unusable_is_raised(tiny, monkeypatch):
+    engine = Engine(tiny.model, tiny.decode)
+    engine.submit(request()), engine.submit(request(seed=6))
+
+    def poisoned(pieces, cache):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(tiny.model, "run", poisoned)
+    with pytest.raises(torch.AcceleratorError):
+        engine.step()
+    assert is_fatal(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
+    assert not is_fatal(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_fatal(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert not is_fatal(MemoryError())
+
+
+def test_out_of_memory_drops_captured_passes_and_the_requests_go_on_one_by_one(tiny, monkeypatch):
+    engine = Engine(tiny.model, tiny.decode)
+    wanted = [request(seed=seed, max_new_tokens=16) for seed in range(3)]
+    expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
+    run, freed = tiny.model.run, []
+
+    def full(pieces, cache):
+        if len({piece.row for piece in pieces}) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(pieces, cache)
+
+    monkeypatch.setattr(tiny.model, "run", full)
+    monkeypatch.setattr(engine.runner, "free_memory", lambda: freed.append(True))
+    assert [text_of(event) for event in outcome(engine, wanted)] == expected
+    assert freed
+
+
+@pytest.fixture
+def without_gc():
+    """Without the garbage collector: memory must be free at once, not when it next runs."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_the_tensors_of_a_failed_pass_are_freed_before_its_requests_run_alone(tiny, monkeypatch, without_gc):
+    """After an out-of-memory error, a retry can only succeed once they are freed."""
+    engine, run, refs, kept = Engine(tiny.model, tiny.decode), tiny.model.run, [], []
+
+    def full(pieces, cache):
+        kept.append(sum(ref() is not None for ref in refs))
+        activation = torch.zeros(8)
+        refs.append(weakref.ref(activation))
+        if len({piece.row for piece in pieces}) > 1 or len(refs) in (2, 3):  # all together, and two of them alone
+            try:
+                raise KeyError("first")
+            except KeyError:
+                raise torch.OutOfMemoryError("CUDA out of memory")  # noqa: B904
+        return run(pieces, cache)
+
+    monkeypatch.setattr(tiny.model, "run", full)
+    monkeypatch.setattr(engine.runner, "free_memory", lambda: kept.append(sum(ref() is not None for ref in refs)))
+    ids = [engine.submit(request(seed=seed, max_new_tokens=16)) for seed in range(3)]
+    events = engine.step()
+    assert [event.request_id for event in events if isinstance(event, Failed)] == ids[:2]
+    assert kept == [0] * 5, "the pass, freeing memory, and three requests alone"
+    assert not any(ref() for ref in refs)
+    while engine.busy:
+        engine.step()
+
+
+def test_the_error_of_a_request_keeps_no_tensors_of_its_pass(tiny, monkeypatch, without_gc):
+    engine, refs = Engine(tiny.model, tiny.decode), []
+    run = engine.runner.run
+
+    def watched(work, cache):
+        outcomes = run(work, cache)
+        refs.extend(weakref.ref(outcome) for outcome in outcomes)
+        return outcomes
+
+    def fails(canvas_C, prediction, moment):
+        raise ValueError("no sampler at all")
+
+    monkeypatch.setattr(engine.runner, "run", watched)
+    (event,) = outcome(engine, [request(diffusion=Diffusion(canvas_length=16, sampler=fails))])
+    assert isinstance(event, Failed)
+    assert refs and not any(ref() for ref in refs)
+    assert "raise ValueError(" in event.error.__notes__[0], "it still tells where it came from"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["entropy_T", "confidence_T"])
+def test_a_request_with_a_prediction_that_is_not_finite_fails_alone(tiny, monkeypatch, name, value):
+    wanted = [request(seed=seed, max_new_tokens=16) for seed in (1, 13, 2)]
+    expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
+    made = Runner._outcome
+
+    def spoiled(self, running, reading, hidden_CH):
+        if running.request.seed == 13:
+            values = getattr(reading, name).clone()
+            values[3] = value
+            reading = replace(reading, **{name: values})
+        return made(self, running, reading, hidden_CH)
+
+    monkeypatch.setattr(Runner, "_outcome", spoiled)
+    one, bad, two = outcome(Engine(tiny.model, tiny.decode), wanted)
+    assert isinstance(bad, Failed) and isinstance(bad.error, RuntimeError)
+    assert "non-finite prediction" in str(bad.error) and "position 3" in str(bad.error)
+    assert [text_of(one), text_of(two)] == [expected[0], expected[2]]

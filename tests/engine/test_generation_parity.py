@@ -1,0 +1,98 @@
+"""Whole texts, token for token those of `transformers`' `generate` under the same draws."""
+
+import pytest
+import torch
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
+
+from gesso.checkpoint import huggingface as gesso_checkpoint
+from gesso.engine.engine import Engine
+from gesso.engine.events import Done
+from gesso.engine.request import Request
+from gesso.model.config import Config
+from gesso.settings import Diffusion
+from tests import oracle
+
+
+class TorchDraws:
+    """The reference's random numbers: torch's global generator, asked in the reference's order."""
+
+    def at(self, seed, canvas, step, device):
+        return self
+
+    def tokens(self, length, vocab_size):
+        return torch.randint(0, vocab_size, (1, length))[0]
+
+    def keys(self, length):
+        return None
+
+    def candidates(self, logits_CV):
+        return torch.multinomial(logits_CV.softmax(-1), num_samples=1).squeeze(-1)
+
+
+def generate(model, prompt, settings, canvases, eos):
+    engine = Engine(model, decode=str, source=TorchDraws())
+    request = Request(
+        prompt=tuple(prompt), max_new_tokens=canvases * model.config.canvas_length, diffusion=settings, eos=eos
+    )
+    engine.submit(request)
+    while engine.busy:
+        for event in engine.step():
+            if isinstance(event, Done):
+                return event.result
+    raise AssertionError("the engine stopped without a result")
+
+
+def reference_tokens(reference, prompt, settings, canvases, eos):
+    output = reference.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=canvases * reference.config.canvas_length,
+        max_denoising_steps=settings.steps,
+        t_max=settings.t_max,
+        t_min=settings.t_min,
+        stability_threshold=settings.stability,
+        confidence_threshold=settings.confidence,
+        sampler_config=EntropyBoundSamplerConfig(settings.entropy_bound),
+        eos_token_id=sorted(eos) or None,
+        pad_token_id=0,
+    )
+    tokens = output.sequences[0, len(prompt) :].tolist()
+    ended = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
+    return tokens[:ended], output
+
+
+SEEDS = (0, 3, 5, 9)
+EARLY = Diffusion(steps=24, confidence=1.5, stability=1, entropy_bound=4.0)
+EARLY_PATIENT = Diffusion(steps=24, confidence=2.5, stability=2, entropy_bound=8.0)
+NEVER = Diffusion(steps=10, confidence=1e-9)
+
+
+@pytest.mark.parametrize("settings", [EARLY, EARLY_PATIENT, NEVER], ids=["early", "early-patient", "never"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_texts_equal_the_reference_token_for_token(tmp_path, seed, settings):
+    reference = oracle.checkpoint(tmp_path / "model", seed, calm=True)
+    config = Config.from_directory(tmp_path / "model")
+    model = gesso_checkpoint.load(tmp_path / "model", config, torch.device("cpu"), torch.float32)
+    for prompt_length, eos in ((1, frozenset()), (5, frozenset({1, 7})), (3 * config.sliding_window, frozenset())):
+        prompt = torch.randint(0, config.vocab_size, (prompt_length,)).tolist()
+        torch.manual_seed(seed)
+        expected, output = reference_tokens(reference, prompt, settings, 3, eos)
+        torch.manual_seed(seed)
+        result = generate(model, prompt, settings, 3, eos)
+        assert list(result.tokens) == expected
+        assert result.finish_reason == ("length" if len(expected) == 3 * config.canvas_length else "stop")
+        if not eos:  # the reference tells its passes only as tokens a pass, and takes every 0 for padding
+            passes = sum(token != 0 for token in expected) / output.tokens_per_forward.item()
+            assert result.usage.denoising_steps == pytest.approx(passes)
+
+
+def test_early_stopping_does_happen_in_these_tests(tmp_path):
+    """Guards the test above: settings under which no canvas ever converged would compare nothing of it."""
+    converged = 0
+    for seed in SEEDS:
+        oracle.checkpoint(tmp_path / str(seed), seed, calm=True)
+        config = Config.from_directory(tmp_path / str(seed))
+        model = gesso_checkpoint.load(tmp_path / str(seed), config, torch.device("cpu"), torch.float32)
+        torch.manual_seed(seed)
+        result = generate(model, [2, 3, 4], EARLY, 4, frozenset())
+        converged += result.usage.denoising_steps < 4 * EARLY.steps
+    assert converged >= 2

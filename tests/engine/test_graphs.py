@@ -1,0 +1,153 @@
+"""A pass as a graph gives what its operations give one by one. Without a GPU nothing is captured: the tensors that stay
+in their places, and what is loaded into them and copied out, are the same."""
+
+import pytest
+import torch
+
+from gesso.adapters.lora import Lora
+from gesso.api import Gesso
+from gesso.engine.events import Done, Draft
+from gesso.engine.graphs import Graphs, shape_of
+from gesso.engine.runner import Runner
+from gesso.engine.scheduler import Work
+
+OPTIONS = (
+    {},
+    {"settle": 1, "confidence": 0.5},
+    {"stability": 3, "confidence": 10.0},
+    {"eos_settles": True, "confidence": 10.0, "stability": 0},
+    {"greed": 0.5, "sampler": "confidence-threshold"},
+    {"stopping": "fixed", "sampler": "argmax"},
+    {"sampler": "ancestral"},  # takes its step outside
+    {"stopping": "plateau"},
+)
+
+
+@pytest.fixture
+def pair(tiny):
+    """The same model twice, once with graphs."""
+    plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
+    for each in (plain, graphed):
+        each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
+    graphed.engine.runner.graphs = Graphs(graphed.model)
+    return plain, graphed
+
+
+def outcome(g, requests):
+    """Every event of every request, as far as it is text."""
+    ids = [g.engine.submit(request) for request in requests]
+    seen = {i: [] for i in ids}
+    while g.engine.busy:
+        for event in g.engine.step():
+            if isinstance(event, Draft):
+                seen[event.request_id].append((event.tokens, event.canvas.tokens_C.tolist(), event.standing))
+            if isinstance(event, Done):
+                seen[event.request_id].append((event.result.tokens, event.result.finish_reason, event.result.usage))
+    return [seen[i] for i in ids]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "default")
+def test_a_graph_gives_what_its_operations_give_one_by_one(pair, options):
+    def requests(g):
+        shared = {"steps": 4, "canvas_length": 8, "max_new_tokens": 16, **options}
+        longer = [g.request("def fib(n):", seed=seed, **shared) for seed in (0, 1, 2**63 + 5)]
+        return [*longer, g.request("one two three", seed=3, pins={3: 7, 12: 9}, **shared)]
+
+    plain, graphed = pair
+    for _ in range(2):  # twice, so that every shape comes again
+        assert outcome(graphed, requests(graphed)) == outcome(plain, requests(plain))
+    assert any(graphed.engine.runner.graphs.seen.values())
+
+
+def test_of_fixed_steps_a_canvas_with_nothing_to_write_takes_one(pair):
+    """The stop flag of fixed steps is not read where it cannot be set. Here it can."""
+    plain, graphed = pair
+    shared = {"steps": 4, "canvas_length": 4, "max_new_tokens": 4, "stopping": "fixed"}
+    shared["pins"] = {at: 200 + at for at in range(4)}
+    for g in (plain, graphed, graphed, graphed):  # captured when it comes again
+        assert g.generate("x", seed=1, **shared).usage.denoising_steps == 1
+    assert any(graphed.engine.runner.graphs.seen.values())
+
+
+def test_requests_of_different_kinds_share_a_graph(pair):
+    def requests(g):
+        return [
+            g.request("a", seed=1, steps=4, canvas_length=8, max_new_tokens=16),
+            g.request("b c", seed=2, steps=6, canvas_length=4, max_new_tokens=12),
+            g.request("d", seed=3, steps=6, canvas_length=8, max_new_tokens=8, regex="[ab]{2,5}"),
+        ]
+
+    plain, graphed = pair
+    assert outcome(graphed, requests(graphed)) == outcome(plain, requests(plain))
+    assert any(graphed.engine.runner.graphs.seen.values())
+
+
+def test_a_draft_kept_from_a_graph_is_not_changed_by_later_steps_and_can_be_resumed(pair):
+    _, graphed = pair
+    options = {"steps": 6, "canvas_length": 8, "max_new_tokens": 8, "stopping": "fixed", "seed": 5}
+    drafts = [event for event in graphed.stream("x y", **options) if isinstance(event, Draft)]
+    whole = graphed.generate("x y", **options)
+    assert graphed.generate("x y", resume=drafts[2], **options).tokens == whole.tokens
+    assert len({tuple(draft.canvas.tokens_C.tolist()) for draft in drafts}) > 1
+
+
+def test_the_shape_of_a_pass_knows_nothing_of_its_numbers(pair):
+    plain, _ = pair
+    shapes = set()
+    for seed in (1, 2):
+        engine = plain.engine
+        engine.submit(plain.request("a b", seed=seed, steps=4, canvas_length=8, max_new_tokens=8))
+        engine._take_in()
+        shapes.add(shape_of([Work(running, (), True) for running in engine.scheduler.running[-1:]]))
+    assert len(shapes) == 1
+
+
+def test_a_sampler_that_must_see_logits_is_never_captured(pair):
+    def looks(canvas_C, prediction, moment):
+        assert prediction.logits_CV is not None
+        return prediction.argmax_C, prediction.argmax_C >= 0
+
+    looks.needs_logits = True
+    _, graphed = pair
+    graphed.generate("a", seed=1, steps=3, canvas_length=8, max_new_tokens=16, sampler=looks)
+    assert not any(graphed.engine.runner.graphs.seen.values())
+
+
+def test_what_needs_the_host_on_its_way_is_not_captured(tiny):
+    """Without kernels, many experts: the host counts the tokens of each."""
+    assert tiny.model.capturable and Graphs(tiny.model).capturable
+    experts = tiny.model.decoder.layers[0].experts
+    assert experts.stay_on_device(torch.bfloat16) and not experts.stay_on_device(torch.float16)
+    change = Lora(experts.gate_up_proj, rank=2, alpha=4.0)
+    experts.gate_up_proj_adapters.put("mine", change)
+    try:
+        assert tiny.model.capturable
+        experts.gate_up_proj_adapters.active = "mine"
+        assert not tiny.model.capturable
+    finally:
+        experts.gate_up_proj_adapters.drop("mine")
+
+
+def test_a_corrected_prediction_is_read_in_one_way_whether_or_not_its_pass_is_captured(pair, monkeypatch):
+    """On a GPU two ways would have different last bits."""
+    plain, graphed = pair
+    read, read_logits = [], Runner._read_logits
+
+    def counted(self, running, hidden_CH):
+        read.append(self.graphs is not None)
+        return read_logits(self, running, hidden_CH)
+
+    monkeypatch.setattr(Runner, "_read_logits", counted)
+    for g in (plain, graphed):
+        options = {
+            "regex": "[ab]{3}[0-9]{4}",
+            "steps": 16,
+            "canvas_length": 8,
+            "max_new_tokens": 8,
+            "stopping": "fixed",
+        }
+        for seed in range(3):  # each that joins makes a shape that has not been seen
+            g.engine.submit(g.request("x", seed=seed, **options))
+            for _ in range(4):
+                g.engine.step()
+    assert read and not any(read), "some were corrected; with graphs, none was read from logits"

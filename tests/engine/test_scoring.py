@@ -1,0 +1,162 @@
+"""Scoring requests: log-probabilities of texts, read by the engine in the same passes as canvases."""
+
+import pytest
+
+from gesso import InputError
+from gesso.engine.engine import Engine
+from gesso.engine.events import Done, Failed, Scored
+from gesso.engine.graphs import Graphs, shape_of
+from gesso.engine.request import Score
+from gesso.model.transformer import DiffusionGemma
+from tests.engine.test_engine import finish, long_prompt, request, result, strangers
+from tests.likelihood import Likelihood
+
+TEXTS = (long_prompt(90, 131), long_prompt(1, 140), long_prompt(33, 135), long_prompt(200, 133))
+
+
+def score(engine, wanted, *others):
+    """Step until a score is there; its values."""
+    ids = [engine.submit(one) for one in (wanted, *others)]
+    while True:
+        for event in engine.step():
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Scored) and event.request_id == ids[0]:
+                return event.log_likelihoods
+
+
+def reference(g, prompt, texts, piece=32):
+    likelihood = Likelihood(g.model, prompt, piece)
+    return tuple(likelihood.of(text) for text in texts)
+
+
+@pytest.mark.parametrize("length", [1, 32, 70, 128, 300, 320])
+def test_scores_are_those_of_the_reference_bit_for_bit(tiny, length):
+    """Below, at and beyond the window of 128, and at whole pieces."""
+    prompt = long_prompt(length)
+    for prefill in (32, 96, 2048):
+        engine = Engine(tiny.model, tiny.decode, piece=32, prefill=prefill)
+        assert score(engine, Score(prompt=prompt, texts=TEXTS)) == reference(tiny, prompt, TEXTS)
+
+
+def test_the_default_piece_gives_the_default_reference(tiny):
+    prompt = long_prompt(600)
+    found = score(Engine(tiny.model, tiny.decode), Score(prompt=prompt, texts=(long_prompt(300, 150),)))
+    assert found == reference(tiny, prompt, (long_prompt(300, 150),), piece=256)
+
+
+def test_same_scores_and_same_texts_among_strangers(tiny):
+    wanted = Score(prompt=long_prompt(150), texts=TEXTS)
+    alone = score(Engine(tiny.model, tiny.decode, piece=32), wanted)
+    crowd = Engine(tiny.model, tiny.decode, piece=32, prefill=64)
+    ids = [crowd.submit(one) for one in (*strangers()[:6], wanted)]
+    other = crowd.submit(Score(prompt=long_prompt(40, 150), texts=TEXTS[:2]))
+    last = {}
+    while crowd.busy:
+        last |= {event.request_id: event for event in crowd.step()}
+    assert last[ids[-1]].log_likelihoods == alone
+    assert last[other].log_likelihoods == reference(tiny, long_prompt(40, 150), TEXTS[:2])
+    for id, stranger in zip(ids[:-1], strangers(), strict=False):
+        assert last[id].result.tokens == result(Engine(tiny.model, tiny.decode, piece=32), stranger).tokens
+
+
+@pytest.mark.parametrize("length", [70, 300])
+def test_a_score_reuses_the_prompt_of_a_finished_request_and_leaves_it_reusable(tiny, passes, length):  # noqa: F811
+    engine = Engine(tiny.model, tiny.decode, piece=32, max_batch=2)
+    prompt = long_prompt(length)
+    result(engine, request(prompt=prompt))
+    expected = reference(tiny, prompt, TEXTS[:2])
+    passes.clear()
+    assert score(engine, Score(prompt=prompt, texts=TEXTS[:2])) == expected
+    read = [len(piece.ids_S) for pieces in passes for piece in pieces]
+    rest = length % 32
+    assert read == [rest, 32, 32, 25, rest], "the rest of the prompt and the first text; the rest, and no second text"
+    after = result(engine, request(prompt=prompt))
+    assert after.usage.cached_tokens == length // 32 * 32
+    assert after.tokens == result(Engine(tiny.model, tiny.decode, piece=32), request(prompt=prompt)).tokens
+
+
+def test_scores_and_prompts_share_the_prefill_budget_and_canvases_step_in_every_pass(tiny, passes):  # noqa: F811
+    engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64)
+    mine = engine.submit(request(max_new_tokens=64))
+    engine.step()
+    wanted = Score(prompt=long_prompt(300), texts=TEXTS)
+    scoring, reading = engine.submit(wanted), engine.submit(request(prompt=long_prompt(200), seed=3))
+    passes.clear()
+    finish(engine, mine)
+    for pieces in passes:
+        assert sum(len(piece.ids_S) for piece in pieces if piece.causal and piece.row != 0) <= 64
+        assert any(not piece.causal and piece.row == 0 for piece in pieces)
+    assert len(passes) > 4
+    engine.cancel(scoring), engine.cancel(reading)
+
+
+def test_a_cancelled_score_ends_at_once_with_what_it_has(tiny):
+    engine = Engine(tiny.model, tiny.decode, piece=32)
+    running, waiting = (engine.submit(Score(prompt=long_prompt(20), texts=TEXTS)) for _ in range(2))
+    engine.step()
+    engine.cancel(running), engine.cancel(waiting)
+    found = {event.request_id: event.log_likelihoods for event in engine.step()}
+    assert set(found) == {running, waiting} and not engine.running
+    assert all(len(values) < len(TEXTS) for values in found.values())
+    assert score(engine, Score(prompt=long_prompt(20), texts=TEXTS)) == reference(tiny, long_prompt(20), TEXTS)
+
+
+def test_a_score_that_is_not_finite_fails_alone(tiny, monkeypatch):
+    logits = DiffusionGemma.logits
+    calls = []
+
+    def broken(self, hidden):
+        calls.append(1)
+        return logits(self, hidden) * float("nan")
+
+    engine = Engine(tiny.model, tiny.decode)
+    failing, fine = engine.submit(Score(prompt=(2, 200), texts=TEXTS[:1])), engine.submit(request())
+    monkeypatch.setattr(DiffusionGemma, "logits", broken)
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert calls
+    last = {event.request_id: event for event in events}
+    assert isinstance(last[failing], Failed) and "non-finite" in str(last[failing].error)
+    monkeypatch.undo()
+    assert isinstance(last[fine], Done)
+    assert last[fine].result.tokens == result(Engine(tiny.model, tiny.decode), request()).tokens
+
+
+def test_a_pass_that_scores_is_not_captured_and_the_rest_of_a_prompt_may_be(tiny):
+    engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64)
+    engine.runner.graphs = Graphs(tiny.model)
+    wanted = Score(prompt=long_prompt(300), texts=TEXTS)
+    engine.submit(wanted)
+    engine._take_in()
+    shapes = []
+    while engine.busy:
+        shapes.append(shape_of(engine.scheduler.plan()))
+        events = engine.step()
+    assert shapes[0] is not None and shapes[-1] is None
+    assert events[-1].log_likelihoods == reference(tiny, wanted.prompt, TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Score(prompt=(), texts=((1,),)), "prompt is empty"),
+        (Score(prompt=(2,), texts=()), "nothing to score"),
+        (Score(prompt=(2,), texts=((1,), ())), "nothing to score"),
+        (Score(prompt=(2,), texts=((10**9,),)), "outside the vocabulary"),
+        (Score(prompt=(2,), texts=((1.5,),)), "must be an integer"),
+        (Score(prompt=(2,) * 8192, texts=((1, 1),)), "context overflow"),
+    ],
+)
+def test_scores_that_cannot_be_run_are_rejected(tiny, wanted, words):
+    with pytest.raises(InputError, match=words):
+        Engine(tiny.model, tiny.decode).submit(wanted)
+
+
+def test_a_candidate_that_no_longer_fits_the_context_loses(tiny):
+    from gesso.engine.plan import PlanRun
+    from gesso.engine.plan import score as scores
+
+    prompt = (2,) * (tiny.engine.max_length - 1)
+    run = PlanRun(scores(tiny, prompt, [(5, 6, 7), (), (5, 6, 7)]), tiny.engine)
+    assert run.start() and run.result == [-float("inf"), 0.0, -float("inf")]

@@ -1,0 +1,128 @@
+"""Tokens are cut where their text is cut, with few decodes, and text is decoded piece by piece as it comes."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from gesso.chat.answer import Answer, parse
+from gesso.engine.engine import Engine
+from gesso.engine.standing import fewest_with, most_within
+from gesso.serve.stream import Writing
+from tests.diffusion.test_settle import drafts, letters, request, run
+
+
+class Counted:
+    """A decoder that counts the tokens it is given."""
+
+    def __init__(self, decode):
+        self.decode, self.tokens = decode, 0
+
+    def __call__(self, tokens):
+        self.tokens += len(tokens)
+        return self.decode(tokens)
+
+
+def one_by_one_within(tokens, text, decode):
+    end = len(tokens)
+    while end and not text.startswith(decode(tokens[:end])):
+        end -= 1
+    return end
+
+
+def one_by_one_with(tokens, text, decode):
+    end = len(tokens)
+    while end and decode(tokens[: end - 1]).startswith(text):
+        end -= 1
+    return end
+
+
+def drawn(tokenizer, chance, ascii_bytes):
+    """Random tokens of all kinds: text, special tokens, characters of several bytes, and bytes that are none."""
+    whole = sorted(set(range(128)) - tokenizer.special_ids)
+    byte = [tokenizer.id_of(f"<0x{value:02X}>") for value in range(256)]
+    tokens = []
+    for _ in range(chance.randint(1, 40)):
+        kind = chance.choice(("text", "special", "character", "character", "broken", "ascii"))
+        if kind == "text":
+            tokens.append(chance.choice(whole))
+        elif kind == "special":
+            tokens.append(chance.choice(sorted(tokenizer.special_ids)))
+        elif kind == "character":
+            tokens += [byte[value] for value in chance.choice("éß€漢😀").encode()]
+        elif kind == "broken" and chance.random() < 0.5:
+            tokens.append(byte[chance.randrange(128, 256)])
+        elif kind == "ascii" and ascii_bytes:
+            tokens += [byte[value] for value in b"plain"]
+    if chance.random() < 0.5:  # long runs of bytes
+        tokens = [token for token in tokens if token in tokenizer.byte_ids or chance.random() < 0.2]
+    return tokens
+
+
+@pytest.mark.parametrize("ascii_bytes", [False, True])
+def test_tokens_are_cut_where_dropping_them_one_by_one_would_cut_them(tiny, ascii_bytes):
+    chance, unsure = random.Random(0), tiny.tokenizer.byte_ids
+    for _ in range(1000):
+        tokens = drawn(tiny.tokenizer, chance, ascii_bytes)
+        text = tiny.decode(tokens)
+        length = chance.randint(0, len(text))
+        shown = text[:length]
+        assert fewest_with(tokens, text, length, unsure, tiny.decode) == one_by_one_with(tokens, shown, tiny.decode)
+        if shown != text:
+            end = most_within(tokens, text, length, unsure, tiny.decode)
+            expected = one_by_one_within(tokens, shown, tiny.decode)
+            # Plain characters in a run of bytes that is broken as a whole may be held back for longer.
+            assert end <= expected if ascii_bytes and "\ufffd" in text else end == expected
+            assert shown.startswith(tiny.decode(tokens[:end]))
+
+
+def test_text_held_back_for_a_stop_string_costs_few_decodes(tiny):
+    """Each step holds back hundreds of tokens, or drops them at the end, and decodes the text about twice."""
+    count = 400
+    same = dict.fromkeys(range(count), 140)
+    wanted = request(max_new_tokens=count, pins=same, stop=(letters([140] * 1000 + [141]),))
+    counted = Counted(letters)
+    held = [draft for draft in drafts(run(Engine(tiny.model, counted), wanted)[0]) if len(draft.before) > 300]
+    assert held
+    for draft in held:
+        counted.tokens = 0
+        assert draft.standing == ()
+        assert counted.tokens < 4 * count
+
+    different = {at: 130 + at % 250 for at in range(count)}
+    text = letters(different.values())
+    counted = Counted(letters)
+    settings = replace(wanted.diffusion, canvas_length=256)
+    ended = run(
+        Engine(tiny.model, counted), replace(wanted, pins=different, stop=(text[20:], text[30:200]), diffusion=settings)
+    )
+    assert ended[0][-1].result.text == text[:30] and len(ended[0][-1].result.tokens) == 30
+    assert counted.tokens < 4 * count
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_stream_decoded_in_pieces_is_the_text_decoded_at_once(tiny, chat):
+    chance, tokenizer = random.Random(1), tiny.tokenizer
+    for _ in range(300):
+        tokens, writing, at = drawn(tokenizer, chance, ascii_bytes=True), Writing(tokenizer, chat), 0
+        while at < len(tokens):
+            count = chance.randint(1, 6)
+            writing.settle(tokens[at : at + count])
+            at += count
+            text = tiny.decode(tokens[:at], special=chat)
+            assert writing.sent == (parse(text) if chat else Answer(text, "", (), True))
+
+
+def test_a_stream_decodes_each_token_a_few_times_only(tiny, monkeypatch):
+    decoded = []
+
+    def decode(self, tokens, *, special=False):
+        decoded.extend(tokens)
+        return tiny.decode(tokens, special=special)
+
+    monkeypatch.setattr(Writing, "decode", decode)
+    writing, tokens = Writing(tiny.tokenizer, chat=True), sorted(set(range(128)) - tiny.tokenizer.special_ids) * 10
+    for token in tokens:
+        writing.settle([token])
+    assert writing.sent.text == tiny.decode(tokens, special=True)
+    assert len(decoded) < 10 * len(tokens)

@@ -1,0 +1,334 @@
+"""Infill: what is given stays as it is, what is written fits between, and the likeliest length wins."""
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gesso
+from gesso.chat.tokenizer import Tokenizer
+from gesso.engine.request import Score
+from gesso.engine.scoring import Scoring
+from gesso.eval.python_infill import prompt as fill_prompt
+from gesso.eval.python_infill import source_files
+from gesso.infill.boundary import Healer, nearest_end, nearest_start
+from gesso.infill.holes import closer, lengths
+from tests.tiny import tokenizer_json
+
+BRIEF = {"steps": 2, "canvas_length": 24, "seed": 1}
+DRAWN = settings(derandomize=True, deadline=None, max_examples=100)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The requests that a model is asked to run, and their results."""
+    seen = []
+
+    def watch(g):
+        submit, step, running = g.engine.submit, g.engine.step, {}
+
+        def recorded_submit(request):
+            running[id := submit(request)] = request
+            return id
+
+        def recorded_step():
+            events = step()
+            seen.extend((running[event.request_id], event.result) for event in events if event.kind == "done")
+            return events
+
+        monkeypatch.setattr(g.engine, "submit", recorded_submit)
+        monkeypatch.setattr(g.engine, "step", recorded_step)
+        return seen
+
+    return watch
+
+
+def change_requests(monkeypatch, g, change):
+    """Have a model run other requests than those it is asked for; scores are left as they are."""
+    submit = g.engine.submit
+    monkeypatch.setattr(g.engine, "submit", lambda one: submit(one if isinstance(one, Score) else change(one)))
+
+
+# --- what is given stays --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["prompt", "pinned"])
+def test_holes_anywhere_in_a_hundred_files_keep_prefix_and_suffix(marked, method):
+    library = Path(random.__file__).parent
+    sources = (path.read_text(encoding="utf-8", errors="replace") for path in source_files((library,)).values())
+    texts = list(itertools.islice((text for text in sources if len(text) > 100), 100))
+    assert len(texts) == 100
+    options = {"method": method, "context": 12, "steps": 1, "canvas_length": 12, "seed": 5}
+    options |= {"lengths": [1, 3]} if method == "pinned" else {"max_new_tokens": 3}
+    for number, text in enumerate(texts):
+        rng = random.Random(number)
+        start, end = sorted(rng.sample(range(len(text)), 2))
+        filled = marked.infill_holes([text[:start], text[end:]], **options)
+        [middle] = filled.middles
+        assert filled.text.encode() == text[:start].encode() + middle.text.encode() + text[end:].encode()
+        assert middle.method == method
+
+
+def test_the_suffix_stands_behind_the_hole_in_every_canvas_tried(tiny, asked):
+    seen = asked(tiny)
+    tiny.infill("def f(x):\n    return ", "\n\nprint(f(2))\n", max_new_tokens=6, **BRIEF)
+    suffix = tiny.tokenizer.encode("\n\nprint(f(2))\n", bos=False)
+    assert len({len(result.tokens) for _, result in seen}) > 3
+    for request, result in seen:
+        hole = len(result.tokens) - len(suffix)
+        assert result.tokens[hole:] == tuple(suffix)
+        assert set(request.pins) == set(range(hole, len(result.tokens)))
+
+
+def test_with_markers_the_prompt_is_the_one_that_training_showed(marked, asked):
+    seen = asked(marked)
+    out = marked.infill("def f(x):\n", "\nprint(f(2))\n", max_new_tokens=4, **BRIEF)
+    wanted = marked.tokenizer.encode(fill_prompt("def f(x):\n", "\nprint(f(2))\n"))
+    assert [request.prompt for request, _ in seen] == [tuple(wanted)]
+    assert (out.method, out.candidates) == ("prompt", ())
+
+
+def test_several_holes_are_filled_from_left_to_right_each_seeing_the_ones_before(tiny, monkeypatch):
+    seen = []
+
+    def infill(prefix, suffix, **options):
+        seen.append((prefix, suffix, options.get("seed")))
+        return gesso.InfillResult(f"<{len(seen)}>", (), "stop", gesso.Usage(), 7)
+
+    monkeypatch.setattr(tiny, "infill", infill)
+    filled = tiny.infill_holes(["a", "b", "c"])
+    assert seen == [("a", "b", None), ("a<1>b", "c", 7)]  # with the seed that the first one drew
+    assert filled.text == "a<1>b<2>c"
+    assert [middle.text for middle in filled.middles] == ["<1>", "<2>"]
+
+
+@pytest.mark.parametrize("method", ["prompt", "pinned"])
+def test_the_same_seed_gives_the_same_middle_whoever_else_is_running(marked, method):
+    ask = {"method": method, "max_new_tokens": 6, **BRIEF}
+    alone = marked.infill("one, two, ", ", four", **ask)
+    stranger = marked.stream("something else", max_new_tokens=32, steps=64, stopping="fixed", seed=3)
+    next(stranger)
+    crowded = marked.infill("one, two, ", ", four", **ask)
+    stranger.close()
+    assert (alone.text, alone.tokens, alone.candidates) == (crowded.text, crowded.tokens, crowded.candidates)
+
+
+def test_a_seed_not_given_is_drawn_once_for_all_lengths_and_told(tiny):
+    first = tiny.infill("a b c ", " e f", max_new_tokens=4, steps=2, canvas_length=24)
+    again = tiny.infill("a b c ", " e f", max_new_tokens=4, steps=2, canvas_length=24, seed=first.seed)
+    assert first.candidates == again.candidates
+
+
+# --- how long the hole is -------------------------------------------------------------------------------------------
+
+
+def test_a_score_is_the_encoders_log_likelihood_of_what_follows_the_prefix(tiny):
+    prefix, suffix = "def f(x):\n    return ", "\n\nprint(f(2))\n"
+    out = tiny.infill(prefix, suffix, max_new_tokens=4, **BRIEF)
+    known = tiny.tokenizer.encode(prefix)
+    for candidate in out.candidates:
+        ids = torch.tensor([known + tiny.tokenizer.encode(candidate.text + suffix, bos=False)])
+        with torch.no_grad():
+            hidden = tiny.model.encode(ids, tiny.model.new_cache(1, ids.shape[1]))
+            log_probability = tiny.model.logits(hidden[0]).log_softmax(-1)
+        wanted = sum(log_probability[i - 1, ids[0, i]].item() for i in range(len(known), ids.shape[1]))
+        assert candidate.log_likelihood == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_likeliest_candidate_wins_and_the_search_goes_on_around_it(tiny):
+    out = tiny.infill("abc ", " xyz", max_new_tokens=12, **BRIEF)
+    best = max(out.candidates, key=lambda candidate: candidate.log_likelihood)
+    assert out.text == best.text
+    tried = {candidate.length for candidate in out.candidates}
+    assert {best.length - 1, best.length + 1} & set(range(1, 13)) <= tried
+    assert out.finish_reason == ("length" if best.length == 12 else "stop")
+
+
+def test_the_length_whose_text_the_encoder_knows_is_found(tiny, monkeypatch):
+    """Each hole is filled with the beginning of one text; the encoder is made to know the text as far as it goes."""
+    text = tiny.tokenizer.encode("seven c", bos=False)
+
+    def told(request):
+        whole = dict(enumerate((text + text)[: min(request.pins)]))
+        return replace(request, pins={**whole, **request.pins})
+
+    def known(self, hidden_SH, logits):
+        end = tiny.tokenizer.encode(" end", bos=False)
+        self.log_likelihoods.append(-float(abs(len(self.text) - len(text) - len(end))))
+
+    change_requests(monkeypatch, tiny, told)
+    monkeypatch.setattr(Scoring, "read", known)
+    out = tiny.infill("start ", " end", max_new_tokens=12, **BRIEF)
+    assert out.text == "seven c"
+
+
+def test_the_search_tries_every_length_around_its_best():
+    for limit, best in itertools.product((1, 2, 7, 64), range(1, 65)):
+        tried = lengths(limit)
+        assert tried[0] == 1
+        assert tried[-1] == limit
+        nearest = min(best, limit)
+        while more := closer(tried, min(tried, key=lambda length: abs(length - nearest))):
+            assert not set(more) & set(tried)
+            tried = sorted([*tried, *more])
+        assert nearest in tried
+
+
+def test_given_lengths_are_the_ones_tried(tiny):
+    out = tiny.infill("abc ", " xyz", lengths=[5, 2], **BRIEF)
+    assert [candidate.length for candidate in out.candidates] == [2, 5]
+
+
+# --- boundaries -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory) -> Tokenizer:
+    """A tokenizer with longer tokens: it spells what it does not know in bytes."""
+    raw = json.loads(tokenizer_json())
+    vocabulary, merges = raw["model"]["vocab"], []
+    for letter in "print(nt ":
+        vocabulary.setdefault(letter, len(vocabulary))
+    for pair in (("p", "r"), ("i", "n"), ("in", "t"), ("pr", "int"), ("r", "i"), ("(", "(")):
+        vocabulary.setdefault("".join(pair), len(vocabulary))
+        merges.append(list(pair))
+    raw["model"]["merges"] = merges
+    directory = tmp_path_factory.mktemp("words")
+    (directory / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    return Tokenizer.from_directory(directory)
+
+
+def test_healing_takes_off_the_tokens_that_may_begin_a_longer_one(words):
+    healer = Healer(words)
+    assert words.pieces(words.encode("x = pri", bos=False))[-2:] == ["pr", "i"]
+    assert healer.split("x = pri") == ("x = ", "pri")
+    assert healer.split("x = print") == ("x = print", "")
+    assert healer.split("f(") == ("f", "(")
+    assert healer.split("é") == ("é", "")
+    assert healer.split("pri") == ("pr", "i")  # something must stay to go on from
+    assert healer.split("") == ("", "")
+
+
+@DRAWN
+@given(text=st.text(max_size=30), tokens=st.integers(0, 40))
+def test_the_nearest_tokens_are_cut_between_characters(tiny, text, tokens):
+    for near in (nearest_end(tiny.tokenizer, text, tokens), nearest_start(tiny.tokenizer, text, tokens)):
+        assert len(near.encode()) <= tokens
+        assert len(near.encode()) > tokens - 4 or near == text
+    assert text.endswith(nearest_end(tiny.tokenizer, text, tokens))
+    assert text.startswith(nearest_start(tiny.tokenizer, text, tokens))
+
+
+@pytest.fixture
+def healing(tiny, monkeypatch):
+    """The model heals after `pri`, though it spells in bytes, and writes what it is told to."""
+
+    def told(*texts):
+        monkeypatch.setattr(tiny.healer, "split", lambda text: (text.removesuffix("pri"), "pri"))
+        rounds, seen = iter(texts), []
+
+        def write(request):
+            seen.append(request)
+            ids = dict(enumerate(tiny.tokenizer.encode(next(rounds), bos=False)))
+            return replace(request, pins={**ids, **request.pins})
+
+        change_requests(monkeypatch, tiny, write)
+        return seen
+
+    return told
+
+
+def test_a_healed_middle_is_what_follows_the_end_that_was_taken_off(tiny, healing):
+    seen = healing("print(")
+    out = tiny.infill("x = pri", "1)", lengths=[3], **BRIEF)
+    assert out.text == "nt("
+    assert [request.prompt for request in seen] == [tuple(tiny.tokenizer.encode("x = "))]
+
+
+def test_what_is_written_begins_with_what_was_taken_off_whatever_the_model_says(tiny, healing):
+    seen = healing("")
+    out = tiny.infill("x = pri", "1)", lengths=[3], **BRIEF)
+    assert tiny.decode(out.tokens).startswith("pri")
+    assert len(seen) == 1 and len(out.tokens) == 6
+
+
+def test_no_healing_where_a_stop_string_might_be_met_in_the_end_taken_off(tiny, healing):
+    seen = healing("ma(ri")
+    out = tiny.infill("x = pri", "1)", lengths=[5], stop="ri", **BRIEF)
+    assert out.text == "ma("
+    assert [r.prompt for r in seen] == [tuple(tiny.tokenizer.encode("x = pri"))]
+
+
+def test_a_middle_that_ends_inside_a_character_loses_the_piece(tiny, monkeypatch):
+    half = tiny.tokenizer.encode("aé", bos=False)[:2]
+    change_requests(monkeypatch, tiny, lambda r: replace(r, pins={**dict(enumerate(half)), **r.pins}))
+    assert tiny.infill("x", "y", lengths=[2], **BRIEF).text == "a"
+
+
+def test_a_stop_string_ends_a_pinned_middle_and_is_not_looked_for_beyond_it(tiny, healing):
+    healing("print(1)\n2", "print(a")
+    assert tiny.infill("x = pri", "\nend\n", lengths=[7], stop="\n", **BRIEF).text == "nt(1)"
+    assert tiny.infill("x = pri", "b)", lengths=[4], stop="ab", **BRIEF).text == "nt(a"
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prefix": "", "suffix": ""}, "no text around the hole"),
+        ({"prefix": None}, "prefix must be text"),
+        ({"suffix": b"x"}, "suffix must be text"),
+        ({"prefix": "\ud800"}, "half a surrogate"),
+        ({"method": "magic"}, "auto, prompt, pinned"),
+        ({"method": "prompt"}, "has no <|fim_prefix|>"),
+        ({"lengths": []}, "lengths is empty"),
+        ({"lengths": [24]}, "from 1 to 23"),
+        ({"lengths": [0]}, "from 1 to 23"),
+        ({"suffix": "", "lengths": [3]}, "pinned suffix"),
+        ({"context": 0}, "context must be"),
+        ({"canvas_length": 1}, "no room"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"pins": {0: 5}}, "pins belongs to generate"),
+        ({"resume": None}, "resume belongs to generate"),
+        ({"wings": 2}, "unknown diffusion settings"),
+        ({"prefix": "x" * 9000}, "context=N"),
+    ],
+)
+def test_what_cannot_be_filled_is_said_and_nothing_is_left_behind(tiny, arguments, words):
+    with pytest.raises(gesso.InputError, match=words.replace("|", r"\|")):
+        tiny.infill(**{"prefix": "abc", "suffix": "xyz", **BRIEF, **arguments})
+    assert not tiny.engine.busy
+
+
+def test_context_shows_a_long_text_in_part(tiny, asked):
+    seen = asked(tiny)
+    tiny.infill("x" * 9000, "y" * 9000, context=8, lengths=[2], **BRIEF)
+    [(request, _)] = seen
+    assert request.prompt == tuple(tiny.tokenizer.encode("x" * 8))
+    assert len(request.pins) == 8
+
+
+def test_a_text_that_has_the_markers_itself_is_pinned(marked):
+    out = marked.infill("the marker <|fim_prefix|> ", " is special", max_new_tokens=2, **BRIEF)
+    assert out.method == "pinned"
+    with pytest.raises(gesso.InputError, match="the text itself has"):
+        marked.infill("the marker <|fim_prefix|> ", " is special", method="prompt", **BRIEF)
+
+
+def test_without_a_suffix_the_prefix_is_continued_and_without_a_prefix_the_suffix_is_led_up_to(tiny):
+    assert tiny.infill("abc", "", max_new_tokens=4, **BRIEF).candidates == ()
+    assert tiny.infill("", "abc", max_new_tokens=4, **BRIEF).candidates
+
+
+@pytest.mark.parametrize("parts", [[], ["a"], "ab", ["a", "", "b"]])
+def test_parts_that_are_no_text_with_holes_are_refused(tiny, parts):
+    with pytest.raises(gesso.InputError, match=r"parts are|nothing between"):
+        tiny.infill_holes(parts, **BRIEF)

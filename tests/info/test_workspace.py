@@ -1,0 +1,68 @@
+"""The bound of a pass's memory: its constants are those of the kernels, and it is near what was measured."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from gesso.info import workspace
+from gesso.info.workspace import CONTEXT_BYTES, workspace_bytes
+from gesso.model.config import Config
+from tests.info.test_info import REAL, write
+
+GB = 10**9
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    return Config.from_directory(write(tmp_path_factory.mktemp("real"), REAL))
+
+
+@pytest.mark.parametrize(("batch", "measured"), [(8, 2.95), (32, 10.06)])
+def test_workspace_bound_covers_measured_memory_and_is_at_most_half_as_much_again(real, batch, measured):
+    """Measured on an H200 at the 26B shape in fp8: reserved after batches of many sizes, without the CUDA context."""
+    bound = workspace_bytes(real, batch, 2048, 256) - CONTEXT_BYTES
+    assert measured * GB <= bound <= 1.5 * measured * GB
+
+
+def test_the_bound_covers_the_buffers_of_the_vocabulary_kernels_counted_by_hand(real):
+    for batch in (8, 16, 32):
+        tokens = 256 * batch
+        stored, tiles = 2 * tokens * 262_144, 4 * 4 * tokens * 2048
+        partial, soft = 4 * 6 * tokens * 2816, 2 * tokens * 2816
+        assert workspace_bytes(real, batch, 0, 256) >= CONTEXT_BYTES + stored + tiles + partial + soft
+
+
+def test_one_request_that_needs_all_logits_fits_whatever_the_batch(real):
+    logits = 4 * 256 * 262_144
+    for batch in (1, 2, 8):
+        assert workspace_bytes(real, batch, 2048, 256) - CONTEXT_BYTES >= 5 * logits
+
+
+def test_more_work_never_takes_less_memory(real):
+    for name, values in {"batch": range(1, 40), "prefill": (256, 2048, 8192), "canvas_length": (16, 64, 256)}.items():
+        base = {"batch": 4, "prefill": 2048, "canvas_length": 256}
+        sizes = [workspace_bytes(real, **base | {name: value}) for value in values]
+        assert all(a < b or name == "batch" and a <= b for a, b in pairwise(sizes))
+    assert workspace_bytes(replace(real, vocab_size=2 * real.vocab_size), 4, 2048, 256) > 1.5 * GB
+
+
+def test_float32_stores_no_logits_of_all_canvases(real):
+    grown = workspace_bytes(real, 32, 256, 256, 4) - workspace_bytes(real, 8, 256, 256, 4)
+    assert grown < 4 * 24 * 256 * 262_144 / 2, "less than half of the float32 logits of 24 canvases"
+
+
+def test_the_constants_are_those_of_the_kernels():
+    pytest.importorskip("triton")
+    import torch
+
+    from gesso.ops import vocab as plain
+    from gesso.ops.kernels import attention, rows, soft, vocab
+
+    assert workspace.SOFT_SPLITS == soft.SPLITS and workspace.ROUTER_SPLITS == rows.SPLIT
+    assert min(vocab.LOGITS.columns, vocab.LOGITS_LOW.columns) == workspace.TILE_COLUMNS
+    assert max(vocab.LOGITS.columns, vocab.LOGITS_LOW.columns) == workspace.PADDED_COLUMNS
+    assert plain.CHUNK_BYTES == workspace.CHUNK_BYTES
+    for dim in (64, 128, 256, 512):
+        for tile in (attention.tiles(dim, torch.bfloat16, count) for count in (1, 16, 256)):
+            assert tile.splits <= workspace.KEY_SPLITS[dim > 256]

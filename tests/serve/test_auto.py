@@ -1,0 +1,148 @@
+"""Settings that a server chooses by the available memory: made-up devices, the 26B shape, and the reported figures."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gesso.errors import InputError
+from gesso.info.fit import sequence_bytes
+from gesso.info.report import describe
+from gesso.info.workspace import workspace_bytes
+from gesso.model.config import Config
+from gesso.serve.auto import Memory, choose, host_memory
+from gesso.serve.settings import EngineSettings
+from tests.info.test_info import REAL, write
+
+GB = 10**9
+LONGEST = 262_144
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    return EngineSettings(model=str(write(tmp_path_factory.mktemp("real"), REAL)))
+
+
+def on_gpu(settings, gb, free=None):
+    return choose(settings, Memory(gb * GB, (free or gb) * GB, "cuda"), 2)
+
+
+def worst_case(settings, config):
+    workspace = workspace_bytes(config, settings.max_batch, settings.prefill, config.canvas_length)
+    return workspace + settings.max_batch * sequence_bytes(config, settings.max_length)
+
+
+@pytest.mark.parametrize(
+    ("gb", "precision", "counted"),
+    [(141, None, "bf16"), (80, None, "bf16"), (48, "fp8", "fp8"), (32, "fp8", "fp8"), (24, "int4", "4-bit")],
+)
+def test_the_widest_precision_that_fits_is_chosen_and_the_worst_case_fits_beside_it(real, gb, precision, counted):
+    config, choice = Config.from_directory(Path(real.model)), on_gpu(real, gb)
+    assert choice.settings.quantize == precision
+    assert choice.settings.max_batch >= 1 and 8192 <= choice.settings.max_length <= LONGEST
+    weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
+    assert weights[counted] + worst_case(choice.settings, config) < 0.9 * gb * GB
+
+
+def test_much_memory_is_all_of_the_context_and_little_a_shorter_one_before_a_smaller_batch(real):
+    much, less, little = (on_gpu(real, gb).settings for gb in (280, 80, 23))
+    assert (much.max_length, much.max_batch, much.prefill) == (LONGEST, 32, 2048)
+    assert less.max_length < LONGEST and less.max_batch == 8
+    assert little.max_length >= 8192 and little.max_batch < 8
+
+
+def test_a_batch_that_was_told_gets_the_context_that_fits_so_many_times(real):
+    config = Config.from_directory(Path(real.model))
+    weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
+    chosen = on_gpu(replace(real, max_batch=2), 21).settings
+    assert (chosen.quantize, chosen.max_batch) == ("int4", 2) and chosen.max_length < 8192
+    assert weights["4-bit"] + worst_case(chosen, config) < 0.9 * 21 * GB
+    assert on_gpu(real, 21).settings.max_batch == 1
+
+
+def test_what_was_told_is_kept_and_the_rest_goes_by_it(real):
+    told = on_gpu(replace(real, max_batch=2, max_length=20_000, prefill=512, quantize="fp8"), 141).settings
+    assert (told.max_batch, told.max_length, told.prefill, told.quantize) == (2, 20_000, 512, "fp8")
+    assert on_gpu(replace(real, max_batch=1), 80).settings.max_length == LONGEST
+    assert on_gpu(replace(real, max_length=4096), 90).settings.max_batch == 32
+    assert on_gpu(replace(real, quantize="none"), 80).settings.quantize is None
+    packed, layers = (
+        on_gpu(replace(real, quantize=name, max_batch=1), 22).settings for name in ("int4", "int4-layers")
+    )
+    assert layers.quantize == "int4-layers" and layers.max_length < packed.max_length
+
+
+def test_memory_that_others_use_and_the_share_not_wanted_are_left_alone(real):
+    assert on_gpu(real, 80).settings.quantize is None
+    assert on_gpu(real, 80, free=40).settings.quantize == "fp8"
+    assert on_gpu(replace(real, memory=0.5), 80).settings.quantize == "fp8"
+
+
+@pytest.mark.parametrize("gb", [22, 24, 32, 48, 80, 90, 141])
+def test_the_largest_batch_that_fits_is_chosen(real, gb):
+    """Logits of all canvases grow with the batch: one request more would not fit."""
+    config = Config.from_directory(Path(real.model))
+    weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
+    chosen = on_gpu(replace(real, max_length=8192), gb).settings
+    used = weights[{None: "bf16", "fp8": "fp8", "int4": "4-bit"}[chosen.quantize]]
+    assert used + worst_case(chosen, config) <= 0.9 * gb * GB
+    more = replace(chosen, max_batch=chosen.max_batch + 1)
+    assert chosen.max_batch == 32 or used + worst_case(more, config) > 0.9 * gb * GB
+
+
+@pytest.mark.parametrize(
+    ("told", "gb", "figures"),
+    [
+        ({}, 8, ("packed to int4", "2.55 GB", "7.20 GB may be used", "--memory 0.9")),
+        ({"quantize": "none"}, 48, ("50.5", "43.20 GB may be used")),
+        ({"max_batch": 64, "max_length": LONGEST}, 80, ("64 texts of 262144 tokens", "(--max-length)")),
+    ],
+    ids=["nothing fits", "precision", "batch"],
+)
+def test_what_does_not_fit_is_refused_with_the_figures(real, told, gb, figures):
+    with pytest.raises(InputError) as refused:
+        on_gpu(replace(real, **told), gb)
+    assert all(figure in str(refused.value) for figure in figures), refused.value
+
+
+def test_the_advice_of_a_refusal_is_good(real):
+    with pytest.raises(InputError) as refused:
+        on_gpu(replace(real, max_batch=64, max_length=LONGEST), 80)
+    advised = int(str(refused.value).split("a context of ")[1].split()[0])
+    assert on_gpu(replace(real, max_batch=64, max_length=advised), 80).settings.max_length == advised
+
+
+def test_what_was_chosen_is_said_with_the_reason(real):
+    why = on_gpu(replace(real, max_batch=4), 24).why
+    for part in ("24.00 GB", "21.60 GB may be used", "packed to int4 (by what fits)", "4 requests at once (as told)"):
+        assert part in why
+
+
+def test_on_a_cpu_numbers_are_wider_and_pieces_smaller(real):
+    chosen = choose(real, Memory(128 * GB, 128 * GB, "cpu"), 4).settings
+    assert (chosen.quantize, chosen.prefill) == (None, 256) and chosen.max_batch <= 8
+    assert choose(real, Memory(64 * GB, 64 * GB, "cpu"), 4).settings.quantize == "fp8"
+
+
+def test_a_container_is_as_large_as_it_is_allowed_to_be(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       1000 kB\nMemFree:  5 kB\nMemAvailable:    600 kB\n")
+    assert host_memory(meminfo, tmp_path) == (1_024_000, 614_400)
+    for limit, expected in (("max", (1_024_000, 614_400)), ("500000", (500_000, 300_000))):
+        (tmp_path / "memory.max").write_text(limit + "\n")
+        (tmp_path / "memory.current").write_text("200000\n")
+        assert host_memory(meminfo, tmp_path) == expected
+    total, free = host_memory()
+    assert total >= free > 0
+
+
+def test_a_share_of_memory_is_a_share():
+    for share in (0, -1, 1.1):
+        with pytest.raises(InputError, match="share of memory"):
+            EngineSettings(memory=share)
+
+
+def test_a_server_that_cannot_start_says_why(served_model, main):
+    refused = main("serve", "--model", str(served_model), "--port", "0", "--device", "cpu", "--memory", "0.00001")
+    assert refused.code == 1 and "does not fit" in refused.err and "--memory 1e-05" in refused.err
+    assert main("serve", "--max-batch", "none").code == main("serve", "--prefill", "0").code == 2

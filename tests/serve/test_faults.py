@@ -1,0 +1,431 @@
+"""What clients, signals and the system may do to a server, and what must not come of it."""
+
+import os
+import queue
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import pytest
+import torch
+
+import gesso
+from gesso.adapters import files as adapters
+from gesso.adapters.lora import adapter_sites
+from gesso.engine.request import Request
+from gesso.serve import protocol
+from gesso.serve.fair import FairQueue
+from gesso.serve.keys import Keys, is_loopback
+from gesso.serve.protocol import (
+    SIZES,
+    Cancel,
+    Constraint,
+    Ended,
+    Failed,
+    Submit,
+    decode,
+    encode,
+    sizes,
+    submit_frame,
+    submit_payload,
+)
+from gesso.serve.worker import Worker
+from tests.serving import raw, server_fixture, serving
+
+QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
+LONG = {"steps": 1000, "stopping": "fixed", "canvas_length": 16}
+CHAT = "/v1/completions"
+ALICE, BOB = {"authorization": "Bearer alice-key"}, {"authorization": "Bearer bob-key"}
+
+
+def short(seed=1, **more):
+    return {"prompt": "Hello", "max_tokens": 16, "seed": seed, "diffusion": QUICK} | more
+
+
+def endless(**more):
+    return {"prompt": "Hello", "max_tokens": 2000, "seed": 1, "diffusion": LONG} | more
+
+
+server = server_fixture("--max-batch", "2", "--io-timeout", "2")  # open to all, and patient for two seconds
+
+
+def post(server, body, **options):
+    return httpx.post(f"{server.url}{CHAT}", json=body, timeout=60, **options)
+
+
+def text(response):
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hang_up_frees_its_slot_within_a_step(server):
+    """A request that would take minutes is gone, and the next one of this engine of two begins at once."""
+    connections = [raw(server.url, endless(stream=True)) for _ in range(2)]
+    server.wait_metric("gesso_requests_running", 2)
+    for connection in connections:
+        connection.close()
+    began = time.monotonic()
+    text(post(server, short(diffusion=QUICK | {"steps": 1})))
+    assert time.monotonic() - began < 5
+
+
+def test_half_a_body_is_waited_for_only_so_long(server):
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt":'.encode())
+    connection.settimeout(20)
+    answer = connection.recv(65536)
+    connection.close()
+    assert b"408" in answer.splitlines()[0]
+    assert server.http.get("/health").status_code == 200
+
+
+# --- the engine process -----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_engine_comes_back_and_only_what_it_was_at_is_lost(server):
+    expected = text(post(server, short(seed=3)))
+    with ThreadPoolExecutor(8) as pool:
+        events = []
+
+        def follow():
+            for event in server.events(CHAT, endless()):
+                events.append(event)
+
+        streams = [pool.submit(follow) for _ in range(2)]
+        server.wait_metric("gesso_requests_running", 2)
+        time.sleep(0.5)  # both have begun
+        waiting = [pool.submit(post, server, short(seed=3)) for _ in range(5)]
+        server.wait_metric("gesso_requests_waiting", 4)  # one is with the engine, behind the two
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        server.wait_ready(503)
+        assert server.http.get("/health").json()["engine"] == "restarting"
+        for stream in streams:
+            stream.result(30)
+        assert [e["error"]["type"] for e in events if "error" in e] == ["server_error"] * 2
+        assert [text(answer.result(60)) for answer in waiting] == [expected] * 5
+    server.wait_ready(200)
+    assert server.metric("gesso_engine_restarts_total") == 1
+
+
+# --- keys, limits, signals --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(served_model, tmp_path_factory):
+    """With keys, tight limits and an adapter."""
+    directory = tmp_path_factory.mktemp("guarded")
+    (directory / "keys").write_text("# two\nalice-key\nbob-key\n")
+    base = gesso.load(served_model)
+    lora_settings = adapters.LoraSettings(rank=2)
+    adapters.add(base.model, lora_settings, "odd")
+    with torch.no_grad():
+        for site in adapter_sites(base.model).values():
+            if (lora := site.get("odd")) is not None:
+                lora.B.normal_(0, 0.3)
+    adapters.save(base.model, directory / "odd", lora_settings, "odd")
+    limits = ["--queue", "4", "--max-batch", "1", "--body-bytes", "20000", "--timeout", "6", "--request-tokens", "4000"]
+    arguments = ("--model", str(served_model), "--name", "tiny", "--api-key-file", str(directory / "keys"))
+    more = ("--adapter", f"odd={directory / 'odd'}", "--cors-origin", "https://page.example")
+    with serving(directory / "log", *arguments, *limits, *more) as running:
+        running.wait_ready()
+        running.adapter = directory / "odd"
+        yield running
+
+
+def test_only_those_with_a_key_get_in(guarded):
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic alice-key"}):
+        refused = post(guarded, short(), headers=headers)
+        assert refused.status_code == 401
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert guarded.http.get("/metrics", headers=headers).status_code == 401
+    assert text(post(guarded, short(), headers=ALICE)) == text(post(guarded, short(), headers=BOB))
+    assert guarded.http.get("/health").status_code == guarded.http.get("/ready").status_code == 200
+    assert "alice" not in guarded.log.read_text()
+
+
+def test_only_the_named_origin_may_call_from_a_page(guarded):
+    for origin, allowed in (("https://page.example", True), ("https://evil.example", False)):
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        answer = guarded.http.options(CHAT, headers=asked)
+        assert ("access-control-allow-origin" in answer.headers) == allowed
+
+
+def test_an_adapter_is_a_model_of_its_own_name(guarded, served_model):
+    names = [item["id"] for item in guarded.http.get("/v1/models", headers=ALICE).json()["data"]]
+    assert names == ["tiny", "odd"]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [short(model=name) for name in ("tiny", "odd", "tiny", "odd")]
+        answers = [text(a) for a in pool.map(lambda body: post(guarded, body, headers=ALICE), asked)]
+    assert answers[0] == answers[2] != answers[1] == answers[3]
+    alone = gesso.load(served_model, adapter=guarded.adapter)
+    options = {**QUICK, "max_new_tokens": 16, "seed": 1, "settle": 1}
+    assert alone.generate("Hello", **options).text == answers[1]
+
+
+def test_too_large_and_too_long_are_refused(guarded):
+    large = post(guarded, short(prompt="x" * 30000), headers=ALICE)
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+    long = post(guarded, short(max_tokens=5000), headers=ALICE)
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "request_too_long")
+
+
+def test_clients_take_turns_and_the_queue_is_bounded(guarded):
+    """One slot, taken by Alice, who has four more waiting. Bob comes: he is next but one. Nobody else fits."""
+    order = []
+
+    def ask(who, headers):
+        answer = post(guarded, short(), headers=headers)
+        order.append(who)
+        return answer
+
+    with ThreadPoolExecutor(8) as pool:
+        long = raw(guarded.url, endless(), "Authorization: Bearer alice-key\r\n")
+        guarded.wait_metric("gesso_requests_running", 1, **ALICE)
+        alice = [pool.submit(ask, "alice", ALICE) for _ in range(4)]
+        guarded.wait_metric("gesso_requests_waiting", 3, **ALICE)  # one is with the engine, to begin without delay
+        bob = pool.submit(ask, "bob", BOB)
+        guarded.wait_metric("gesso_requests_waiting", 4, **ALICE)
+        refused = post(guarded, short(), headers=BOB)
+        long.close()
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert len({text(job.result(30)) for job in [*alice, bob]}) == 1
+        assert order.index("bob") <= 2
+
+
+def test_an_answer_has_a_deadline(guarded):
+    with ThreadPoolExecutor(2) as pool:
+        stream = pool.submit(lambda: list(guarded.events(CHAT, endless(), headers=ALICE)))
+        late = post(guarded, endless(), headers=ALICE)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+        assert stream.result(30)[-1]["error"]["code"] == "timeout"
+    guarded.wait_metric("gesso_requests_running", 0, **ALICE)
+
+
+def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(guarded):
+    engine = guarded.engine_pid()
+    body = short(max_tokens=64, diffusion=QUICK | {"steps": 12, "stopping": "fixed"})
+    expected = text(post(guarded, body, headers=ALICE))
+    events = guarded.events(CHAT, body, headers=ALICE)
+    pieces = [next(events)]
+    guarded.process.send_signal(signal.SIGTERM)
+    pieces += events
+    assert "".join(choice["text"] for piece in pieces for choice in piece["choices"]) == expected
+    assert guarded.process.wait(20) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{guarded.url}/health")
+    until = time.monotonic() + 10
+    while os.path.exists(f"/proc/{engine}"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+# --- the engine's own loop ------------------------------------------------------------------------------------------
+
+
+class Empty(Exception):
+    pass
+
+
+class Inbox(deque):
+    """The messages that come, all at once; the worker that waits for another one gets Empty."""
+
+    def empty(self):
+        return not self
+
+    def get(self):
+        if not self:
+            raise Empty
+        return self.popleft(), b""
+
+
+def test_request_that_fails_every_pass_fails_alone(tiny, monkeypatch):
+    run = tiny.engine.runner.run
+
+    def fail(work, cache):
+        if any(item.running.request.seed == 2 for item in work):
+            raise MemoryError("no room")
+        return run(work, cache)
+
+    monkeypatch.setattr(tiny.engine.runner, "run", fail)
+    options = {**QUICK, "max_new_tokens": 16, "settle": 1}
+    asked = [Submit(id, [2, 200, 210], options | {"seed": seed}) for id, seed in ((10, 1), (11, 2), (12, 3))]
+    sent = []
+    with pytest.raises(Empty):
+        Worker(tiny, sent.append).run(Inbox(asked))
+    assert {message.id for message in sent if isinstance(message, Ended)} == {10, 12}
+    assert [(m.id, m.by_input, m.message) for m in sent if isinstance(m, Failed)] == [
+        (11, False, "MemoryError: no room")
+    ]
+    assert not tiny.engine.busy
+
+
+def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(tiny, monkeypatch):
+    release, sent, inbox = threading.Event(), [], queue.SimpleQueue()
+    worker = Worker(tiny, sent.append)
+    request = worker.request
+
+    def slowly(asked, compiled=b""):
+        assert asked.constraint is None or release.wait(60)
+        return request(asked, compiled)
+
+    monkeypatch.setattr(worker, "request", slowly)
+    options = {**QUICK, "max_new_tokens": 16, "settle": 1, "seed": 1}
+    compiled = tiny.guides.compiled("[ab]{3}").to_bytes(pinned=False)
+    held, gone = (Submit(id, [2, 200, 210], options, constraint=Constraint("key", tools=False)) for id in (1, 2))
+    for message in (held, gone, Cancel(2), Submit(3, [2, 200, 210], options)):
+        inbox.put((message, compiled))
+
+    def ended():
+        return [message for message in sent if isinstance(message, Ended)]
+
+    def wait_for(count):
+        until = time.monotonic() + 60
+        while len(ended()) < count:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # ends with this process, waiting
+    wait_for(1)
+    assert [message.id for message in ended()] == [3]
+    release.set()
+    wait_for(2)
+    assert ended()[1].id == 1 and re.fullmatch("[ab]{3}", ended()[1].text)
+    worker.side.shutdown()
+    time.sleep(0.2)
+    assert not any(getattr(message, "id", None) == 2 for message in sent)
+    assert not worker.ids and not worker.side_work and not tiny.engine.busy
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_the_engine_process_checks_a_request_once(tiny, monkeypatch, constrained):
+    checked, check = [], Request.check
+    monkeypatch.setattr(Request, "check", lambda self, *limits: (checked.append(self), check(self, *limits)))
+    options = {**QUICK, "max_new_tokens": 16, "seed": 1}
+    asked = Submit(1, [2, 200, 210], options, constraint=Constraint("once", tools=False) if constrained else None)
+    inbox, sent = queue.SimpleQueue(), []
+    worker = Worker(tiny, sent.append)
+    inbox.put((asked, tiny.guides.compiled("[ab]{3}").to_bytes(pinned=False)))
+    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # ends with this process, waiting
+    until = time.monotonic() + 60
+    while not any(isinstance(message, Ended) for message in sent):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert len(checked) == 1
+
+
+def test_usage_is_measured_once_per_second_and_when_the_engine_rests(tiny, monkeypatch):
+    measured, began = [], []
+    worker = Worker(tiny, lambda message: None)
+    monkeypatch.setattr("gesso.serve.worker.resident_bytes", lambda: measured.append(True) or len(measured))
+    step = tiny.engine.step
+    monkeypatch.setattr(tiny.engine, "step", lambda: (began.append(worker.status.step_seconds), step())[1])
+    start = time.monotonic()
+    with pytest.raises(Empty):
+        worker.run(Inbox([Submit(1, [2, 200, 210], {**QUICK, "max_new_tokens": 64, "seed": 1})]))
+    seconds = time.monotonic() - start
+    assert len(began) > 4 and start < began[0] and began == sorted(set(began)), "each step has its own beginning"
+    assert len(measured) <= 2 + seconds, "at the first report, in the last rest, and once per second between"
+    assert worker.status.step_seconds == 0 and worker.status.memory_bytes == len(measured)
+
+
+def test_a_message_that_takes_long_is_timed_like_a_step(tiny, monkeypatch):
+    """Switching adapters may hang. Waiting for a message may take as long as it likes."""
+    during, waiting = [], []
+    worker = Worker(tiny, lambda message: None)
+    monkeypatch.setattr(worker, "take", lambda message: during.append(worker.status.step_seconds))
+
+    class Watched(Inbox):
+        def get(self):
+            waiting.append(worker.status.step_seconds)
+            return super().get()
+
+    start = time.monotonic()
+    with pytest.raises(Empty):
+        worker.run(Watched([Cancel(1), Cancel(2)]))
+    assert len(during) == 2 and start < during[0] < during[1]
+    assert waiting == [0, 0, 0]
+
+
+def test_messages_survive_encoding():
+    constrained = Submit(1, [2, 3], {"seed": 1, "stop": ["é"]}, "odd", stream=True, constraint=Constraint("key", False))
+    for message in (constrained, Failed(4, "why", by_input=True)):
+        data = encode(message, b"blob")
+        head, blob = sizes(data[: SIZES.size])
+        assert decode(data[SIZES.size : SIZES.size + head]) == message and data[-blob:] == b"blob"
+    payload = submit_payload(constrained)
+    data = submit_frame(7, payload)
+    assert decode(data[SIZES.size :]) == replace(constrained, id=7)
+
+
+def test_frame_over_the_limit_is_refused_on_both_sides(monkeypatch):
+    data = encode(Failed(4, "x" * 1000, by_input=True))
+    monkeypatch.setattr(protocol, "FRAME_BYTES", 500)
+    with pytest.raises(protocol.FrameTooLarge):
+        encode(Failed(4, "x" * 1000, by_input=True))
+    with pytest.raises(protocol.FrameTooLarge):
+        sizes(data[: SIZES.size])
+
+
+# --- without a server -------------------------------------------------------------------------------------------------
+
+
+def test_a_server_the_network_can_reach_needs_keys(main, monkeypatch):
+    monkeypatch.delenv("GESSO_API_KEYS", raising=False)
+    refused = main("serve", "--host", "0.0.0.0")
+    assert refused.code == 2 and "--api-key-file" in refused.err
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "gesso.ai")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_without_the_extra_serve_says_what_to_install(main, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("gesso.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    refused = main("serve")
+    assert refused.code == 2 and "pip install '.[serve]'" in refused.err
+
+
+def test_a_port_that_is_taken_is_named(main):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = main("serve", "--port", str(taken.getsockname()[1]))
+    assert refused.code == 2 and "try --port" in refused.err
+
+
+def test_keys_are_told_apart_whatever_their_length():
+    keys = Keys(["a", "b" * 100])
+    assert keys.holder(b"Bearer a") == "key-0" and keys.holder(b"bearer " + b"b" * 100) == "key-1"
+    assert [keys.holder(given) for given in (b"", b"Bearer ", b"Bearer aa", b"a", b"Bearer \xff")] == [None] * 5
+    assert not Keys([])
+
+
+def test_clients_take_turns_in_the_queue():
+    class Item:
+        def __init__(self, client, number):
+            self.client, self.number = client, number
+
+    queue = FairQueue()
+    items = [Item("a", i) for i in range(3)] + [Item("b", 0), Item("c", 0)]
+    for item in items:
+        queue.put(item)
+    assert len(queue) == 5
+    queue.remove(items[4])
+    taken = [queue.take() for _ in range(2)]
+    queue.put_back(taken[0])
+    order = [(item.client, item.number) for item in [queue.take() for _ in range(len(queue))]]
+    assert [(item.client, item.number) for item in taken] == [("a", 0), ("b", 0)]
+    assert order == [("a", 0), ("a", 1), ("a", 2)]
+    assert not queue

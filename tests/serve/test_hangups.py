@@ -1,0 +1,117 @@
+"""Clients that leave at any moment, or stop reading, leave nothing behind: no place, no object, no connection."""
+
+import asyncio
+import gc
+import itertools
+import os
+import random
+import time
+from collections import Counter, deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gesso.bench import hangups
+from gesso.diffusion.canvas import Canvas
+from gesso.engine.request import Request
+from gesso.engine.running import Running
+from gesso.model.cache import KVCache
+from gesso.model.config import Config
+from gesso.serve import completions
+from gesso.serve.generation import Generation
+from gesso.serve.jobs import Job, Mailbox
+from gesso.serve.protocol import Cancel, Submit
+from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from gesso.serve.worker import Worker
+from tests.serving import raw, within
+
+ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 256}
+
+
+@pytest.fixture(scope="module")
+def server(served_model):
+    engine = EngineSettings(model=str(served_model), device="cpu", max_batch=4, prefill=256)
+    with within(ServerSettings(engine=engine, limits=Limits(io_timeout=2))) as running:
+        yield running
+
+
+def alive(*kinds):
+    gc.collect()
+    return Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in kinds)
+
+
+def eventually(holds, seconds=30):
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_clients_that_hang_up_leave_nothing_behind_and_others_unharmed(server):
+    found = hangups.measure(server.url, visitors=30)
+    assert found["error_count"] == 0 and found["same_text_as_alone"] and found["answers_meanwhile"] >= 8
+    statuses, streamed = found["statuses"], ("stream", "drafts, read slowly", "long prompt, streamed")
+    assert set(statuses) == {"200", "499"}
+    assert statuses["499"] + sum(found["visitors"][kind] for kind in streamed) > 20  # nobody else was refused
+    assert set(found["left_behind"].values()) == {0}
+    before, after = found["before"], found["after"]
+    config = Config.from_directory(Path(server.app.state.supervisor.settings.model))
+    row = KVCache(config, 1, config.max_position_embeddings, torch.device("meta"), torch.float32)
+    row.save(0)
+    assert after["gesso_engine_cache_bytes"] <= 4 * row.nbytes  # rows keep what they have grown to, and no row is lost
+    grown = after["gesso_engine_cache_bytes"] - before["gesso_engine_cache_bytes"]
+    assert after["gesso_engine_memory_bytes"] < before["gesso_engine_memory_bytes"] + grown + 32e6
+    assert after["process_open_fds"] <= before["process_open_fds"]
+    eventually(lambda: not alive(Job, Generation, Mailbox))
+
+
+def test_one_who_stops_reading_is_cut_off_and_the_connection_with_it(server):
+    """The other end stays as it is: nothing but the server's patience ends this."""
+    body = {"prompt": "x", "max_tokens": 2000, "n": 4, "stream": True, "diffusion": ENDLESS | {"drafts": True}}
+    connections = len(os.listdir("/proc/self/fd"))
+    with raw(server.url, body, receive_buffer=2048):
+        eventually(lambda: server.app.state.supervisor.running)
+        eventually(lambda: not server.app.state.supervisor.running)
+        eventually(lambda: len(os.listdir("/proc/self/fd")) <= connections + 1)
+
+
+def test_a_stream_that_ends_before_its_first_event_is_read_cancels_its_jobs(server, monkeypatch):
+    async def head_only(model, asked, generation):
+        yield b": head\n\n"
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(completions, "stream", head_only)
+    supervisor = server.app.state.supervisor
+    with raw(server.url, {"prompt": "x", "max_tokens": 2000, "stream": True, "diffusion": ENDLESS}):
+        eventually(lambda: supervisor.running)
+    eventually(lambda: not supervisor.running, seconds=5)
+
+
+def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tiny):
+    """At any step, prompts half read too. They would go on for ever; beside them is one that ends by itself."""
+    before, chance, sent, steps = alive(Running, Request, Canvas), random.Random(0), [], itertools.count()
+    options = {"steps": 6, "canvas_length": 16, "max_new_tokens": 64, "settle": 1}
+    endless = options | {"steps": 1000, "stopping": "fixed"}
+    prompts = [[2, *chance.choices(range(128, 384), k=chance.choice((3, 900)))] for _ in range(30)]
+    asked = [Submit(id, prompt, (endless if id else options) | {"seed": id}) for id, prompt in enumerate(prompts)]
+    waiting = deque([asked[0], *(message for one in asked[1:] for message in (one, Cancel(one.id)))])
+
+    def take():
+        if not waiting:
+            raise EOFError
+        return waiting.popleft(), b""
+
+    def empty():
+        """A message comes or does not come before each step, so cancels come when a request is anywhere."""
+        assert next(steps) < 500
+        return not waiting or chance.random() < 0.6
+
+    worker = Worker(tiny, sent.append)
+    with pytest.raises(EOFError):
+        worker.run(SimpleNamespace(empty=empty, get=take, put=None))
+    assert not worker.ids and not worker.asked and not worker.sent and not worker.plans
+    sent.clear()
+    del worker
+    assert alive(Running, Request, Canvas) == before

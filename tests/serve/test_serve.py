@@ -1,0 +1,369 @@
+"""The server with the clients people have: nothing is mocked, the official client talks to a live process."""
+
+import json
+import subprocess
+import sys
+
+import httpx
+import openai
+import pytest
+
+from gesso.bench.serve import measure
+from tests.serving import server_fixture
+
+# Cold and few steps: the tiny model settles on something, soon.
+QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
+EXTRA = {"diffusion": QUICK}
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+server = server_fixture()
+
+
+def chat(client, **options):
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 40, "seed": 1, "extra_body": EXTRA} | options
+    return client.chat.completions.create(**asked)
+
+
+def texts(chunks):
+    """What a stream's chunks add up to, by choice."""
+    found = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            found[choice.index] = found.get(choice.index, "") + (choice.delta.content or "")
+    return found
+
+
+# --- the official client ----------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_and_an_unknown_one_is_not_found(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    for call in (lambda: chat(client, model="gpt-5"), lambda: client.models.retrieve("gpt-5")):
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt-5' here; available: tiny"):
+            call()
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_another(client):
+    first, again, other = chat(client), chat(client), chat(client, seed=2)
+    assert first.choices[0].message.content == again.choices[0].message.content != other.choices[0].message.content
+    assert first.choices[0].message.role == "assistant"
+    assert first.choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_seed_that_was_drawn_is_told_and_gives_the_same_answer_again(client):
+    drawn = chat(client, seed=openai.NOT_GIVEN)
+    again = chat(client, seed=drawn.choices[0].seed)
+    assert again.choices[0].message.content == drawn.choices[0].message.content
+
+
+def test_usage_counts_tokens_steps_and_canvases(client):
+    usage = chat(client).usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert 1 <= usage.completion_tokens <= 40
+    diffusion = usage.diffusion
+    assert diffusion["canvases"] <= 3 and 1 <= diffusion["steps"] <= 8 * 4
+    assert diffusion["tokens_per_step"] == pytest.approx(usage.completion_tokens / diffusion["steps"], abs=1e-3)
+    assert diffusion["time_to_first_text"] > 0
+
+
+def test_a_second_turn_finds_the_first_in_the_cache(client):
+    long = [{"role": "user", "content": "x" * 600}]
+    first = chat(client, messages=long, max_tokens=4)
+    said = {"role": "assistant", "content": first.choices[0].message.content}
+    second = chat(client, messages=[*long, said, {"role": "user", "content": "y"}], max_tokens=4)
+    assert second.usage.prompt_tokens_details.cached_tokens >= 512
+
+
+def test_a_stream_is_byte_for_byte_the_plain_answer_and_comes_in_pieces(client):
+    early = 0
+    for seed in range(6):
+        plain = chat(client, seed=seed, max_tokens=48).choices[0].message.content
+        chunks = list(chat(client, seed=seed, max_tokens=48, stream=True, stream_options={"include_usage": True}))
+        assert texts(chunks) == {0: plain}
+        assert chunks[-1].usage.completion_tokens <= 48
+        early += sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks) > 1
+    assert early >= 3
+
+
+def test_n_choices_are_those_of_the_seeds_that_follow(client):
+    several = chat(client, n=3, seed=10)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    alone = [chat(client, seed=10 + i).choices[0].message.content for i in range(3)]
+    assert [choice.message.content for choice in several.choices] == alone
+    assert texts(chat(client, n=3, seed=10, stream=True)) == dict(enumerate(alone))
+
+
+def test_a_stop_string_ends_the_text_before_it_streamed_or_not(client):
+    whole = chat(client).choices[0].message.content
+    stop = whole[6:9]
+    plain = chat(client, stop=stop)
+    assert plain.choices[0].message.content == whole[: whole.find(stop)]
+    assert plain.choices[0].finish_reason == "stop"
+    assert texts(chat(client, stop=[stop, "never"], stream=True)) == {0: whole[: whole.find(stop)]}
+
+
+def test_max_tokens_bounds_the_answer_under_both_names(client):
+    for name in ("max_tokens", "max_completion_tokens"):
+        body = {"model": "tiny", "messages": HELLO, "seed": 1, name: 5, "extra_body": EXTRA}
+        assert client.chat.completions.create(**body).usage.completion_tokens <= 5
+
+
+def test_logprobs_come_with_every_token_and_change_nothing(client):
+    plain, told = chat(client), chat(client, logprobs=True, top_logprobs=3)
+    assert told.choices[0].message.content == plain.choices[0].message.content
+    content = told.choices[0].logprobs.content
+    assert len(content) == told.usage.completion_tokens
+    written = [entry.token for entry in content if entry.token != '<|"|>']  # it quotes arguments, and is no text
+    assert "".join(written) == plain.choices[0].message.content
+    for entry in content:
+        assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].logprob >= entry.top_logprobs[1].logprob
+    streamed = list(chat(client, logprobs=True, top_logprobs=3, stream=True))
+    assert [c.choices[0].logprobs.content for c in streamed if c.choices[0].logprobs] == [content]
+
+
+def test_a_tool_call_is_read_out_of_the_answer_streamed_or_not(client, server):
+    """The tiny model calls no tool by itself: pins write the call for it, the rest is its own."""
+    call = '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><turn|>'
+    tokens = server.http.post("/tokenize", json={"prompt": call, "add_special_tokens": False}).json()["tokens"]
+    pins = {str(at): token for at, token in enumerate(tokens)}
+    body = {"tools": [WEATHER], "max_tokens": len(tokens) + 8, "extra_body": {"diffusion": QUICK | {"pins": pins}}}
+    choice = chat(client, **body).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.name == "weather"
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Rome"}
+    chunks = [chunk.choices[0] for chunk in chat(client, stream=True, **body)]
+    streamed = [call for choice in chunks for call in choice.delta.tool_calls or []]
+    assert [(call.index, call.function.name) for call in streamed] == [(0, "weather")]
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_a_conversation_with_tool_results_is_accepted(client):
+    asked = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    assert chat(client, messages=messages, tools=[WEATHER], tool_choice="auto").choices
+
+
+def test_effort_lets_the_model_think_first(client):
+    plain, thinking = chat(client, max_tokens=4), chat(client, max_tokens=4, reasoning_effort="high")
+    assert thinking.usage.prompt_tokens > plain.usage.prompt_tokens  # the template says so in the prompt
+
+
+def test_completions_continue_text_and_tokens_alike(client, server):
+    options = {"model": "tiny", "max_tokens": 12, "seed": 4, "extra_body": EXTRA}
+    tokens = server.http.post("/tokenize", json={"prompt": "Once"}).json()["tokens"]
+    first = client.completions.create(prompt="Once", logprobs=2, **options)
+    assert client.completions.create(prompt=tokens, **options).choices[0].text == first.choices[0].text
+    both = client.completions.create(prompt=["Once", "Twice"], **options)
+    assert [choice.text for choice in both.choices][0] == first.choices[0].text
+    told, text = first.choices[0].logprobs, first.choices[0].text
+    pieces = zip(told.tokens, told.text_offset, strict=True)
+    assert all(text.startswith(piece, at) for piece, at in pieces if not piece.startswith("<"))
+    stream = client.completions.create(prompt="Once", stream=True, **options)
+    assert "".join(chunk.choices[0].text for chunk in stream) == first.choices[0].text
+
+
+def test_responses_are_the_chat_in_another_form(client):
+    options = {"model": "tiny", "max_output_tokens": 24, "extra_body": EXTRA | {"seed": 1}}
+    plain = client.responses.create(input="Hello", **options)
+    assert plain.output_text == chat(client, max_tokens=24).choices[0].message.content
+    events = list(client.responses.create(input=HELLO, stream=True, **options))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == plain.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.output_text == plain.output_text
+
+
+def test_a_temperature_below_one_makes_draws_greedier_above_one_it_scales_the_noise(client):
+    def said(temperature=1, **settings):
+        extra = {"extra_body": {"diffusion": QUICK | settings}}
+        return chat(client, temperature=temperature, **extra).choices[0].message.content
+
+    assert said(0) == said(greed=1.0) != said()
+    assert said(0.25) == said(greed=0.75)
+    assert said(2, t_max=0.15, t_min=0.05) == said()
+
+
+# --- what only this server has ----------------------------------------------------------------------------------------
+
+
+def test_drafts_show_every_step_and_change_nothing(server, client):
+    body = {"messages": HELLO, "max_tokens": 16, "seed": 1, "diffusion": QUICK | {"drafts": True}}
+    events = list(server.events("/v1/chat/completions", body))
+    drafts = [event["draft"] for event in events if "draft" in event]
+    assert [draft["step"] for draft in drafts] == list(range(1, len(drafts) + 1))
+    assert all(len(draft["entropy"]) == 16 for draft in drafts)
+    content = "".join(c["delta"].get("content", "") for event in events for c in event["choices"])
+    assert content == chat(client, max_tokens=16).choices[0].message.content
+
+
+def test_drafts_say_what_each_position_holds_and_why_a_canvas_ends(server):
+    """Pins by their letter, the text of every token once, and candidates only where asked for."""
+    diffusion = QUICK | {"drafts": {"candidates": 3}, "pins": {"2": 140}, "canvas_length": 8}
+    body = {"messages": HELLO, "max_tokens": 16, "seed": 1, "diffusion": diffusion}
+    drafts = [event["draft"] for event in server.events("/v1/chat/completions", body) if "draft" in event]
+    pieces, told = {}, 0
+    for draft in drafts:
+        told += len(draft["pieces"])
+        pieces |= draft["pieces"]
+        others = [token for position in draft["candidates"] for token, _ in position]
+        assert {str(token) for token in [*draft["tokens"], *others]} <= set(pieces)
+        assert len(draft["states"]) == len(draft["entropy"]) == len(draft["tokens"]) == len(draft["candidates"]) == 8
+        assert set(draft["states"]) <= set("pfsa.")
+        for state, token, position in zip(draft["states"], draft["tokens"], draft["candidates"], strict=True):
+            shares = [share for _, share in position]
+            assert len(shares) == 3 and shares == sorted(shares, reverse=True)
+            assert token == position[0][0] or state in "pf", "the likeliest, unless it was fixed before"
+    assert told == len(pieces), "no token is told of twice"
+    first = [draft for draft in drafts if draft["canvas"] == 0]
+    assert all(draft["tokens"][2] == 140 and draft["states"][2] == "p" for draft in first)
+    assert [draft["start"] for draft in drafts if draft["reason"]] == [0, 8]
+    assert [draft["reason"] is None for draft in first] == [True] * (len(first) - 1) + [False]
+    plain = server.events("/v1/chat/completions", body | {"diffusion": diffusion | {"drafts": True}})
+    assert all("candidates" not in event["draft"] for event in plain if "draft" in event)
+
+
+def test_holes_and_spans_can_be_watched(server):
+    """The drafts change nothing of what fills them."""
+    hole = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}
+    span = {"input": "The quick brown fox.", "span": [4, 9], "max_tokens": 4, "seed": 3, "diffusion": QUICK}
+    for path, body in (("completions", hole), ("edits", span)):
+        plain = server.http.post(f"/v1/{path}", json=body).json()
+        watched = body | {"diffusion": QUICK | {"drafts": True}}
+        events = list(server.events(f"/v1/{path}", watched))
+        assert any("draft" in event for event in events)
+        choice = next(event["choices"][0] for event in events if event["choices"])
+        assert choice["text"] == plain["choices"][0]["text"]
+
+
+def test_tokens_go_both_ways(server):
+    found = server.http.post("/tokenize", json={"prompt": "To be"}).json()
+    assert found["count"] == len(found["tokens"])
+    text = server.http.post("/detokenize", json={"tokens": found["tokens"], "skip_special_tokens": True}).json()
+    assert text == {"prompt": "To be"}
+    chat_tokens = server.http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+    assert "<|turn>user" in server.http.post("/detokenize", json={"tokens": chat_tokens}).json()["prompt"]
+
+
+def test_the_description_of_the_api_names_every_endpoint(server):
+    paths = set(server.http.get("/openapi.json").json()["paths"])
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/ready", "/metrics"} <= paths
+
+
+# --- what is refused, and how -----------------------------------------------------------------------------------------
+
+
+REFUSED = [
+    ({"top_p": 0.9}, "top_p"),
+    ({"frequency_penalty": 1}, "frequency_penalty"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
+    ({"nonsense": 1}, "nonsense"),
+    ({"diffusion": {"nonsense": 1}}, "diffusion.nonsense"),
+    ({"diffusion": {"sampler": "magic"}}, "diffusion.sampler"),
+    ({"temperature": 3}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"seed": -1}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 1000}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"stop": [""]}, "stop.0"),
+    ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), REFUSED, ids=[param for _, param in REFUSED])
+def test_what_is_not_supported_is_refused_by_name(server, change, param):
+    response = server.http.post("/v1/chat/completions", json={"messages": HELLO} | change)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert param.split("[")[0].split(".")[-1 if "diffusion" in param else 0] in error["message"]
+
+
+def test_a_value_that_means_off_is_as_good_as_none(server):
+    off = {"top_p": 1, "frequency_penalty": 0, "response_format": {"type": "text"}, "logit_bias": None, "store": False}
+    body = {"messages": HELLO, "max_tokens": 4, "diffusion": QUICK} | off
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+BROKEN = {
+    "not JSON": (b"{", "not JSON"),
+    "not UTF-8": (b'{"messages": "\xff\xfe"}', "not UTF-8"),
+    "deep": (b'{"messages": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
+    "half a surrogate pair": (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+    "a model of half a surrogate pair": (b'{"model": "\\ud800", "messages": []}', "no model"),
+    "a list": (b"[]", "the body"),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), BROKEN.values(), ids=list(BROKEN))
+def test_a_broken_body_is_told_what_is_wrong_with_it(server, body, message):
+    response = server.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 404)
+    assert message in response.json()["error"]["message"]
+
+
+def test_what_cannot_run_is_refused_before_anything_runs(server):
+    """A megabyte that cannot fit is refused by its length, without counting tokens."""
+    steps = server.metric("gesso_denoising_steps_total")
+    for content in ("x" * 1_000_000, "x" * 9000):
+        response = server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+        assert response.status_code == 400
+        assert "context overflow" in response.json()["error"]["message"]
+        assert response.elapsed.total_seconds() < 1
+    assert server.metric("gesso_denoising_steps_total") == steps
+
+
+def test_a_page_elsewhere_cannot_use_a_server_of_this_machine(server):
+    """No CORS headers; no plain-text bodies, which need no preflight; no other host names (DNS rebinding)."""
+    answer = server.http.get("/v1/models", headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+    body = json.dumps({"messages": HELLO})
+    plain = server.http.post("/v1/chat/completions", content=body, headers={"content-type": "text/plain"})
+    assert plain.status_code == 400
+    assert server.http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+
+
+def test_every_answer_has_a_request_id_and_the_log_has_no_prompt(server):
+    given = server.http.get("/v1/models", headers={"x-request-id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    secret = "xyzzy plugh"
+    body = {"prompt": secret, "max_tokens": 4, "user": "alice", "diffusion": QUICK}
+    response = server.http.post("/v1/completions", json=body)
+    text = server.log.read_text()
+    line = next(json.loads(x) for x in text.splitlines() if response.headers["x-request-id"] in x)
+    assert (line["path"], line["status"], line["user"]) == ("/v1/completions", 200, "alice")
+    assert secret not in text and response.json()["choices"][0]["text"] not in text
+
+
+def test_a_crowd_gets_the_texts_that_one_client_gets(server):
+    found = measure(server.url, clients=6, seconds=1)
+    assert found["error_count"] == 0 and found["requests"] >= 6
+    assert found["same_text_as_alone"]
+
+
+def test_one_who_speaks_plain_http_gets_the_same(server):
+    """No client library at all: what curl would send."""
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 3, "diffusion": QUICK})
+    assert answer.json()["object"] == "text_completion"
+
+
+def test_the_process_that_listens_needs_no_torch():
+    """It is there sooner, and smaller by as much; the engine has a process of its own."""
+    program = "import sys, gesso.serve.run; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,415 @@
+"""The training loss, recomputed independently with `transformers` as the network, for every option.
+
+B examples, K canvases, C canvas, V vocabulary.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gesso.checkpoint import huggingface as gesso_checkpoint
+from gesso.diffusion.noise import HashSource
+from gesso.errors import InputError
+from gesso.model.config import Config
+from gesso.train import objective as objectives
+from gesso.train.batch import Corruption, canvases, collate, corrupt
+from gesso.train.data import Example
+from gesso.train.objective import Objective, ObjectiveSettings, dense_mask, token_losses, visibility
+from gesso.train.rollout import rollout_loss
+from tests import oracle
+
+CPU = torch.device("cpu")
+TIED = [seed for seed in range(24) if oracle.random_config(seed).tie_word_embeddings]
+
+
+@pytest.fixture(params=TIED[:4])
+def pair(request, tmp_path):
+    reference = oracle.checkpoint(tmp_path / "model", request.param)
+    config = Config.from_directory(tmp_path / "model")
+    return reference, gesso_checkpoint.load(tmp_path / "model", config, CPU, torch.float32)
+
+
+def examples(config, count=5, seed=0):
+    """Prompts and responses of many lengths, below and above canvas and window; one example with two responses."""
+    generator = torch.Generator().manual_seed(seed)
+    length, window = config.canvas_length, config.sliding_window
+    shapes = [(1, 3), (window, length), (2 * window + 1, 2 * length + 3), (5, 3 * length), (window - 1, 1)]
+    found = []
+    for i, (prompt, response) in enumerate(shapes[:count]):
+        tokens = torch.randint(0, config.vocab_size, (prompt + response,), generator=generator).tolist()
+        found.append(Example(tuple(tokens), ((prompt, prompt + response),), "test", i))
+    two = torch.randint(0, config.vocab_size, (30,), generator=generator).tolist()
+    found.append(Example(tuple(two), ((4, 9), (20, 30)), "test", 9))
+    return found
+
+
+def make(config, settings, rows, seed=3, draws=1):
+    batch = collate(
+        rows, canvas_length=config.canvas_length, per_example=settings.per_example, eos=1, pad=0,
+        learn_text=settings.learn_text, seed=seed, first=100, draws=draws,
+    )  # fmt: skip
+    noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=settings.self_conditioning, seed=seed, first=100)
+    return batch, noise
+
+
+def reference_losses(reference, config, settings, rows, batch, seed=3):
+    """One example and one canvas at a time, with the reference's own passes and its own cache."""
+    decoder, encoder = [], []
+    softmax_size = config.vocab_size
+    for b, example in enumerate(rows):
+        draws = [HashSource().at(seed, 100 + b, use, CPU) for use in range(4)]
+        (u_time,) = draws[1].uniform(1).tolist()
+        size = batch.clean_BKC[b].numel()
+        levels = batch.clean_BKC.shape[1]
+        t_K = 1e-3 + (1 - 1e-3) * ((u_time + 0.6180339887 * torch.arange(levels)) % 1)
+        replaced = draws[2].uniform(size) < t_K.repeat_interleave(size // levels)
+        noise = draws[3].tokens(size, config.vocab_size)
+        present = int(batch.present_BK[b].sum())
+        losses = []
+        for k in range(present):
+            start = int(batch.start_BK[b, k])
+            clean = batch.clean_BKC[b, k]
+            part = slice(k * config.canvas_length, (k + 1) * config.canvas_length)
+            noisy = torch.where(replaced[part], noise[part], clean)
+            cache = oracle.new_cache(reference)
+            reference.model.encoder(input_ids=torch.tensor([example.tokens[:start]]), past_key_values=cache)
+            arguments = {"decoder_input_ids": noisy[None], "past_key_values": cache}
+            before = None
+            share = settings.self_conditioning
+            if int((101 + b) * share) > int((100 + b) * share):
+                with torch.no_grad():
+                    before = reference(**arguments).logits
+            logits = reference(**arguments, self_conditioning_logits=before).logits[0]
+            if settings.leave_one_out:
+                bonus = torch.log(1 + softmax_size * (1 - t_K[k]) / t_K[k])
+                logits = logits + bonus * F.one_hot(noisy, config.vocab_size)
+            loss = F.cross_entropy(logits, clean)
+            losses.append(loss / (1 - t_K[k]) if settings.reweighted else loss)
+        decoder.append(torch.stack(losses).mean())
+        hidden = reference.model.encoder(input_ids=torch.tensor([example.tokens])).last_hidden_state[0]
+        raw = reference.lm_head(hidden).float()
+        logits = 30 * torch.tanh(raw / 30)
+        spans = [(1, len(example.tokens))] if settings.encoder_on == "all" else example.spans
+        wanted = [i for start, end in spans for i in range(max(start, 1), end)]
+        tokens = torch.tensor(example.tokens)
+        encoder.append(F.cross_entropy(logits[[i - 1 for i in wanted]], tokens[wanted]))
+    return torch.stack(decoder), torch.stack(encoder)
+
+
+OPTIONS = [
+    {},
+    {"canvases_per_example": "all"},
+    {"canvases_per_example": 2, "encoder_on": "all"},
+    {"self_conditioning": 1.0},
+    {"self_conditioning": 0.0, "encoder_weight": 0.3},
+    {"reweighted": True},
+    {"leave_one_out": True, "canvases_per_example": "all"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "default")
+def test_the_loss_is_what_the_reference_network_gives_canvas_by_canvas(pair, options):
+    reference, model = pair
+    settings = ObjectiveSettings(**options)
+    rows = examples(model.config)
+    batch, noise = make(model.config, settings, rows)
+    losses = Objective(model, settings)(batch, noise)
+    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch)
+    assert (losses.decoder_B - decoder_B).abs().max() < 1e-5 * decoder_B.abs().max()
+    assert (losses.encoder_B - encoder_B).abs().max() < 1e-5 * encoder_B.abs().max()
+    total = decoder_B + settings.encoder_weight * encoder_B
+    assert (losses.total_B - total).abs().max() < 2e-5 * total.abs().max()
+
+
+def test_gradients_are_those_of_the_reference(pair):
+    reference, model = pair
+    settings = ObjectiveSettings(canvases_per_example="all")
+    rows = examples(model.config, count=3)
+    batch, noise = make(model.config, settings, rows)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    Objective(model, settings)(batch, noise).total_B.mean().backward()
+    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch)
+    (decoder_B + encoder_B).mean().backward()
+    theirs = dict(reference.named_parameters(remove_duplicate=False))
+    for name, parameter in model.named_parameters():
+        if "layer_scalars" in name:
+            continue  # buffers in the reference
+        expected = theirs[gesso_checkpoint.checkpoint_name(name)].grad
+        assert (parameter.grad - expected).abs().max() < 1e-4 * expected.abs().max() + 1e-7, name
+
+
+def test_checkpointing_activations_and_chunking_logits_change_nothing(pair, monkeypatch):
+    _, model = pair
+    settings = ObjectiveSettings()
+    batch, noise = make(model.config, settings, examples(model.config))
+    grads = []
+    for recompute, chunk in ((False, objectives.CHUNK_BYTES), (True, 4 * model.config.vocab_size * 3)):
+        monkeypatch.setattr(objectives, "CHUNK_BYTES", chunk)
+        for parameter in model.parameters():
+            parameter.requires_grad_(True).grad = None
+        Objective(model, settings, checkpoint_activations=recompute)(batch, noise).total_B.mean().backward()
+        grads.append([parameter.grad.clone() for parameter in model.parameters()])
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_no_tensor_of_all_positions_by_vocabulary_is_ever_made(pair, monkeypatch):
+    _, model = pair
+    monkeypatch.setattr(objectives, "CHUNK_BYTES", 4 * model.config.vocab_size * 4)
+    made = []
+    cross_entropy = F.cross_entropy
+    monkeypatch.setattr(F, "cross_entropy", lambda x, *a, **k: (made.append(len(x)), cross_entropy(x, *a, **k))[1])
+    batch, noise = make(model.config, ObjectiveSettings(), examples(model.config))
+    Objective(model, ObjectiveSettings())(batch, noise)
+    assert max(made) == 4
+
+
+def test_without_self_conditioning_the_soft_embedding_is_exactly_zero(pair):
+    """Zero logits would be the mean embedding instead: a known mistake elsewhere."""
+    _, model = pair
+    seen = []
+    condition = model.self_conditioning.condition
+    model.self_conditioning.condition = lambda e, soft, n: (seen.append(soft.clone()), condition(e, soft, n))[1]
+    rows = examples(model.config)
+    batch, noise = make(model.config, ObjectiveSettings(), rows)
+    mixed = Corruption(noise.t_BK, noise.noisy_BKC, torch.arange(0, len(rows), 2))
+    Objective(model, ObjectiveSettings())(batch, mixed)
+    soft_BKCH = seen[-1].view(len(rows), -1)
+    assert [bool((row == 0).all()) for row in soft_BKCH] == [i % 2 == 1 for i in range(len(rows))]
+
+
+def test_a_canvas_sees_the_text_before_it_and_itself_and_nothing_else(pair):
+    """Changing any token a canvas must not see leaves its hidden states as they are; one it sees changes them."""
+    _, model = pair
+    settings = ObjectiveSettings(canvases_per_example="all")
+    rows = [examples(model.config)[2]]
+    batch, noise = make(model.config, settings, rows)
+    objective = Objective(model, settings)
+    zeros = torch.zeros(*noise.noisy_BKC.shape, model.config.hidden_size)
+    base = objective.hidden(batch, objective.embed(noise.noisy_BKC), zeros)[1]
+    start = int(batch.start_BK[0, 1])
+    other = batch.text_BS.clone()
+    other[0, start:] = (other[0, start:] + 1) % model.config.vocab_size
+    later = objective.hidden(replace(batch, text_BS=other), objective.embed(noise.noisy_BKC), zeros)[1]
+    assert torch.allclose(base[0, :2], later[0, :2], atol=1e-5)
+    neighbour = noise.noisy_BKC.clone()
+    neighbour[0, 0] = (neighbour[0, 0] + 1) % model.config.vocab_size
+    assert torch.allclose(base[0, 1], objective.hidden(batch, objective.embed(neighbour), zeros)[1][0, 1], atol=1e-5)
+    before = batch.text_BS.clone()
+    before[0, start - 1] = (before[0, start - 1] + 1) % model.config.vocab_size
+    seen = objective.hidden(replace(batch, text_BS=before), objective.embed(noise.noisy_BKC), zeros)[1]
+    assert not torch.allclose(base[0, 1], seen[0, 1], atol=1e-5)
+
+
+def test_the_last_canvas_of_a_response_is_filled_with_eos():
+    example = Example(tuple(range(10, 30)), ((3, 12), (15, 16)), "test", 1)
+    assert canvases(example, 4, eos=1) == [
+        (3, [13, 14, 15, 16]),
+        (7, [17, 18, 19, 20]),
+        (11, [21, 1, 1, 1]),
+        (15, [25, 1, 1, 1]),
+    ]
+
+
+def test_the_one_canvas_is_chosen_uniformly_and_repeatably():
+    example = Example(tuple(range(100)), ((1, 41),), "test", 1)
+
+    def start(first):
+        chosen = {"per_example": 1, "seed": 5, "first": first}
+        rows = collate([example], canvas_length=8, eos=1, pad=0, learn_text="response", **chosen)
+        return int(rows.start_BK[0, 0])
+
+    found = [start(i) for i in range(1000)]
+    assert found == [start(i) for i in range(1000)]
+    counts = [found.count(at) for at in (1, 9, 17, 25, 33)]
+    assert sum(counts) == 1000
+    assert all(150 < count < 250 for count in counts)
+
+
+def test_tokens_are_replaced_with_probability_t_by_uniform_ones():
+    clean = torch.full((400, 1, 64), 3)
+    noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
+    changed_B = (noise.noisy_BKC != 3).float().mean((1, 2))
+    assert (changed_B - noise.t_BK[:, 0]).abs().mean() < 0.05
+    assert abs(noise.t_BK.mean().item() - 0.5) < 0.05
+    assert noise.t_BK.min() >= 1e-3
+    assert noise.conditioned_R.tolist() == list(range(1, 400, 2)), "half of the examples, evenly"
+    again = corrupt(clean[10:12], 1000, conditioning=0.5, seed=1, first=10)
+    assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "an example is corrupted alike in any batch"
+
+
+def test_noise_is_drawn_on_the_device_of_the_canvases():
+    """The seed of a run is a plain integer, but the numbers of its examples are a tensor on the model's device."""
+    clean = torch.zeros(3, 2, 8, dtype=torch.long, device="meta")  # rejects tensors on the CPU, as a GPU does
+    noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
+    assert noise.t_BK.device == noise.noisy_BKC.device == clean.device
+    assert noise.noisy_BKC.shape == clean.shape
+
+
+def test_noise_falls_into_one_stretch_of_a_canvas_that_is_partly_pinned():
+    clean = torch.full((400, 2, 64), 3)
+    whole = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
+    half = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
+    same_B = (half.noisy_BKC == whole.noisy_BKC).flatten(1).all(-1)
+    assert 150 < same_B.sum() < 250
+    for noisy_KC, free_KC in zip(half.noisy_BKC[~same_B], whole.noisy_BKC[~same_B], strict=True):
+        places = (noisy_KC != 3).any(0).nonzero().flatten().tolist()
+        if places:
+            inside = slice(places[0], places[-1] + 1)
+            assert torch.equal(noisy_KC[:, inside], free_KC[:, inside]), "inside the stretch nothing is spared"
+
+
+def test_a_canvas_is_shown_at_as_many_levels_of_noise_as_asked():
+    rows = [Example(tuple(range(10, 30)), ((12, 20),), "test", i) for i in range(500)]
+    shape = {"canvas_length": 8, "per_example": 1, "eos": 1, "pad": 0, "learn_text": "all", "seed": 0, "first": 0}
+    batch = collate(rows, **shape, draws=4)
+    assert batch.clean_BKC.shape == (500, 4, 8) and batch.common_start == 12
+    t_BK = corrupt(batch.clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
+    alone = corrupt(collate(rows, **shape).clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
+    assert torch.equal(t_BK[:, :1], alone), "the first is what it would be by itself"
+    assert (t_BK.sort(-1).values.diff(dim=-1) > 0.1).all(), "far apart"
+    assert ((t_BK * 4).long().flatten().bincount(minlength=4) - 500).abs().max() < 75, "and evenly spread"
+
+
+def test_text_that_nobody_learns_or_sees_is_left_out():
+    rows = [Example(tuple(range(30)), ((10, 30),), "test", 1), Example(tuple(range(12)), ((4, 12),), "test", 2)]
+    batch = collate(
+        rows, canvas_length=8, per_example=None, eos=1, pad=0, learn_text="none", seed=0, first=0, multiple=16
+    )
+    assert batch.start_BK.tolist() == [[10, 18, 26], [4, 0, 0]]
+    assert batch.valid_BS.sum(-1).tolist() == [26, 4]
+    assert batch.text_BS.shape == (2, 32) and not batch.target_BS.any()
+
+
+def test_a_prompt_without_any_target_gives_zero_not_nan(pair):
+    _, model = pair
+    rows = [Example((5,), ((0, 1),), "test", 1)]
+    batch, noise = make(model.config, ObjectiveSettings(), rows)
+    losses = Objective(model, ObjectiveSettings())(batch, noise)
+    assert losses.encoder_B.tolist() == [0.0]
+    assert losses.decoder_B.isfinite().all()
+    assert token_losses(torch.zeros(0, 4), torch.zeros(7, 4), torch.zeros(0, dtype=torch.long), 30.0).shape == (0,)
+
+
+def test_the_balance_loss_is_one_when_experts_share_evenly_and_more_when_they_do_not(pair):
+    _, model = pair
+    settings = ObjectiveSettings(balance_weight=0.1)
+    batch, noise = make(model.config, settings, examples(model.config))
+    losses = Objective(model, settings)(batch, noise)
+    plain = Objective(model, ObjectiveSettings())(batch, noise)
+    assert losses.balance >= 1.0 - 1e-5
+    torch.testing.assert_close(losses.total_B, plain.total_B + 0.1 * losses.balance)
+    with torch.no_grad():
+        for layer in model.decoder.layers:
+            layer.router.proj.weight.zero_()  # every expert equally likely
+    even = Objective(model, settings)(batch, noise).balance
+    assert abs(even.item() - 1.0) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("attention", ["split", "blocks"])
+def test_every_way_to_attend_sees_the_same(pair, attention, monkeypatch):
+    """Without a mask where examples are of one shape; and as blocks, whose kernel needs a GPU only to be fast."""
+    _, model = pair
+    settings, length = ObjectiveSettings(), model.config.sliding_window - 1
+    if attention == "split":
+        rows = [Example(tuple(range(3 + i, 3 + i + length)), ((length // 2, length),), "test", i) for i in range(3)]
+    else:
+        rows = examples(model.config)
+    batch, noise = make(model.config, settings, rows, draws=3 if attention == "split" else 1)
+    assert (batch.common_start is not None) == (attention == "split")
+    objective = Objective(model, settings)
+    masked, soft = replace(batch, common_start=None), torch.zeros_like(objective.embed(noise.noisy_BKC))
+    with torch.no_grad():
+        expected = objective.hidden(masked, objective.embed(noise.noisy_BKC), soft)
+        objective.flex = attention == "blocks"
+        found = objective.hidden(batch, objective.embed(noise.noisy_BKC), soft)
+    torch.testing.assert_close(found[0][batch.valid_BS], expected[0][batch.valid_BS], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[1][batch.present_BK], expected[1][batch.present_BK], atol=1e-4, rtol=1e-4)
+
+
+def test_no_row_of_the_mask_is_empty():
+    rows = [Example((5, 6, 7), ((1, 3),), "test", 1), Example(tuple(range(20)), ((4, 20),), "test", 2)]
+    batch = collate(rows, canvas_length=4, per_example=None, eos=1, pad=0, learn_text="response", seed=0, first=0)
+    for window in (None, 4):
+        sees = visibility(batch, 4, window)
+        assert dense_mask(sees, 2, 20 + 4 * batch.start_BK.shape[1], CPU).any(-1).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"canvases_per_example": 0},
+        {"canvases_per_example": "some"},
+        {"encoder_on": "prompt"},
+        {"self_conditioning": 1.5},
+        {"encoder_weight": -1.0},
+        {"balance_weight": float("nan")},
+        {"pinned": -0.1},
+        {"canvas_lengths": (64, 0)},
+        {"draws": ()},
+    ],
+)
+def test_bad_options_are_named(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        ObjectiveSettings(**options)
+
+
+def test_an_untied_model_is_refused(tmp_path):
+    seed = next(seed for seed in range(24) if seed not in TIED)
+    oracle.checkpoint(tmp_path / "model", seed)
+    model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
+    with pytest.raises(InputError, match="share their weights"):
+        Objective(model, ObjectiveSettings())
+
+
+# --- the differentiable rollout -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_gradients_flow_through_every_step_of_a_rollout(tmp_path, steps):
+    """Against finite differences along random directions of all weights at once."""
+    oracle.checkpoint(tmp_path / "model", TIED[0], calm=True)
+    model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
+    objective = Objective(model, ObjectiveSettings())
+    batch, noise = make(model.config, objective.settings, examples(model.config, count=2))
+    weights = [p for n, p in model.named_parameters() if "layer_scalars" not in n and "router" not in n]
+    for weight in weights:
+        weight.requires_grad_(True)
+
+    def loss():
+        return rollout_loss(objective, batch, noise.noisy_BKC, steps).mean()
+
+    loss().backward()
+    gradients = [weight.grad.double() for weight in weights]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        direction = [torch.randn(w.shape, generator=generator) * w.detach().abs().mean() for w in weights]
+        expected = sum((g * d.double()).sum() for g, d in zip(gradients, direction, strict=True))
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                for weight, d in zip(weights, direction, strict=True):
+                    weight.add_(d, alpha=sign * 1e-3)
+                values.append(loss().double())
+                for weight, d in zip(weights, direction, strict=True):
+                    weight.sub_(d, alpha=sign * 1e-3)
+        found = (values[0] - values[1]) / 2e-3
+        assert found.item() == pytest.approx(expected.item(), rel=0.03, abs=2e-3)
+
+
+def test_every_step_of_a_rollout_counts(tmp_path):
+    """The first step's noise reaches the last step's loss: its embedding gets a gradient."""
+    oracle.checkpoint(tmp_path / "model", TIED[0])
+    model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
+    objective = Objective(model, ObjectiveSettings())
+    batch, noise = make(model.config, objective.settings, examples(model.config, count=1)[:1])
+    start = objective.embed(noise.noisy_BKC).detach().requires_grad_(True)
+    objective.embed = lambda ids: start if ids is noise.noisy_BKC else Objective.embed(objective, ids)
+    rollout_loss(objective, batch, noise.noisy_BKC, 3).sum().backward()
+    assert start.grad.abs().sum() > 0
+    with pytest.raises(InputError, match="at least one step"):
+        rollout_loss(objective, batch, noise.noisy_BKC, 0)

@@ -1,0 +1,461 @@
+"""Runs of the trainer on a tiny model: they learn, resume, share the work, and stop when they must."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import gesso
+from gesso.errors import GessoError, InputError
+from gesso.eval.run import scorer
+from gesso.model.config import Config
+from gesso.model.init import begin
+from gesso.model.transformer import DiffusionGemma, Layer
+from gesso.train import state
+from gesso.train.muon import Muon, orthogonal
+from gesso.train.recipe import load
+from gesso.train.run import train
+from gesso.train.trainer import learning_rate
+from tests.tiny import make
+
+RECIPE = """
+[model]
+scratch = true
+
+[data]
+files = ["{data}"]
+max_length = 512
+
+[objective]
+canvases_per_example = "all"
+
+[optimizer]
+lr = 3e-3
+warmup = 5
+weight_decay = 0.01
+
+[run]
+out = "{out}"
+steps = {steps}
+batch_size = 4
+save_every = 4
+"""
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    lines = [{"prompt": f"{i}: ", "completion": f"{word} and {word[::-1]}"} for i, word in enumerate(words)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Two layers and canvases of 16, so that a step is quick."""
+    two = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    return with_short_canvases(make(tmp_path / "small", **two))
+
+
+@pytest.fixture
+def deeper(tmp_path):
+    return with_short_canvases(make(tmp_path / "deeper"))
+
+
+def with_short_canvases(directory):
+    raw = json.loads((directory / "config.json").read_text())
+    raw["canvas_length"] = 16
+    (directory / "config.json").write_text(json.dumps(raw))
+    return directory
+
+
+def write_recipe(tmp_path, rows, small, out="out", steps=12, extra=""):
+    text = RECIPE.format(data=rows, out=tmp_path / out, steps=steps)
+    text = text.replace("scratch = true", f'scratch = true\npath = "{small}"')
+    path = tmp_path / f"{out}.toml"
+    path.write_text(text + extra)
+    return path
+
+
+def metrics(out):
+    return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(out):
+    return [(line["step"], line["loss"], line["gradient"]) for line in metrics(out)]
+
+
+def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, rows, deeper):
+    recipe = load(write_recipe(tmp_path, rows, deeper, steps=250))
+    run, optimizer = replace(recipe.run, batch_size=8, save_every=250), replace(recipe.optimizer, lr=4e-3)
+    recipe = replace(recipe, run=run, optimizer=optimizer)
+    train(recipe, report=lambda _: None)
+    tail = metrics(tmp_path / "out")[-20:]
+    assert sum(line["loss"] for line in tail) / len(tail) < 0.05
+    g = gesso.load(tmp_path / "out" / "model")
+    for line in rows.read_text().splitlines():
+        row = json.loads(line)
+        assert g.generate(row["prompt"], max_new_tokens=32, seed=1).text == row["completion"]
+
+
+def test_a_run_in_legs_gives_the_losses_of_one_go_to_the_last_digit(tmp_path, rows, small):
+    whole = load(write_recipe(tmp_path, rows, small, out="whole"))
+    train(whole, report=lambda _: None)
+    for steps in (4, 8, 12):
+        legs = load(write_recipe(tmp_path, rows, small, out="legs", steps=12))
+        stop_after(legs, steps)
+    assert losses(tmp_path / "legs") == losses(tmp_path / "whole")
+    one, other = (gesso.load(tmp_path / name / "model").model for name in ("whole", "legs"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def stop_after(recipe, step):
+    """Leave a run by an error right after the given step, as a power cut would."""
+
+    class Cut(Exception):
+        pass
+
+    def report(line):
+        if line["step"] == step + 1:
+            raise Cut
+
+    try:
+        train(recipe, report)
+    except Cut:
+        return
+
+
+def test_killed_at_any_moment_a_run_goes_on_as_if_nothing_had_happened(tmp_path, rows, small):
+    train(load(write_recipe(tmp_path, rows, small, out="whole", steps=24)), report=lambda _: None)
+    recipe = write_recipe(tmp_path, rows, small, out="killed", steps=24)
+    command = [sys.executable, "-c", RUN, str(recipe)]
+    kills = 0
+    for wait in (0.3, 0.05):
+        process = subprocess.Popen(command)
+        seen = len(list((tmp_path / "killed").glob("step-*")))
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if (
+                len(list((tmp_path / "killed").glob("step-*"))) > seen
+                or (tmp_path / "killed" / "metrics.jsonl").exists()
+            ):
+                time.sleep(wait)
+                break
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills
+    subprocess.run(command, check=True)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+RUN = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+torch.backends.mkldnn.set_flags(False)  # as in these tests
+from gesso.train.command import train
+from gesso.train.recipe import load
+train(load(Path(sys.argv[1])), report=lambda _: None)
+"""
+
+
+def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
+    train(load(write_recipe(tmp_path, rows, small, out="one", steps=2)), report=lambda _: None)
+    recipe = write_recipe(tmp_path, rows, small, out="two", steps=2)
+    for _ in range(2):  # the second time resumes, finds nothing to do, and must not mind
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", RUN, str(recipe)],
+                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        assert [process.wait(120) for process in processes] == [0, 0]
+    # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so that rounding grows from there on.
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert one["step"] == two["step"]
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+        assert one["gradient"] == pytest.approx(two["gradient"], rel=1e-4)
+    models = [gesso.load(tmp_path / name / "model").model for name in ("one", "two")]
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert (a - b).norm() < 1e-3 * a.norm()
+
+
+def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small, monkeypatch):
+    """The same examples in the same order, eight at once or twice four."""
+    from gesso.train.data import Dataset, Example
+
+    def in_order(self, batch_size, *place, **options):
+        good = [row for row in self.read() if isinstance(row, Example)]
+        return iter([tuple(good[i : i + batch_size]) for i in range(0, len(good), batch_size)])
+
+    monkeypatch.setattr(Dataset, "batches", in_order)
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    found = []
+    for size, times in ((8, 1), (4, 2)):
+        out = tmp_path / f"size-{size}"
+        train(replace(recipe, run=replace(recipe.run, batch_size=size, accumulate=times, out=str(out))), lambda _: None)
+        found.append(metrics(out)[0])
+    for name in ("loss", "decoder", "encoder", "gradient"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-4), name
+
+
+def test_muon_straightens_matrices_and_a_run_with_it_goes_on_to_the_last_digit(tmp_path, rows, small):
+    straight = orthogonal(torch.randn(3, 40, 24, generator=torch.Generator().manual_seed(0)))
+    sizes = torch.linalg.svdvals(straight)
+    assert sizes.min() > 0.5 and sizes.max() < 1.5
+    recipe = load(write_recipe(tmp_path, rows, small, steps=6))
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, kind="muon"))
+    for out, legs in (("whole", (6,)), ("legs", (2, 6))):
+        for steps in legs:
+            run = replace(recipe.run, out=str(tmp_path / out), steps=6, save_every=2)
+            if steps == 2:  # cut off after it: one leg of no time for each step
+                for _ in range(2):
+                    train(replace(recipe, run=run), lambda _: None, minutes=0)
+            else:
+                train(replace(recipe, run=run), lambda _: None)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "legs")
+    encoder = [line["encoder"] for line in metrics(tmp_path / "whole")]
+    assert encoder[-1] < encoder[0] - 0.3
+
+
+def test_muon_leaves_weights_alone_when_told_that_a_gradient_is_not_finite():
+    weight = torch.nn.Parameter(torch.randn(4, 6))
+    before, optimizer = weight.detach().clone(), Muon([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
+    weight.grad, optimizer.found_inf = torch.full((4, 6), float("nan")), torch.tensor(1.0)
+    optimizer.step()
+    assert torch.equal(weight, before)
+    weight.grad, optimizer.found_inf = torch.ones(4, 6), torch.tensor(0.0)
+    optimizer.step()
+    assert weight.isfinite().all() and not torch.equal(weight, before)
+
+
+def test_batches_made_ahead_by_other_processes_are_the_same(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=5))
+    for name, workers in (("none", 0), ("two", 2)):
+        train(replace(recipe, run=replace(recipe.run, out=str(tmp_path / name), workers=workers)), lambda _: None)
+    assert losses(tmp_path / "none") == losses(tmp_path / "two")
+
+
+def test_canvases_take_the_lengths_asked_for_in_turn(tmp_path, rows, small, monkeypatch):
+    from gesso.train.objective import Objective
+
+    seen, forward = [], Objective.forward
+    monkeypatch.setattr(
+        Objective,
+        "forward",
+        lambda self, batch, noise: (seen.append(batch.clean_BKC.shape[-1]), forward(self, batch, noise))[1],
+    )
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    train(replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8, 32))), lambda _: None)
+    assert seen == [8, 32, 8, 32]
+    one = replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8,)))
+    train(replace(one, run=replace(one.run, out=str(tmp_path / "one"), steps=1)), lambda _: None)
+    assert gesso.load(tmp_path / "one" / "model").config.canvas_length == 8, "what it learnt with, it is given"
+    assert gesso.load(tmp_path / "out" / "model").config.canvas_length == 16, "several: the model's own"
+
+
+def test_training_from_scratch_begins_with_everything_of_one_size(deeper):
+    config = Config.from_directory(deeper)
+    model = DiffusionGemma(config)
+    begin(model, seed=0)
+    sizes = []
+    for layer in model.decoder.layers:
+        layer.register_forward_hook(lambda _, given, out: sizes.append(out[0].square().mean().sqrt().item()))
+    model.encode(torch.randint(0, config.vocab_size, (1, 64)), model.new_cache(1, 128))
+    assert len(sizes) == 4 and all(0.7 < size < 2.0 for size in sizes), "the stream neither dies nor explodes"
+
+
+def test_under_autocast_the_stream_between_layers_is_as_narrow_as_the_products(tmp_path, rows, small, monkeypatch):
+    seen = set()
+    call = Layer.forward
+
+    def watched(self, x_TH, *rest):
+        seen.add(x_TH.dtype)
+        return call(self, x_TH, *rest)
+
+    monkeypatch.setattr(Layer, "forward", watched)
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    train(replace(recipe, run=replace(recipe.run, autocast="bfloat16")), lambda _: None)
+    assert seen == {torch.bfloat16}
+
+
+def test_a_run_stopped_by_the_clock_goes_on_where_it_was(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    train(replace(recipe, run=replace(recipe.run, out=str(tmp_path / "whole"))), lambda _: None)
+    for legs in range(4):
+        assert len(losses(tmp_path / "out")) == legs if legs else True
+        train(recipe, lambda _: None, minutes=0)  # one step, and its time is up
+        assert (tmp_path / "out" / "model").is_dir(), "what there is can be looked at"
+    assert losses(tmp_path / "out") == losses(tmp_path / "whole")
+
+
+def test_what_is_exported_has_the_dtype_and_the_shards_asked_for(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    train(replace(recipe, run=replace(recipe.run, export_dtype="bfloat16", export_shard=100_000)), lambda _: None)
+    found = tmp_path / "out" / "model"
+    assert json.loads((found / "config.json").read_text())["dtype"] == "bfloat16"
+    files = list(found.glob("model-*.safetensors"))
+    assert len(files) > 1 and max(file.stat().st_size for file in files) < 120_000
+    gesso.load(found)
+
+
+def test_what_is_not_finite_stops_the_run_and_leaves_its_examples(tmp_path, rows, small, monkeypatch):
+    from gesso.train.objective import Objective
+
+    forward = Objective.forward
+
+    def broken(self, batch, noise):
+        found = forward(self, batch, noise)
+        return replace(found, total_B=found.total_B * (float("nan") if broken.calls == 5 else 1.0))
+
+    broken.calls = 0
+
+    def counted(self, batch, noise):
+        broken.calls += 1
+        return broken(self, batch, noise)
+
+    monkeypatch.setattr(Objective, "forward", counted)
+    with pytest.raises(GessoError, match="step 5 is not finite") as caught:
+        train(load(write_recipe(tmp_path, rows, small)), report=lambda _: None)
+    saved = next((tmp_path / "out").glob("not-finite-*.json"))
+    assert str(saved) in str(caught.value)
+    examples = json.loads(saved.read_text())["examples"]
+    assert len(examples) == 4
+    assert all(example["source"] == str(rows) and example["line"] >= 1 for example in examples)
+    assert state.latest(tmp_path / "out").name == "step-00000004"
+
+
+def test_the_average_is_what_is_exported(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    for name, ema in (("plain", 0.0), ("average", 0.9)):
+        run = replace(recipe.run, out=str(tmp_path / name), ema=ema)
+        train(replace(recipe, run=run), report=lambda _: None)
+    assert losses(tmp_path / "plain") == losses(tmp_path / "average")
+    plain, average = (gesso.load(tmp_path / name / "model").model.head for name in ("plain", "average"))
+    assert not torch.equal(plain, average)
+
+
+@pytest.mark.parametrize("extra", ["autocast", "checkpoint_activations"])
+def test_options_that_save_memory_train_alike(tmp_path, rows, small, extra):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=3))
+    changed = {"autocast": "bfloat16"} if extra == "autocast" else {"checkpoint_activations": True}
+    for name, options in (("plain", {}), ("changed", changed)):
+        run = replace(recipe.run, out=str(tmp_path / name), **options)
+        train(replace(recipe, run=run), report=lambda _: None)
+    tolerance = 0.02 if extra == "autocast" else 1e-5
+    for one, two in zip(losses(tmp_path / "plain"), losses(tmp_path / "changed"), strict=True):
+        assert one[1] == pytest.approx(two[1], rel=tolerance)
+
+
+def test_an_adapter_trains_with_the_base_untouched_and_is_exported(tmp_path, rows, small):
+    lora = '\n[lora]\nrank = 4\ntargets = ["attention", "experts"]\n'
+    path = write_recipe(tmp_path, rows, small, steps=40, extra=lora)
+    path.write_text(path.read_text().replace("scratch = true", "scratch = false"))
+    train(load(path), report=lambda _: None)
+    found = [line["loss"] for line in metrics(tmp_path / "out")]
+    assert sum(found[-8:]) < 0.9 * sum(found[:8])
+    assert not (tmp_path / "out" / "model").exists()
+    assert {p.name for p in (tmp_path / "out" / "adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    base = gesso.load(small)
+    tuned = gesso.load(small, adapter=tmp_path / "out" / "adapter")
+    assert (
+        base.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
+        != tuned.generate("1: ", seed=1, max_new_tokens=16, steps=4).tokens
+    )
+
+
+def test_the_model_is_scored_while_it_trains_and_training_does_not_feel_it(tmp_path, rows, small):
+    plain = load(write_recipe(tmp_path, rows, small, out="plain", steps=4))
+    train(plain, report=lambda _: None)
+    scored = load(write_recipe(tmp_path, rows, small, out="scored", steps=4, extra=EVAL))
+    train(scored, report=lambda _: None, score=scorer(small, scored.eval))
+    assert losses(tmp_path / "plain") == losses(tmp_path / "scored")
+    lines = metrics(tmp_path / "scored")
+    assert [("sudoku_exact" in line) for line in lines] == [False, True, False, True]
+    assert 0 <= lines[1]["sudoku_cells"] <= 1
+    assert lines[1]["sudoku_steps"] >= 2
+
+
+EVAL = """
+[eval]
+task = "sudoku"
+every = 2
+count = 2
+steps = 2
+"""
+
+
+def test_metrics_reach_tensorboard(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=2))
+    train(replace(recipe, run=replace(recipe.run, tensorboard=True, log_every=1)), report=lambda _: None)
+    files = list((tmp_path / "out" / "tensorboard").glob("events.out.*"))
+    assert len(files) == 1
+    assert b"loss" in files[0].read_bytes()
+
+
+def test_a_run_with_other_settings_is_not_mixed_into_an_old_one(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    train(recipe, report=lambda _: None)
+    changed = replace(recipe, optimizer=replace(recipe.optimizer, lr=1e-3), run=replace(recipe.run, steps=8))
+    with pytest.raises(InputError, match=r"optimizer\.lr"):
+        train(changed, report=lambda _: None)
+
+
+def test_a_run_made_longer_exports_anew(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
+    heads = []
+    for steps in (4, 4, 8):
+        train(replace(recipe, run=replace(recipe.run, steps=steps)), report=lambda _: None)
+        heads.append(gesso.load(tmp_path / "out" / "model").model.head)
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[1], heads[2])
+    assert len(metrics(tmp_path / "out")) == 8
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
+    rates = [learning_rate(1.0, 0.1, 4, step, 12) for step in range(13)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[8] == pytest.approx(0.55)
+    assert rates[12] == pytest.approx(0.1)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text + "\n[trainer]\n", "trainer"),
+        (lambda text: text.replace("lr = 3e-3", "learning_rate = 3e-3"), "learning_rate"),
+        (lambda text: text.replace("batch_size = 4", ""), "batch_size"),
+        (lambda text: text.replace("steps = 12", "steps = 0"), "steps"),
+        (lambda text: text.replace("lr = 3e-3", "lr = -1.0"), "lr"),
+        (lambda text: text.replace('"all"', '"most"'), "canvases_per_example"),
+        (lambda text: text.replace("[run]", "[run"), "TOML"),
+    ],
+)
+def test_a_recipe_that_says_something_unknown_is_refused_by_name(tmp_path, rows, small, change, words):
+    path = write_recipe(tmp_path, rows, small)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InputError, match=words):
+        load(path)
