@@ -26,15 +26,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gesso.adapters.lora import Adapters, Lora, adapter_sites, attached, weight_of
+from gesso.adapters.lora import Adapters, Lora, adapter_sites, attached, make_adaptable, weight_of
 from gesso.checkpoint.huggingface import checkpoint_name, logger
+from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.checkpoint.vision import is_vision
 from gesso.checkpoint.write import whole
 from gesso.checks import shown, strings
 from gesso.errors import CheckpointError, InputError
 from gesso.files import check_regular, read_json
 from gesso.model.transformer import DiffusionGemma
-from gesso.ops import Packed, Weight
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK, MOST_ALPHA = 2**16, 1e9
@@ -77,6 +77,7 @@ class LoraSettings:
 def add(model: DiffusionGemma, settings: LoraSettings, name: str = "default", seed: int = 0) -> None:
     """A new adapter, active and alone trainable. B is zero, so the model is unchanged at first."""
     _check_new(model, name)
+    make_adaptable(model)
     generator = torch.Generator().manual_seed(seed)
     made: dict[int, Lora] = {}  # by weight: what encoder and decoder share gets one change, not two
     for path, site in adapter_sites(model).items():
@@ -148,9 +149,9 @@ def _fold(lora: Lora, weight: Tensor) -> None:
 def _split(model: DiffusionGemma) -> None:
     """Give the encoder layers of its own over the same weights, so that it can be changed apart from the decoder.
 
-    The modules are copied, the weights are not. Text and canvases then take a pass each (`DiffusionGemma.run`).
+    The modules are copied, the weights are not. Text and canvases then take a pass each.
     """
-    if model.encoder.layers is model.decoder.layers:
+    if model.is_tied:
         packed = (module for module in model.modules() if isinstance(module, Packed))
         shared: dict[int, Any] = {id(weight): weight for weight in (*model.parameters(), *packed)}
         model.encoder.layers = copy.deepcopy(model.decoder.layers, shared)
@@ -256,6 +257,7 @@ def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool =
     _check_new(model, name)
     config = read_json(directory / CONFIG)
     rank, alpha = _read_scale(config, directory)
+    make_adaptable(model)
     sites = adapter_sites(model)
     targets = _read_targets(config, sites, directory / CONFIG)
     paths = [path for path in sites if _is_target(path, targets)]

@@ -1,30 +1,33 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): a weight W acts as W + (alpha / rank)·B·A, and W itself stays as it is.
 
-One mechanism for every matrix, the fused experts included: those have an A and a B for each expert.
+`make_adaptable` replaces the model's linear maps and experts by versions with adapters; the model knows nothing of
+them. Experts have one A and one B per expert.
 
 The output is computed as x·Wᵀ + s·(x·Aᵀ)·Bᵀ, never through the sum W + s·B·A. At the 26B shape that sum is 1.5 GB in
 bfloat16 for the experts of one layer; autograd would keep all thirty for the backward pass (46 GB) and make gradients
-of that size only to project them onto the factors. The two thin products keep rank numbers a token instead.
+of that size only to project them onto the factors. The two thin products keep `rank` numbers per token instead.
 
-Factors are float32 whatever the model's dtype, for in bfloat16 a small step of the optimiser rounds to nothing. The
-products are made in the working dtype.
+Factors are float32 whatever the model's dtype: in bfloat16 a small step of the optimizer rounds to nothing. The
+products are computed in the working dtype.
 
-T tokens of all segments, S tokens of one segment, R rows of one expert, H hidden, I in (or expert width), O out,
-E experts, K experts a token, L rank.
+T tokens, R tokens of one expert, H hidden, I inputs (or expert width), O outputs, E experts, L rank.
 """
 
 from functools import partial
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from gesso import ops
+from gesso.checkpoint.quantize.packed import Packed, Weight
+from gesso.model.experts import Experts, Product
+from gesso.model.modules import Linear
 
 
 class Lora(nn.Module):
     """The two factors of one weight's change: A [L, I] and B [O, L], or for experts A [E, L, I] and B [E, O, L]."""
 
-    def __init__(self, weight: ops.Weight, rank: int, alpha: float) -> None:
+    def __init__(self, weight: Weight, rank: int, alpha: float) -> None:
         super().__init__()
         self.rank, self.alpha = rank, alpha
         *experts, outputs, inputs = weight.shape
@@ -38,7 +41,7 @@ class Lora(nn.Module):
 
 
 class Adapters(nn.Module):
-    """The adapters of one weight, by name; at most one of them acts. The weight `w` of a module has `w_adapters`."""
+    """The adapters of one weight, by name; at most one is active. The weight `w` of a module has `w_adapters`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,18 +70,86 @@ class Adapters(nn.Module):
 _PREFIX = "lora_"
 
 
-def weight_of(model: nn.Module, path: str) -> ops.Weight:
-    """The parameter of this name, or what stands in its place."""
+class AdaptedLinear(Linear):
+    def __init__(self, base: Linear) -> None:
+        nn.Module.__init__(self)
+        self.weight = base.weight
+        self.weight_adapters = Adapters()
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        y_TO = F.linear(x_TI, self.weight)
+        if (lora := self.weight_adapters.acting) is None:
+            return y_TO
+        low_TL = F.linear(x_TI, lora.A.to(x_TI.dtype)) * lora.scale
+        return y_TO + F.linear(low_TL, lora.B.to(x_TI.dtype))
+
+
+class AdaptedExperts(Experts):
+    def __init__(self, base: Experts) -> None:
+        nn.Module.__init__(self)
+        self.gate_up_proj, self.down_proj = base.gate_up_proj, base.down_proj
+        self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
+
+    def lora(self, name: str) -> Lora | None:
+        adapters = getattr(self, f"{name}_adapters")
+        assert isinstance(adapters, Adapters)
+        return adapters.acting
+
+    def each(self, name: str, dtype: torch.dtype) -> list[Product]:
+        products = super().each(name, dtype)
+        if (lora := self.lora(name)) is None:
+            return products
+        scale = lora.scale
+
+        def apply(x_RI: Tensor, product: Product, a_LI: Tensor, b_OL: Tensor) -> Tensor:
+            return product(x_RI) + F.linear(F.linear(x_RI, a_LI) * scale, b_OL)
+
+        factors = zip(products, lora.A.to(dtype).unbind(), lora.B.to(dtype).unbind(), strict=True)
+        return [partial(apply, product=product, a_LI=a_LI, b_OL=b_OL) for product, a_LI, b_OL in factors]
+
+    def fan_out(self, x_TH: Tensor) -> Tensor:
+        return add_fan_out(super().fan_out(x_TH), x_TH, self.lora("gate_up_proj"))
+
+    def fan_in(self, y_TEI: Tensor) -> Tensor:
+        return add_fan_in(super().fan_in(y_TEI), y_TEI, self.lora("down_proj"))
+
+
+def add_fan_out(y_TEO: Tensor, x_TH: Tensor, lora: Lora | None) -> Tensor:
+    if lora is None:
+        return y_TEO
+    low_TEL = F.linear(x_TH, lora.A.to(x_TH.dtype).flatten(0, 1)).unflatten(1, (len(lora.A), -1)) * lora.scale
+    return y_TEO + torch.einsum("tel,eol->teo", low_TEL, lora.B.to(x_TH.dtype))
+
+
+def add_fan_in(y_TO: Tensor, x_TEI: Tensor, lora: Lora | None) -> Tensor:
+    if lora is None:
+        return y_TO
+    low_TEL = torch.einsum("tei,eli->tel", x_TEI, lora.A.to(x_TEI.dtype)) * lora.scale
+    return y_TO + F.linear(low_TEL.flatten(1), lora.B.to(x_TEI.dtype).transpose(0, 1).flatten(1))
+
+
+def make_adaptable(model: nn.Module) -> None:
+    """Replace every linear map and all experts by versions that can have adapters. Parameters keep their names."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is Linear:
+                setattr(parent, name, AdaptedLinear(child))
+            elif type(child) is Experts:
+                setattr(parent, name, AdaptedExperts(child))
+
+
+def weight_of(model: nn.Module, path: str) -> Weight:
+    """Return the parameter of this name, or the quantized weight in its place."""
     parent, _, leaf = path.rpartition(".")
     weight = getattr(model.get_submodule(parent), leaf)
-    assert isinstance(weight, ops.Weight)
+    assert isinstance(weight, Tensor | Packed)
     return weight
 
 
 def adapter_sites(model: nn.Module) -> dict[str, Adapters]:
-    """Every weight that can have an adapter, by its parameter's name.
+    """Return the adapters of every weight that can have one, by the name of the parameter.
 
-    A weight that encoder and decoder share stands here under both names, as one object.
+    A weight that encoder and decoder share is listed under both names, as one object.
     """
     return {
         path.removesuffix("_adapters"): module
@@ -88,5 +159,5 @@ def adapter_sites(model: nn.Module) -> dict[str, Adapters]:
 
 
 def attached(model: nn.Module) -> list[str]:
-    """The names of the adapters a model has, active or not."""
+    """Return the names of the model's adapters, active or not."""
     return sorted({name for module in adapter_sites(model).values() for name in module.names()})

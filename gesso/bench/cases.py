@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso import ops
-from gesso.ops.kernels import experts, experts4, linear, rows
-from gesso.ops.kernels.four import Packed, turned
-from gesso.ops.kernels.linear import FP8
+from gesso.backends.cuda import reference
+from gesso.backends.cuda.activations import NextNorm
+from gesso.backends.cuda.kernels import experts, experts_four_bit, linear, rows
+from gesso.backends.cuda.kernels.four_bit import Packed, turned
+from gesso.backends.cuda.kernels.linear import FP8
+from gesso.model.experts import route as expert_route
 
 READ = 4.27e12  # bytes a second that an H200 was seen to read (a sum over 2 GB); the datasheet says 4.8
 DENSE = {"bf16": 989e12, "fp8": 1979e12, "int4": 989e12, "nvfp4": 989e12}  # by the datasheet
@@ -107,7 +109,7 @@ def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[
 
     def now() -> experts.Groups:
         if precision in GROUP:
-            return ready[experts4.cut(key, precision, shape.tokens).rows]
+            return ready[experts_four_bit.cut(key, precision, shape.tokens).rows]
         table = experts.UP if key == "up" else experts.DOWN
         limits = table[FP8 if precision == "fp8" else torch.bfloat16]
         return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
@@ -124,7 +126,9 @@ def up(shape: Shape, precision: str) -> Case:
 
     def call(i: int) -> Any:
         if four:
-            return experts4.up(turned(x, experts4.up_depth(precision)), groups(), shape.k, copies.packed[i])
+            return experts_four_bit.up(
+                turned(x, experts_four_bit.up_depth(precision)), groups(), shape.k, copies.packed[i]
+            )
         return experts.up(low, scale, groups(), shape.k, copies.packed[i])
 
     def plain() -> Tensor:
@@ -153,7 +157,7 @@ def back(shape: Shape, precision: str) -> Case:
 
     def call(i: int) -> Tensor:
         if four:
-            return experts4.back(rows, groups(), shape.k, copies.packed[i])
+            return experts_four_bit.back(rows, groups(), shape.k, copies.packed[i])
         return experts.back(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
 
     def plain() -> Tensor:
@@ -169,7 +173,7 @@ def back(shape: Shape, precision: str) -> Case:
 
 def _depth(precision: str) -> int:
     """Of the second product."""
-    return experts4.cut("back", precision, 1).depth
+    return experts_four_bit.cut("back", precision, 1).depth
 
 
 def _straight(rows: Tensor, depth: int) -> Tensor:
@@ -227,7 +231,7 @@ def route(shape: Shape) -> Case:
         return rows.route(x, weight, scale, shape.k)[1]
 
     def plain() -> Tensor:
-        return ops.route(F.linear(x, weight), scale, shape.k)[1]
+        return expert_route(F.linear(x, weight), scale, shape.k)[1]
 
     return Case(call=call, plain=plain, bytes=weight.nbytes + x.nbytes, flops=0, precision="bf16")
 
@@ -235,27 +239,27 @@ def route(shape: Shape) -> Case:
 def add_norms(shape: Shape) -> Case:
     x, y = (_normal(shape.tokens, shape.hidden) for _ in range(2))
     weight, first, second, scale = (_normal(shape.hidden) for _ in range(4))
-    then = [ops.Then(first, None), ops.Then(second, None)]
+    then = [NextNorm(first, None), NextNorm(second, None)]
     given = x, y, weight, then, scale, shape.hidden**-0.5, 1e-6
 
     def call(i: int) -> Any:
         return rows.add_norms(*given)[1]
 
     def plain() -> Tensor:
-        return _together(ops.add_norms(*given)[1])
+        return _together(reference.add_norms(*given)[1])
 
     return Case(call=call, plain=plain, wide=_together, bytes=6 * x.nbytes, flops=0, precision="bf16")
 
 
 def join(shape: Shape) -> Case:
     x, dense, sparse = (_normal(shape.tokens, shape.hidden) for _ in range(3))
-    weights, then = [_normal(shape.hidden) for _ in range(3)], ops.Then(_normal(shape.hidden), None)
+    weights, then = [_normal(shape.hidden) for _ in range(3)], NextNorm(_normal(shape.hidden), None)
     given = x, dense, sparse, weights, _normal(shape.tokens, 1), 1e-6, then
 
     def call(i: int) -> Any:
         return rows.join(*given)
 
     def plain() -> Tensor:
-        return _together(ops.join(*given))
+        return _together(reference.join(*given))
 
     return Case(call=call, plain=plain, wide=_together, bytes=5 * x.nbytes, flops=0, precision="bf16")

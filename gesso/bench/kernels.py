@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gesso.backends.cuda.kernels import experts, experts_four_bit, linear
+from gesso.backends.cuda.kernels.linear import FP8, Tiling
 from gesso.bench.cases import BLOCK, COPIES, Case, Shape, add_norms, back, join, product, route, up
 from gesso.errors import InputError
-from gesso.ops.kernels import experts, experts4, linear
-from gesso.ops.kernels.linear import FP8, Tiling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def candidates() -> dict[str, Candidate]:
         )  # fmt: skip
     for precision in ("int4", "nvfp4"):
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
-        table = experts4.TILINGS
+        table = experts_four_bit.TILINGS
         found[f"up {precision}"] = Candidate(
             up_, tilings((32, 64), (64,), (32, 64), (4, 8), (3, 4)), table, ("up", precision), _always
         )

@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # torch takes a second to import; `gesso info` on a bad path 
     from torch import Tensor
 
     from gesso.checkpoint.quantize.matrices import Layout
+    from gesso.checkpoint.quantize.packed import Weight
     from gesso.model.transformer import DiffusionGemma
-    from gesso.ops import Weight
 
 logger = logging.getLogger("gesso")
 
@@ -207,7 +207,7 @@ def load(
 ) -> "DiffusionGemma":
     """`quantize` packs each matrix as it comes, on its device; `dtype` is that of the rest, and of the products."""
     from gesso.checkpoint.quantize.formats import check_known, gather, pack_all
-    from gesso.ops import Packed
+    from gesso.checkpoint.quantize.packed import Packed
 
     if quantize is not None:
         check_known(quantize)
@@ -225,7 +225,9 @@ def load(
     elif quantize is not None:
         stored = pack_all(quantize, _text(directory), device)
     for name, weight in stored:
-        if not isinstance(weight, Packed):
+        if isinstance(weight, Packed):
+            weight.dtype = dtype
+        else:
             # copy=True: a tensor that still points into the mapped file would change with it
             weight = weight.to(device=device, dtype=dtype, copy=True)
         assign(model, ours[name], weight)
@@ -278,7 +280,7 @@ def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
     """Put a weight where the parameter of this name is."""
     from torch import nn
 
-    from gesso.ops import Packed
+    from gesso.checkpoint.quantize.packed import Packed
 
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)

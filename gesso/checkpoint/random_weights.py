@@ -17,8 +17,8 @@ from gesso.model.config import Config
 if TYPE_CHECKING:
     import torch
 
+    from gesso.checkpoint.quantize.packed import Weight
     from gesso.model.transformer import DiffusionGemma
-    from gesso.ops import Weight
 
 PREFIX = "random:"
 
@@ -70,7 +70,11 @@ def make(
         weight = torch.empty(shape, device=device, dtype=dtype)
         begin_one(name, weight, len(config.layers), generator)
         format = None if quantize is None else format_of(name, shape, quantize)
-        return format.quantize(name, weight) if format else weight
+        if format is None:
+            return weight
+        packed = format.quantize(name, weight)
+        packed.dtype = dtype
+        return packed
 
     for name, parameter in list(model.named_parameters()):
         checkpoint.assign(model, name, drawn(name, parameter.shape))

@@ -94,7 +94,7 @@ def _write_weights(model: "DiffusionGemma", directory: Path, source: Path | None
 def _own(model: "DiffusionGemma") -> dict[str, "Tensor"]:
     """The model's tensors by the names they are stored under."""
     from gesso.checkpoint.quantize.formats import stored_name
-    from gesso.ops import Packed
+    from gesso.checkpoint.quantize.packed import Packed
 
     own: dict[str, Tensor] = {checkpoint_name(name): parameter for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():

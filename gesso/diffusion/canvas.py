@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gesso.diffusion.noise import Draws, Source
-from gesso.diffusion.samplers import Moment, Prediction, sampler_of
+from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.samplers import Moment, sampler_of
 from gesso.diffusion.schedule import temperature
 from gesso.diffusion.stopping import stopping_of
 from gesso.settings import Diffusion
@@ -75,9 +76,9 @@ class Process:
         """The random numbers of the step the canvas is about to take."""
         return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
 
-    def advance(self, canvas: Canvas, prediction: Prediction, soft_CH: Tensor) -> Canvas:
+    def advance(self, canvas: Canvas, prediction: Prediction) -> Canvas:
         """One denoising step, and whether the canvas stands after it."""
-        advanced = self.evolve(canvas, prediction, soft_CH)
+        advanced = self.evolve(canvas, prediction)
         judged_C = self.judged(advanced)
         converged = not judged_C.any() or bool(stopping_of(self.settings)(advanced.history, judged_C))
         return replace(advanced, reason=self.reason(converged, advanced.step))
@@ -85,7 +86,7 @@ class Process:
     def reason(self, converged: bool, step: int) -> str | None:
         return "converged" if converged else "steps" if step == self.settings.steps else None
 
-    def evolve(self, canvas: Canvas, prediction: Prediction, soft_CH: Tensor) -> Canvas:
+    def evolve(self, canvas: Canvas, prediction: Prediction) -> Canvas:
         """Keep the pins, sample, renoise, settle. With the default source and a sampler of ours, this and `standing`
         ask nothing of the host and can be captured in a graph, for several canvases at a time."""
         pinned_C = canvas.pin_C != FREE
@@ -109,8 +110,8 @@ class Process:
             canvas,
             tokens_C=torch.where(pinned_C, canvas.pin_C, next_C),
             step=canvas.step + 1,
-            soft_CH=soft_CH,
-            history=(*canvas.history, replace(prediction, logits_CV=None)),
+            soft_CH=prediction.soft_CH,
+            history=(*canvas.history, replace(prediction, soft_CH=None, logits_CV=None)),
             accepted_C=accepted_C,
         )
         return _settle(canvas, advanced, self.settings) if self.settings.settle else advanced

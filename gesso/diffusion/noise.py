@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gesso.ops import draw, hash
+from gesso.diffusion import hash
 
 
 class Draws(Protocol):
@@ -55,7 +55,7 @@ class HashDraws:
         return self._keys(2, length)
 
     def candidates(self, logits_CV: Tensor) -> Tensor:
-        return draw(logits_CV, self.keys(len(logits_CV)))
+        return hash.draw(logits_CV, self.keys(len(logits_CV)))
 
     def _keys(self, stream: int, length: int) -> Tensor:
         return hash.position_keys(self.seed, self.canvas, self.step, stream, length, self.device)

@@ -10,20 +10,9 @@ import torch
 from torch import Tensor
 
 from gesso.diffusion.noise import Draws
+from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.schedule import alpha
 from gesso.settings import Diffusion
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model says of each position at this step's temperature. Pinned positions are certain."""
-
-    candidate_C: Tensor  # a draw from the distribution
-    argmax_C: Tensor
-    confidence_C: Tensor  # probability of the argmax
-    entropy_C: Tensor  # nats
-    logits_CV: Tensor | None = None  # only for samplers that ask: needs_logits = True
-    corrected: bool = False  # its tokens are not the model's own: a constraint had others chosen
 
 
 @dataclass(frozen=True)

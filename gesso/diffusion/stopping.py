@@ -6,7 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gesso.diffusion.samplers import Prediction, order_independent
+from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.samplers import order_independent
 from gesso.settings import Diffusion
 
 

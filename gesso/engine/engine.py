@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import torch
 
+from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
-from gesso.engine.graphs import Graphs
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
@@ -31,6 +31,7 @@ class Engine:
         prefill: int = 2048,
         piece: int = 256,
         source: Source | None = None,
+        backend: Backend | None = None,
     ) -> None:
         """Make an engine that runs `max_batch` requests at once.
 
@@ -43,9 +44,7 @@ class Engine:
         self.model, self.decode, self.source = model, decode, source or HashSource()
         self.max_length = longest if max_length is None else min(max_length, longest)
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
-        # A source of the caller's own draws on the host; and without a GPU there are no graphs.
-        captured = model.device.type == "cuda" and isinstance(self.source, HashSource)
-        self.runner = Runner(model, Graphs(model) if captured else None)
+        self.runner = Runner(backend or for_model(model), self.source)
         self.cache = model.new_cache(0, 0)
         self.ids = itertools.count()
         self.running: dict[int, Job] = {}  # every request that has not ended, waiting ones too
@@ -111,7 +110,7 @@ class Engine:
     def forget(self) -> None:
         """Reuse nothing of what the cache holds: the weights have changed."""
         self.scheduler.rows = [Row() for _ in self.scheduler.rows]
-        self.runner.drop_graphs()
+        self.runner.backend.drop_captured()
 
     @property
     def busy(self) -> bool:
@@ -156,6 +155,7 @@ class Engine:
 
     # --- one pass -----------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def _pass(self, work: list[Work]) -> None:
         """Run one pass and advance every request in it; a request whose own step fails takes no other with it."""
         try:

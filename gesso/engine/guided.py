@@ -19,8 +19,8 @@ from torch import Tensor
 from gesso.constraints.guide import Guide
 from gesso.constraints.search import TOP, Scores, likeliest
 from gesso.diffusion.canvas import FREE, Canvas
+from gesso.diffusion.prediction import Prediction
 from gesso.engine.running import Running
-from gesso.ops import Reading
 
 
 def is_left_alone(running: Running) -> bool:
@@ -37,29 +37,31 @@ def keeps(running: Running, after: Canvas) -> bool:
     return running.request.reach.fits(len(running.tokens), running.state, tokens)
 
 
-def guided(running: Running, reading: Reading, logits: Callable[[], Tensor]) -> Reading:
-    """A reading whose tokens keep to a constraint: the same one where they do, else with the likeliest that do.
+def guided(running: Running, prediction: Prediction, logits: Callable[[], Tensor]) -> Prediction:
+    """Return the prediction itself if its tokens satisfy the constraint, otherwise one with the likeliest that do.
 
-    What has settled goes ahead as it is, and the search begins behind it.
+    Settled positions stay as they are, and the search begins after them.
     """
     canvas, reach = running.canvas, running.request.reach
     settled_C, pin_C = canvas.pin_C[: canvas.final], canvas.pin_C[canvas.final :]
     state = reach.guide.walk(running.state, settled_C.tolist())
     position = len(running.tokens) + len(settled_C)
     own = {
-        name: torch.where(pin_C == FREE, getattr(reading, name)[canvas.final :], pin_C)
-        for name in ("candidate_T", "argmax_T")
+        name: torch.where(pin_C == FREE, getattr(prediction, name)[canvas.final :], pin_C)
+        for name in ("candidate_C", "argmax_C")
     }
     wrong = [name for name, tokens_C in own.items() if not reach.fits(position, state, tokens_C.tolist())]
     if not wrong:
-        return reading
+        return prediction
     if not reach.fits(position, state, ()):
-        # What settled was a part of the last result; a search might find no way that is as short.
-        return replace(reading, **dict.fromkeys(wrong, canvas.result_C))
-    scores = scores_of(logits()[canvas.final :], reading.entropy_T[canvas.final :], reach.moves.tokens_U, reach.guide)
+        # The settled positions were part of the last result; a search might find no continuation that is as short.
+        return replace(prediction, corrected=True, **dict.fromkeys(wrong, canvas.result_C))
+    entropy_C = prediction.entropy_C[canvas.final :]
+    scores = scores_of(logits()[canvas.final :], entropy_C, reach.moves.tokens_U, reach.guide)
     tokens, free = likeliest(reach, state, position, scores)
     found_C = torch.from_numpy(tokens).to(settled_C)
-    return replace(reading, **{name: torch.cat([settled_C, found_C[:free], own[name][free:]]) for name in wrong})
+    found = {name: torch.cat([settled_C, found_C[:free], own[name][free:]]) for name in wrong}
+    return replace(prediction, corrected=True, **found)
 
 
 def scores_of(logits_CV: Tensor, entropy_C: Tensor, tokens_U: NDArray[np.int64], guide: Guide) -> Scores:

@@ -1,4 +1,4 @@
-"""One pass through the model for all the work of a step. C canvas, H hidden, T tokens of all canvases."""
+"""Run the passes of the engine: pieces to the backend, predictions to the canvases. C canvas, S scored, H hidden."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,25 +7,24 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gesso import ops
+from gesso.backends.base import Backend, Piece
+from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Canvas
-from gesso.diffusion.samplers import Prediction
+from gesso.diffusion.noise import HashSource, Source
+from gesso.diffusion.prediction import Prediction
 from gesso.engine.events import Likely
-from gesso.engine.graphs import Graphs, canvases_of, read_of
 from gesso.engine.guided import guided, is_left_alone, keeps
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
 from gesso.engine.scoring import Scoring
 from gesso.model.cache import KVCache
-from gesso.model.transformer import DiffusionGemma, Piece
-from gesso.ops import Reading
 
 
 @dataclass(frozen=True)
 class Outcome:
     running: Running
-    advance: Callable[[], Canvas]  # the canvas after this step; may raise what a sampler of the caller's own raises
-    hidden_CH: Tensor  # good until the next pass
+    advance: Callable[[], Canvas]  # return the canvas after this step; may raise an error of a custom sampler
+    hidden_CH: Tensor  # valid until the next pass
 
 
 @dataclass(frozen=True)
@@ -37,126 +36,100 @@ class Encoded:
 
 
 class Runner:
-    def __init__(self, model: DiffusionGemma, graphs: Graphs | None = None) -> None:
-        self.model, self.graphs = model, graphs
-
-    def drop_graphs(self) -> None:
-        """Forget the captured passes, and with them their memory."""
-        if self.graphs:
-            self.graphs = Graphs(self.model)
+    def __init__(self, backend: Backend, source: Source) -> None:
+        self.backend, self.model = backend, backend.model
+        self.captures = backend.captures and isinstance(source, HashSource)  # other sources draw on the host
 
     def free_memory(self) -> None:
-        """Give back what is only kept for speed: captured passes and the allocator's free blocks."""
-        self.drop_graphs()
+        """Release memory that is kept for speed only: captured passes and the allocator's free blocks."""
+        self.backend.drop_captured()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @torch.no_grad()
-    @ops.fast_products()
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome | Encoded]:
-        """Encode the text and denoise the canvases; return an outcome per canvas and per scored text."""
-        work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # so that fewer shapes of work exist
-        if self.graphs and (graph := self.graphs.find(work, cache)):  # which is never one of a pass that scores
-            return [self._replayed(*step) for step in graph.run(work, cache)]
-        pieces, kinds = [], []
-        for item in work:
-            row = item.running.row
-            kinds += [kind for _, kind in item.pieces]
-            for text in item.texts:
-                pieces.append(Piece(row, torch.tensor(text, device=self.model.device), causal=True))
-            if kinds[-1] == "canvas" and (running := item.canvas_of):
-                pieces.append(Piece(row, running.canvas.tokens_C, causal=False, soft_SH=running.canvas.soft_CH))
-        hidden = self.model.run(pieces, cache)
-        requests = canvases_of(work)
-        outcomes = self._read(requests, read_of(hidden, kinds)) if requests else []
-        return [*outcomes, *self._encoded(work, hidden)]
-
-    def _encoded(self, work: Sequence[Work], hidden: Sequence[Tensor]) -> list[Encoded]:
-        parts, found = iter(hidden), []
+        """Encode the text and denoise the canvases; return one outcome per canvas and per scored text."""
+        work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of a pass
+        requests = [running for item in work if (running := item.denoising) is not None]
+        if self.captures and (steps := self.backend.replay(work, cache)) is not None:
+            pairs = zip(requests, steps, strict=True)
+            return [self._outcome(running, step.found, step.hidden_CH) for running, step in pairs]
+        hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
+        parts, predicting, encoded = iter(hidden), [], []
         for item in work:
             own = [next(parts) for _ in item.pieces]
-            if isinstance(scoring := item.running, Scoring):
-                starts = zip(item.starts, own, strict=True)
-                scored_SH = torch.cat([part[scoring.scored(start, len(part))] for start, part in starts])
-                if len(scored_SH):
-                    found.append(Encoded(scoring, scored_SH))
-        return found
+            if isinstance(item.running, Scoring):
+                encoded += self._scored(item, own)
+            elif item.denoising:
+                predicting.append(own[-1] if item.pieces[-1][1] == "canvas" else own[-1][-1:])
+        return [*self._predict(requests, predicting), *encoded]
 
-    def _replayed(self, running: Running, found: Reading | Canvas, hidden_CH: Tensor) -> Outcome:
-        if isinstance(found, Reading):
-            return self._outcome(running, found, hidden_CH)
-        return Outcome(running, lambda: found, hidden_CH)
+    def _pieces(self, item: Work) -> list[Piece]:
+        device, row = self.model.device, item.row
+        pieces = [Piece(row, torch.tensor(text, device=device), causal=True) for text in item.texts]
+        if item.pieces[-1][1] == "canvas" and (running := item.denoising):
+            pieces.append(Piece(row, running.canvas.tokens_C, causal=False, soft_SH=running.canvas.soft_CH))
+        return pieces
 
-    def _read(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
+    def _scored(self, item: Work, hidden: Sequence[Tensor]) -> list[Encoded]:
+        scoring = item.running
+        assert isinstance(scoring, Scoring)
+        starts = zip(item.starts, hidden, strict=True)
+        scored_SH = torch.cat([part[scoring.scored(start, len(part))] for start, part in starts])
+        return [Encoded(scoring, scored_SH)] if len(scored_SH) else []
+
+    def _predict(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
+        """Predict for all requests together, except for those that need all logits."""
         outcomes: dict[int, Outcome] = {}
-        hidden_of = {running.id: hidden_CH for running, hidden_CH in zip(requests, hidden, strict=True)}
-        streamed = []
+        together = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
             keys_C2 = running.process.draws(running.canvas).keys(len(hidden_CH))
-            if keys_C2 is None or self._shows_logits(running):
-                outcomes[running.id] = self._read_logits(running, hidden_CH)
+            if keys_C2 is None or self._predicts_from_logits(running):
+                outcomes[running.id] = self._from_logits(running, hidden_CH)
             else:
-                streamed.append((running, hidden_CH, keys_C2))
-        if streamed:
-            lengths = [len(hidden_CH) for _, hidden_CH, _ in streamed]
-            reading = ops.vocab_tail(
-                torch.cat([hidden_CH for _, hidden_CH, _ in streamed]),
-                self.model.head,
-                self.model.decoder.embed_tokens.weight,
-                self.model.embed_scale,
-                self.model.config.final_logit_softcapping,
-                torch.cat(
-                    [
-                        hidden_CH.new_full((len(hidden_CH),), r.process.temperature(r.canvas), dtype=torch.float32)
-                        for r, hidden_CH, _ in streamed
-                    ]
-                ),
-                torch.cat([keys_C2 for _, _, keys_C2 in streamed]),
-                lengths,
-                soft=not all(running.request.diffusion.autoregressive for running, _, _ in streamed),
-            )
-            for (running, _, _), part in zip(streamed, reading.split(lengths), strict=True):
-                outcomes[running.id] = self._outcome(running, part, hidden_of[running.id])
+                temperature = running.process.temperature(running.canvas)
+                temperature_C = hidden_CH.new_full((len(hidden_CH),), temperature, dtype=torch.float32)
+                together.append((running, hidden_CH, temperature_C, keys_C2))
+        if together:
+            chosen, hiddens, temperatures, keys = zip(*together, strict=True)
+            lengths = [len(hidden_CH) for hidden_CH in hiddens]
+            soft = not all(running.request.diffusion.autoregressive for running in chosen)
+            found = self.backend.predict(torch.cat(hiddens), torch.cat(temperatures), torch.cat(keys), lengths, soft)
+            for running, hidden_CH, prediction in zip(chosen, hiddens, found.split(lengths), strict=True):
+                outcomes[running.id] = self._outcome(running, prediction, hidden_CH)
         return [outcomes[running.id] for running in requests]
 
-    def _shows_logits(self, running: Running) -> bool:
-        """Whether a request's prediction is made from all its logits at once.
+    def _predicts_from_logits(self, running: Running) -> bool:
+        """Whether to predict from all logits at once.
 
-        Where passes may be captured, a constraint's correction is no reason for that: a captured pass never does it, it
-        gives other last bits, and the text would depend on whether a pass of this shape has been seen before.
+        Where passes are captured, the correction of a constraint is no reason: a captured pass never predicts from all
+        logits, the last bits differ, and the text would depend on whether a pass of this shape was captured.
         """
-        return running.needs_logits if self.graphs is None else running.asks_for_logits
+        return running.needs_all_logits if self.captures else running.expects_logits
 
-    def _read_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
-        """Return the outcome of a request that has to see all logits: for its sampler, its source or its constraint.
+    def _from_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
+        """Return the outcome of a request that needs all logits: for its sampler, its source or its constraint.
 
-        They are computed when its canvas advances and freed after that, so that one request's [C, V] exist at a time.
+        They are computed when the canvas advances and freed after that, so that one request's [C, V] exist at a time.
         """
 
-        @torch.no_grad()
-        @ops.fast_products()
         def advance() -> Canvas:
-            model, process = self.model, running.process
-            logits_CV = model.logits(hidden_CH) / process.temperature(running.canvas)
+            process = running.process
+            logits_CV = self.backend.logits(hidden_CH) / process.temperature(running.canvas)
             candidate_C = process.draws(running.canvas).candidates(logits_CV)
-            embedding_VH, scale = model.decoder.embed_tokens.weight, model.embed_scale
-            reading = ops.read(logits_CV, candidate_C, embedding_VH, scale, model.dtype)
-            return self._step(running, reading, hidden_CH, logits_CV)()
+            prediction = replace(summarize(self.model, logits_CV, candidate_C), logits_CV=logits_CV)
+            return self._advance(running, prediction, hidden_CH)()
 
         return Outcome(running, advance, hidden_CH)
 
-    @torch.no_grad()
-    @ops.fast_products()
     def score(self, encoded: Encoded) -> None:
         """Score the positions of a text that this pass has read."""
-        encoded.running.read(encoded.hidden_SH, self.model.logits)
+        encoded.running.read(encoded.hidden_SH, self.backend.logits)
 
-    @torch.no_grad()
     def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
-        """How likely each token was, and which others were; from hidden states, to leave the pass itself as it is."""
+        """Return the log-probability of each token and of the `count` most probable ones at its position."""
         found = []
         for hidden_RH, token_R in zip(hidden_CH.split(32), tokens_C.split(32), strict=True):  # 32 V floats at once
-            log_probability_RV = (self.model.logits(hidden_RH) / temperature).log_softmax(-1)
+            log_probability_RV = (self.backend.logits(hidden_RH) / temperature).log_softmax(-1)
             own_R = log_probability_RV.gather(-1, token_R[:, None])[:, 0].tolist()
             top = log_probability_RV.topk(count, -1)
             pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
@@ -164,30 +137,33 @@ class Runner:
             found += [Likely(own, row) for own, row in zip(own_R, rows, strict=True)]
         return found
 
-    def _outcome(self, running: Running, reading: Reading, hidden_CH: Tensor) -> Outcome:
-        return Outcome(running, self._step(running, reading, hidden_CH), hidden_CH)
+    def _outcome(self, running: Running, found: Prediction | Canvas, hidden_CH: Tensor) -> Outcome:
+        if isinstance(found, Canvas):
+            return Outcome(running, lambda: found, hidden_CH)
+        return Outcome(running, self._advance(running, found, hidden_CH), hidden_CH)
 
-    def _step(
-        self, running: Running, reading: Reading, hidden_CH: Tensor, logits_CV: Tensor | None = None
-    ) -> Callable[[], Canvas]:
-        """Return the function that makes the step of a canvas, under its constraint if it has one."""
-        shown_CV = logits_CV if running.asks_for_logits else None
-        own = Prediction(reading.candidate_T, reading.argmax_T, reading.confidence_T, reading.entropy_T, shown_CV)
-        soft_CH = self.model.conditioning(running.canvas.pin_C, reading.soft_TH)
-        advance = partial(running.process.advance, running.canvas, soft_CH=soft_CH)
+    def _advance(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Callable[[], Canvas]:
+        """Return the function that takes the step of a canvas, under its constraint if it has one."""
+        logits_CV, soft_CH = prediction.logits_CV, prediction.soft_CH
+        own = replace(
+            prediction,
+            soft_CH=None if soft_CH is None else self.model.conditioning(running.canvas.pin_C, soft_CH),
+            logits_CV=logits_CV if running.needs_all_logits else None,
+        )
+        advance = partial(running.process.advance, running.canvas)
         if running.request.guide is None:
             return partial(advance, own)
 
-        @torch.no_grad()  # called after the pass, and computes logits as a pass does
-        @ops.fast_products()
-        def held() -> Canvas:
-            found = guided(running, reading, lambda: self.model.logits(hidden_CH) if logits_CV is None else logits_CV)
-            if found is reading:
-                return advance(own)
-            return advance(replace(own, candidate_C=found.candidate_T, argmax_C=found.argmax_T, corrected=True))
+        def logits() -> Tensor:
+            return self.backend.logits(hidden_CH) if logits_CV is None else logits_CV
+
+        def constrained() -> Canvas:
+            return advance(
+                guided(running, own, lambda: self.backend.logits(hidden_CH) if logits_CV is None else logits_CV)
+            )
 
         def free() -> Canvas:
             after = advance(own)
-            return after if keeps(running, after) else held()
+            return after if keeps(running, after) else constrained()
 
-        return free if is_left_alone(running) else held
+        return free if is_left_alone(running) else constrained

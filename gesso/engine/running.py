@@ -28,15 +28,25 @@ class Running:
     usage: Usage = field(default_factory=Usage)
 
     @property
-    def asks_for_logits(self) -> bool:
+    def needs_all_logits(self) -> bool:
+        """Whether the sampler reads the logits of the whole vocabulary."""
         # A sampler may be a plain function, which has no attributes of its own.
         return getattr(sampler_of(self.request.diffusion), "needs_logits", False)
 
     @property
-    def needs_logits(self) -> bool:
-        """Whether a step will: a constraint that had to put the last one right will most likely have to do so again."""
+    def expects_logits(self) -> bool:
+        """Whether this step will likely need them: a constraint that corrected the last step often does so again."""
         history = self.canvas.history
-        return self.asks_for_logits or (bool(history) and history[-1].corrected)
+        return self.needs_all_logits or (bool(history) and history[-1].corrected)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether a constraint has to see each prediction."""
+        return self.request.guide is not None
+
+    @property
+    def has_pins(self) -> bool:
+        return bool(self.request.pins)
 
     def pieces(self, start: int, piece: int) -> deque[tuple[int, ...]]:
         """Return the text from token `start` on: the prompt cut every `piece` tokens, then one piece per canvas.

@@ -4,15 +4,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
 
+from gesso.backends.base import Kind
 from gesso.engine.running import Running
 from gesso.engine.scoring import Scoring
 from gesso.model.cache import KVCache
 
 Job = Running | Scoring
-# "next": text that ends with the token whose successor is asked for; "scored": text whose hidden states are read.
-Kind = Literal["text", "canvas", "next", "scored"]
 PACE = 8  # passes with canvases in which one request may read as many tokens as in a pass without
 PATIENCE = 4  # a prompt comes first after so many passes that read others
 
@@ -37,7 +35,11 @@ class Work:
         return self.start + sum(map(len, self.texts))
 
     @property
-    def canvas_of(self) -> Running | None:
+    def row(self) -> int:
+        return self.running.row
+
+    @property
+    def denoising(self) -> Running | None:
         """The request whose canvas, or next token, this pass predicts."""
         return self.running if self.denoise and isinstance(self.running, Running) else None
 

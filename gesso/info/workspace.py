@@ -1,6 +1,6 @@
 """Memory beside weights and KV cache: an upper bound of what a pass of the engine allocates, term by term.
 
-Derived from the buffers in `ops/kernels`; the tests compare the constants. For the 26B shape in bfloat16, with 2,048
+Derived from the buffers of the kernels; tests compare the constants. For the 26B shape in bfloat16, with 2,048
 tokens of text, the terms in GB are:
 
   canvases                       1      8     32
@@ -23,13 +23,13 @@ CONTEXT_BYTES = 500_000_000  # CUDA context, loaded kernels, libraries
 LOGITS_COPIES = (
     5  # float32 [C, V] at once: the logits, and temporaries of their hashes, log-probabilities and entropies
 )
-CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once where there are no kernels for them (`ops/vocab.py`)
+CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once where there are no kernels for them (`backends/torch.py`)
 TILE_COLUMNS = (
-    128  # the narrowest tile of the vocabulary kernel (`ops/kernels/vocab.py`), which leaves 4 floats per row
+    128  # the narrowest tile of the vocabulary kernel (`backends/cuda/kernels/vocab.py`), which leaves 4 floats per row
 )
 PADDED_COLUMNS = 256  # the widest tile: stored logits are padded to it
-SOFT_SPLITS = 6  # partial sums of the soft embedding (`ops/kernels/soft.py`)
-ROUTER_SPLITS = 11  # partial sums of the router's scores (`ops/kernels/rows.py`)
+SOFT_SPLITS = 6  # partial sums of the soft embedding (`backends/cuda/kernels/soft.py`)
+ROUTER_SPLITS = 11  # partial sums of the router's scores (`backends/cuda/kernels/rows.py`)
 KEY_SPLITS = {False: 4, True: 2}  # partial outputs of attention, by whether the head dimension exceeds 256
 
 

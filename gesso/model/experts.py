@@ -1,59 +1,105 @@
-"""The sparse half of a layer's feed-forward. T tokens of all segments, H hidden, E experts, I expert width."""
+"""Mixture of experts: each token goes through K chosen experts, gated GELU units, and sums their weighted outputs.
 
-from collections.abc import Sequence
+T tokens, H hidden, E experts, K experts per token, I expert width, R tokens of one expert.
+"""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gesso import ops
-from gesso.adapters.lora import Adapters
 from gesso.model.config import Config
-from gesso.model.parts import Linear
+from gesso.model.modules import Linear, rms_norm
+
+Product = Callable[[Tensor], Tensor]
 
 
 class Router(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.k, self.root = config.top_k_experts, config.hidden_size**-0.5
+        self.k, self.eps, self.root = config.top_k_experts, config.rms_norm_eps, config.hidden_size**-0.5
         self.scale = nn.Parameter(torch.empty(config.hidden_size))
         self.proj = Linear(config.hidden_size, config.num_experts)
         self.per_expert_scale = nn.Parameter(torch.empty(config.num_experts))
 
-    def forward(self, normed_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """The chosen experts and their weights [T, K], and the scores [T, E] of all."""
-        return ops.choose(normed_TH, self.proj.matrix, self.per_expert_scale, self.k, lengths)
+    def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the chosen experts and their weights [T, K], and the scores [T, E] of all experts."""
+        scores_TE = self.proj(rms_norm(x_TH, None, self.eps) * self.scale * self.root)
+        return *route(scores_TE, self.per_expert_scale, self.k), scores_TE
+
+
+def route(scores_TE: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the K most probable experts and their weights [T, K]: renormalized, times each expert's own scale.
+
+    If all experts run (`runs_all`), return all of them; those not chosen have weight zero.
+    """
+    probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
+    experts = scores_TE.shape[-1]
+    if runs_all(experts, k):
+        index_TK = torch.arange(experts, device=scores_TE.device).expand_as(scores_TE)
+        probability_TK, scale = probability_TE * chosen(probability_TE, k), expert_scale_E
+    else:
+        probability_TK, index_TK = probability_TE.topk(k, dim=-1)
+        scale = expert_scale_E[index_TK]
+    return index_TK, probability_TK / probability_TK.sum(-1, keepdim=True) * scale
+
+
+def runs_all(experts: int, k: int) -> bool:
+    """Whether to run all experts: with this few of them, that costs less than sorting tokens by expert."""
+    return experts <= 2 * k
+
+
+def chosen(probability_TE: Tensor, k: int) -> Tensor:
+    """Return a mask [T, E] of the K most probable experts; among equals, the first."""
+    experts = probability_TE.shape[-1]
+    if not runs_all(experts, k):
+        empty_TE = torch.zeros_like(probability_TE, dtype=torch.bool)
+        return empty_TE.scatter(-1, probability_TE.topk(k).indices, True)
+    # Count the experts ahead of each one: comparing all pairs is cheaper than sorting.
+    mine, other = probability_TE[:, :, None], probability_TE[:, None, :]
+    earlier = torch.ones(experts, experts, dtype=torch.bool, device=probability_TE.device).tril(-1)
+    return ((other > mine) | ((other == mine) & earlier)).sum(-1) < k
 
 
 class Experts(nn.Module):
-    gate_up_proj: nn.Parameter | ops.Packed
-    down_proj: nn.Parameter | ops.Packed
-
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.k = config.top_k_experts
         experts, hidden, width = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden))
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width))
-        self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
 
-    @property
-    def matrices(self) -> tuple[ops.Adapted, ops.Adapted]:
-        gate_up = ops.Adapted(self.gate_up_proj, self.gate_up_proj_adapters.acting)
-        return gate_up, ops.Adapted(self.down_proj, self.down_proj_adapters.acting)
+    def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        if index_TK.shape[1] == len(self.gate_up_proj):
+            y_TEI = gated_gelu(self.fan_out(x_TH))
+            return self.fan_in(y_TEI * weight_TK[..., None].to(y_TEI.dtype)).to(x_TH.dtype)
+        k = index_TK.shape[1]
+        order = index_TK.flatten().argsort(stable=True)  # (token, choice) pairs, grouped by expert
+        counts = index_TK.flatten().bincount(minlength=len(self.gate_up_proj)).tolist()
+        up, down = self.each("gate_up_proj", x_TH.dtype), self.each("down_proj", x_TH.dtype)
+        groups = x_TH[order // k].split(counts)
+        y = [down[e](gated_gelu(up[e](x_RH))) for e, x_RH in enumerate(groups) if counts[e]]
+        # Reorder to (token, choice) and sum there instead of scattering: a scatter adds in no fixed order on a GPU.
+        y_TKH = torch.cat(y)[order.argsort()].view(*index_TK.shape, -1)
+        return (y_TKH * weight_TK[..., None]).sum(1).to(x_TH.dtype)
 
-    @property
-    def wants(self) -> str | None:
-        return ops.wanted(self.matrices) if ops.kernels_take(*self.matrices, self.k) else None
+    def each(self, name: str, dtype: torch.dtype) -> list[Product]:
+        """Return one product per expert.
 
-    @property
-    def wait_for_memory(self) -> bool:
-        """Rather than for arithmetic, as those of four bits do, which have to be widened."""
-        return not isinstance(self.gate_up_proj, ops.Packed) or self.gate_up_proj.format == "fp8"
+        `unbind`, not indexing: the gradient of `weight[e]` would be a tensor of zeros of the size of all experts.
+        """
+        return [partial(F.linear, weight=weight_OI) for weight_OI in torch.unbind(getattr(self, name))]
 
-    def stay_on_device(self, dtype: torch.dtype) -> bool:
-        return ops.stay_on_device(*self.matrices, self.k, dtype)
+    def fan_out(self, x_TH: Tensor) -> Tensor:
+        """Multiply by the first matrices of all experts at once: [T, H] to [T, E, 2I]."""
+        return F.linear(x_TH, torch.flatten(self.gate_up_proj, 0, 1)).unflatten(1, (len(self.gate_up_proj), -1))
 
-    def forward(
-        self, x_TH: ops.Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]
-    ) -> Tensor | ops.Answers:
-        return ops.experts(x_TH, index_TK, weight_TK, *self.matrices, lengths)
+    def fan_in(self, y_TEI: Tensor) -> Tensor:
+        """Multiply by the second matrices and sum over the experts: [T, E, I] to [T, H]."""
+        return F.linear(y_TEI.flatten(1), torch.flatten(torch.transpose(self.down_proj, 0, 1), 1))
+
+
+def gated_gelu(x_T2I: Tensor) -> Tensor:
+    gate, up = x_T2I.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from gesso import ops
 from gesso.errors import InputError
-from gesso.model.transformer import DiffusionGemma
-from gesso.ops import Attend
+from gesso.model.attention import Attend
+from gesso.model.experts import chosen
+from gesso.model.transformer import DiffusionGemma, softcapped_logits
 from gesso.train.batch import Batch, Corruption
 
 CHUNK_BYTES = 512 * 2**20  # of float32 logits held at once
@@ -89,7 +89,7 @@ class Objective(nn.Module):
         self, model: DiffusionGemma, settings: ObjectiveSettings, checkpoint_activations: bool = False
     ) -> None:
         super().__init__()
-        if model.encoder.layers is not model.decoder.layers:
+        if not model.is_tied:
             raise InputError("training needs a model whose encoder and decoder share their weights")
         self.model, self.settings, self.checkpoint_activations = model, settings, checkpoint_activations
         self.flex = False  # attention as one kernel
@@ -119,7 +119,7 @@ class Objective(nn.Module):
     # --- one pass over text and canvases ------------------------------------------------------------------------
 
     def embed(self, ids: Tensor) -> Tensor:
-        embedded = self.model.decoder.embed_tokens(ids, self.model.dtype) * self.scale
+        embedded = self.model.decoder.embed_tokens(ids) * self.scale
         kind = ids.device.type
         # The stream between the layers is half of what moves through memory.
         return embedded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else embedded
@@ -129,8 +129,7 @@ class Objective(nn.Module):
         model = self.model
         rows, width = batch.text_BS.shape
         text_BSH = self.embed(batch.text_BS)
-        tokens = embedded_BKCH.shape[:-1].numel()
-        canvas_TH = model.self_conditioning.condition(embedded_BKCH.flatten(0, 2), soft_BKCH.flatten(0, 2), [tokens])
+        canvas_TH = model.self_conditioning.condition(embedded_BKCH.flatten(0, 2), soft_BKCH.flatten(0, 2))
         x_BLH = torch.cat([text_BSH, canvas_TH.view(rows, -1, text_BSH.shape[-1])], dim=1)
         length = embedded_BKCH.shape[2]
         position_BKC = batch.start_BK[..., None] + torch.arange(length, device=x_BLH.device)
@@ -142,9 +141,10 @@ class Objective(nn.Module):
         call: Callable[..., Any] = nn.Module.__call__
         if self.checkpoint_activations and torch.is_grad_enabled():
             call = partial(checkpoint, use_reentrant=False)
-        x_TH = x_BLH.flatten(0, 1)
-        out_TH, scores = model.through(
-            model.decoder, x_TH, [len(x_TH)], position_BL.flatten(), causal_BL.flatten(), attends, call, apart=True
+        encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
+        scalars_LT1 = torch.where(causal_BL.flatten(), encoder_L1, decoder_L1).to(x_BLH.dtype)[..., None]
+        out_TH, scores = model.through_layers(
+            model.decoder, x_BLH.flatten(0, 1), position_BL.flatten(), attends, list(scalars_LT1), call
         )
         out_BLH = out_TH.view(x_BLH.shape)
         return out_BLH[:, :width], out_BLH[:, width:].unflatten(1, embedded_BKCH.shape[1:3]), scores
@@ -204,7 +204,7 @@ class Objective(nn.Module):
     def _expected(self, hidden_RH: Tensor, temperature: float, fixed: bool) -> Tensor:
         logits_RV = self.model.logits(hidden_RH) / temperature
         logits_RV = logits_RV.detach() if fixed else logits_RV
-        return ops.soft_embedding(logits_RV, self.model.decoder.embed_tokens.weight, self.scale, self.model.dtype)
+        return self.model.soft_embedding(logits_RV)
 
     # --- losses -------------------------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Objective(nn.Module):
 def balance_loss(scores_TE: Tensor, share_T1: Tensor, k: int) -> Tensor:
     """Of one layer: how often experts are chosen and how likely they are, multiplied; tokens count by their share."""
     probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
-    often_E = (ops.chosen(probability_TE, k) * share_T1).sum(0) / k
+    often_E = (chosen(probability_TE, k) * share_T1).sum(0) / k
     return scores_TE.shape[-1] * (often_E * (probability_TE * share_T1).sum(0)).sum()
 
 
@@ -324,7 +324,7 @@ def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, blocks: BlockMa
 
 
 def token_losses(
-    hidden: Tensor, head_VH: ops.Weight, target: Tensor, softcap: float, observed: Tensor | None = None,
+    hidden: Tensor, head_VH: Tensor, target: Tensor, softcap: float, observed: Tensor | None = None,
     bonus: Tensor | None = None, of_chunk: Callable[..., Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Cross-entropy of every token, shaped as `target`. Logits exist a chunk at a time, in the backward pass too."""
@@ -344,16 +344,16 @@ def token_losses(
 
 
 def chunk_loss(
-    hidden_RH: Tensor, head_VH: ops.Weight, target_R: Tensor, softcap: float, observed_R: Tensor | None,
+    hidden_RH: Tensor, head_VH: Tensor, target_R: Tensor, softcap: float, observed_R: Tensor | None,
     bonus_R: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    logits_RV = ops.softcapped_logits(hidden_RH, head_VH, softcap)
+    logits_RV = softcapped_logits(hidden_RH, head_VH, softcap)
     if observed_R is not None and bonus_R is not None:
         logits_RV = logits_RV.scatter_add(-1, observed_R[:, None], bonus_R[:, None].to(logits_RV.dtype))
     return F.cross_entropy(logits_RV, target_R, reduction="none")
 
 
-def chunk_rows(head_VH: ops.Weight) -> int:
+def chunk_rows(head_VH: Tensor) -> int:
     return max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))
 
 

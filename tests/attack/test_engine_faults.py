@@ -55,7 +55,7 @@ def test_an_engine_that_hangs_is_replaced(server):
 UNFORESEEN = """
 import sys
 if "gesso.serve.worker" in sys.orig_argv:
-    from gesso import checkpoint
+    from gesso.checkpoint import huggingface as checkpoint
     def load(*arguments):
         raise RuntimeError("unforeseen")
     checkpoint.load = load

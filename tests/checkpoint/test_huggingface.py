@@ -147,8 +147,8 @@ PEAK = """
 import resource, sys, threading, time
 from pathlib import Path
 import torch
-from gesso import checkpoint
-from gesso.config import Config
+from gesso.checkpoint import huggingface as checkpoint
+from gesso.model.config import Config
 directory = Path(sys.argv[1])
 config = Config.from_directory(directory)
 checkpoint.problems(directory, config)

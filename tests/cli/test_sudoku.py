@@ -379,7 +379,7 @@ def test_without_a_file_the_rows_go_to_stdout_even_with_a_bar_on_the_terminal(ma
 
 
 def test_rows_are_written_without_torch():
-    script = "import sys\nfrom gesso import cli\nassert not cli.main() and 'torch' not in sys.modules"
+    script = "import sys\nfrom gesso.cli import main as cli\nassert not cli.main() and 'torch' not in sys.modules"
     arguments = ["data", "structured", "--count", "1"]
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, timeout=60, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -6,6 +6,10 @@ from collections import Counter
 import pytest
 import torch
 
+from gesso.backends import torch as backends
+from gesso.backends.torch import TorchBackend
+from gesso.diffusion import hash
+from gesso.diffusion.hash import draw
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.samplers import (
     ArgmaxCommit,
@@ -17,7 +21,6 @@ from gesso.diffusion.samplers import (
 )
 from gesso.diffusion.schedule import alpha, temperature
 from gesso.diffusion.stopping import FixedSteps, Plateau, StableAndConfident
-from gesso.ops import draw, hash, vocab
 from gesso.settings import PRESETS, Diffusion
 
 CPU = torch.device("cpu")
@@ -84,22 +87,21 @@ def test_candidates_follow_the_distribution():
     assert ((counts - expected) ** 2 / expected).sum().item() < 18.5, "the 99.9 % point of 4 degrees of freedom"
 
 
-def test_the_streamed_vocabulary_end_equals_the_plain_one(monkeypatch):
-    torch.manual_seed(0)
-    hidden_TH, head_VH = torch.randn(37, 16), torch.randn(90, 16)
+def test_a_prediction_made_in_chunks_equals_the_plain_one(tiny, monkeypatch):
+    model, backend = tiny.model, TorchBackend(tiny.model)
+    hidden_TH, temperature_T = torch.randn(37, model.config.hidden_size), torch.tensor([0.7] * 20 + [0.5] * 17)
     keys_T2 = torch.cat([draws(1).keys(20), draws(2).keys(17)])
-    logits_TV = vocab.softcapped_logits(hidden_TH, head_VH, 30.0) / torch.tensor([0.7] * 20 + [0.5] * 17)[:, None]
+    with torch.no_grad():
+        logits_TV = model.logits(hidden_TH) / temperature_T[:, None]
     dist = torch.distributions.Categorical(logits=logits_TV)
-    for chunk in (vocab.CHUNK_BYTES, 4 * 90 * 8):
-        monkeypatch.setattr(vocab, "CHUNK_BYTES", chunk)
-        reading = vocab.vocab_tail(
-            hidden_TH, head_VH, head_VH, 4.0, 30.0, torch.tensor([0.7] * 20 + [0.5] * 17), keys_T2, [20, 17]
-        )
-        assert torch.equal(reading.argmax_T, logits_TV.argmax(-1))
-        assert torch.equal(reading.candidate_T, draw(logits_TV, keys_T2))
-        torch.testing.assert_close(reading.entropy_T, dist.entropy())
-        torch.testing.assert_close(reading.confidence_T, dist.probs.amax(-1))
-        torch.testing.assert_close(reading.soft_TH, dist.probs @ head_VH * 4.0)
+    for chunk in (backends.CHUNK_BYTES, 4 * model.config.vocab_size * 8):
+        monkeypatch.setattr(backends, "CHUNK_BYTES", chunk)
+        found = backend.predict(hidden_TH, temperature_T, keys_T2, [20, 17])
+        assert torch.equal(found.argmax_C, logits_TV.argmax(-1))
+        assert torch.equal(found.candidate_C, draw(logits_TV, keys_T2))
+        torch.testing.assert_close(found.entropy_C, dist.entropy())
+        torch.testing.assert_close(found.confidence_C, dist.probs.amax(-1))
+        torch.testing.assert_close(found.soft_CH, dist.probs @ model.decoder.embed_tokens.weight * model.embed_scale)
 
 
 # --- schedule -----------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import gesso
-from gesso import ops
+from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.noise import HashSource
-from gesso.diffusion.samplers import EntropyBound, Prediction
+from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.samplers import EntropyBound
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.scheduler import PACE
@@ -22,19 +23,6 @@ from tests.engine_requests import PROMPT, SMALL, finish, request, result, strang
 @pytest.fixture
 def engine(tiny):
     return Engine(tiny.model, tiny.decode)
-
-
-@pytest.fixture
-def passes(tiny, monkeypatch):
-    """Records the pieces of every pass through the model."""
-    seen, run = [], tiny.model.run
-
-    def record(pieces, cache):
-        seen.append(list(pieces))
-        return run(pieces, cache)
-
-    monkeypatch.setattr(tiny.model, "run", record)
-    return seen
 
 
 # --- same seed, same text -----------------------------------------------------------------------------------------
@@ -383,7 +371,7 @@ def test_the_end_of_text_must_itself_have_settled(tiny):
     for argmax in ([5, 6, 9, 9], [5, 7, 8, 8], [5, 7, 1, 2]):
         column = torch.tensor(argmax)
         prediction = Prediction(column, column, torch.ones(4), torch.full((4,), 0.1))
-        canvas = process.advance(canvas, prediction, torch.zeros(4, 2))
+        canvas = process.advance(canvas, prediction)
         reasons.append(canvas.reason)
     assert reasons == [None, None, "converged"]
 
@@ -597,12 +585,10 @@ def test_logits_of_one_request_at_a_time_are_in_memory(tiny, monkeypatch):
         most.append(sum(ref() is not None for ref in alive))
         return found
 
-    read = ops.read
-
-    def watched_read(logits_CV, *arguments, **options):
+    def watched_summary(model, logits_CV, *arguments):
         alive.append(weakref.ref(logits_CV))
         most.append(sum(ref() is not None for ref in alive))
-        return read(logits_CV, *arguments, **options)
+        return summarize(model, logits_CV, *arguments)
 
     guide = tiny.guides.guide(regex="[ab]{12}")
     wanted = [request(seed=seed, max_new_tokens=16, guide=guide) for seed in range(3)]
@@ -610,7 +596,7 @@ def test_logits_of_one_request_at_a_time_are_in_memory(tiny, monkeypatch):
     expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
     engine = Engine(tiny.model, tiny.decode)
     monkeypatch.setattr(tiny.model, "logits", watched)
-    monkeypatch.setattr(ops, "read", watched_read)
+    monkeypatch.setattr("gesso.engine.runner.summarize", watched_summary)
     ids = [engine.submit(one) for one in wanted]
     assert [events[-1].result.tokens for events in finish(engine, *ids)] == expected
     assert len(most) > 20 and max(most) == 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gesso.backends.torch import TorchBackend
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Failed
 from gesso.engine.faults import is_fatal
@@ -21,16 +22,16 @@ BAD = 250  # a token at which the model fails
 @pytest.fixture
 def failing(tiny, monkeypatch):
     """The model raises in passes that read the token BAD, after part of the cache has been written."""
-    run, seen = tiny.model.run, []
+    run, seen = TorchBackend.run, []
 
-    def fail(pieces, cache):
+    def fail(self, pieces, cache):
         if any(piece.causal and BAD in piece.ids_S.tolist() for piece in pieces):
-            run(pieces[:1], cache)
+            run(self, pieces[:1], cache)
             seen.append(len(pieces))
             raise RuntimeError("bad token")
-        return run(pieces, cache)
+        return run(self, pieces, cache)
 
-    monkeypatch.setattr(tiny.model, "run", fail)
+    monkeypatch.setattr(TorchBackend, "run", fail)
     return seen
 
 
@@ -116,14 +117,14 @@ def test_out_of_memory_drops_captured_passes_and_the_requests_go_on_one_by_one(t
     engine = Engine(tiny.model, tiny.decode)
     wanted = [request(seed=seed, max_new_tokens=16) for seed in range(3)]
     expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
-    run, freed = tiny.model.run, []
+    run, freed = TorchBackend.run, []
 
-    def full(pieces, cache):
+    def full(self, pieces, cache):
         if len({piece.row for piece in pieces}) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(pieces, cache)
+        return run(self, pieces, cache)
 
-    monkeypatch.setattr(tiny.model, "run", full)
+    monkeypatch.setattr(TorchBackend, "run", full)
     monkeypatch.setattr(engine.runner, "free_memory", lambda: freed.append(True))
     assert [text_of(event) for event in outcome(engine, wanted)] == expected
     assert freed
@@ -139,9 +140,9 @@ def without_gc():
 
 def test_the_tensors_of_a_failed_pass_are_freed_before_its_requests_run_alone(tiny, monkeypatch, without_gc):
     """After an out-of-memory error, a retry can only succeed once they are freed."""
-    engine, run, refs, kept = Engine(tiny.model, tiny.decode), tiny.model.run, [], []
+    engine, run, refs, kept = Engine(tiny.model, tiny.decode), TorchBackend.run, [], []
 
-    def full(pieces, cache):
+    def full(self, pieces, cache):
         kept.append(sum(ref() is not None for ref in refs))
         activation = torch.zeros(8)
         refs.append(weakref.ref(activation))
@@ -150,9 +151,9 @@ def test_the_tensors_of_a_failed_pass_are_freed_before_its_requests_run_alone(ti
                 raise KeyError("first")
             except KeyError:
                 raise torch.OutOfMemoryError("CUDA out of memory")  # noqa: B904
-        return run(pieces, cache)
+        return run(self, pieces, cache)
 
-    monkeypatch.setattr(tiny.model, "run", full)
+    monkeypatch.setattr(TorchBackend, "run", full)
     monkeypatch.setattr(engine.runner, "free_memory", lambda: kept.append(sum(ref() is not None for ref in refs)))
     ids = [engine.submit(request(seed=seed, max_new_tokens=16)) for seed in range(3)]
     events = engine.step()

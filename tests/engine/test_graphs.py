@@ -1,15 +1,19 @@
 """A pass as a graph gives what its operations give one by one. Without a GPU nothing is captured: the tensors that stay
 in their places, and what is loaded into them and copied out, are the same."""
 
-import pytest
-import torch
+import copy
 
-from gesso.adapters.lora import Lora
+import pytest
+
+from gesso.adapters.lora import Lora, make_adaptable
 from gesso.api import Gesso
+from gesso.backends.cuda import CudaBackend
+from gesso.backends.cuda.graphs import shape_of
+from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft
-from gesso.engine.graphs import Graphs, shape_of
 from gesso.engine.runner import Runner
 from gesso.engine.scheduler import Work
+from tests.backends.passes import CapturesPlainly
 
 OPTIONS = (
     {},
@@ -29,7 +33,7 @@ def pair(tiny):
     plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
     for each in (plain, graphed):
         each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
-    graphed.engine.runner.graphs = Graphs(graphed.model)
+    graphed.engine = Engine(graphed.model, graphed.decode, max_batch=4, backend=CapturesPlainly(graphed.model))
     return plain, graphed
 
 
@@ -56,7 +60,7 @@ def test_a_graph_gives_what_its_operations_give_one_by_one(pair, options):
     plain, graphed = pair
     for _ in range(2):  # twice, so that every shape comes again
         assert outcome(graphed, requests(graphed)) == outcome(plain, requests(plain))
-    assert any(graphed.engine.runner.graphs.seen.values())
+    assert any(graphed.engine.runner.backend.graphs.seen.values())
 
 
 def test_of_fixed_steps_a_canvas_with_nothing_to_write_takes_one(pair):
@@ -66,7 +70,7 @@ def test_of_fixed_steps_a_canvas_with_nothing_to_write_takes_one(pair):
     shared["pins"] = {at: 200 + at for at in range(4)}
     for g in (plain, graphed, graphed, graphed):  # captured when it comes again
         assert g.generate("x", seed=1, **shared).usage.denoising_steps == 1
-    assert any(graphed.engine.runner.graphs.seen.values())
+    assert any(graphed.engine.runner.backend.graphs.seen.values())
 
 
 def test_requests_of_different_kinds_share_a_graph(pair):
@@ -79,7 +83,7 @@ def test_requests_of_different_kinds_share_a_graph(pair):
 
     plain, graphed = pair
     assert outcome(graphed, requests(graphed)) == outcome(plain, requests(plain))
-    assert any(graphed.engine.runner.graphs.seen.values())
+    assert any(graphed.engine.runner.backend.graphs.seen.values())
 
 
 def test_a_draft_kept_from_a_graph_is_not_changed_by_later_steps_and_can_be_resumed(pair):
@@ -110,34 +114,31 @@ def test_a_sampler_that_must_see_logits_is_never_captured(pair):
     looks.needs_logits = True
     _, graphed = pair
     graphed.generate("a", seed=1, steps=3, canvas_length=8, max_new_tokens=16, sampler=looks)
-    assert not any(graphed.engine.runner.graphs.seen.values())
+    assert not any(graphed.engine.runner.backend.graphs.seen.values())
 
 
 def test_what_needs_the_host_on_its_way_is_not_captured(tiny):
-    """Without kernels, many experts: the host counts the tokens of each."""
-    assert tiny.model.capturable and Graphs(tiny.model).capturable
-    experts = tiny.model.decoder.layers[0].experts
-    assert experts.stay_on_device(torch.bfloat16) and not experts.stay_on_device(torch.float16)
-    change = Lora(experts.gate_up_proj, rank=2, alpha=4.0)
-    experts.gate_up_proj_adapters.put("mine", change)
-    try:
-        assert tiny.model.capturable
-        experts.gate_up_proj_adapters.active = "mine"
-        assert not tiny.model.capturable
-    finally:
-        experts.gate_up_proj_adapters.drop("mine")
+    """With an adapter on many experts there are no kernels, and the host counts the tokens of each expert."""
+    model = copy.deepcopy(tiny.model)
+    assert CudaBackend(model).graphs.can_capture
+    make_adaptable(model)
+    experts = model.decoder.layers[0].experts
+    experts.gate_up_proj_adapters.put("mine", Lora(experts.gate_up_proj, rank=2, alpha=4.0))
+    assert CudaBackend(model).graphs.can_capture
+    experts.gate_up_proj_adapters.active = "mine"
+    assert not CudaBackend(model).graphs.can_capture
 
 
 def test_a_corrected_prediction_is_read_in_one_way_whether_or_not_its_pass_is_captured(pair, monkeypatch):
     """On a GPU two ways would have different last bits."""
     plain, graphed = pair
-    read, read_logits = [], Runner._read_logits
+    read, read_logits = [], Runner._from_logits
 
     def counted(self, running, hidden_CH):
-        read.append(self.graphs is not None)
+        read.append(self.captures)
         return read_logits(self, running, hidden_CH)
 
-    monkeypatch.setattr(Runner, "_read_logits", counted)
+    monkeypatch.setattr(Runner, "_from_logits", counted)
     for g in (plain, graphed):
         options = {
             "regex": "[ab]{3}[0-9]{4}",

@@ -3,11 +3,12 @@
 import pytest
 
 from gesso import InputError
+from gesso.backends.cuda.graphs import shape_of
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Failed, Scored
-from gesso.engine.graphs import Graphs, shape_of
 from gesso.engine.request import Score
 from gesso.model.transformer import DiffusionGemma
+from tests.backends.passes import CapturesPlainly
 from tests.engine.test_engine import finish, long_prompt, request, result, strangers
 from tests.likelihood import Likelihood
 
@@ -124,8 +125,7 @@ def test_a_score_that_is_not_finite_fails_alone(tiny, monkeypatch):
 
 
 def test_a_pass_that_scores_is_not_captured_and_the_rest_of_a_prompt_may_be(tiny):
-    engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64)
-    engine.runner.graphs = Graphs(tiny.model)
+    engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64, backend=CapturesPlainly(tiny.model))
     wanted = Score(prompt=long_prompt(300), texts=TEXTS)
     engine.submit(wanted)
     engine._take_in()

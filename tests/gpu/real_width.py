@@ -4,8 +4,10 @@ import json
 
 import torch
 
+from gesso.backends.torch import TorchBackend
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
+from tests.backends import passes
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.tiny import CONFIG, randomise
 
@@ -48,14 +50,17 @@ def make_model(dtype: torch.dtype = torch.float32) -> DiffusionGemma:
 
 
 def outputs(model) -> list[torch.Tensor]:
-    """Return the outputs of our model or the reference for a prompt, a canvas without and with self-conditioning, a
+    """Return the outputs of a backend or of the reference for a prompt, a canvas without and with self-conditioning, a
     commit, and the canvas again."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = NARROW["vocab_size"] if DRY_RUN else REAL["vocab_size"]
     prompt, canvas = (torch.randint(0, vocabulary, (1, n), generator=generator).to(DEVICE) for n in (PROMPT, CANVAS))
-    if isinstance(model, DiffusionGemma):
-        cache = model.new_cache(1, 4096)
-        encode, denoise = (lambda ids: model.encode(ids, cache)), (lambda sc: model.denoise(canvas, cache, sc))
+    if isinstance(model, TorchBackend):
+        cache = model.model.new_cache(1, 4096)
+        encode, denoise = (
+            (lambda ids: passes.encode(model, ids, cache)),
+            (lambda sc: passes.denoise(model, canvas, cache, sc)),
+        )
     else:
         from transformers import DynamicCache
 

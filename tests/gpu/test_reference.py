@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gesso.backends.cuda import CudaBackend
 from gesso.checkpoint import huggingface as checkpoint
 from gesso.checkpoint import write as saving
 from gesso.model.config import Config
@@ -33,7 +34,7 @@ def test_float32_equals_the_reference_beyond_the_window(reference, record_proper
     """
     _, truth, directory = reference
     ours = checkpoint.load(directory, Config.from_directory(directory), DEVICE, torch.float32)
-    found = errors(outputs(ours), truth)
+    found = errors(outputs(CudaBackend(ours)), truth)
     record_property("quantile_5", float(found.quantile(0.05)))
     record_property("median", float(found.median()))
     record_property("quantile_99", float(found.quantile(0.99)))
@@ -46,7 +47,7 @@ def test_bfloat16_is_as_near_the_truth_as_the_reference(reference, record_proper
     exact, truth, directory = reference
     ours = checkpoint.load(directory, Config.from_directory(directory), DEVICE, torch.bfloat16)
     low = type(exact).from_pretrained(directory, dtype=torch.bfloat16).to(DEVICE).eval()
-    mine, theirs = errors(outputs(ours), truth), errors(outputs(low), truth)
+    mine, theirs = errors(outputs(CudaBackend(ours)), truth), errors(outputs(low), truth)
     record_property("mean_error", float(mine.mean()))
     record_property("mean_error_of_the_reference", float(theirs.mean()))
     assert mine.mean() <= 1.05 * theirs.mean()

@@ -56,8 +56,8 @@ def test_the_constants_are_those_of_the_kernels():
     pytest.importorskip("triton")
     import torch
 
-    from gesso.ops import vocab as plain
-    from gesso.ops.kernels import attention, rows, soft, vocab
+    from gesso.backends import torch as plain
+    from gesso.backends.cuda.kernels import attention, rows, soft, vocab
 
     assert workspace.SOFT_SPLITS == soft.SPLITS and workspace.ROUTER_SPLITS == rows.SPLIT
     assert min(vocab.LOGITS.columns, vocab.LOGITS_LOW.columns) == workspace.TILE_COLUMNS

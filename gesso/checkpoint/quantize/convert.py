@@ -21,10 +21,10 @@ from gesso.checkpoint import huggingface as checkpoint
 from gesso.checkpoint import write as saving
 from gesso.checkpoint.quantize.formats import check_known, format_of, is_table, stored_name
 from gesso.checkpoint.quantize.fp8 import ROWS
+from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.vision import is_vision
 from gesso.errors import InputError
 from gesso.model.config import Config
-from gesso.ops import Packed
 from gesso.printable import printable
 
 SHARD_BYTES = 10**9

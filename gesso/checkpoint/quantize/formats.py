@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gesso.checkpoint.quantize import fp8, int4, nvfp4
 from gesso.checkpoint.quantize.matrices import Layout, Tensors
+from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
 from gesso.model.config import LAYERS
-from gesso.ops import Packed
 
 
 @dataclass(frozen=True)

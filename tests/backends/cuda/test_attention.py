@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gesso import ops
+from gesso.model.attention import attend_with_cache
 from gesso.model.cache import LayerKV
 from gesso.model.config import LayerShape, Rope
-from gesso.ops import Segment
 
 pytest.importorskip("triton")
-from gesso.ops.kernels import attention as kernel  # noqa: E402
-from gesso.ops.kernels import segments as told  # noqa: E402
+from gesso.backends.cuda.kernels import attention as kernel  # noqa: E402
+from gesso.backends.cuda.kernels import segments as told  # noqa: E402
+from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1, splits=3)
@@ -52,11 +52,18 @@ def packed(segments, groups=2, dtype=torch.float32, dim=D):
     return qkv.split([groups * M, M, M], dim=1)
 
 
+def plain(q_TND, k_TMD, v_TMD, cache, segments):
+    """The plain attention of each segment, in order."""
+    lengths = [segment.length for segment in segments]
+    parts = zip(*(tensor.split(lengths) for tensor in (q_TND, k_TMD, v_TMD)), segments, strict=True)
+    return torch.cat([attend_with_cache(q, k, v, cache, s.row, s.start, s.causal) for q, k, v, s in parts])
+
+
 def both(segments, cache, groups=2, shape=SMALL, **kinds):
     """Outputs of kernel and plain version, each with a cache of its own, and these caches."""
     qkv, other = packed(segments, groups, **kinds), copy.deepcopy(cache)
-    plain = ops.attention(*qkv, cache, segments)
-    return kernel.attention(*qkv, table_of(segments, other), shape), plain, other, cache
+    expected = plain(*qkv, cache, segments)
+    return kernel.attention(*qkv, table_of(segments, other), shape), expected, other, cache
 
 
 def assert_same(segments, cache, groups=2, shape=SMALL, tolerance=2e-6, **kinds):
@@ -153,7 +160,7 @@ def test_what_an_empty_part_was_never_given_is_not_read(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "new_empty", unset)
     ours = kernel.attention(*qkv, table, replace(SMALL, splits=4))
-    torch.testing.assert_close(ours, ops.attention(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(ours, plain(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
 
 
 def test_text_is_not_cut_into_parts_unless_it_is_short():
@@ -193,7 +200,7 @@ def test_what_is_cut_off_the_values_in_another_program_is_computed_alike():
         for values in (64, 32)
     )
     torch.testing.assert_close(whole, halves, atol=2e-6, rtol=2e-6)
-    torch.testing.assert_close(whole, ops.attention(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(whole, plain(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("window", [None, 24])
@@ -237,5 +244,5 @@ def test_what_the_kernel_cannot_read_is_refused():
 
 
 def test_the_package_does_not_import_triton():
-    program = "import sys, gesso, gesso.api, gesso.ops; assert 'triton' not in sys.modules"
+    program = "import sys, gesso, gesso.api, gesso.backends; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

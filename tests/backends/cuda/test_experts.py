@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gesso import ops
+from gesso.model.experts import Experts
 
-kernel = pytest.importorskip("gesso.ops.kernels.experts")
-quantize_rows = pytest.importorskip("gesso.ops.kernels.linear").quantize_rows
+kernel = pytest.importorskip("gesso.backends.cuda.kernels.experts")
+quantize_rows = pytest.importorskip("gesso.backends.cuda.kernels.linear").quantize_rows
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -22,7 +22,10 @@ def draw(tokens: int, hidden: int, experts: int, k: int, width: int, dtype=torch
 
 
 def plain(x_TH, index_TK, weight_TK, gate_up, down):
-    return ops.experts(x_TH, index_TK, weight_TK, ops.Adapted(gate_up), ops.Adapted(down), [len(x_TH)])
+    experts = Experts.__new__(Experts)
+    torch.nn.Module.__init__(experts)
+    experts.gate_up_proj, experts.down_proj = gate_up, down
+    return experts(x_TH, index_TK, weight_TK)
 
 
 def fast(x_TH, index_TK, weight_TK, gate_up, down):

@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from gesso.ops import hash
-from gesso.ops.kernels import hash as hash_kernel
-from gesso.ops.kernels.hash import token_hash, uniform
+from gesso.backends.cuda.kernels import hash as hash_kernel
+from gesso.backends.cuda.kernels.hash import token_hash, uniform
+from gesso.diffusion import hash
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-kernel = pytest.importorskip("gesso.ops.kernels.linear")
+kernel = pytest.importorskip("gesso.backends.cuda.kernels.linear")
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

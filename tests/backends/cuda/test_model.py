@@ -1,20 +1,24 @@
 """The model itself on kernels: the same logits as on plain operations, whatever its weights are kept in."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 
 from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import random_weights
 from gesso.checkpoint.quantize.formats import pack_all
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
-from gesso.ops import fast
 
 pytest.importorskip("triton")
+from gesso.backends.base import Backend  # noqa: E402
+from gesso.backends.cuda import CudaBackend, supports  # noqa: E402
+from gesso.backends.cuda.activations import NextNorm  # noqa: E402
+from gesso.backends.cuda.kernels import rows  # noqa: E402
+from gesso.backends.cuda.network import run_layer  # noqa: E402
+from gesso.backends.torch import TorchBackend  # noqa: E402
+from gesso.model.rope import frequencies, rotation  # noqa: E402
+from tests.backends.passes import denoise, encode  # noqa: E402
 
 # Many experts, so that they are sorted; widths that the steps of the four-bit kernels go into.
 TEXT = {
@@ -27,7 +31,7 @@ TEXT = {
 
 @pytest.fixture(scope="module")
 def config():
-    return untrained.config_of("mini", **TEXT)
+    return random_weights.config_of("mini", **TEXT)
 
 
 def make(config: Config, kept_in: str | None) -> DiffusionGemma:
@@ -40,40 +44,46 @@ def make(config: Config, kept_in: str | None) -> DiffusionGemma:
     return model
 
 
-@torch.no_grad()
-def logits(model: DiffusionGemma) -> torch.Tensor:
+def logits(backend: Backend) -> torch.Tensor:
     ids_BS = torch.arange(10).view(2, 5) * 12
-    cache = model.new_cache(2, 64)
-    model.encode(ids_BS, cache)
+    cache = backend.model.new_cache(2, 64)
+    encode(backend, ids_BS, cache)
     canvas_BC = torch.arange(6).view(2, 3) * 7
-    return model.denoise(canvas_BC, cache, previous_logits=torch.arange(2 * 3 * 128).view(2, 3, 128).sin() * 5)
+    return denoise(backend, canvas_BC, cache, torch.arange(2 * 3 * 128).view(2, 3, 128).sin() * 5)
 
 
-@pytest.mark.parametrize("kept_in", [None, "fp8", "int4"])  # nvfp4 goes the way of int4
-def test_a_model_on_kernels_says_what_it_says_on_plain_operations(monkeypatch, config, kept_in):
+@pytest.mark.parametrize("kept_in", [None, "fp8", "int4"])  # nvfp4 takes the path of int4
+def test_the_cuda_backend_computes_the_logits_of_the_plain_model(config, kept_in):
     model = make(config, kept_in)
-    expected = logits(model)
-    ran = []
-    monkeypatch.setattr(fast, "kernels", lambda x: True)
-    load = fast.load
-    monkeypatch.setattr(fast, "load", lambda name: ran.append(name) or load(name))
-    found = logits(model)
-    assert {"rows", "products", "attention"} <= set(ran)
+    expected, found = logits(TorchBackend(model)), logits(CudaBackend(model))
     error = (found - expected).norm() / expected.norm()
-    # For FP8 matrices the tokens are rounded too, which the plain version leaves as they are (and the interpreter
-    # rounds badly). At four bits only the experts are not FP8.
+    # For FP8 matrices the tokens are rounded too, unlike in the plain version (and the interpreter rounds badly). At
+    # four bits all matrices but the experts are FP8.
     assert error < (1e-4 if kept_in is None else 0.3)
     assert (error > 1e-3) == (kept_in is not None)
 
 
-def test_kernels_keep_out_of_the_passes_of_a_trainer():
-    """Those it learns from, and under autocast those it does not: weights are in float32 there, and tokens are not."""
-    x: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
-    assert not fast.kernels(x)
-    with torch.no_grad():
-        assert fast.kernels(x)
-        torch.set_autocast_enabled("cuda", True)
-        try:
-            assert not fast.kernels(x)
-        finally:
-            torch.set_autocast_enabled("cuda", False)
+@torch.no_grad()
+@pytest.mark.parametrize("kept_in", [None, "fp8", "int4"])
+def test_a_layer_of_the_cuda_backend_computes_the_plain_layer(config, kept_in):
+    model = make(config, kept_in)
+    layer, x_TH = model.decoder.layers[0], torch.randn(7, 128)
+    angles = rotation(torch.arange(7), frequencies(config.layers[0], model.device), torch.float32)
+    scalar_T1 = torch.full((7, 1), 0.9)
+
+    def attend(q_TND, k_TMD, v_TMD):
+        return q_TND + v_TMD.repeat_interleave(q_TND.shape[1] // v_TMD.shape[1], 1)
+
+    expected, _ = layer(x_TH, attend, angles, scalar_T1)
+    first, last = layer.input_layernorm, NextNorm(model.decoder.norm.weight, None)
+    normed = rows.norm_for(x_TH, first.weight, first.eps, "fp8" if kept_in else None)
+    found, after = run_layer(layer, x_TH, normed, [3, 4], attend, angles, scalar_T1, last)
+    error = (found - expected).norm() / expected.norm()
+    assert error < (1e-5 if kept_in is None else 0.1)
+    torch.testing.assert_close(after, model.decoder.norm(found))
+
+
+def test_float16_and_odd_widths_are_left_to_the_plain_model(config):
+    model = make(config, None)
+    assert supports(model) and not supports(model.half())
+    assert not supports(make(random_weights.config_of("mini", **TEXT | {"hidden_size": 136}), None))

@@ -3,12 +3,16 @@
 import pytest
 import torch
 
-from gesso import ops
+from gesso.model.experts import route
+from gesso.model.modules import rms_norm
+from gesso.model.rope import inverse_frequencies, rotation
 
-kernel = pytest.importorskip("gesso.ops.kernels.rows")
-from gesso.ops.kernels.experts4 import up_depth  # noqa: E402
-from gesso.ops.kernels.four import turned  # noqa: E402
-from gesso.ops.kernels.linear import quantize_rows  # noqa: E402
+kernel = pytest.importorskip("gesso.backends.cuda.kernels.rows")
+from gesso.backends.cuda import reference  # noqa: E402
+from gesso.backends.cuda.activations import ExpertOutputs, Interleaved, NextNorm, SplitK  # noqa: E402
+from gesso.backends.cuda.kernels.experts_four_bit import up_depth  # noqa: E402
+from gesso.backends.cuda.kernels.four_bit import turned  # noqa: E402
+from gesso.backends.cuda.kernels.linear import quantize_rows  # noqa: E402
 
 EPS = 1e-6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -22,17 +26,16 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_norm_is_the_plain_one(shape, weighted):
     x, weight = draw(*shape), draw(shape[-1], seed=1) if weighted else None
-    torch.testing.assert_close(kernel.rms_norm(x, weight, EPS), ops.rms_norm(x, weight, EPS))
+    torch.testing.assert_close(kernel.rms_norm(x, weight, EPS), rms_norm(x, weight, EPS))
 
 
 def test_queries_and_keys_are_normed_and_turned_values_only_normed():
     q, k, v = draw(6, 4, 32), draw(6, 2, 32, seed=1), draw(6, 2, 32, seed=2)
     q_weight, k_weight = draw(32, seed=3), draw(32, seed=4)
-    rotation = ops.rotation(
-        torch.arange(6, device=DEVICE) + 7, ops.inverse_frequencies(32, 1e4, 0.5, True).to(DEVICE), torch.float32, [6]
-    )
-    found = kernel.heads(q, k, v, q_weight, k_weight, rotation, EPS)
-    expected = ops.heads(q, k, v, q_weight, k_weight, rotation, EPS)
+    frequencies = inverse_frequencies(32, 1e4, 0.5, True).to(DEVICE)
+    angles = rotation(torch.arange(6, device=DEVICE) + 7, frequencies, torch.float32)
+    found = kernel.heads(q, k, v, q_weight, k_weight, angles, EPS)
+    expected = reference.heads(q, k, v, q_weight, k_weight, angles, EPS)
     for mine, plain in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, plain)
 
@@ -40,8 +43,8 @@ def test_queries_and_keys_are_normed_and_turned_values_only_normed():
 def test_a_normed_sum_comes_with_its_own_norms():
     x, y = draw(7, 24), draw(7, 24, seed=1)
     weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
-    given = x, y, weight, [ops.Then(first, None), ops.Then(second, None)], scale, 24**-0.5, EPS
-    (total, normed), (expected, plain) = kernel.add_norms(*given), ops.add_norms(*given)
+    given = x, y, weight, [NextNorm(first, None), NextNorm(second, None)], scale, 24**-0.5, EPS
+    (total, normed), (expected, plain) = kernel.add_norms(*given), reference.add_norms(*given)
     torch.testing.assert_close(total, expected)
     assert len(normed) == len(plain) == 3
     for mine, other in zip(normed, plain, strict=True):
@@ -51,8 +54,8 @@ def test_a_normed_sum_comes_with_its_own_norms():
 def test_a_normed_sum_adds_the_parts_of_a_product():
     x, sums = draw(7, 24), draw(3, 7, 24, seed=1)
     weight, first, second, scale = (draw(24, seed=2 + i) for i in range(4))
-    then = weight, [ops.Then(first, None), ops.Then(second, None)], scale, 24**-0.5, EPS
-    total, normed = kernel.add_norms(x, ops.Parts(sums), *then)
+    then = weight, [NextNorm(first, None), NextNorm(second, None)], scale, 24**-0.5, EPS
+    total, normed = kernel.add_norms(x, SplitK(sums), *then)
     whole, expected = kernel.add_norms(x, sums[0] + sums[1] + sums[2], *then)
     assert torch.equal(total, whole)
     for mine, other in zip(normed, expected, strict=True):
@@ -69,9 +72,9 @@ def test_a_norm_in_fp8_is_the_norm_rounded_to_fp8():
     assert torch.equal(scales, expected[1])
 
     given = weight, scale, 48**-0.5, EPS
-    total, wide = kernel.add_norms(x, y, given[0], [ops.Then(first, None), ops.Then(second, None)], *given[1:])
+    total, wide = kernel.add_norms(x, y, given[0], [NextNorm(first, None), NextNorm(second, None)], *given[1:])
     same, (one, (low, scales, _), routed) = kernel.add_norms(
-        x, y, given[0], [ops.Then(first, None), ops.Then(second, "fp8")], *given[1:]
+        x, y, given[0], [NextNorm(first, None), NextNorm(second, "fp8")], *given[1:]
     )
     assert torch.equal(total, same) and torch.equal(wide[0], one) and torch.equal(wide[2], routed)
     expected = quantize_rows(wide[1])
@@ -82,17 +85,17 @@ def test_a_norm_in_fp8_is_the_norm_rounded_to_fp8():
 def test_a_norm_for_weights_of_four_bits_has_its_columns_turned(wants):
     x, y = draw(5, 256), draw(5, 256, seed=1)
     weight, first, second, scale = (draw(256, seed=2 + i) for i in range(4))
-    _, (_, wide, _) = kernel.add_norms(x, y, weight, [ops.Then(first, None), ops.Then(second, None)], scale, 1.0, EPS)
-    _, (_, found, _) = kernel.add_norms(x, y, weight, [ops.Then(first, None), ops.Then(second, wants)], scale, 1.0, EPS)
-    assert isinstance(found, ops.Turned) and torch.equal(found.turned_TI, turned(wide, up_depth(wants)))
-    assert not torch.equal(found.turned_TI, wide)
+    _, (_, wide, _) = kernel.add_norms(x, y, weight, [NextNorm(first, None), NextNorm(second, None)], scale, 1.0, EPS)
+    _, (_, found, _) = kernel.add_norms(x, y, weight, [NextNorm(first, None), NextNorm(second, wants)], scale, 1.0, EPS)
+    assert isinstance(found, Interleaved) and torch.equal(found.interleaved_TI, turned(wide, up_depth(wants)))
+    assert not torch.equal(found.interleaved_TI, wide)
 
 
 @pytest.mark.parametrize("tokens, experts, k", [(5, 16, 3), (40, 20, 8), (1, 128, 8)])
 def test_the_router_chooses_as_the_plain_one_does(tokens, experts, k):
     x_TH, weight_EH, scale_E = draw(tokens, 100), draw(experts, 100, seed=1) * 0.1, draw(experts, seed=2).abs()
     index_TK, weight_TK = kernel.route(x_TH, weight_EH, scale_E, k)
-    expected, shares = ops.route(x_TH @ weight_EH.T, scale_E, k)
+    expected, shares = route(x_TH @ weight_EH.T, scale_E, k)
     assert torch.equal(index_TK.long(), expected), "in the order of their likelihood"
     torch.testing.assert_close(weight_TK, shares)
 
@@ -105,24 +108,24 @@ def test_of_experts_alike_the_first_are_chosen():
 def test_a_layer_ends_as_the_plain_one_does():
     x, dense, sparse = (draw(6, 48, seed=i) for i in range(3))
     weights, scalar_T1 = [draw(48, seed=3 + i) for i in range(3)], draw(6, 1, seed=9)
-    given = x, dense, sparse, weights, scalar_T1, EPS
-    torch.testing.assert_close(kernel.join(*given)[0], ops.join(*given)[0])
-    assert kernel.join(*given)[1] is None and ops.join(*given)[1] is None
+    given = x, dense, sparse, weights, scalar_T1, EPS, NextNorm(draw(48, seed=10), None)
+    for mine, plain in zip(kernel.join(*given), reference.join(*given), strict=True):
+        torch.testing.assert_close(mine, plain)
 
 
 def test_the_norm_that_follows_a_layer_is_that_of_what_it_gives():
     x, dense, sparse = (draw(6, 48, seed=i).bfloat16() for i in range(3))
     weights, scalar_T1 = [draw(48, seed=3 + i).bfloat16() for i in range(3)], draw(6, 1, seed=9).bfloat16()
     given, then_H = (x, dense, sparse, weights, scalar_T1, EPS), draw(48, seed=10).bfloat16()
-    alone, _ = kernel.join(*given)
+    alone, _ = kernel.join(*given, NextNorm(then_H, None))
     for wants in (None, "fp8"):
-        out, normed = kernel.join(*given, ops.Then(then_H, wants))
+        out, normed = kernel.join(*given, NextNorm(then_H, wants))
         expected = kernel.norm_for(alone, then_H, EPS, wants)
         assert torch.equal(out, alone) and type(normed) is type(expected)
         for a, b in zip(normed, expected, strict=True):
             assert torch.equal(a.float(), b.float()) if isinstance(a, torch.Tensor) else a == b
-    plain, normed = ops.join(*given, ops.Then(then_H, None))
-    assert torch.equal(normed, ops.rms_norm(plain, then_H, EPS))
+    plain, normed = reference.join(*given, NextNorm(then_H, None))
+    assert torch.equal(normed, rms_norm(plain, then_H, EPS))
 
 
 def test_a_layer_ends_with_the_weighted_sum_of_its_experts_answers():
@@ -130,5 +133,6 @@ def test_a_layer_ends_with_the_weighted_sum_of_its_experts_answers():
     share_TK = draw(6, 3, seed=3).abs()
     weights, scalar_T1 = [draw(48, seed=4 + i) for i in range(3)], draw(6, 1, seed=9)
     summed = (answers.unflatten(0, (6, 3)) * share_TK[..., None]).sum(1)
-    found, _ = kernel.join(x, dense, ops.Answers(answers, share_TK), weights, scalar_T1, EPS)
-    torch.testing.assert_close(found, ops.join(x, dense, summed, weights, scalar_T1, EPS)[0])
+    rest = weights, scalar_T1, EPS, NextNorm(draw(48, seed=10), None)
+    found, _ = kernel.join(x, dense, ExpertOutputs(answers, share_TK), *rest)
+    torch.testing.assert_close(found, reference.join(x, dense, summed, *rest)[0])

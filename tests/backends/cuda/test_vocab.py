@@ -1,25 +1,28 @@
-"""The kernels of `vocab_tail` against the plain version: in Triton's interpreter, or on a GPU where there is one.
+"""The kernels of `predict` against the plain version: in Triton's interpreter, or on a GPU where there is one.
 
 T tokens, V vocabulary, H hidden. Blocks are made small, so that small matrices have several and a ragged last one.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from gesso.backends.cuda.kernels import soft
+from gesso.backends.cuda.kernels import vocab as vocab_kernel
+from gesso.backends.cuda.kernels.capped import Product
+from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.formats import FORMATS
+from gesso.diffusion import hash
 from gesso.errors import InputError
-from gesso.ops import hash, vocab
-from gesso.ops.kernels import soft
-from gesso.ops.kernels import vocab as vocab_kernel
-from gesso.ops.kernels.capped import Product
+from gesso.model.transformer import DiffusionGemma
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
-NAMES = tuple(vocab.Reading.__annotations__)
+NAMES = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
 
 
 @pytest.fixture(autouse=True)
@@ -70,14 +73,30 @@ def fast(hidden_TH, head_VH, temperature_T=None, key_T2=None):
     count = len(hidden_TH)
     temperature_T = torch.ones(count, device=DEVICE) if temperature_T is None else temperature_T
     key_T2 = keys(count) if key_T2 is None else key_T2
-    return vocab_kernel.vocab_tail(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2)
+    return vocab_kernel.predict(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2)
 
 
 def plain(hidden_TH, head_VH, temperature_T=None, key_T2=None):
     count = len(hidden_TH)
     temperature_T = torch.ones(count, device=DEVICE) if temperature_T is None else temperature_T
     key_T2 = keys(count) if key_T2 is None else key_T2
-    return vocab.vocab_tail(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2, [1] * count)
+    return reference(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2, [1] * count)
+
+
+class Ends:
+    """The ends of a model: a head and a table of embeddings, without layers."""
+
+    def __init__(self, head_VH, table_VH, scale, softcap, dtype):
+        self.head, self.dtype, self.embed_scale = head_VH, dtype, scale
+        self.config = SimpleNamespace(vocab_size=head_VH.shape[0], final_logit_softcapping=softcap)
+        self.decoder = SimpleNamespace(embed_tokens=SimpleNamespace(weight=table_VH))
+
+    logits, soft_embedding = DiffusionGemma.logits, DiffusionGemma.soft_embedding
+
+
+def reference(hidden_TH, head_VH, table_VH, scale, softcap, temperature_T, key_T2, lengths):
+    backend = TorchBackend(Ends(head_VH, table_VH, scale, softcap, hidden_TH.dtype))
+    return backend.predict(hidden_TH, temperature_T, key_T2, lengths)
 
 
 def assert_same(mine, theirs, tolerance=1e-5):
@@ -106,13 +125,13 @@ def test_the_noise_of_a_draw_has_its_digits_where_the_winners_are():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_readings_are_those_of_the_plain_version_at_each_rows_temperature(dtype):
+def test_the_founds_are_those_of_the_plain_version_at_each_rows_temperature(dtype):
     hidden_TH, head_VH = eighths(21, 72, dtype=dtype), eighths(203, 72, dtype=dtype)
     temperature_T = torch.linspace(0.4, 2.5, 21, device=DEVICE)
     mine = fast(hidden_TH, head_VH, temperature_T)
     theirs = plain(hidden_TH, head_VH, temperature_T)
     assert_same(mine, theirs)
-    assert (mine.candidate_T != mine.argmax_T).any() and (mine.candidate_T == mine.argmax_T).any(), "both kinds of draw"
+    assert (mine.candidate_C != mine.argmax_C).any() and (mine.candidate_C == mine.argmax_C).any(), "both kinds of draw"
 
 
 # One block, a row and a token more, and a last block of which only the first quarter is in the vocabulary.
@@ -128,12 +147,8 @@ def test_sizes_need_not_be_multiples_of_a_block(tokens, vocabulary):
 
 def test_embedding_and_head_need_not_be_one_matrix():
     hidden_TH, head_VH, embedding_VH = eighths(5, 24), eighths(70, 24), eighths(70, 24)
-    mine = vocab_kernel.vocab_tail(
-        hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5)
-    )
-    theirs = vocab.vocab_tail(
-        hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5), [5]
-    )
+    mine = vocab_kernel.predict(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5))
+    theirs = reference(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5), [5])
     assert_same(mine, theirs)
 
 
@@ -154,9 +169,9 @@ def test_a_packed_table_is_read_as_it_is_stored(tokens, vocabulary, dtype):
     temperature_T = torch.linspace(0.4, 2.5, tokens, device=DEVICE)
     for table_VH in (head_VH, other_VH):
         given = head_VH, table_VH, SCALE, SOFTCAP, temperature_T, keys(tokens)
-        mine, theirs = vocab_kernel.vocab_tail(hidden_TH, *given), vocab.vocab_tail(hidden_TH.float(), *given, [tokens])
+        mine, theirs = vocab_kernel.predict(hidden_TH, *given), reference(hidden_TH.float(), *given, [tokens])
         # Probabilities have ten bits where those of the plain version in bfloat16 would have seven.
-        assert_same(mine, replace(theirs, soft_TH=theirs.soft_TH.to(dtype)), tolerance=1e-3)
+        assert_same(mine, replace(theirs, soft_CH=theirs.soft_CH.to(dtype)), tolerance=1e-3)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-6, 64.0])
@@ -168,15 +183,15 @@ def test_a_row_of_another_size_does_not_spoil_the_others(size):
     head_VH, packed = (FORMATS["fp8"].quantize("table", table) for table in (powers(1000, 80), table_VH))
     given = head_VH, packed, SCALE, SOFTCAP, torch.full((7,), 1.0, device=DEVICE), keys(7)
     hidden_TH = powers(7, 80, dtype=torch.bfloat16) / 2
-    mine, theirs = vocab_kernel.vocab_tail(hidden_TH, *given), vocab.vocab_tail(hidden_TH.float(), *given, [7])
-    assert (mine.soft_TH - theirs.soft_TH).norm() < 3e-3 * theirs.soft_TH.norm()
+    mine, theirs = vocab_kernel.predict(hidden_TH, *given), reference(hidden_TH.float(), *given, [7])
+    assert (mine.soft_CH - theirs.soft_CH).norm() < 3e-3 * theirs.soft_CH.norm()
 
 
 @pytest.mark.parametrize("pair", [(3, 9), (9, 50), (9, 140), (70, 150)], ids=str)  # in a quarter, a block, two blocks
 def test_of_equal_logits_the_first_is_the_argmax(pair):
     hidden_TH, head_VH = torch.ones(2, 8, device=DEVICE), eighths(160, 8)
     head_VH[list(pair)] = 2.0
-    assert fast(hidden_TH, head_VH).argmax_T.tolist() == [pair[0]] * 2
+    assert fast(hidden_TH, head_VH).argmax_C.tolist() == [pair[0]] * 2
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -200,9 +215,9 @@ def test_saturated_logits_stay_finite_and_tie():
     temperature_T = torch.tensor([0.05, 1.0], device=DEVICE)
     mine = fast(hidden_TH, head_VH, temperature_T)
     assert_same(mine, plain(hidden_TH, head_VH, temperature_T))
-    assert mine.argmax_T.tolist() == [1, 1]
+    assert mine.argmax_C.tolist() == [1, 1]
     assert all(getattr(mine, name).isfinite().all() for name in NAMES)
-    torch.testing.assert_close(mine.entropy_T, torch.full((2,), 33.0, device=DEVICE).log())
+    torch.testing.assert_close(mine.entropy_C, torch.full((2,), 33.0, device=DEVICE).log())
 
 
 @pytest.mark.parametrize("place", [0, 63, 99])
@@ -210,23 +225,23 @@ def test_a_certain_prediction_has_no_entropy_and_the_embedding_of_its_token(plac
     hidden_TH = torch.ones(2, 8, device=DEVICE)
     head_VH = torch.full((100, 8), -100.0, device=DEVICE)
     head_VH[place] = 100.0
-    reading = fast(hidden_TH, head_VH, torch.full((2,), 0.1, device=DEVICE))
-    assert reading.entropy_T.tolist() == [0.0, 0.0]
-    assert reading.confidence_T.tolist() == [1.0, 1.0]
-    assert reading.argmax_T.tolist() == reading.candidate_T.tolist() == [place, place]
-    assert torch.equal(reading.soft_TH, head_VH[[place, place]] * SCALE)
+    found = fast(hidden_TH, head_VH, torch.full((2,), 0.1, device=DEVICE))
+    assert found.entropy_C.tolist() == [0.0, 0.0]
+    assert found.confidence_C.tolist() == [1.0, 1.0]
+    assert found.argmax_C.tolist() == found.candidate_C.tolist() == [place, place]
+    assert torch.equal(found.soft_CH, head_VH[[place, place]] * SCALE)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_row_of_nan_names_a_token_of_the_vocabulary_and_leaves_its_neighbours_alone():
     hidden_TH, head_VH = eighths(3, 24), eighths(70, 24)
     hidden_TH[1] = float("nan")
-    reading = fast(hidden_TH, head_VH)
-    assert 0 <= reading.argmax_T[1] < 70 and 0 <= reading.candidate_T[1] < 70
+    found = fast(hidden_TH, head_VH)
+    assert 0 <= found.argmax_C[1] < 70 and 0 <= found.candidate_C[1] < 70
     rest = [0, 2]
     alone = fast(hidden_TH[rest], head_VH, key_T2=keys(3)[rest])
     for name in NAMES:
-        assert torch.equal(getattr(reading, name)[rest], getattr(alone, name)), name
+        assert torch.equal(getattr(found, name)[rest], getattr(alone, name)), name
 
 
 def test_matrices_of_several_dtypes_and_keys_of_another_width_are_refused():

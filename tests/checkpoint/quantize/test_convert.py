@@ -14,13 +14,14 @@ from gesso.adapters import files as adapters
 from gesso.checkpoint import huggingface as checkpoint
 from gesso.checkpoint import write as saving
 from gesso.checkpoint.quantize import convert as command
+from gesso.checkpoint.quantize import packed as packed_module
 from gesso.checkpoint.quantize.formats import FORMATS
+from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.vision import is_vision
 from gesso.errors import CheckpointError, InputError
 from gesso.info.report import describe
 from gesso.model.config import LAYERS, QUANTIZATIONS, Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.ops import Packed, vocab
 from gesso.train.recipe import load as load_recipe
 from gesso.train.run import train
 from tests import tiny
@@ -174,7 +175,7 @@ def test_a_large_vocabulary_is_unpacked_in_stretches(quantized, monkeypatch):
     hidden_TH = torch.randn(7, model.config.hidden_size)
     whole = model.logits(hidden_TH)
     expected = model.soft_embedding(whole)
-    monkeypatch.setattr(vocab, "TABLE_ROWS", 100)
+    monkeypatch.setattr(packed_module, "TABLE_ROWS", 100)
     torch.testing.assert_close(model.logits(hidden_TH), whole)
     torch.testing.assert_close(model.soft_embedding(whole), expected)
 
@@ -419,7 +420,7 @@ def test_sizes_that_do_not_fit_the_blocks_are_refused_by_name(tmp_path):
 PEAK = """
 import sys
 from pathlib import Path
-from gesso.checkpoint.quantize import command
+from gesso.checkpoint.quantize import convert as command
 from gesso.checkpoint.quantize.formats import Format
 
 def resident(field):

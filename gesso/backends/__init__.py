@@ -1,0 +1,18 @@
+"""Backends run the network for the engine. `base.py` is the interface; `for_model` picks a backend."""
+
+from gesso.backends.base import Backend
+from gesso.model.transformer import DiffusionGemma
+
+__all__ = ["Backend", "for_model"]
+
+
+def for_model(model: DiffusionGemma) -> Backend:
+    """Return the fastest backend for the model's device, dtype and shape."""
+    if model.device.type == "cuda":
+        from gesso.backends import cuda
+
+        if cuda.supports(model):
+            return cuda.CudaBackend(model)
+    from gesso.backends.torch import TorchBackend
+
+    return TorchBackend(model)

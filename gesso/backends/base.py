@@ -1,0 +1,114 @@
+"""The interface between the engine and the code that runs the network.
+
+The engine plans a pass as pieces: text to encode, and canvases to denoise. A backend runs them and turns hidden states
+into predictions. `torch.py` calls the plain model; `cuda/` runs the same pass with fused kernels. To support other
+hardware, implement `Backend` and pass it to the engine: `Engine(model, decode, backend=...)`. The torch backend can be
+subclassed, so that `run` is all there is to write.
+
+S tokens of a piece, C canvas, T tokens of all canvases, H hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from gesso.diffusion.canvas import Canvas, Process
+from gesso.diffusion.prediction import Prediction
+from gesso.model.cache import KVCache
+from gesso.model.transformer import DiffusionGemma
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens for one row of the cache: text to encode, or a canvas to denoise with its self-conditioning."""
+
+    row: int
+    ids_S: Tensor
+    causal: bool
+    soft_SH: Tensor | None = None
+
+
+# "next": text whose last token predicts the next one; "scored": text whose hidden states are read.
+Kind = Literal["text", "canvas", "next", "scored"]
+
+
+class Denoising(Protocol):
+    """A request whose canvas, or next token, a pass predicts."""
+
+    canvas: Canvas
+    process: Process
+
+    @property
+    def needs_all_logits(self) -> bool:
+        """Whether its sampler reads the logits of the whole vocabulary."""
+        ...
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the host has to see the prediction before the canvas advances, as a constraint does."""
+        ...
+
+    @property
+    def has_pins(self) -> bool: ...
+
+
+class Work(Protocol):
+    """One request's part of a pass."""
+
+    @property
+    def row(self) -> int: ...
+
+    @property
+    def texts(self) -> tuple[tuple[int, ...], ...]: ...
+
+    @property
+    def pieces(self) -> list[tuple[int, Kind]]:
+        """The length and kind of each piece, texts first."""
+        ...
+
+    @property
+    def denoising(self) -> Denoising | None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of a captured pass for one canvas: its prediction, or the canvas after the step."""
+
+    found: Prediction | Canvas
+    hidden_CH: Tensor  # valid until the next pass
+
+
+class Backend(Protocol):
+    model: DiffusionGemma
+    captures: bool  # whether `replay` may run a pass
+
+    def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
+        """Return the hidden states [S, H] of each piece, and append text to the cache.
+
+        A canvas sees the text that precedes it in the same call. The hidden states of a piece must not depend on the
+        other pieces, to the last bit.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [..., V] of hidden states [..., H], in float32 and after the softcap."""
+        ...
+
+    def predict(
+        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+    ) -> Prediction:
+        """Return the predictions of canvases of these lengths. Candidates are drawn with the keys of `HashDraws`.
+
+        Without `soft`, no self-conditioning is computed.
+        """
+        ...
+
+    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
+        """Run a whole pass, and the steps of its canvases, as one captured unit; None if there is none to use."""
+        ...
+
+    def drop_captured(self) -> None:
+        """Forget captured passes and their memory: the weights have changed, or memory is short."""
+        ...

@@ -1,0 +1,94 @@
+"""The CUDA backend: packed weights, fused Triton kernels, a side stream and CUDA graphs.
+
+`network.py` runs a pass, `kernels/` has the kernels, `graphs.py` captures passes. The plain model is the specification,
+and tests compare with it. T tokens of all canvases, H hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gesso.backends.base import Piece, Step, Work
+from gesso.backends.cuda.experts import stays_on_device
+from gesso.backends.cuda.graphs import Graphs
+from gesso.backends.cuda.kernels.vocab import predict
+from gesso.backends.cuda.linear import product
+from gesso.backends.cuda.network import Plan, flow, note, segments_of
+from gesso.backends.cuda.noise import KernelSource
+from gesso.backends.torch import TorchBackend
+from gesso.diffusion.noise import HashSource
+from gesso.diffusion.prediction import Prediction
+from gesso.model.cache import KVCache
+from gesso.model.experts import Experts
+from gesso.model.transformer import DiffusionGemma
+
+
+def supports(model: DiffusionGemma) -> bool:
+    """Whether the kernels apply: not in float16, and rows of the hidden size must be multiples of 16 bytes."""
+    return model.dtype in (torch.bfloat16, torch.float32) and model.config.hidden_size % 16 == 0
+
+
+class CudaBackend(TorchBackend):
+    captures = True
+    source: HashSource = KernelSource()  # of the canvases in a captured pass
+
+    def __init__(self, model: DiffusionGemma) -> None:
+        super().__init__(model)
+        self.graphs = Graphs(self)
+
+    @torch.no_grad()
+    def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
+        segments = segments_of([(piece.row, len(piece.ids_S), piece.causal) for piece in pieces], cache)
+        if self.model.is_tied:
+            hidden = self.flow(self.plan(segments, cache), pieces)
+        else:  # two networks: text first, since canvases read its keys and values
+            hidden = [torch.empty(0)] * len(pieces)
+            for causal, stack in ((True, self.model.encoder), (False, self.model.decoder)):
+                chosen = [i for i, piece in enumerate(pieces) if piece.causal is causal]
+                if chosen:
+                    plan = self.plan([segments[i] for i in chosen], cache)
+                    outputs = flow(self.model, plan, [pieces[i] for i in chosen], stack)
+                    for i, output in zip(chosen, outputs, strict=True):
+                        hidden[i] = output
+        note(segments, cache)
+        return hidden
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        hidden_TH, softcap = hidden.flatten(0, -2), self.model.config.final_logit_softcapping
+        logits_TV = softcap * torch.tanh(product(hidden_TH, self.model.head, [len(hidden_TH)]).float() / softcap)
+        return logits_TV.unflatten(0, hidden.shape[:-1])
+
+    @torch.no_grad()
+    def predict(
+        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+    ) -> Prediction:
+        if hidden_TH.dtype == torch.float32:  # its tiles do not fit into shared memory
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft)
+        model = self.model
+        table, softcap = model.decoder.embed_tokens.weight, model.config.final_logit_softcapping
+        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, temperature_T, key_T2, soft)
+
+    # --- captured passes ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
+        graph = self.graphs.find(work, cache)
+        return None if graph is None else graph.run(work, cache)
+
+    def drop_captured(self) -> None:
+        self.graphs = Graphs(self)
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a pass reads nothing on the host."""
+        model = self.model
+        modules = [module for module in model.decoder.modules() if isinstance(module, Experts)]
+        return model.is_tied and all(stays_on_device(each, model.config.top_k_experts) for each in modules)
+
+    def plan(self, segments: Sequence, cache: KVCache) -> Plan:  # type: ignore[type-arg]
+        return Plan(segments, cache)
+
+    def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:
+        return flow(self.model, plan, pieces, self.model.decoder)

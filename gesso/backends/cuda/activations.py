@@ -1,0 +1,75 @@
+"""Activations as kernels pass them to each other. T tokens, I inputs, O outputs, H hidden, P parts, R = T K."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gesso.adapters.lora import AdaptedLinear, Lora
+from gesso.checkpoint.quantize.packed import Packed, Weight
+from gesso.model.modules import Linear
+
+
+class Fp8Rows(NamedTuple):
+    """Rows quantized to FP8, with one scale per row."""
+
+    low_TI: Tensor
+    scale_T: Tensor
+    dtype: torch.dtype  # of the rows before, and of products with them
+
+
+class Interleaved(NamedTuple):
+    """Rows with their columns in the order in which four-bit weights are read (`kernels/four_bit.py`)."""
+
+    interleaved_TI: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.interleaved_TI.dtype
+
+
+Rows = Tensor | Fp8Rows | Interleaved
+
+
+class SplitK(NamedTuple):
+    """Unreduced split-K partials of a product; the next kernel adds them in order."""
+
+    sums_PTO: Tensor  # float32
+
+
+class ExpertOutputs(NamedTuple):
+    """The outputs of each token's experts, not yet weighted and summed; the next kernel does that."""
+
+    outputs_RH: Tensor  # K per token
+    weight_TK: Tensor
+
+
+class NextNorm(NamedTuple):
+    """A norm that a kernel applies to its output, and the activation format of the products that follow."""
+
+    weight_H: Tensor
+    format: str | None
+
+
+class Matrix(NamedTuple):
+    """A weight and the adapter that is active on it."""
+
+    weight: Weight
+    lora: Lora | None = None
+
+    @property
+    def format(self) -> str | None:
+        """The format for which a kernel quantizes or reorders the activations; None: it takes them as they are."""
+        return self.weight.format if isinstance(self.weight, Packed) and self.lora is None else None
+
+
+def matrix(linear: nn.Module) -> Matrix:
+    assert isinstance(linear, Linear)
+    return Matrix(linear.weight, linear.weight_adapters.acting if isinstance(linear, AdaptedLinear) else None)
+
+
+def activation_format(matrices: Sequence[Matrix]) -> str | None:
+    """Return the shared activation format of matrices with the same input, or None."""
+    formats = {each.format for each in matrices}
+    return formats.pop() if len(formats) == 1 else None

@@ -1,0 +1,86 @@
+"""Router and experts of a pass. T tokens of all pieces, H hidden, E experts, K experts per token, I expert width."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gesso.adapters.lora import AdaptedExperts, add_fan_in, add_fan_out
+from gesso.backends.cuda.activations import ExpertOutputs, Matrix, Rows, activation_format, matrix
+from gesso.backends.cuda.kernels import products, rows
+from gesso.backends.cuda.linear import linear, product
+from gesso.checkpoint.quantize.packed import Packed
+from gesso.model.experts import Experts, Router, gated_gelu, route, runs_all
+
+FOUR_BIT = ("int4", "nvfp4")
+FOUR_BIT_TILES = (128, 64)  # inputs of a tile of four-bit weights, at most, in the two products of an expert
+
+
+def choose(router: Router, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the chosen experts and their weights [T, K] for normed and scaled tokens."""
+    proj = matrix(router.proj)
+    if isinstance(proj.weight, Tensor) and not (runs_all(len(proj.weight), router.k) or proj.lora):
+        return rows.route(x_TH, proj.weight, router.per_expert_scale, router.k)
+    return route(linear(x_TH, proj, lengths), router.per_expert_scale, router.k)
+
+
+def experts(
+    module: Experts, x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]
+) -> Tensor | ExpertOutputs:
+    if kernels_fit(module, index_TK.shape[1]):
+        outputs_RH = products.experts(x_TH, index_TK, module.gate_up_proj, module.down_proj)
+        return ExpertOutputs(outputs_RH, weight_TK)
+    assert isinstance(x_TH, Tensor)
+    pieces = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
+    if index_TK.shape[1] == len(module.gate_up_proj):
+        return torch.cat([_all(module, x_SH, weight_SE) for x_SH, _, weight_SE in pieces])
+    return torch.cat([module(*piece) for piece in pieces])
+
+
+def _all(module: Experts, x_TH: Tensor, weight_TE: Tensor) -> Tensor:
+    """Run all experts as two products: weights of zero cancel those that were not chosen."""
+    lengths = [len(x_TH)]
+    gate_up, down = (_dense(weight, x_TH.dtype) for weight in (module.gate_up_proj, module.down_proj))
+    gate_up_lora, down_lora = (each.lora for each in _matrices(module))
+    y_TEO = product(x_TH, gate_up.flatten(0, 1), lengths).unflatten(1, (len(gate_up), -1))
+    y_TEI = gated_gelu(add_fan_out(y_TEO, x_TH, gate_up_lora))
+    y_TEI = y_TEI * weight_TE[..., None].to(y_TEI.dtype)
+    y_TH = product(y_TEI.flatten(1), down.transpose(0, 1).flatten(1), lengths)
+    return add_fan_in(y_TH, y_TEI, down_lora).to(x_TH.dtype)
+
+
+def _dense(weight: Tensor | Packed, dtype: torch.dtype) -> Tensor:
+    return weight.dense(dtype) if isinstance(weight, Packed) else weight
+
+
+def _matrices(module: Experts) -> tuple[Matrix, Matrix]:
+    names = ("gate_up_proj", "down_proj")
+    loras = [module.lora(name) if isinstance(module, AdaptedExperts) else None for name in names]
+    return Matrix(module.gate_up_proj, loras[0]), Matrix(module.down_proj, loras[1])
+
+
+def kernels_fit(module: Experts, k: int) -> bool:
+    """Whether the grouped kernels apply: they fetch rows of multiples of 16 bytes, and whole tiles of four-bit rows."""
+    gate_up, down = _matrices(module)
+    if gate_up.lora or down.lora or runs_all(len(module.gate_up_proj), k):
+        return False
+    hidden, width = gate_up.weight.shape[-1], down.weight.shape[-1]
+    if activation_format([gate_up, down]) in FOUR_BIT:
+        return hidden % FOUR_BIT_TILES[0] == 0 and width % FOUR_BIT_TILES[1] == 0
+    return width % 16 == 0
+
+
+def input_format(module: Experts, k: int) -> str | None:
+    """Return the activation format of the experts' input."""
+    return activation_format(_matrices(module)) if kernels_fit(module, k) else None
+
+
+def stays_on_device(module: Experts, k: int) -> bool:
+    """Whether the host is not needed between the products. The plain version counts the tokens of each expert there."""
+    return runs_all(len(module.gate_up_proj), k) or kernels_fit(module, k)
+
+
+def is_memory_bound(module: Experts) -> bool:
+    """Whether the products wait for memory. Those with four-bit weights wait for the conversion to bfloat16."""
+    weight = module.gate_up_proj
+    return not isinstance(weight, Packed) or weight.format not in FOUR_BIT

@@ -1,0 +1,198 @@
+"""Captured passes: a pass as one CUDA graph, with the steps of its canvases. A thousand launches become one.
+
+A pass has a shape: the lengths and kinds of its pieces, and the settings under which its canvases advance. The first
+pass of a shape runs operation by operation; the second is captured; later ones are replayed. Everything else that
+changes from pass to pass is in tensors that keep their addresses: tokens, positions, cache addresses, seeds, steps.
+
+On a CPU there are no graphs, and a `Graph` calls its operations one by one; tests use that to compare.
+
+B canvases, C canvas, T tokens of all canvases, H hidden.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gesso.backends.base import Denoising, Kind, Piece, Step, Work
+from gesso.backends.cuda.canvases import Canvases
+from gesso.backends.cuda.kernels.segments import Segment
+from gesso.backends.cuda.network import note, segments_of
+from gesso.diffusion.canvas import Canvas
+from gesso.diffusion.hash import send
+from gesso.diffusion.prediction import Prediction
+from gesso.model.cache import KVCache
+from gesso.settings import Diffusion
+
+if TYPE_CHECKING:
+    from gesso.backends.cuda import CudaBackend
+
+MAX_SHAPES = 32
+# Samplers and stopping rules that read nothing on the host.
+SAMPLERS = ("entropy-bound", "confidence-threshold", "argmax", "autoregressive")
+STOPPINGS = ("stable", "fixed")
+
+
+@dataclass(frozen=True)
+class Shape:
+    pieces: tuple[tuple[int, Kind], ...]
+    lengths: tuple[int, ...]  # of the predictions: canvases, and the last tokens of texts of kind "next"
+    settings: Diffusion | None  # under which all canvases advance in the graph; None: they advance outside of it
+    eos: frozenset[int]
+
+
+def shape_of(work: Sequence[Work]) -> Shape | None:
+    """Return the shape of a pass, or None if it cannot be captured: a request needs logits, or a text is scored."""
+    canvases = denoising(work)
+    pieces = [piece for item in work for piece in item.pieces]
+    if any(each.needs_all_logits for each in canvases) or any(kind == "scored" for _, kind in pieces):
+        return None
+    lengths = tuple(len(each.canvas.tokens_C) for each in canvases)
+    settings = {(each.process.settings, each.process.eos) for each in canvases}
+    if len(settings) == 1 and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
+        return Shape(tuple(pieces), lengths, *settings.pop())
+    return Shape(tuple(pieces), lengths, None, frozenset())
+
+
+def denoising(work: Sequence[Work]) -> list[Denoising]:
+    """Return the requests whose canvases take a step in this pass."""
+    return [each for item in work if (each := item.denoising) is not None]
+
+
+def _advances_on_device(each: Denoising) -> bool:
+    settings = each.process.settings
+    return settings.sampler in SAMPLERS and settings.stopping in STOPPINGS and not each.is_observed
+
+
+class Graphs:
+    """The captured passes of a backend, by shape; the least recently used are dropped."""
+
+    def __init__(self, backend: "CudaBackend") -> None:
+        self.backend, self.can_capture = backend, backend.can_capture
+        self.seen: OrderedDict[Shape, Graph | None] = OrderedDict()
+        self.pool: Any = None  # graphs share their memory: one runs at a time, and its results are copied
+
+    def find(self, work: Sequence[Work], cache: KVCache) -> "Graph | None":
+        shape = shape_of(work) if self.can_capture else None
+        if shape is None:
+            return None
+        if shape not in self.seen:
+            self.seen[shape] = None
+            if len(self.seen) > MAX_SHAPES:
+                self.seen.popitem(last=False)
+            return None
+        self.seen.move_to_end(shape)
+        if (graph := self.seen[shape]) is None:
+            is_first = not any(self.seen.values())
+            graph = self.seen[shape] = Graph(self.backend, shape, work, cache)
+            if self.backend.model.device.type == "cuda":
+                if is_first:  # a pool ends with the last graph that uses its memory
+                    self.pool = torch.cuda.graph_pool_handle()
+                graph.capture(self.pool)
+        return graph
+
+
+def predicting(hidden: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Tensor]:
+    """Return the hidden states to predict from: those of canvases, and the last of texts of kind "next"."""
+    read = {"canvas": slice(None), "next": slice(-1, None)}
+    return [part[read[kind]] for part, kind in zip(hidden, kinds, strict=True) if kind in read]
+
+
+def _long(length: int, device: torch.device) -> Tensor:
+    return torch.zeros(length, dtype=torch.long, device=device)
+
+
+@lru_cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return one stream for all captures: the allocator keeps the free memory of streams apart.
+
+    Its priority is high. Otherwise its kernels, for which the rest waits, would queue behind those of the side stream.
+    """
+    return torch.cuda.Stream(device, priority=-1)
+
+
+class Graph:
+    def __init__(self, backend: "CudaBackend", shape: Shape, work: Sequence[Work], cache: KVCache) -> None:
+        self.backend, self.shape = backend, shape
+        model = backend.model
+        tokens, device = sum(shape.lengths), model.device
+        self.texts = [_long(length, device) for length, kind in shape.pieces if kind != "canvas"]
+        self.tokens_T = _long(tokens, device)
+        self.soft_TH = torch.zeros(tokens, model.config.hidden_size, dtype=model.dtype, device=device)
+        self.temperature_T = torch.ones(tokens, device=device)
+        self.key_T2 = torch.zeros(tokens, 2, dtype=torch.int32, device=device)
+        self.canvases = None
+        if shape.settings is not None:
+            size = len(shape.lengths), shape.lengths[0]
+            states = self.tokens_T.view(size), self.soft_TH.view(*size, -1)
+            self.canvases = Canvases(shape.settings, backend.source, model.config.vocab_size, shape.eos, *states)
+        self.plan = backend.plan(self._segments(work, cache), cache)
+        self.replay: Callable[[], None] = self._pass
+
+    def capture(self, pool: Any) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.backend.model.device)):
+            self._pass()
+        self.replay = graph.replay
+
+    def run(self, work: Sequence[Work], cache: KVCache) -> list[Step]:
+        """Return the prediction of each canvas, or the canvas after the step."""
+        segments = self._segments(work, cache)
+        self.plan.move(segments, cache)
+        for target, text in zip(self.texts, (text for item in work for text in item.texts), strict=True):
+            target.copy_(send(torch.tensor(text), target.device))
+        requests = denoising(work)
+        self.canvases.load(requests) if self.canvases else self._load(requests)
+        self.replay()
+        note(segments, cache)
+        if not requests:
+            return []
+        found: list[Prediction | Canvas]
+        if self.canvases:
+            found = [*self.canvases.after(requests)]
+        else:
+            found = [*self.prediction.clone().split(self.shape.lengths)]
+        hidden = self.hidden_TH.split(self.shape.lengths)
+        return [Step(each, hidden_CH) for each, hidden_CH in zip(found, hidden, strict=True)]
+
+    def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
+        return segments_of(
+            [(item.row, length, kind != "canvas") for item in work for length, kind in item.pieces], cache
+        )
+
+    def _load(self, requests: Sequence[Denoising]) -> None:
+        parts = (t.split(self.shape.lengths) for t in (self.tokens_T, self.soft_TH, self.temperature_T, self.key_T2))
+        for request, tokens_C, soft_CH, temperature_C, key_C2 in zip(requests, *parts, strict=True):
+            canvas, process = request.canvas, request.process
+            tokens_C.copy_(canvas.tokens_C)
+            soft_CH.zero_() if canvas.soft_CH is None else soft_CH.copy_(canvas.soft_CH)
+            temperature_C.fill_(process.temperature(canvas))
+            keys_C2 = process.draws(canvas).keys(len(tokens_C))
+            assert keys_C2 is not None, "captured passes need the default source"
+            key_C2.copy_(keys_C2)
+
+    # --- the captured operations ----------------------------------------------------------------------------------
+
+    def _pass(self) -> None:
+        lengths, kinds = self.shape.lengths, [kind for _, kind in self.shape.pieces]
+        if self.canvases:
+            self.canvases.prepare(self.temperature_T, self.key_T2)
+        texts = iter(self.texts)
+        parts = zip(self.tokens_T.split(lengths), self.soft_TH.split(lengths), strict=True)
+        canvases = ((tokens_C, False, soft_CH) for tokens_C, soft_CH in parts)
+        pieces = [
+            Piece(-1, *next(canvases)) if kind == "canvas" else Piece(-1, next(texts), causal=True) for kind in kinds
+        ]
+        hidden = self.backend.flow(self.plan, pieces)
+        if not lengths:
+            return
+        self.hidden_TH = torch.cat(predicting(hidden, kinds))
+        self.prediction = self.backend.predict(
+            self.hidden_TH, self.temperature_T, self.key_T2, lengths, soft="canvas" in kinds
+        )
+        if self.canvases:
+            self.canvases.step(self.prediction, self.backend.model)

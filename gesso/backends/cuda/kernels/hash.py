@@ -1,0 +1,96 @@
+"""The hashes of `ops/hash.py` in Triton, to the bit: pieces for other kernels, and those of a step in one launch.
+
+One launch, because a step asks for them twice, and one by one their operations are a hundred launches each time, all
+of which together compute for less than a microsecond.
+
+B canvases, C positions of each.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gesso.diffusion import hash
+
+_GOLDEN = tl.constexpr(hash.GOLDEN)
+_M1 = tl.constexpr(hash._M1)
+_M2 = tl.constexpr(hash._M2)
+
+POSITIONS = 256  # of a program
+
+
+def position_keys(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: int, length: int) -> Tensor:
+    """[B, C, 2]. Nothing is read on the host, so it can be captured."""
+    key_BC2 = torch.empty(len(seed_B), length, 2, dtype=torch.int32, device=seed_B.device)
+    _positions[len(seed_B), triton.cdiv(length, POSITIONS)](
+        seed_B, canvas_B, step_B, key_BC2, STREAM=stream, LENGTH=length, LIMIT=0, POSITIONS=POSITIONS
+    )
+    return key_BC2
+
+
+def position_tokens(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: int, length: int, limit: int) -> Tensor:
+    """[B, C], in [0, limit)."""
+    token_BC = torch.empty(len(seed_B), length, dtype=torch.int64, device=seed_B.device)
+    _positions[len(seed_B), triton.cdiv(length, POSITIONS)](
+        seed_B, canvas_B, step_B, token_BC, STREAM=stream, LENGTH=length, LIMIT=limit, POSITIONS=POSITIONS
+    )
+    return token_BC
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _xorshift(x, bits: tl.constexpr):
+    return x ^ ((x >> bits) & ((1 << (32 - bits)) - 1))
+
+
+@triton.jit
+def mix(x):
+    return _xorshift(_xorshift(_xorshift(x, 16) * _M1, 15) * _M2, 16)
+
+
+@triton.jit
+def token_hash(key_0, key_1, token):
+    x = _xorshift((token * _GOLDEN) ^ key_0, 16) * _M1 + key_1
+    return _xorshift(_xorshift(x, 15) * _M2, 16)
+
+
+@triton.jit
+def uniform(hashes):
+    # The 23 bits as those of a number between 1 and 2: the subtraction is exact, and cheaper than a conversion.
+    return (((hashes >> 9) & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True) - (1.0 - 2.0**-24)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _of_step(half, seed, canvas, step, STREAM: tl.constexpr):
+    """What all positions of a step share: the word for the first or the second of a position's two hashes."""
+    x = mix(half * _GOLDEN ^ seed.to(tl.int32)) + _GOLDEN
+    x = mix(x ^ (seed >> 32).to(tl.int32)) + _GOLDEN
+    x = mix(x ^ canvas.to(tl.int32)) + _GOLDEN
+    x = mix(x ^ step.to(tl.int32)) + _GOLDEN
+    return mix(x ^ STREAM) + _GOLDEN
+
+
+@triton.jit
+def _positions(
+    seed_B, canvas_B, step_B, out,
+    STREAM: tl.constexpr, LENGTH: tl.constexpr,
+    LIMIT: tl.constexpr,  # 0: both hashes of a position; else a number below this, made of the first
+    POSITIONS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    seed, canvas, step = tl.load(seed_B + row), tl.load(canvas_B + row), tl.load(step_B + row)
+    EACH: tl.constexpr = 1 if LIMIT else 2
+    at = tl.program_id(1) * (POSITIONS * EACH) + tl.arange(0, POSITIONS * EACH)
+    half = at % EACH
+    own = _of_step(half, seed, canvas, step, STREAM)
+    other = _of_step(1 - half, seed, canvas, step, STREAM)
+    hashes = mix(mix(at // EACH * _GOLDEN ^ own) + other)
+    if LIMIT:
+        hashes = ((hashes.to(tl.int64) & 0xFFFFFFFF) * LIMIT) >> 32
+    tl.store(out + row * (LENGTH * EACH) + at, hashes, mask=at < LENGTH * EACH)

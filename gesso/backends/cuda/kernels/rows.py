@@ -1,0 +1,297 @@
+"""What happens to a token between the products, fused: each kernel reads and writes a row once.
+
+A layer has some twenty such steps, each a few microseconds on a GPU whether it has much to do or not. These are four:
+after the projections (norms and rotation of queries, keys and values), after attention, before the experts (the choice
+of them), and after them. All work in float32 inside and round once, at the end.
+
+T tokens, H hidden, N query heads, M key/value heads, D head dim, E experts, K experts a token.
+"""
+
+from collections.abc import Sequence
+from math import gcd
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gesso.backends.cuda.activations import ExpertOutputs, Fp8Rows, Interleaved, NextNorm, Rows, SplitK
+from gesso.backends.cuda.kernels.experts_four_bit import up_depth
+from gesso.backends.cuda.kernels.four_bit import turned_to
+from gesso.backends.cuda.kernels.linear import FP8, fp8, fp8_scale, precision
+
+SPLIT = 11  # programs that share the sum of a router's score: with 256 tokens one row of tiles would leave most idle
+
+
+def rms_norm(x_TH: Tensor, weight_H: Tensor | None, eps: float) -> Tensor:
+    y_TH = torch.empty_like(x_TH)
+    width = x_TH.shape[-1]
+    _rms_norm[(x_TH.numel() // width,)](x_TH, weight_H, y_TH, width, eps, COLUMNS=triton.next_power_of_2(width))
+    return y_TH
+
+
+def norm_for(x_TH: Tensor, weight_H: Tensor, eps: float, wants: str | None) -> Rows:
+    """The norm of rows, in FP8 where that is wanted; experts, who may want others, have theirs from `add_norms`."""
+    if wants is None:
+        return rms_norm(x_TH, weight_H, eps)
+    y, width = _rows_for(x_TH, wants), x_TH.shape[1]
+    _norm_low[(len(x_TH),)](x_TH, weight_H, *_where(y), width, eps, COLUMNS=triton.next_power_of_2(width), num_warps=4)
+    return y
+
+
+def heads(
+    q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, q_weight_D: Tensor, k_weight_D: Tensor,
+    rotation: tuple[Tensor, Tensor], eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """What `ops.heads` computes. A global layer's values are its keys before norm and rotation: the same tensor."""
+    out = torch.empty_like(q_TND), torch.empty_like(k_TMD), torch.empty_like(v_TMD)
+    tokens, queries, dim = q_TND.shape
+    keys = k_TMD.shape[1]
+    together = gcd(queries, keys, 8)  # heads of a program: one alone is hardly worth its launch
+    _heads[tokens, (queries + 2 * keys) // together](
+        q_TND, k_TMD, v_TMD, *out, q_weight_D, k_weight_D, *rotation, eps, queries, keys, DIM=dim, HEADS=together
+    )
+    return out
+
+
+def add_norms(
+    x_TH: Tensor, y_TH: Tensor | SplitK, weight_H: Tensor, then: Sequence[NextNorm],
+    scale_H: Tensor, factor: float, eps: float,
+) -> tuple[Tensor, tuple[Rows, Rows, Tensor]]:  # fmt: skip
+    """What `ops.add_norms` computes."""
+    sum_TH, routed_TH, width = torch.empty_like(x_TH), torch.empty_like(x_TH), x_TH.shape[1]
+    (first_H, first_wants), (second_H, second_wants) = then
+    first, second = _rows_for(x_TH, first_wants), _rows_for(x_TH, second_wants)
+    turn = up_depth(second_wants) if isinstance(second, Interleaved) and second_wants else 0
+    y, parts = (y_TH, 1) if isinstance(y_TH, Tensor) else (y_TH.sums_PTO, len(y_TH.sums_PTO))
+    _add_norms[(len(x_TH),)](
+        x_TH, y, weight_H, first_H, second_H, scale_H, factor, sum_TH, *_where(first), *_where(second), routed_TH,
+        width, eps, PARTS=parts, TURN=turn, COLUMNS=triton.next_power_of_2(width), num_warps=8,
+    )  # fmt: skip
+    return sum_TH, (first, second, routed_TH)
+
+
+def _rows_for(x_TH: Tensor, wants: str | None) -> Rows:
+    """Room for as many rows."""
+    if wants == "fp8":
+        return Fp8Rows(torch.empty_like(x_TH, dtype=FP8), torch.empty(len(x_TH), device=x_TH.device), x_TH.dtype)
+    return torch.empty_like(x_TH) if wants is None else Interleaved(torch.empty_like(x_TH))
+
+
+def _where(rows: Rows) -> tuple[Tensor, Tensor | None]:
+    if isinstance(rows, Fp8Rows):
+        return rows.low_TI, rows.scale_T
+    return (rows if isinstance(rows, Tensor) else rows.interleaved_TI), None
+
+
+def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The router's product and `ops.route`: chosen experts and their weights [T, K]."""
+    tokens, width = x_TH.shape
+    experts, rows = len(weight_EH), 16
+    across = triton.next_power_of_2(max(experts, 16))
+    partial_STE = torch.empty(SPLIT, tokens, experts, device=x_TH.device)
+    _scores[triton.cdiv(tokens, rows), SPLIT](
+        x_TH, weight_EH, partial_STE, tokens, width, experts,
+        ROWS=rows, EXPERTS=across, DEPTH=64, SPLIT=SPLIT, PRECISION=precision(x_TH), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    index_TK = torch.empty(tokens, k, dtype=torch.int32, device=x_TH.device)
+    weight_TK = torch.empty(tokens, k, device=x_TH.device)
+    _choose[(tokens,)](
+        partial_STE, expert_scale_E, index_TK, weight_TK, tokens, experts, EXPERTS=across, K=k, SPLIT=SPLIT,
+        ROUNDED=x_TH.dtype == torch.bfloat16, num_warps=1,
+    )  # fmt: skip
+    return index_TK, weight_TK
+
+
+def join(
+    x_TH: Tensor, dense_TH: Tensor, sparse_TH: Tensor | ExpertOutputs, weights: Sequence[Tensor], scalar_T1: Tensor,
+    eps: float, then: NextNorm,
+) -> tuple[Tensor, Rows]:  # fmt: skip
+    """What `ops.join` computes."""
+    answers, shares = (sparse_TH, None) if isinstance(sparse_TH, Tensor) else sparse_TH
+    out_TH, width = torch.empty_like(x_TH), x_TH.shape[1]
+    normed = _rows_for(x_TH, then.format)
+    _join[(len(x_TH),)](
+        x_TH, dense_TH, answers, shares, *weights, scalar_T1, out_TH,
+        then.weight_H, *_where(normed), width, eps, K=len(answers) // len(x_TH),
+        COLUMNS=triton.next_power_of_2(width), num_warps=8, maxnreg=64,  # four programs to an SM
+    )  # fmt: skip
+    return out_TH, normed
+
+
+@triton.jit
+def _normed(x, width, eps):
+    return x * tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+
+
+@triton.jit
+def _row(ptr, start, column, width):
+    return tl.load(ptr + start + column, mask=column < width, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _give(y, y_ptr, scale_ptr, start, column, width, KIND: tl.constexpr, TURN: tl.constexpr):
+    """A row, rounded to KIND; and from there to FP8, with a scale of its own, if there is a place for one.
+
+    Or turned, if TURN is not 0: for tiles of so many bytes of four-bit weights.
+    """
+    y = y.to(KIND)
+    if scale_ptr is not None:
+        wide = y.to(tl.float32)
+        scale = fp8_scale(tl.max(tl.abs(wide), 0))  # beyond the width are zeros
+        tl.store(y_ptr + start + column, fp8(wide / scale), mask=column < width)
+        tl.store(scale_ptr + tl.program_id(0), scale)
+    else:
+        place = turned_to(column, TURN) if TURN else column
+        tl.store(y_ptr + start + place, y, mask=column < width)
+
+
+@triton.jit
+def _rms_norm(x_ptr, weight_ptr, y_ptr, width, eps, COLUMNS: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    start = tl.program_id(0).to(tl.int64) * width
+    y = _normed(_row(x_ptr, start, column, width), width, eps)
+    if weight_ptr is not None:
+        y *= _row(weight_ptr, 0, column, width)
+    tl.store(y_ptr + start + column, y.to(y_ptr.dtype.element_ty), mask=column < width)
+
+
+@triton.jit
+def _norm_low(x_ptr, weight_ptr, y_ptr, scale_ptr, width, eps, COLUMNS: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    start = tl.program_id(0).to(tl.int64) * width
+    y = _normed(_row(x_ptr, start, column, width), width, eps) * _row(weight_ptr, 0, column, width)
+    _give(y, y_ptr, scale_ptr, start, column, width, x_ptr.dtype.element_ty, 0)
+
+
+@triton.jit
+def _heads(
+    q_ptr, k_ptr, v_ptr, q_out, k_out, v_out, q_weight, k_weight, cos_ptr, sin_ptr, eps, queries, keys,
+    DIM: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """One program some heads of a token: first the queries, then keys, then values."""
+    token, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    head = tl.arange(0, HEADS)
+    if first < queries:
+        _turn(q_ptr, q_out, q_weight, cos_ptr, sin_ptr, token, token * queries + first + head, eps, DIM)
+    elif first < queries + keys:
+        _turn(k_ptr, k_out, k_weight, cos_ptr, sin_ptr, token, token * keys + first - queries + head, eps, DIM)
+    else:
+        row = token * keys + first - queries - keys + head
+        at = row[:, None] * DIM + tl.arange(0, DIM)[None, :]
+        v = tl.load(v_ptr + at).to(tl.float32)
+        v *= tl.rsqrt(tl.sum(v * v, 1) / DIM + eps)[:, None]
+        tl.store(v_out + at, v.to(v_out.dtype.element_ty))
+
+
+@triton.jit
+def _turn(x_ptr, out_ptr, weight_ptr, cos_ptr, sin_ptr, token, row, eps, DIM: tl.constexpr):
+    half = tl.arange(0, DIM // 2)
+    at = row[:, None] * DIM + half[None, :]
+    left = tl.load(x_ptr + at).to(tl.float32)
+    right = tl.load(x_ptr + at + DIM // 2).to(tl.float32)
+    size = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / DIM + eps)[:, None]
+    left *= size * tl.load(weight_ptr + half).to(tl.float32)[None, :]
+    right *= size * tl.load(weight_ptr + half + DIM // 2).to(tl.float32)[None, :]
+    # The angles of the two halves are the same.
+    cos = tl.load(cos_ptr + token * DIM + half).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + token * DIM + half).to(tl.float32)[None, :]
+    tl.store(out_ptr + at, (left * cos - right * sin).to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + at + DIM // 2, (right * cos + left * sin).to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _add_norms(
+    x_ptr, y_ptr, weight_ptr, a_ptr, b_ptr, scale_ptr, factor, sum_ptr, a_out, a_scale, b_out, b_scale, c_out,
+    width, eps, PARTS: tl.constexpr, TURN: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)
+    start = tl.program_id(0).to(tl.int64) * width
+    y = _row(y_ptr, start, column, width)
+    for part in tl.static_range(1, PARTS):
+        y += _row(y_ptr, start + part * tl.num_programs(0).to(tl.int64) * width, column, width)
+    y = y.to(x_ptr.dtype.element_ty).to(tl.float32)  # as a product is
+    y = _normed(y, width, eps) * _row(weight_ptr, 0, column, width)
+    # Fp8Rows before the norms are taken, as it is for whoever reads it later.
+    total = (_row(x_ptr, start, column, width) + y).to(sum_ptr.dtype.element_ty)
+    tl.store(sum_ptr + start + column, total, mask=column < width)
+    normed = _normed(total.to(tl.float32), width, eps)
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    _give(normed * _row(a_ptr, 0, column, width), a_out, a_scale, start, column, width, kind, 0)
+    _give(normed * _row(b_ptr, 0, column, width), b_out, b_scale, start, column, width, kind, TURN)
+    # A router's choice may hang on the last bit, so this one is rounded wherever the plain version rounds.
+    routed = (normed.to(kind).to(tl.float32) * _row(scale_ptr, 0, column, width)).to(kind).to(tl.float32) * factor
+    tl.store(c_out + start + column, routed.to(kind), mask=column < width)
+
+
+@triton.jit
+def _scores(
+    x_ptr, weight_ptr, partial_ptr, tokens, width, experts,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.arange(0, EXPERTS)
+    score = tl.zeros((ROWS, EXPERTS), tl.float32)
+    for start in range(tl.program_id(1) * DEPTH, width, SPLIT * DEPTH):
+        depth = start + tl.arange(0, DEPTH)
+        x_at = x_ptr + row[:, None].to(tl.int64) * width + depth[None, :]
+        x = tl.load(x_at, mask=(row[:, None] < tokens) & (depth[None, :] < width), other=0.0)
+        weight_at = weight_ptr + expert[None, :] * width + depth[:, None]
+        weight = tl.load(weight_at, mask=(expert[None, :] < experts) & (depth[:, None] < width), other=0.0)
+        score = tl.dot(x, weight, score, input_precision=PRECISION)
+    at = (tl.program_id(1) * tokens + row[:, None]) * experts + expert[None, :]
+    tl.store(partial_ptr + at, score, mask=(row[:, None] < tokens) & (expert[None, :] < experts))
+
+
+@triton.jit
+def _choose(
+    partial_ptr, scale_ptr, index_ptr, weight_ptr, tokens, experts,
+    EXPERTS: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    expert = tl.arange(0, EXPERTS)
+    score = tl.zeros((EXPERTS,), tl.float32)
+    for part in tl.static_range(SPLIT):
+        score += tl.load(partial_ptr + (part * tokens + token) * experts + expert, mask=expert < experts, other=0.0)
+    if ROUNDED:  # as the product of the plain version is
+        score = score.to(tl.bfloat16).to(tl.float32)
+    # Not a number is no reason to choose fewer than K: an index would be left unwritten, and read.
+    score = tl.where((expert < experts) & (score == score), score, -1e30)
+    # The shares of the chosen do not need those of the others: exp(score - best), over the sum of the chosen.
+    share = tl.exp(score - tl.max(score, 0))
+    total = 0.0
+    left = tl.where(expert < experts, share, -1.0)
+    chosen_at = tl.zeros((EXPERTS,), tl.int32)
+    for choice in tl.static_range(K):
+        best = tl.argmax(left, 0, tie_break_left=True)
+        total += tl.sum(tl.where(expert == best, share, 0.0), 0)
+        chosen_at = tl.where(expert == best, choice + 1, chosen_at)
+        left = tl.where(expert == best, -1.0, left)
+    scale = tl.load(scale_ptr + expert, mask=expert < experts, other=0.0).to(tl.float32)
+    at = token * K + chosen_at - 1
+    tl.store(index_ptr + at, expert, mask=chosen_at > 0)
+    tl.store(weight_ptr + at, share / total * scale, mask=chosen_at > 0)
+
+
+@triton.jit
+def _join(
+    x_ptr, dense_ptr, sparse_ptr, share_ptr, dense_norm, sparse_norm, both_norm, scalar_ptr, out_ptr,
+    then_ptr, normed_ptr, normed_scale, width, eps, K: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, COLUMNS)
+    token = tl.program_id(0).to(tl.int64)
+    start = token * width
+    both = _normed(_row(dense_ptr, start, column, width), width, eps) * _row(dense_norm, 0, column, width)
+    sparse = tl.zeros((COLUMNS,), tl.float32)
+    for choice in tl.static_range(K):
+        answer = _row(sparse_ptr, (token * K + choice) * width, column, width)
+        sparse += answer if share_ptr is None else answer * tl.load(share_ptr + token * K + choice)
+    sparse = sparse.to(out_ptr.dtype.element_ty).to(tl.float32)  # as the plain version's sum is
+    both += _normed(sparse, width, eps) * _row(sparse_norm, 0, column, width)
+    out = _row(x_ptr, start, column, width) + _normed(both, width, eps) * _row(both_norm, 0, column, width)
+    kind: tl.constexpr = out_ptr.dtype.element_ty
+    out = (out * tl.load(scalar_ptr + token).to(tl.float32)).to(kind)
+    tl.store(out_ptr + start + column, out, mask=column < width)
+    if then_ptr is not None:
+        normed = _normed(out.to(tl.float32), width, eps) * _row(then_ptr, 0, column, width)
+        _give(normed, normed_ptr, normed_scale, start, column, width, kind, 0)

@@ -1,0 +1,167 @@
+"""The network with fused kernels: the pieces of a pass together, with the weights of the plain model.
+
+`model/layer.py` is the specification of `run_layer`. Norms are fused into the kernels before them, which also convert
+their output to the activation format of the next product.
+
+T tokens of all pieces, S tokens of one piece, H hidden, D head dim.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gesso.backends.base import Piece
+from gesso.backends.cuda.activations import Matrix, NextNorm, Rows, SplitK, activation_format, matrix
+from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound
+from gesso.backends.cuda.kernels import attention, rows
+from gesso.backends.cuda.kernels.segments import Segment, move
+from gesso.backends.cuda.linear import gated, linear, linear_split_k, linears
+from gesso.backends.cuda.side_stream import SideStream
+from gesso.diffusion.hash import send
+from gesso.model.attention import Attend, Attention
+from gesso.model.cache import KVCache
+from gesso.model.layer import Layer
+from gesso.model.modules import GatedMLP
+from gesso.model.rope import Rotation, frequencies, rotation
+from gesso.model.transformer import DiffusionGemma, Stack
+
+
+class Plan:
+    """Positions and attention of the pieces of a pass, as tensors on the device."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        self.segments, self.version = segments, cache.version
+        self.lengths = [segment.length for segment in segments]
+        self.position_T = _positions(segments).to(cache.device)
+        causal = [torch.full((segment.length,), segment.causal) for segment in segments]
+        self.causal_T = torch.cat(causal).to(cache.device)
+        self.attends = attention.attends(cache.layers, segments)
+
+    def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        """Move the pieces to other positions or rows, in the same tensors: a captured graph reads those."""
+        cache_rows = [segment.row for segment in segments]
+        same_rows = self.version == cache.version and cache_rows == [segment.row for segment in self.segments]
+        if same_rows and segments == self.segments:
+            return
+        self.position_T.copy_(send(_positions(segments), cache.device))
+        move(self.attends, cache.layers, segments, same_rows)
+        self.segments, self.version = segments, cache.version
+
+
+def _positions(segments: Sequence[Segment]) -> Tensor:
+    return torch.cat([torch.arange(s.start, s.start + s.length) for s in segments])
+
+
+def segments_of(pieces: Sequence[tuple[int, int, bool]], cache: KVCache) -> list[Segment]:
+    """Return the positions of pieces (row, length, causal), with the texts of a row one after another."""
+    segments, lengths = [], list(cache.lengths)
+    for row, length, causal in pieces:
+        segments.append(Segment(row, lengths[row], length, causal))
+        lengths[row] += length if causal else 0
+    return segments
+
+
+def note(segments: Sequence[Segment], cache: KVCache) -> None:
+    """Record that the text of these segments is in the cache."""
+    for segment in segments:
+        cache.lengths[segment.row] += segment.length if segment.causal else 0
+
+
+def flow(model: DiffusionGemma, plan: Plan, pieces: Sequence[Piece], stack: Stack) -> list[Tensor]:
+    """Return the hidden states of each piece. Nothing is read on the host, so this can be captured in a graph."""
+    x_TH = torch.cat([_embed(model, piece, stack) for piece in pieces])
+    encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
+    scalars_LT1 = torch.where(plan.causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
+    rotations = {
+        shape: rotation(plan.position_T, frequencies(shape, x_TH.device), x_TH.dtype)
+        for shape in set(model.config.layers)
+    }
+    layers = [cast(Layer, layer) for layer in stack.layers]
+    next_norms = [*(_first_norm(layer) for layer in layers[1:]), NextNorm(stack.norm.weight, None)]
+    first = layers[0]
+    normed = rows.norm_for(x_TH, first.input_layernorm.weight, first.input_layernorm.eps, _first_norm(first).format)
+    for layer, attend, shape, scalar_T1, next_norm in zip(
+        layers, plan.attends, model.config.layers, scalars_LT1, next_norms, strict=True
+    ):
+        x_TH, normed = run_layer(layer, x_TH, normed, plan.lengths, attend, rotations[shape], scalar_T1, next_norm)
+    assert isinstance(normed, Tensor)
+    return list(normed.split(plan.lengths))
+
+
+def run_layer(
+    layer: Layer,
+    x_TH: Tensor,
+    normed: Rows,
+    lengths: Sequence[int],
+    attend: Attend,
+    rotation: Rotation,
+    scalar_T1: Tensor,
+    next_norm: NextNorm,
+) -> tuple[Tensor, Rows]:
+    """Return the hidden states after a layer, and the output of the norm that follows.
+
+    `normed` is the output of the layer's first norm, which the layer before has computed.
+    """
+    eps, router = layer.input_layernorm.eps, layer.router
+    attended = _attention(layer.self_attn, normed, lengths, attend, rotation)
+    # Dense MLP, experts and router read the same tokens, each after a norm of its own.
+    x_TH, (for_dense, for_experts, for_router) = rows.add_norms(
+        x_TH,
+        attended,
+        layer.post_attention_layernorm.weight,
+        (
+            NextNorm(layer.pre_feedforward_layernorm.weight, _gated_format(layer.mlp)),
+            NextNorm(layer.pre_feedforward_layernorm_2.weight, input_format(layer.experts, router.k)),
+        ),
+        router.scale,
+        router.root,
+        eps,
+    )
+    index_TK, weight_TK = choose(router, for_router, lengths)
+    # Launch after routing: an earlier launch would delay the router, and the experts wait for it.
+    with SideStream(for_dense, enabled=is_memory_bound(layer.experts)) as side:
+        dense_TH = gated_mlp(layer.mlp, for_dense, lengths)
+    sparse_TH = experts(layer.experts, for_experts, index_TK, weight_TK, lengths)
+    side.join()
+    norms = layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.post_feedforward_layernorm
+    return rows.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, eps, next_norm)
+
+
+def _first_norm(layer: Layer) -> NextNorm:
+    return NextNorm(layer.input_layernorm.weight, activation_format(_projections(layer.self_attn)))
+
+
+def _projections(module: Attention) -> list[Matrix]:
+    return [matrix(each) for each in (module.q_proj, module.k_proj, module.v_proj) if each]
+
+
+def _attention(
+    module: Attention, x: Rows, lengths: Sequence[int], attend: Attend, rotation: Rotation
+) -> Tensor | SplitK:
+    products = linears(x, _projections(module), lengths)
+    # In a global layer key and value are one projection; only norm and rotation differ.
+    q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, module.dim)) for each in (*products, products[-1])[:3])
+    q, k, v = rows.heads(q_TND, k_TMD, v_TMD, module.q_norm.weight, module.k_norm.weight, rotation, module.eps)
+    return linear_split_k(attend(q, k, v).flatten(1), matrix(module.o_proj), lengths)
+
+
+def _gated_format(mlp: GatedMLP) -> str | None:
+    return activation_format([matrix(mlp.gate_proj), matrix(mlp.up_proj)])
+
+
+def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int]) -> Tensor:
+    hidden_TI = gated(x, matrix(mlp.gate_proj), matrix(mlp.up_proj), lengths)
+    return linear(hidden_TI, matrix(mlp.down_proj), lengths)
+
+
+def _embed(model: DiffusionGemma, piece: Piece, stack: Stack) -> Tensor:
+    embedded_SH = model.embed(piece.ids_S, stack)
+    if piece.causal:
+        return embedded_SH
+    soft_SH = torch.zeros_like(embedded_SH) if piece.soft_SH is None else piece.soft_SH
+    module = model.self_conditioning
+    normed = rows.norm_for(soft_SH, module.pre_norm.weight, module.pre_norm.eps, _gated_format(module))
+    signal_SH = gated_mlp(module, normed, [len(piece.ids_S)])
+    return rows.rms_norm(embedded_SH + signal_SH, None, module.pre_norm.eps)

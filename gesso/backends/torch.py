@@ -1,0 +1,89 @@
+"""The torch backend: the plain model, one piece after another.
+
+Pieces never share an operation, so the result of one cannot depend on the others: a GEMM library picks its blocking,
+and with it the order of additions, by the number of rows.
+
+T tokens of all canvases, R rows of a chunk, V vocabulary, H hidden. Only [R, V] logits exist at any time.
+"""
+
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gesso.backends.base import Piece, Step, Work
+from gesso.diffusion.hash import draw
+from gesso.diffusion.prediction import Prediction
+from gesso.model.cache import KVCache
+from gesso.model.transformer import DiffusionGemma
+
+CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
+ARM = platform.machine() in ("aarch64", "arm64")
+
+
+class TorchBackend:
+    captures = False
+
+    def __init__(self, model: DiffusionGemma) -> None:
+        self.model = model
+
+    @torch.no_grad()
+    def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
+        with fast_products():
+            return [self.model.run(p.ids_S, cache, p.row, causal=p.causal, soft_SH=p.soft_SH) for p in pieces]
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        with fast_products():
+            return self.model.logits(hidden)
+
+    @torch.no_grad()
+    def predict(
+        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+    ) -> Prediction:
+        rows = max(1, CHUNK_BYTES // (4 * self.model.config.vocab_size))
+        predictions = []
+        for segment in zip(
+            *(tensor.split(list(lengths)) for tensor in (hidden_TH, temperature_T, key_T2)), strict=True
+        ):
+            for hidden_RH, temperature_R, key_R2 in zip(*(tensor.split(rows) for tensor in segment), strict=True):
+                logits_RV = self.logits(hidden_RH) / temperature_R[:, None]
+                predictions.append(summarize(self.model, logits_RV, draw(logits_RV, key_R2), soft))
+        return Prediction.cat(predictions)
+
+    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
+        return None
+
+    def drop_captured(self) -> None:
+        pass
+
+
+@torch.no_grad()
+def summarize(model: DiffusionGemma, logits_TV: Tensor, candidate_T: Tensor, soft: bool = True) -> Prediction:
+    """Return the prediction of a step from its logits: softcapped and divided by the temperature."""
+    log_probability_TV = logits_TV.log_softmax(-1)
+    top_T, argmax_T = log_probability_TV.max(-1)
+    with fast_products():
+        soft_TH = model.soft_embedding(logits_TV) if soft else None
+    return Prediction(
+        candidate_C=candidate_T,
+        argmax_C=argmax_T,
+        confidence_C=top_T.exp(),
+        entropy_C=-(log_probability_TV.exp() * log_probability_TV).sum(-1),
+        soft_CH=soft_TH,
+    )
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Disable oneDNN on ARM, where its products are slower than those of the BLAS that torch ships with."""
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = before and not ARM
+    try:
+        yield
+    finally:
+        onednn.enabled = before

@@ -1,0 +1,111 @@
+"""A quantized matrix that takes the place of a parameter.
+
+Plain modules use it through torch functions: `F.linear`, `F.embedding` and a few others accept it where they accept a
+tensor, and unpack as little of it as they can, one expert at a time. A kernel reads `Packed.tensors` directly; the
+modules of this package define the layout of each format.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Unpack = Callable[[Mapping[str, Tensor]], Tensor]
+TABLE_ROWS = 32768  # of a large matrix, unpacked at once
+
+
+class Packed(nn.Module):
+    """A matrix [O, I], or experts [E, O, I], as the tensors of a format. `dtype` is the dtype it unpacks to."""
+
+    def __init__(
+        self,
+        format: str,
+        shape: tuple[int, ...],
+        tensors: Mapping[str, Tensor],
+        unpack: Unpack,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.format, self.shape, self.unpack, self.dtype = format, shape, unpack, dtype
+        for key, tensor in tensors.items():
+            self.register_buffer(key, tensor)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {key: tensor for key, tensor in self._buffers.items() if tensor is not None}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.buffers()).device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def dense(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.unpack(self.tensors).to(dtype or self.dtype)
+
+    def unbind(self) -> "list[Packed]":
+        """Return the matrices of all experts: in every format, each tensor has the experts as its first dimension."""
+        columns = zip(*(tensor.unbind() for tensor in self.tensors.values()), strict=True)
+        return [self._with(self.shape[1:], one) for one in columns]
+
+    def split(self, rows: int) -> "list[Packed]":
+        """Return blocks of rows; for formats whose tensors all have the rows as first dimension, such as FP8."""
+        parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
+        return [self._with((len(part[0]), *self.shape[1:]), part) for part in parts]
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
+        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
+        return self.unpack(picked).to(self.dtype)
+
+    def _with(self, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> "Packed":
+        return Packed(self.format, shape, dict(zip(self.tensors, tensors, strict=True)), self.unpack, self.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move the tensors without changing their dtype: they hold codes. A new dtype is the one to unpack to."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved: Tensor = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype
+        return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Implement the torch functions of the plain model; any other function receives the unpacked matrix."""
+        implementation = _FUNCTIONS.get(func)
+        if implementation is not None:
+            return implementation(*args, **(kwargs or {}))
+        unpacked = [arg.dense() if isinstance(arg, Packed) else arg for arg in args]
+        return func(*unpacked, **(kwargs or {}))
+
+
+Weight = Tensor | Packed
+
+
+def _linear(input: Tensor, weight: Packed, bias: None = None) -> Tensor:
+    if len(weight) <= TABLE_ROWS:
+        return F.linear(input, weight.dense(input.dtype))
+    return torch.cat([F.linear(input, part.dense(input.dtype)) for part in weight.split(TABLE_ROWS)], -1)
+
+
+def _embedding(input: Tensor, weight: Packed, *args: Any, **kwargs: Any) -> Tensor:
+    return weight.rows(input)
+
+
+def _matmul(input: Tensor, other: Packed) -> Tensor:
+    parts = zip(input.split(TABLE_ROWS, -1), other.split(TABLE_ROWS), strict=True)
+    sums = torch.stack([(part @ table.dense(input.dtype)).float() for part, table in parts])
+    return sums.sum(0).to(input.dtype)
+
+
+_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    torch.matmul: _matmul,
+    torch.unbind: Packed.unbind,
+}

@@ -1,0 +1,41 @@
+"""The prediction of a denoising step: all that the diffusion process reads of the network's output.
+
+C positions of one canvas, or of several in a row; H hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Statistics of each position's distribution at the temperature of the step. Pinned positions are certain."""
+
+    candidate_C: Tensor  # a draw from the distribution
+    argmax_C: Tensor
+    confidence_C: Tensor  # probability of the argmax
+    entropy_C: Tensor  # in nats
+    soft_CH: Tensor | None = None  # expected embedding: the self-conditioning of the next step
+    logits_CV: Tensor | None = None  # for samplers with needs_logits = True only
+    corrected: bool = False  # whether a constraint replaced the model's tokens
+
+    def split(self, lengths: Sequence[int]) -> "list[Prediction]":
+        parts = {name: tensor.split(list(lengths)) for name, tensor in self._tensors().items()}
+        return [Prediction(**{name: part[i] for name, part in parts.items()}) for i in range(len(lengths))]
+
+    def clone(self) -> "Prediction":
+        return Prediction(**{name: tensor.clone() for name, tensor in self._tensors().items()})
+
+    @staticmethod
+    def cat(predictions: "Sequence[Prediction]") -> "Prediction":
+        each: list[dict[str, Any]] = [prediction._tensors() for prediction in predictions]
+        joined: dict[str, Any] = {name: torch.cat([tensors[name] for tensors in each]) for name in each[0]}
+        return Prediction(**joined)
+
+    def _tensors(self) -> dict[str, Any]:
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if isinstance(value, Tensor)}

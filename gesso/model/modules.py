@@ -1,0 +1,75 @@
+"""The small modules a layer is built of. T tokens, H hidden, I inputs or width, O outputs, V vocabulary.
+
+Weights are used through torch functions only (`F.linear`, `F.embedding`), so that a quantized weight can take the place
+of a parameter: it implements those functions (`checkpoint/quantize/packed.py`).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gesso.model.config import Config
+
+
+class Linear(nn.Module):
+    """A linear map without bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        return F.linear(x_TI, self.weight)
+
+
+class Embedding(nn.Module):
+    """One vector per token of the vocabulary; the padding token receives no gradient as an input."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.padding = config.pad_token_id
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight, self.padding)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Divide by the root mean square over the last dimension, in float32 whatever the working dtype."""
+    x32 = x.float()
+    normed = x32 * (x32.square().mean(-1, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        normed = normed * weight.float()
+    return normed.to(x.dtype)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x_TH: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(x_TH), approximate="tanh") * self.up_proj(x_TH))
+
+
+class SelfConditioning(GatedMLP):
+    """Adds the expected embeddings of the previous prediction to those of the canvas; zeros on the first step."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.pre_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def condition(self, embedded_TH: Tensor, soft_TH: Tensor) -> Tensor:
+        return rms_norm(embedded_TH + self(self.pre_norm(soft_TH)), None, self.pre_norm.eps)

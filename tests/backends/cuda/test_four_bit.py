@@ -1,0 +1,77 @@
+"""The PTX that widens four bits, run line by line on the CPU, against what the bits stand for."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+four = pytest.importorskip("gesso.backends.cuda.kernels.four")
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+WORD = 0xFFFFFFFF
+
+
+def halves(word: Tensor) -> Tensor:
+    """[N] words as [N, 2] bfloat16, the low half first."""
+    return torch.stack((word & 0xFFFF, word >> 16), -1).to(torch.uint16).view(torch.bfloat16)
+
+
+def words(pair: Tensor) -> Tensor:
+    low, high = pair.view(torch.uint16).to(torch.int64).unbind(-1)
+    return low | high << 16
+
+
+def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
+    """What the instructions leave in $0, $1, …. Words are in int64, which has room for their highest bit."""
+    cells = {f"${outputs + i}": value for i, value in enumerate(inputs)}
+    body = re.sub(r"\.reg[^;]*;", "", ptx.strip()[1:-1])
+    for line in filter(None, map(str.strip, body.split(";"))):
+        name, rest = line.split(None, 1)
+        if match := re.fullmatch(r"(\w+), \{(\$\d+), \2\}", rest):
+            cells[match[1]] = cells[match[2]] | cells[match[2]] << 16
+        elif match := re.fullmatch(r"\{(\$\d+), (\$\d+)\}, (\w+)", rest):
+            cells[match[1]], cells[match[2]] = cells[match[3]] & 0xFFFF, cells[match[3]] >> 16
+        else:
+            target, *given = rest.split(", ")
+            a, *more = (cells[g] if g in cells else torch.tensor(int(g, 16 if "x" in g else 10)) for g in given)
+            match name.split(".")[0], more:
+                case "mov", []:
+                    found = a.expand(len(inputs[0]))
+                case "mul", [b] if "bf16x2" in name:
+                    found = words(halves(a) * halves(b))
+                case "fma", [b, c]:  # with one rounding: the sum has too few digits for float32 to round it
+                    found = words((halves(a).double() * halves(b).double() + halves(c).double()).bfloat16())
+                case "mul", [b]:
+                    found = a * b & WORD
+                case "and", [b]:
+                    found = a & b
+                case "shl", [b]:
+                    found = a << b & WORD
+                case "shr", [b]:
+                    found = a >> b
+                case "lop3", [b, c, table]:
+                    assert int(table) == 0xEA
+                    found = a & b | c
+            cells[target] = found
+    return [cells[f"${i}"] for i in range(outputs)]
+
+
+@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+def test_the_ptx_makes_what_the_bits_stand_for(kind):
+    g = torch.Generator().manual_seed(0)
+    byte_N4 = torch.randint(0, 256, (20_000, 4), generator=g)
+    word_N = (byte_N4 << 8 * torch.arange(4)).sum(-1)
+    nibble_N8 = torch.stack((byte_N4 & 15, byte_N4 >> 4), -1).flatten(1)
+    if kind == "int4":
+        scale_N = torch.randn(len(word_N), generator=g).bfloat16()
+        given, text = run(four.INT4_SCALES.value, 3, scale_N.view(torch.uint16).to(torch.int64)), four.INT4.value
+        expected = (nibble_N8 - 8) * scale_N.float()[:, None] / 2**40
+    else:
+        code_N = torch.arange(len(word_N)) % 127  # all scales there are; 127 is no number
+        given, text = run(four.E4M3.value, 1, code_N), four.E2M1.value
+        scale_N = code_N.to(torch.uint8).view(torch.float8_e4m3fn).float()
+        sign = torch.where(nibble_N8 > 7, -1.0, 1.0)
+        expected = E2M1[nibble_N8 & 7] * sign * scale_N[:, None] / 16384
+    found = torch.stack(run(text, 8, word_N, *given), -1).to(torch.uint16).view(torch.bfloat16)
+    assert torch.equal(found, expected.bfloat16())
