@@ -8,15 +8,17 @@ from gesso.model.transformer import DiffusionGemma
 
 @torch.no_grad()
 def begin(model: DiffusionGemma, seed: int) -> None:
-    """Random weights to train from: everything starts out of one size."""
+    """Fill a model with random weights to train from, all at a similar scale."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         begin_one(name, parameter, len(model.config.layers), generator)
 
 
 def begin_one(name: str, parameter: Tensor, layers: int, generator: torch.Generator) -> None:
-    """Matrices keep the size of what they are given. Attention has no scale of its own, so the norms of queries and
-    keys make scores of order one; what the layers add to the stream is, all together, as large as what they start from.
+    """Fill one parameter.
+
+    Matrices preserve the scale of their input. Attention has no scale of its own, so the norms of queries and keys give
+    scores of order one. The outputs of all layers together are as large as the embeddings they are added to.
     """
     if parameter.ndim > 1:
         parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)

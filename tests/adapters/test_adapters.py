@@ -142,8 +142,8 @@ def test_gradients_reach_an_expert_exactly_when_a_token_does(tmp_path):
     fill(model)
     experts, router = model.decoder.layers[0].experts, model.decoder.layers[0].router
     x = torch.randn(1, model.config.hidden_size)
-    index, weight, _ = router(x, [1])
-    experts(x, index, weight, [1]).square().sum().backward()
+    index, weight, _ = router(x)
+    experts(x, index, weight).square().sum().backward()
     for site in (experts.gate_up_proj_adapters, experts.down_proj_adapters):
         for factor in (site.acting.A, site.acting.B):
             reached = factor.grad.flatten(1).any(1).nonzero().flatten().tolist()

@@ -101,10 +101,10 @@ def test_an_error_that_leaves_the_device_unusable_is_raised(tiny, monkeypatch):
     engine = Engine(tiny.model, tiny.decode)
     engine.submit(request()), engine.submit(request(seed=6))
 
-    def poisoned(pieces, cache):
+    def poisoned(self, pieces, cache):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(tiny.model, "run", poisoned)
+    monkeypatch.setattr(TorchBackend, "run", poisoned)
     with pytest.raises(torch.AcceleratorError):
         engine.step()
     assert is_fatal(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
@@ -184,7 +184,7 @@ def test_the_error_of_a_request_keeps_no_tensors_of_its_pass(tiny, monkeypatch, 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["entropy_T", "confidence_T"])
+@pytest.mark.parametrize("name", ["entropy_C", "confidence_C"])
 def test_a_request_with_a_prediction_that_is_not_finite_fails_alone(tiny, monkeypatch, name, value):
     wanted = [request(seed=seed, max_new_tokens=16) for seed in (1, 13, 2)]
     expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]

@@ -119,7 +119,7 @@ def test_a_sampler_that_must_see_logits_is_never_captured(pair):
 
 def test_what_needs_the_host_on_its_way_is_not_captured(tiny):
     """With an adapter on many experts there are no kernels, and the host counts the tokens of each expert."""
-    model = copy.deepcopy(tiny.model)
+    model = copy.deepcopy(tiny.model, {id(tiny.config): tiny.config})
     assert CudaBackend(model).graphs.can_capture
     make_adaptable(model)
     experts = model.decoder.layers[0].experts

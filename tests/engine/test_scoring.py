@@ -7,7 +7,7 @@ from gesso.backends.cuda.graphs import shape_of
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Failed, Scored
 from gesso.engine.request import Score
-from gesso.model.transformer import DiffusionGemma
+from gesso.engine.scoring import Scoring
 from tests.backends.passes import CapturesPlainly
 from tests.engine.test_engine import finish, long_prompt, request, result, strangers
 from tests.likelihood import Likelihood
@@ -103,16 +103,15 @@ def test_a_cancelled_score_ends_at_once_with_what_it_has(tiny):
 
 
 def test_a_score_that_is_not_finite_fails_alone(tiny, monkeypatch):
-    logits = DiffusionGemma.logits
-    calls = []
+    read, calls = Scoring.read, []
 
-    def broken(self, hidden):
+    def broken(self, hidden_SH, logits):
         calls.append(1)
-        return logits(self, hidden) * float("nan")
+        read(self, hidden_SH * float("nan"), logits)
 
     engine = Engine(tiny.model, tiny.decode)
     failing, fine = engine.submit(Score(prompt=(2, 200), texts=TEXTS[:1])), engine.submit(request())
-    monkeypatch.setattr(DiffusionGemma, "logits", broken)
+    monkeypatch.setattr(Scoring, "read", broken)
     events = []
     while engine.busy:
         events += engine.step()

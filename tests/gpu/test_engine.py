@@ -5,8 +5,8 @@ import torch
 
 import gesso
 from gesso.adapters.lora import Lora
+from gesso.backends.cuda import graphs
 from gesso.diffusion.noise import HashSource
-from gesso.engine import graphs
 from gesso.engine.engine import Engine
 from tests.engine_requests import finish, request, result, strangers
 from tests.gpu.device import DEVICE
@@ -40,7 +40,7 @@ def test_same_seed_same_text_alone_in_a_batch_of_eight_and_resumed(tiny_director
 
 def test_graphs_are_captured_anew_after_all_were_dropped(tiny_directory, monkeypatch):
     """The last graph takes the memory pool with it."""
-    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(graphs, "MAX_SHAPES", 2)
     model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
     engine = Engine(model.model, model.decode)
     texts = []

@@ -172,7 +172,7 @@ def test_without_self_conditioning_the_soft_embedding_is_exactly_zero(pair):
     _, model = pair
     seen = []
     condition = model.self_conditioning.condition
-    model.self_conditioning.condition = lambda e, soft, n: (seen.append(soft.clone()), condition(e, soft, n))[1]
+    model.self_conditioning.condition = lambda e, soft: (seen.append(soft.clone()), condition(e, soft))[1]
     rows = examples(model.config)
     batch, noise = make(model.config, ObjectiveSettings(), rows)
     mixed = Corruption(noise.t_BK, noise.noisy_BKC, torch.arange(0, len(rows), 2))

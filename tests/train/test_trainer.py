@@ -166,7 +166,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 torch.backends.mkldnn.set_flags(False)  # as in these tests
-from gesso.train.command import train
+from gesso.train.run import train
 from gesso.train.recipe import load
 train(load(Path(sys.argv[1])), report=lambda _: None)
 """
