@@ -21,7 +21,7 @@ import gesso
 from gesso.constraints.automaton import START, compile_regex
 from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
-from gesso.constraints.schema.schema import schema_regex
+from gesso.constraints.schema.compile import schema_regex
 from gesso.constraints.search import likeliest
 from gesso.constraints.words import Words
 from gesso.engine.engine import Engine

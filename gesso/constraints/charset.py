@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gesso.constraints.pieces import ATOM, Piece
+from gesso.constraints.regex import ATOM, Piece
 
 Ranges = tuple[tuple[int, int], ...]
 

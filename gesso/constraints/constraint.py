@@ -11,8 +11,8 @@ from gesso.constraints.automaton import Automaton, beginning, compile_regex
 from gesso.constraints.grammar import grammar_regex
 from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
-from gesso.constraints.pieces import quote
-from gesso.constraints.schema.schema import schema_regex
+from gesso.constraints.regex import quote
+from gesso.constraints.schema.compile import schema_regex
 from gesso.constraints.tools import MARKS, TAGS, calls_regex, chosen
 from gesso.constraints.words import Words
 from gesso.errors import InputError

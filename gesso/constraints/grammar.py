@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from gesso.constraints.charset import ANY, Ranges, char_class, complement, union
 from gesso.constraints.limits import Limits
-from gesso.constraints.pieces import EMPTY, Piece, alt, check, quote, repeat, seq
-from gesso.constraints.tree import MARKS, Choice, Repeat, Sequence, Tree
+from gesso.constraints.regex import EMPTY, Piece, alt, check, quote, repeat, seq
+from gesso.constraints.syntax import MARKS, Choice, Repeat, Sequence, Tree
 from gesso.errors import InputError
 
 ROOT = "root"

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gesso.constraints.limits import Limits
-from gesso.constraints.pieces import quote
-from gesso.constraints.schema.schema import schema_regex
-from gesso.constraints.schema.strings import CALL, CALL_END, CALL_QUOTE, CALLS
+from gesso.constraints.regex import quote
+from gesso.constraints.schema.compile import schema_regex
+from gesso.constraints.schema.dialects import CALL, CALL_END, CALL_QUOTE, CALLS
 from gesso.errors import InputError
 
 # What the marks of an expression stand for.

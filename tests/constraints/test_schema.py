@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from gesso.constraints.limits import Limits
-from gesso.constraints.schema.schema import schema_regex
+from gesso.constraints.schema.compile import schema_regex
 from gesso.errors import InputError
 from tests.automata import Texts
 from tests.schemas import FORMATS, mixtures, schemas, value_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gesso.constraints.pieces import Piece, raw
+from gesso.constraints.regex import Piece, raw
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
-from gesso.constraints.pieces import EMPTY, Piece, alt, quote, raw, repeat, seq
+from gesso.constraints.regex import EMPTY, Piece, alt, quote, raw, repeat, seq
 
 DIGIT = Piece("[0-9]", 1, 1)
 DIGITS = 15

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gesso.constraints.charset import ANY, LAST, Ranges, chars, complement, minus, union
-from gesso.constraints.pieces import EMPTY, Piece, alt, repeat, seq
-from gesso.constraints.tree import MARKS, Choice, Repeat, Sequence, Tree
+from gesso.constraints.regex import EMPTY, Piece, alt, repeat, seq
+from gesso.constraints.syntax import MARKS, Choice, Repeat, Sequence, Tree
 from gesso.errors import InputError
 
 NEST = 50

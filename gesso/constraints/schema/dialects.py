@@ -8,7 +8,7 @@ from typing import Any
 
 from gesso.chat import answer
 from gesso.constraints.charset import Ranges, char_class, chars, minus, union
-from gesso.constraints.pieces import ATOM, SEQUENCE, Piece, alt, quote, raw, repeat, seq
+from gesso.constraints.regex import ATOM, SEQUENCE, Piece, alt, quote, raw, repeat, seq
 
 COMMA = raw(", ?", 2)
 COLON = raw(": ?", 2)

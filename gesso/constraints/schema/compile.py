@@ -9,13 +9,13 @@ from itertools import permutations
 from typing import Any
 
 from gesso.constraints.limits import Limits
-from gesso.constraints.pieces import EMPTY, Piece, alt, check, optional, raw, repeat, seq
+from gesso.constraints.regex import EMPTY, Piece, alt, check, optional, raw, repeat, seq
+from gesso.constraints.schema.dialects import COLON, COMMA, JSON, Dialect, joined
 from gesso.constraints.schema.facts import TYPES, Facts, Place, identity
 from gesso.constraints.schema.formats import FORMATS
 from gesso.constraints.schema.numbers import integers, multiples, numbers
 from gesso.constraints.schema.patterns import pattern_content
 from gesso.constraints.schema.reader import Reader, measure
-from gesso.constraints.schema.strings import COLON, COMMA, JSON, Dialect, joined
 from gesso.errors import InputError
 
 ANYTHING = "*"
