@@ -1,12 +1,11 @@
-"""A deterministic automaton over the bytes of a text, from a regular expression.
+"""A deterministic automaton over the bytes of a text, compiled from a regular expression.
 
-The expressions are those of Rust's `regex` crate: Unicode, no look-around, no back-references. `outlines-core` turns
-them into automata: of the libraries for constrained text it is the one that hands its automaton out, and a search over
-states needs it (`llguidance` and `xgrammar` answer only which tokens may come next). Given a vocabulary of the 256
-bytes its token automaton is the byte automaton, and that is all we ask of it: its automata over a whole vocabulary
-would take seconds and gigabytes at 262,144 tokens.
+Expressions have the syntax of Rust's `regex` crate: Unicode, no look-around, no back-references. `outlines-core`
+compiles them. It is the one library for constrained text that exposes its automaton, which a search over states needs:
+`llguidance` and `xgrammar` return only the tokens that may come next. Here its vocabulary is the 256 bytes, so its
+automaton is one over bytes. With 262,144 tokens it would take seconds and gigabytes.
 
-S states, B bytes.
+S states, B bytes, E edges.
 """
 
 import io
@@ -24,16 +23,19 @@ from gesso.constraints.limits import Limits
 from gesso.errors import InputError
 
 DEAD, START = 0, 1
-STAY = 256  # a byte that changes nothing: words of different length can be walked side by side
+STAY = 256  # a pseudo-byte that keeps the state, so that words of different length can be walked side by side
 FAR = np.int32(1 << 30)
 COMPILER = Path(__file__).with_name("compiler.py")
+UNSATISFIABLE = "no text can satisfy this constraint; relax it"
+
+Edges = tuple[NDArray[np.int32], NDArray[np.int32]]  # edges [E, 3] and accepting states, as in `compiler`
 
 
 @dataclass(frozen=True, eq=False)
 class Automaton:
-    """State 0 is dead: no text that got there can still be right. Every other one is on a way to the end."""
+    """State 0 is dead: no text that reaches it can match. From every other state some text leads to a match."""
 
-    next_SB: NDArray[np.int32]  # [S, 257], the last column is STAY
+    next_SB: NDArray[np.int32]  # [S, 257]; the last column is STAY
     accepting_S: NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -41,12 +43,12 @@ class Automaton:
 
     @cached_property
     def bytes_left_S(self) -> NDArray[np.int32]:
-        """How many bytes the shortest way to an accepting state has."""
+        """The length in bytes of a shortest path to an accepting state."""
         return _distances(self.next_SB, self.accepting_S)
 
     @cached_property
     def shortest_S(self) -> NDArray[np.int32]:
-        """The byte a shortest way goes on with; STAY where it has ended."""
+        """The next byte of a shortest path to an accepting state; STAY at its end."""
         found_S = np.full(len(self), STAY, np.int32)
         nearest_S = self.bytes_left_S[self.next_SB[:, :STAY]].argmin(axis=1)
         moving_S = (self.bytes_left_S > 0) & (self.bytes_left_S < FAR)
@@ -54,9 +56,9 @@ class Automaton:
         return found_S
 
     def marked(self, marks: Mapping[str, int]) -> "Automaton":
-        """Characters that stand for something else, each of them read as one byte that no text has.
+        """Replace characters that stand for special tokens by single bytes that occur in no text.
 
-        As long as they were characters, a model that writes single bytes could spell them.
+        Otherwise a model that writes single bytes could spell these characters.
         """
         next_SB = self.next_SB.copy()
         for char, byte in marks.items():
@@ -79,7 +81,7 @@ class Automaton:
 
 
 def beginning(text: bytes) -> Automaton:
-    """The automaton of whatever begins with a text."""
+    """Return the automaton of all texts that begin with `text`."""
     size = len(text) + 2
     next_SB = np.zeros((size, STAY + 1), np.int32)
     next_SB[np.arange(START, size - 1), list(text)] = np.arange(START + 1, size)
@@ -91,26 +93,23 @@ def beginning(text: bytes) -> Automaton:
 
 
 def compile_regex(expression: str, limits: Limits = Limits(), *, apart: bool = True) -> Automaton:  # noqa: B008 (immutable)
-    """Return the automaton of the texts that match as a whole.
+    """Return the automaton of the texts that an expression matches as a whole.
 
-    Some expressions take exponential time or memory, so a child process compiles them, which the limits can end. A
-    process that is limited and can be killed itself compiles in place: `apart=False`.
-
-    Raises InputError for an invalid or too large expression.
+    Some expressions take exponential time or memory. So a child process compiles them, and the limits can end it. A
+    caller that runs under such limits itself compiles in place with `apart=False`.
     """
     if len(expression) > limits.regex_chars:
         raise InputError(
-            f"the constraint is too large: a regular expression of {len(expression):,} characters, "
-            f"where {limits.regex_chars:,} are allowed (limits.regex_chars)"
+            f"the constraint is too large: a regular expression of {len(expression):,} characters; "
+            f"at most {limits.regex_chars:,} are allowed (limits.regex_chars)"
         )
     automaton = _build(*(_compiled_apart if apart else _compiled_here)(expression, limits))
     if automaton.bytes_left_S[START] >= FAR:
-        raise InputError("no text can satisfy this constraint")
+        raise InputError(UNSATISFIABLE)
     return automaton
 
 
-def _compiled_apart(expression: str, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return edges and accepting states, computed by a child process."""
+def _compiled_apart(expression: str, limits: Limits) -> Edges:
     try:
         found = subprocess.run(
             [sys.executable, "-P", str(COMPILER), str(limits.states), str(limits.memory)],
@@ -119,43 +118,44 @@ def _compiled_apart(expression: str, limits: Limits) -> tuple[NDArray[np.int32],
             timeout=limits.seconds,
         )
     except UnicodeEncodeError as error:
-        raise InputError(f"the regular expression is not text: {error}") from None
+        raise InputError(f"the regular expression is not text that UTF-8 can encode: {error}") from None
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"the constraint took more than {limits.seconds:g} s to compile (limits.seconds); make it simpler, "
+            f"the constraint took more than {limits.seconds:g} s to compile (limits.seconds); simplify it, "
             "for instance with smaller repetition counts"
         ) from None
     if found.returncode:
-        _refuse(found.stderr.decode("utf-8", "replace"), limits)
+        raise _compile_error(found.stderr.decode("utf-8", "replace"), limits)
     with np.load(io.BytesIO(found.stdout), allow_pickle=False) as arrays:
         return arrays["edges"], arrays["accepting"]
 
 
-def _compiled_here(expression: str, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _compiled_here(expression: str, limits: Limits) -> Edges:
     from gesso.constraints import compiler
 
     try:
         return compiler.arrays(expression, limits.states)
     except ValueError as error:
-        _refuse(str(error), limits)
-        raise
+        raise _compile_error(str(error), limits) from None
 
 
-def _refuse(error: str, limits: Limits) -> None:
+def _compile_error(error: str, limits: Limits) -> InputError:
+    """Translate the last line of the compiler's output."""
     last = error.strip().splitlines()[-1] if error.strip() else "it was ended for using too much memory"
-    if last.startswith("states: "):
-        raise InputError(
-            f"the constraint is too large: its automaton has {int(last.removeprefix('states: ')):,} states, where "
-            f"{limits.states:,} are allowed (limits.states); use smaller repetition counts or fewer alternatives"
+    kind, _, detail = last.partition(": ")
+    if kind == "states":
+        return InputError(
+            f"the constraint is too large: its automaton has {int(detail):,} states; at most {limits.states:,} are "
+            "allowed (limits.states); use smaller repetition counts or fewer alternatives"
         )
-    if last.startswith("invalid: "):
-        if "incompatible with the regex" in last:
-            raise InputError("no text can satisfy this constraint")
-        raise InputError(
-            f"the regular expression cannot be compiled ({last.removeprefix('invalid: ')}); the syntax is that of "
-            "Rust's regex crate, which has no look-around and no back-references"
+    if kind == "invalid" and "incompatible with the regex" in detail:
+        return InputError(UNSATISFIABLE)
+    if kind == "invalid":
+        return InputError(
+            f"the regular expression cannot be compiled ({detail}); use the syntax of Rust's regex crate, "
+            "which has no look-around and no back-references"
         )
-    raise InputError(f"the constraint could not be compiled within {limits.memory >> 20} MiB (limits.memory): {last}")
+    return InputError(f"the constraint could not be compiled within {limits.memory >> 20} MiB (limits.memory): {last}")
 
 
 def _build(edges_E3: NDArray[np.int32], accepting: NDArray[np.int32]) -> Automaton:
@@ -171,7 +171,7 @@ def _build(edges_E3: NDArray[np.int32], accepting: NDArray[np.int32]) -> Automat
 
 
 def _distances(next_SB: NDArray[np.int32], accepting_S: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Steps to the nearest accepting state, by backward breadth-first search over the distinct edges."""
+    """Return the steps to the nearest accepting state, by backward breadth-first search over the distinct edges."""
     size = len(next_SB)
     code = np.unique(next_SB[:, :STAY].astype(np.int64) * size + np.arange(size)[:, None])
     target, source = code // size, code % size

@@ -1,8 +1,8 @@
-"""Sets of characters as sorted ranges of code points: union, complement, and how a regular expression writes them."""
+"""Sets of characters as sorted ranges of code points, and their notation in a regular expression."""
 
 from collections.abc import Iterable
 
-from gesso.constraints.regex import ATOM, Piece
+from gesso.constraints.regex import ATOM, Regex
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -25,7 +25,7 @@ def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """Every other character; surrogates are in no set, since no text in UTF-8 holds one."""
+    """Return all other characters except surrogates, which UTF-8 cannot encode."""
     free, at = [], 0
     for low, high in union(ranges, SURROGATES):
         if at < low:
@@ -41,15 +41,15 @@ def minus(ranges: Ranges, other: Ranges) -> Ranges:
 ANY = complement(())
 
 
-def char_class(ranges: Ranges) -> Piece | None:
-    """The class that matches one character of the set; `None` for the empty set."""
+def char_class(ranges: Ranges) -> Regex | None:
+    """Return the class that matches one character of the set; None for the empty set."""
     ranges = minus(ranges, SURROGATES)
     if not ranges:
         return None
     inside = "".join(_escape(low) if low == high else f"{_escape(low)}-{_escape(high)}" for low, high in ranges)
-    # Beyond ASCII a character is two to four bytes, each with states of its own.
+    # A character beyond ASCII has two to four bytes, each with its own states.
     states = 1 + sum(5 for low, high in ranges if high > 0x7F)
-    return Piece(f"[{inside}]", states, 1, ATOM)
+    return Regex(f"[{inside}]", states, 1, ATOM)
 
 
 def _escape(code: int) -> str:

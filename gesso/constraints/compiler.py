@@ -1,8 +1,9 @@
-"""Regular expression to automaton, as a program of its own: stdin to stdout, so that a limit can end it.
+"""Compile a regular expression to an automaton, as a program of its own, so that the caller can limit and end it.
 
-Some expressions have automata of exponential size, and the library that builds them asks nobody before it does. The
-arguments are the most states and the most bytes of memory. What is written: an .npz of `edges` [E, 3] (state, byte,
-next state; numbered from 1 on, 1 is where it starts) and `accepting`. Imports nothing of the package, to start fast.
+Some expressions have automata of exponential size, and the library builds them without a limit. The program takes the
+maximum number of states and of bytes of memory as arguments, reads the expression from stdin, and writes an .npz file
+to stdout: `edges` [E, 3] (state, byte, next state) and `accepting`. States are numbered from 1, the start state. It
+imports nothing from the package, so that it starts fast.
 """
 
 import contextlib
@@ -14,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 from outlines_core import Index, Vocabulary
 
-END = 256  # the token that stands for the end of the text
+END = 256  # the token for the end of the text
 VOCABULARY = Vocabulary(END, {bytes([byte]): [byte] for byte in range(256)})
 MARK = b"@start@"
-# What the library builds is the automaton of a search, and it leaves out ways from an accepting state on through one
-# that is not ("(ab)*" takes no second "ab"; outlines-core 0.2.14). So the expression ends in a NUL, and where a NUL
-# leads to the end a text may end. A second alternative that is empty, and so preferred to searching on, keeps the
-# search from starting at every byte, which takes exponential room. The start is found by a mark behind a byte whose way
-# is left out.
+# The library builds the automaton of a search, and drops paths from an accepting state through one that is not
+# accepting: "(ab)*" matches no second "ab" (outlines-core 0.2.14). So the expression ends with a NUL, and a text may
+# end where a NUL leads to the end. The second, empty alternative is preferred to continuing the search; without it the
+# search would start at every byte, which takes exponential memory. The start state is the one after the mark, which
+# follows a byte whose path is dropped.
 FRAME = "(?:.{mark}(?:{expression})\\x00|)"
 
 
 def main() -> None:
     states, memory = map(int, sys.argv[1:])
-    with contextlib.suppress(ImportError):  # not on Windows; the caller's time limit holds there too
+    with contextlib.suppress(ImportError):  # not on Windows, where only the caller's time limit applies
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def arrays(expression: str, states: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return `edges` and `accepting`; ValueError starts with "invalid: " or "states: "."""
+    """Return `edges` and `accepting`, or raise a ValueError that starts with "invalid: " or "states: "."""
     try:
         edges, accepting = compiled(expression)
     except ValueError as error:
@@ -52,9 +53,9 @@ def arrays(expression: str, states: int) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 def compiled(expression: str) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """(state, byte, next state) of every move, and the accepting states; 1 is where a text starts."""
+    """Return (state, byte, next state) of every edge, and the accepting states; 1 is the start state."""
     if min(itertools.accumulate((c == "(") - (c == ")") for c in expression), default=0) < 0:
-        Index(expression, VOCABULARY)  # by itself: put between ours, the brackets of "a)(b" would be balanced
+        Index(expression, VOCABULARY)  # raises: inside the frame, the brackets of "a)(b" would be balanced
     if "(?x" in expression:
         expression += "\n"  # ends a comment
     index = Index(FRAME.format(mark=MARK.decode(), expression=expression), VOCABULARY)

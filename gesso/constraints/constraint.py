@@ -1,4 +1,4 @@
-"""What a caller may ask of a text, as regular expressions; and the guides made of them, kept for the next time."""
+"""Translate the constraints of a caller to regular expressions, and keep the guides compiled from them."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from gesso.constraints.automaton import Automaton, beginning, compile_regex
 from gesso.constraints.grammar import grammar_regex
 from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
-from gesso.constraints.regex import quote
+from gesso.constraints.regex import literal
 from gesso.constraints.schema.compile import schema_regex
 from gesso.constraints.tools import MARKS, TAGS, calls_regex, chosen
 from gesso.constraints.words import Words
@@ -19,11 +19,11 @@ from gesso.errors import InputError
 
 NAMES = ("choice", "regex", "json_schema", "grammar")
 KEPT = 32  # compiled constraints
-KEPT_BYTES = 256 * 2**20  # of all their tables; the newest constraint is kept whatever its size
+KEPT_BYTES = 256 * 2**20  # of all their tables; the newest constraint is kept at any size
 
 
 class Guides:
-    """Of one model. Compiling takes a second at most for what people write; the same constraint is compiled once."""
+    """The compiled constraints of one model. Each constraint is compiled once; a typical one takes at most a second."""
 
     def __init__(
         self,
@@ -42,33 +42,28 @@ class Guides:
         self._kept: OrderedDict[tuple[str, str], Guide] = OrderedDict()
 
     def guide(self, **given: Any) -> Guide | None:
-        """The guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None for none of them."""
-        named = [name for name in NAMES if given.get(name) is not None]
-        if not named:
-            return None
-        if len(named) > 1:
-            raise InputError(f"{' and '.join(named)} were given; a text has one constraint")
-        return self.compiled(expression(named[0], given[named[0]], self.limits))
+        """Return the guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None without any."""
+        regex = self._regex(given)
+        return None if regex is None else self.compiled(regex)
 
     def within(self, before: str, after: str, **given: Any) -> Guide | None:
-        """The same for a text that stands between two others; the text that is written has them, too.
+        """Return the guide for a text between two given texts. The generated text includes both.
 
-        Without a constraint the text goes on from `before` as it likes, and `after` says nothing.
+        Without a constraint, the text must only begin with `before`.
         """
-        inner = self.guide(**given)
-        if inner is None:
-            if not before:
-                return None
-            return self._kept_or(("beginning", before), lambda: self._guide(beginning(before.encode()), self.words))
-        [(name, value)] = [(name, value) for name, value in given.items() if value is not None]
-        own = expression(name, value, self.limits)
-        comment_end = "\n" if "(?x" in own else ""
-        return self.compiled(f"{quote(before).text}(?:{own}{comment_end}){quote(after).text}")
+        regex = self._regex(given)
+        if regex is not None:
+            self.compiled(regex)  # by itself: inside the group, the brackets of "a)(b" would be balanced
+            comment_end = "\n" if "(?x" in regex else ""
+            return self.compiled(f"{literal(before).text}(?:{regex}{comment_end}){literal(after).text}")
+        if not before:
+            return None
+        return self._kept_or(("beginning", before), lambda: self._guide(beginning(before.encode()), self.words))
 
     def calls(
         self, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], parallel: bool
     ) -> Guide | None:
-        """The guide for calling tools; None where nothing has to be called."""
+        """Return the guide for tool calls; None if no call is required."""
         functions = chosen(tools, choice)
         if not functions:
             return None
@@ -80,30 +75,38 @@ class Guides:
         _ = self.words, self._words_and_tags
 
     def check_tags(self) -> None:
+        """Reject tool calls if the tokenizer lacks their special tokens."""
         if missing := [tag for tag in TAGS if self.tokenizer.id_of(tag) is None]:
-            raise InputError(f"this checkpoint has no token {missing[0]}, in which tool calls are written")
+            raise InputError(f"this checkpoint has no token {missing[0]}, which tool calls need; use another model")
 
     def compiled(self, regex: str, *, tools: bool = False) -> Guide:
-        """Return the guide of a regular expression; with `tools`, its marks stand for the tags of tool calls."""
+        """Return the guide of a regular expression. With `tools`, its marks stand for the tags of tool calls."""
         words = self._words_and_tags if tools else self.words
 
-        def make() -> Guide:
+        def compile_guide() -> Guide:
             automaton = compile_regex(regex, self.limits, apart=self.apart)
             return self._guide(automaton.marked(MARKS) if tools else automaton, words)
 
-        return self._kept_or(("tools" if tools else "plain", regex), make)
+        return self._kept_or(("tools" if tools else "plain", regex), compile_guide)
 
     def restored(self, key: str, data: bytes, *, tools: bool) -> Guide:
-        """Return a guide that another process has compiled (`Guide.to_bytes`); the key identifies its content."""
+        """Return a guide that another process has compiled (`Guide.to_bytes`). The key identifies its content."""
         words = self._words_and_tags if tools else self.words
         return self._kept_or(("restored", key), lambda: Guide.from_bytes(data, words, self.eos, self.padding))
 
+    def _regex(self, given: Mapping[str, Any]) -> str | None:
+        named = [name for name in NAMES if given.get(name) is not None]
+        if len(named) > 1:
+            raise InputError(f"{' and '.join(named)} were given; a text has one constraint")
+        return expression(named[0], given[named[0]], self.limits) if named else None
+
     def _guide(self, automaton: Automaton, words: Words) -> Guide:
         guide = Guide(automaton, words, self.eos, self.padding)
-        _ = guide.moves  # computed here, where one caller waits, and not in a pass of the engine, where all do
+        _ = guide.moves  # computed now, while one caller waits, rather than in a pass of the engine, where all wait
         return guide
 
     def _kept_or(self, key: tuple[str, str], make: Callable[[], Guide]) -> Guide:
+        """Return the kept guide, or make and keep it. Drop the guides used least recently beyond the limits."""
         with self._lock:
             guide = self._kept.get(key)
         if guide is None:
@@ -129,12 +132,13 @@ class Guides:
 
 
 def expression(name: str, value: Any, limits: Limits) -> str:
+    """Return the regular expression of a constraint, given by its name in `NAMES`."""
     match name:
         case "choice":
             return _choice(value)
         case "json_schema":
             if not isinstance(value, (Mapping, bool)):
-                raise InputError(f"json_schema must be a schema (a mapping, or true or false), got {value!r:.80}")
+                raise InputError(f"json_schema must be a schema (an object, true or false), got {value!r:.80}")
             return schema_regex(value, limits=limits)
         case "regex" | "grammar" if not isinstance(value, str):
             raise InputError(f"{name} must be text, got {type(value).__name__}")
@@ -148,4 +152,4 @@ def _choice(texts: Sequence[str]) -> str:
         raise InputError(f"choice must be a list of texts, got {texts!r:.80}")
     if not texts or "" in texts:
         raise InputError("choice must have at least one text, and none may be empty")
-    return "|".join(quote(text).text for text in texts)
+    return "|".join(literal(text).text for text in texts)

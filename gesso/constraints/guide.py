@@ -1,10 +1,10 @@
-"""A constraint on the text of one request: how tokens move through its automaton, and how far it is to the end.
+"""A compiled constraint: the moves of tokens through its automaton, and the number of tokens left to the end.
 
-A whole vocabulary has too many moves to consider them all. Where few words can follow a state, all of them are
-considered; elsewhere the next word of a shortest way to the end, so that there always is a way, and beside it whatever
-is likeliest at a position: see `search`.
+A whole vocabulary has too many moves to consider them all. If few words can follow a state, all of them are considered.
+Otherwise one word is: the next one of a shortest text to the end, so that the text can always be completed. `search`
+adds the most likely words of each position.
 
-S states, M moves of a state, U tokens that moves have.
+S states, M moves of a state, U tokens of all moves, W starting states, K words, L bytes of a word.
 """
 
 import io
@@ -20,48 +20,49 @@ from gesso.constraints.automaton import DEAD, FAR, START, STAY, Automaton
 from gesso.constraints.words import PLAIN, Words
 from gesso.errors import InputError
 
-FEW = 24  # words: where no more can follow, all are considered
-KNOWN = 1 << 17  # moves that are remembered
-# Where all moves have to be known:
-MOST_WALKS = 1 << 25  # words that are walked from all wide states together
-MOST_MOVES = 1 << 24  # of all states
+FEW = 24  # if at most so many words can follow a state, all are considered
+CACHED_STEPS = 1 << 17
+# Limits on `every_move`:
+MAX_WALKS = 1 << 25  # words walked from all wide states together
+MAX_MOVES = 1 << 24  # of all states
 
 Ints = NDArray[np.int64]
 
 
 class Moves(NamedTuple):
-    """The words considered at each state whatever the position."""
+    """The words considered at each state, whatever the position."""
 
     tokens_U: Ints
-    which_SM: NDArray[np.int32]  # index into tokens_U; one more is any token, two more what fills a canvas up
+    which_SM: NDArray[np.int32]  # index into tokens_U; len(tokens_U) is any token, len(tokens_U) + 1 a filling token
     next_SM: NDArray[np.int32]  # DEAD where a state has fewer moves
     wide_S: NDArray[np.bool_]  # states that more words can follow
 
 
 @dataclass(frozen=True, eq=False)
 class Guide:
-    """Its states are those of the automaton, and two more: `end` and `free`."""
+    """The states of an automaton and two more: `end` and `free`."""
 
     automaton: Automaton
     words: Words
     eos: frozenset[int]
-    padding: frozenset[int] = frozenset()  # what a canvas holds after the end of the text, beside `eos`
+    padding: frozenset[int] = frozenset()  # tokens that fill a canvas after the end of the text, besides `eos`
 
     def __post_init__(self) -> None:
         if self.automaton.bytes_left_S[START] < FAR <= self.tokens_left_S[START]:
             raise InputError(
-                "the shortest text that satisfies the constraint has bytes that no token of this vocabulary writes"
+                "the shortest text that satisfies the constraint has bytes that no token of this vocabulary writes; "
+                "use other characters"
             )
 
-    # --- to another process -------------------------------------------------------------------------------------
+    # --- transfer to another process ------------------------------------------------------------------------------
 
     def to_bytes(self, *, pinned: bool) -> bytes:
-        """Serialize the automaton and the tables derived from it, which take long to compute.
+        """Serialize the automaton and its derived tables, which take long to compute.
 
-        `pinned` includes those that only requests with pins need.
+        `pinned` includes the tables that only requests with pins need.
         """
         arrays = {"next_SB": self.automaton.next_SB, "accepting_S": self.automaton.accepting_S}
-        arrays |= {"left_S": self._ways[0], "token_S": self._ways[1]}
+        arrays |= {"left_S": self._shortest[0], "token_S": self._shortest[1]}
         for name in ("moves", "every_move") if pinned else ("moves",):
             arrays |= {f"{name}.{field}": array for field, array in getattr(self, name)._asdict().items()}
         out = io.BytesIO()
@@ -70,11 +71,11 @@ class Guide:
 
     @classmethod
     def from_bytes(cls, data: bytes, words: Words, eos: frozenset[int], padding: frozenset[int]) -> Self:
-        guide = object.__new__(cls)  # not through __init__, which would compute the tables again
+        guide = object.__new__(cls)  # __init__ would compute the tables again
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             automaton = Automaton(arrays["next_SB"], arrays["accepting_S"])
             guide.__dict__.update(automaton=automaton, words=words, eos=eos, padding=padding)
-            guide.__dict__["_ways"] = arrays["left_S"], arrays["token_S"]
+            guide.__dict__["_shortest"] = arrays["left_S"], arrays["token_S"]
             for name in ("moves", "every_move"):
                 if f"{name}.tokens_U" in arrays:
                     guide.__dict__[name] = Moves(*(arrays[f"{name}.{field}"] for field in Moves._fields))
@@ -82,35 +83,35 @@ class Guide:
 
     @property
     def end(self) -> int:
-        """The state after the end of the text: nothing is read any more, and a canvas is filled up."""
+        """The state after the end of the text, in which a canvas is filled up."""
         return len(self.automaton)
 
     @property
     def free(self) -> int:
-        """The state from which every text is right, whatever its tokens."""
+        """The state from which every text matches."""
         return len(self.automaton) + 1
 
     @property
     def nbytes(self) -> int:
-        """The size of its tables, as far as they have been computed; without those of the vocabulary."""
+        """The size of the tables computed so far, without those of the vocabulary."""
         found = [*vars(self.automaton).values()]
         for value in [*vars(self).values()]:
             found += value if isinstance(value, tuple) else [value]
         return sum(array.nbytes for array in found if isinstance(array, np.ndarray))
 
-    # --- walking ------------------------------------------------------------------------------------------------
+    # --- walking --------------------------------------------------------------------------------------------------
 
     def walk(self, state: int, tokens: Sequence[int]) -> int:
-        """The state after some tokens; DEAD if the constraint does not allow them."""
-        end, known = self.end, self._known
+        """Return the state after some tokens; DEAD if the constraint forbids them."""
+        end, step = self.end, self._cached_step
         for token in tokens:
             if state == DEAD or state >= end:
                 return state
-            state = known(state, token)
+            state = step(state, token)
         return state
 
     def walk_from(self, states: Ints, token: int) -> Ints:
-        """The states after one token, from each of some states."""
+        """Return the states after one token, from each of some states."""
         word = self.words.bytes_of.get(token)
         at = np.where(states < self.end, states, DEAD)
         if token in self.eos:
@@ -123,24 +124,6 @@ class Guide:
             at = self.landing_S.take(at)
         return np.where(states >= self.end, states, at)
 
-    def may_end(self, state: int) -> bool:
-        return state >= self.end or bool(self.automaton.accepting_S[state])
-
-    @cached_property
-    def landing_S(self) -> Ints:
-        """Where a walk of the automaton that came to a state has come to: there, or to `free`."""
-        automaton, at_S = self.automaton, np.arange(len(self.automaton))
-        free_S = (automaton.next_SB[:, :STAY] == at_S[:, None]).all(axis=1) & automaton.accepting_S
-        return np.where(free_S, self.free, at_S)
-
-    @cached_property
-    def _known(self) -> Callable[[int, int], int]:
-        """`_next`, of the moves made lately: a guide may serve for months, and a vocabulary is large."""
-        return lru_cache(maxsize=KNOWN)(self._next)
-
-    def _next(self, state: int, token: int) -> int:
-        return int(self.walk_from(np.array([state]), token)[0])
-
     def walk_all(self, at_W: Ints, bytes_LK: Ints) -> Ints:
         """Return the states [W, K] after each of K words, given byte by byte [L, K], from each of W states.
 
@@ -148,36 +131,54 @@ class Guide:
         """
         state_WK = np.repeat(at_W[:, None] * (STAY + 1), bytes_LK.shape[1], axis=1)
         for byte_K in bytes_LK:
-            state_WK = self._scaled.take(state_WK + byte_K)
+            state_WK = self._offsets.take(state_WK + byte_K)
         return self.landing_S.take(state_WK // (STAY + 1))
+
+    def may_end(self, state: int) -> bool:
+        return state >= self.end or bool(self.automaton.accepting_S[state])
+
+    @cached_property
+    def landing_S(self) -> Ints:
+        """`free` for states of the automaton from which every text matches, and the state itself for others."""
+        automaton, at_S = self.automaton, np.arange(len(self.automaton))
+        free_S = (automaton.next_SB[:, :STAY] == at_S[:, None]).all(axis=1) & automaton.accepting_S
+        return np.where(free_S, self.free, at_S)
 
     @cached_property
     def loops_S(self) -> NDArray[np.bool_]:
-        """The states that plain bytes do not leave."""
+        """Whether plain bytes keep the state."""
         size = len(self.automaton)
         loops_S = (self.automaton.next_SB[:, list(PLAIN)] == np.arange(size)[:, None]).all(axis=1)
         return np.append(loops_S, [False, False])
 
     @cached_property
-    def _scaled(self) -> Ints:
-        """The automaton's table, flat, with states as offsets into it."""
-        return self.automaton.next_SB.reshape(-1).astype(np.int64) * (STAY + 1)
+    def _cached_step(self) -> Callable[[int, int], int]:
+        """`_step` with a bounded cache: a guide may be in use for months, and a vocabulary is large."""
+        return lru_cache(maxsize=CACHED_STEPS)(self._step)
 
-    # --- how far it is to the end -------------------------------------------------------------------------------
+    def _step(self, state: int, token: int) -> int:
+        return int(self.walk_from(np.array([state]), token)[0])
 
     @cached_property
+    def _offsets(self) -> Ints:
+        """The flat table of the automaton, with states as offsets into it."""
+        return self.automaton.next_SB.reshape(-1).astype(np.int64) * (STAY + 1)
+
+    # --- tokens left to the end -----------------------------------------------------------------------------------
+
+    @property
     def tokens_left_S(self) -> NDArray[np.int32]:
-        """How many tokens complete the text, on the way that has the fewest bytes; of `end` and `free`, too."""
-        return self._ways[0]
+        """The number of tokens that complete the text with the fewest bytes; also for `end` and `free`."""
+        return self._shortest[0]
 
     @property
     def shortest(self) -> int:
-        """Tokens that a whole text needs at the most when it is kept short."""
+        """An upper bound on the tokens of a shortest text."""
         return int(self.tokens_left_S[START])
 
     @cached_property
-    def _ways(self) -> tuple[NDArray[np.int32], Ints]:
-        """Tokens left of every state, and the token to go on with."""
+    def _shortest(self) -> tuple[NDArray[np.int32], Ints]:
+        """Tokens left from each state on the path with the fewest bytes, and the next token of that path."""
         automaton, longest = self.automaton, max(map(len, self.words.token_of), default=0)
         left = np.full(len(automaton) + 2, FAR, np.int32)
         token = np.full(len(automaton) + 2, -1, np.int64)
@@ -189,28 +190,28 @@ class Guide:
             at, word = state, b""
             while len(word) < longest and (byte := int(automaton.shortest_S[at])) != STAY:
                 word, at = word + bytes([byte]), int(automaton.next_SB[at, byte])
-                if word in self.words.token_of and left[at] + 1 <= left[state]:  # of equals the longer word
+                if word in self.words.token_of and left[at] + 1 <= left[state]:  # on a tie, the longer word
                     left[state], token[state] = left[at] + 1, self.words.token_of[word]
         left[DEAD] = FAR
         return left, token
 
-    # --- which words are considered -----------------------------------------------------------------------------
+    # --- words considered at each state ---------------------------------------------------------------------------
 
     @cached_property
     def moves(self) -> Moves:
-        """All words where few can follow, elsewhere the next one of a shortest way."""
+        """All words of states that few words can follow; the next word of a shortest text for the others."""
 
         def shortest(state: int) -> list[tuple[int, int]]:
-            token = int(self._ways[1][state])
-            return [] if token < 0 else [(token, self._next(state, token))]
+            token = int(self._shortest[1][state])
+            return [] if token < 0 else [(token, self._step(state, token))]
 
         return self._moves(shortest)
 
     @cached_property
     def every_move(self) -> Moves:
-        """The same, and elsewhere a word to each state that any word leads to: what a text with pins needs to know."""
+        """Like `moves`, but with a word to each state that any word reaches. A text with pins needs all of them."""
         wide = int(self.moves.wide_S.sum())
-        if wide * len(self.words.token_of) > MOST_WALKS:
+        if wide * len(self.words.token_of) > MAX_WALKS:
             raise _too_large(f"{wide:,} states of its automaton can be followed by many words")
         return self._moves(lambda state: self.words.targets(self.automaton, state))
 
@@ -227,8 +228,8 @@ class Guide:
             lists.append(found)
         tokens_U = np.unique([token for found in lists for token, _ in found]).astype(np.int64)
         shape = len(lists) + 2, max(map(len, lists))
-        if shape[0] * shape[1] > MOST_MOVES:
-            raise _too_large(f"its automaton has {shape[0]:,} states with up to {shape[1]:,} ways to go on")
+        if shape[0] * shape[1] > MAX_MOVES:
+            raise _too_large(f"its automaton has {shape[0]:,} states with up to {shape[1]:,} moves each")
         which_SM = np.zeros(shape, np.int32)
         next_SM = np.zeros(shape, np.int32)
         for state, found in enumerate(lists):
@@ -242,5 +243,7 @@ class Guide:
         return Moves(tokens_U, which_SM, next_SM, wide_S)
 
 
-def _too_large(why: str) -> InputError:
-    return InputError(f"the constraint is too large to be combined with pins ({why}); write the fixed text into it")
+def _too_large(reason: str) -> InputError:
+    return InputError(
+        f"the constraint is too large to be combined with pins ({reason}); write the pinned text into the constraint"
+    )

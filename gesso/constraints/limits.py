@@ -1,11 +1,11 @@
-"""How much a constraint may cost before it is refused: none may hang the engine or fill the memory."""
+"""Limits on the cost of compiling a constraint, so that no constraint can block the engine or exhaust memory."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of compiling one constraint."""
+    """Limits on compiling one constraint."""
 
     schema_bytes: int = 1_000_000  # of a JSON schema or a grammar, as text
     regex_chars: int = 500_000

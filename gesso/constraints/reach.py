@@ -1,4 +1,4 @@
-"""From which states a text can still be completed: in the tokens that are left, and with the tokens that are pinned.
+"""The states from which a text can still be completed with the tokens left and the pins.
 
 S states, M moves of a state.
 """
@@ -12,30 +12,30 @@ from gesso.constraints.automaton import DEAD, START
 from gesso.constraints.guide import Guide, Ints
 from gesso.errors import InputError
 
-MOST_WORK = 1 << 28  # moves looked at, of all positions up to the last pin
+MAX_WORK = 1 << 28  # moves examined, of all positions up to the last pin
 
 
 class Reach:
-    """Of one request: a text of up to `length` tokens, with `pins` at some positions, that keeps to a guide."""
+    """One request: a text of up to `length` tokens, with `pins` at some positions, that follows a guide."""
 
     def __init__(self, guide: Guide, pins: Mapping[int, int], length: int) -> None:
         self.guide, self.pins, self.length = guide, pins, length
         self.last = max(pins, default=-1)
         self.moves = guide.every_move if pins else guide.moves
-        if self.moves.next_SM.size * (self.last + 1) > MOST_WORK:
+        if self.moves.next_SM.size * (self.last + 1) > MAX_WORK:
             raise InputError(
-                f"the constraint is too large to be combined with a pin as far as position {self.last}; "
-                "write the fixed text into the constraint"
+                f"the constraint is too large to be combined with a pin at position {self.last}; "
+                "write the pinned text into the constraint"
             )
-        self._possible = self._backwards()
+        self._possible = self._backward()
 
     def check(self) -> None:
-        """InputError where no text there is has these pins, or none that is short enough."""
+        """Raise InputError if no text has these pins, or none that is short enough."""
         if self.allows(0, np.array([START]))[0]:
             return
         if not self.pins:
             raise InputError(
-                f"the constraint cannot be met within max_new_tokens={self.length}: "
+                f"the constraint cannot be satisfied within max_new_tokens={self.length}: "
                 f"the shortest answer needs {self.guide.shortest} tokens"
             )
         at_S = np.zeros(self.guide.free + 1, np.bool_)
@@ -46,30 +46,30 @@ class Reach:
                 pin = min(place for place in self.pins if place >= position)
                 before = " and the pins before it" if pin > min(self.pins) else ""
                 raise InputError(
-                    f"the pin {self.pins[pin]} at position {pin} cannot stand there under the constraint{before}"
+                    f"the pin {self.pins[pin]} at position {pin} is not possible under the constraint{before}; "
+                    "change the pin or the constraint"
                 )
         raise InputError(
-            f"the constraint and the pins cannot both be met within max_new_tokens={self.length}; raise it"
+            f"the constraint and the pins cannot both be satisfied within max_new_tokens={self.length}; raise it"
         )
 
     def allows(self, position: int, states: Ints) -> NDArray[np.bool_]:
-        """Whether a text can be completed that is in one of some states before a position."""
+        """Return for each state before a position whether the text can be completed."""
         if position > self.last:
             return self.guide.tokens_left_S.take(states) <= self.length - position
         return self._possible[position].take(states)
 
     def fits(self, position: int, state: int, tokens: Sequence[int]) -> bool:
-        """Whether these tokens may come next, from a position on; pins are among them, in their place."""
-        # Up to the last pin a text cannot end.
+        """Return whether these tokens may follow, from a position on. They include the pins at their positions."""
         split = max(0, self.last - position)
         state = self.guide.walk(state, tokens[:split])
-        if split and state == self.guide.end:
+        if split and state == self.guide.end:  # a text cannot end before the last pin
             return False
         state = self.guide.walk(state, tokens[split:])
         return bool(self.allows(position + len(tokens), np.array([state]))[0])
 
-    def _backwards(self) -> list[NDArray[np.bool_]]:
-        """For every position up to the last pin, the states that a text may be in before it."""
+    def _backward(self) -> list[NDArray[np.bool_]]:
+        """Return the possible states before each position up to the last pin."""
         possible_S = self.allows(self.last + 1, np.arange(self.guide.free + 1))
         found: list[NDArray[np.bool_]] = []
         for position in range(self.last, -1, -1):
@@ -82,7 +82,7 @@ class Reach:
         return found[::-1]
 
     def _forward(self, position: int, at_S: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The states after a position, from any of some before it."""
+        """Return the states reachable after a position from any of some states before it."""
         at = at_S.nonzero()[0]
         if position in self.pins:
             target = self.guide.walk_from(at, self.pins[position])

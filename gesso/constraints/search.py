@@ -1,16 +1,17 @@
-"""The likeliest text that keeps to a constraint.
+"""Find the most likely text that matches a constraint.
 
-A canvas is written at all positions at once, so what is likeliest at each of them need not fit together. At every
-step we look for the likeliest token sequence that the automaton can walk, by dynamic programming over position and
-state (the idea of DINGO, arXiv 2505.23061). At a position the moves of a state are considered, and where many words can
-follow it the likeliest words of the position. Of the states reached the best `BEAM` are kept: up to so many states, and
-where few words can follow, the result is exact.
+A canvas is written at all positions at once, so the most likely tokens of each position need not fit together. At each
+step this module finds the most likely token sequence that the automaton accepts, by dynamic programming over position
+and state (the idea of DINGO, arXiv 2505.23061). At each position it considers the moves of a state and, if many words
+can follow the state, the most likely words of the position. It keeps the best `BEAM` states of a position. With at most
+`BEAM` states that few words can follow, the result is exact.
 
-Texts of different length are compared over the whole canvas: after its end a text goes on as in training, with the end
-of text or padding, and what the model thinks of these counts as any other token does. Were all tokens allowed there,
-the shortest text would win wherever the model is not sure, since after its end nothing could be wrong.
+Texts of different length are compared over the whole canvas. After its end a text continues as in training, with the
+end of text or padding, and the probability of these tokens counts. If all tokens were allowed after the end, the
+shortest text would win wherever the model is uncertain.
 
-C positions, K likeliest tokens, S states, M moves of a state, N states kept, W of them wide, U tokens that moves have.
+C positions, K most likely tokens, S states, M moves of a state, N states kept, W wide states among them, U tokens of
+all moves, L bytes of a word, O words that are not plain.
 """
 
 from typing import NamedTuple
@@ -23,36 +24,36 @@ from gesso.constraints.guide import Guide, Ints
 from gesso.constraints.reach import Reach
 
 BEAM = 16  # states kept at a position
-TOP = 16  # likeliest tokens of a position that are considered
+TOP = 16  # most likely tokens considered at a position
 
-PINNED = -(1 << 30)  # in a trail: the token that the caller has pinned
+PINNED = -(1 << 30)  # the code of a pinned token in a trail
 
 Floats = NDArray[np.float32]
 
 
 class Scores(NamedTuple):
-    """What is known of a canvas: how good some tokens are at every position. The scores of a text are added up."""
+    """The scores of some tokens at every position. The score of a text is their sum."""
 
-    tokens_CK: Ints  # the likeliest
-    top_CK: Floats
-    fill_C: Ints  # of those that fill a canvas after the end of the text, the likeliest
-    moves_CU: Floats  # of Moves.tokens_U; then two columns, of the likeliest token and of fill_C
+    tokens_CK: Ints  # the most likely tokens
+    top_CK: Floats  # their scores
+    fill_C: Ints  # the most likely of the tokens that fill a canvas after the end of the text
+    moves_CU: Floats  # of Moves.tokens_U; then two columns, of the most likely token and of fill_C
 
 
 class _Words(NamedTuple):
-    """The likeliest words of a position; L bytes."""
+    """The most likely words of a position."""
 
     bytes_LK: Ints
-    odd_LO: Ints  # of those that are not plain
+    odd_LO: Ints  # the bytes of the words that are not plain
     plain_K: NDArray[np.bool_]
-    ends_K: NDArray[np.bool_]  # that end the text
-    none_K: NDArray[np.bool_]  # that write nothing
+    ends_K: NDArray[np.bool_]  # whether it ends the text
+    none_K: NDArray[np.bool_]  # whether it writes nothing
 
 
 def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[Ints, int]:
-    """The tokens with the highest sum of scores that fit after a state and so many tokens of the text.
+    """Return the tokens with the highest score that may follow a state at a position of the text.
 
-    And from which of them on any others would do as well: the text has become free there.
+    Also return the index from which on any other tokens would be valid too, because the text has become free.
     """
     guide, moves = reach.guide, reach.moves
     length, width = scores.tokens_CK.shape
@@ -65,7 +66,7 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
         if (pin := reach.pins.get(position + i)) is not None:
             target, score, code_NM = guide.walk_from(at, pin), total, np.full((len(at), 1), PINNED)
         else:
-            # Moves of the states themselves, then the likeliest words where many can follow.
+            # The moves of the states, then the most likely words for wide states.
             code_NM = moves.which_SM.take(at, axis=0)
             target = moves.next_SM.take(at, axis=0).ravel().astype(np.int64)
             score = (scores.moves_CU[i].take(code_NM) + total[:, None]).ravel()
@@ -74,7 +75,7 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
                 score_WK = scores.top_CK[i] + total.take(wide)[:, None]
                 target = np.concatenate([target, target_WK.ravel()])
                 score = np.concatenate([score, score_WK.ravel()])
-        # What can still be completed; of several ways to a state the best; of all states the best few.
+        # Keep the targets that can still be completed, the best move to each of them, and the best `BEAM` of these.
         kept = reach.allows(position + i + 1, target).nonzero()[0]
         score, key = score.take(kept), target.take(kept)
         np.maximum.at(best, key, score)
@@ -82,14 +83,14 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
         best[key] = -np.inf
         key = key.take(winner)
         owner[key] = winner
-        winner = winner[owner.take(key) == winner]  # one of equals
+        winner = winner[owner.take(key) == winner]  # one of several with the same score
         if len(winner) > BEAM:
             winner = winner.take((-score.take(winner)).argpartition(BEAM)[:BEAM])
         kept = kept.take(winner)
         came, code = kept // code_NM.shape[1], code_NM.take(kept, mode="clip")
-        if len(words_of := (kept >= code_NM.size).nonzero()[0]):
-            state, word = np.divmod(kept[words_of] - code_NM.size, width)
-            came[words_of], code[words_of] = wide.take(state), -1 - word
+        if len(by_word := (kept >= code_NM.size).nonzero()[0]):
+            state, word = np.divmod(kept[by_word] - code_NM.size, width)
+            came[by_word], code[by_word] = wide.take(state), -1 - word
         trail.append((came, code))
         at, total = target.take(kept), score.take(winner)
         if len(at) == 1 and at[0] >= guide.end:
@@ -102,7 +103,7 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
 def _follow(
     trail: list[tuple[Ints, Ints]], at: int, scores: Scores, reach: Reach, position: int, found_C: Ints
 ) -> tuple[Ints, int]:
-    """Back from the best end to the tokens that led there."""
+    """Follow the trail back from the best end, and write the tokens on it into `found_C`."""
     tokens_U = reach.moves.tokens_U
     free = len(trail)
     for i in range(len(trail) - 1, -1, -1):
@@ -122,7 +123,7 @@ def _follow(
 
 
 def _words_of(guide: Guide, tokens_CK: Ints) -> list[_Words]:
-    """For each position what there is to know of its likeliest words."""
+    """Return the most likely words of each position."""
     known = guide.words
     length_CK, plain_CK = known.length_V[tokens_CK], known.plain_V[tokens_CK]
     bytes_CLK = np.ascontiguousarray(known.bytes_VL[tokens_CK].transpose(0, 2, 1))
@@ -138,8 +139,8 @@ def _words_of(guide: Guide, tokens_CK: Ints) -> list[_Words]:
 
 
 def _after_words(guide: Guide, at_W: Ints, words: _Words) -> Ints:
-    """The states after each of some words, from each of some states."""
-    if guide.loops_S.take(at_W).all():  # as in a string of any length: a plain word leads nowhere else
+    """Return the states [W, K] after each of some words, from each of some states."""
+    if guide.loops_S.take(at_W).all():  # as in a string of any length: plain words keep the state
         state_WK = np.repeat(at_W[:, None], len(words.plain_K), axis=1)
         if words.odd_LO.size:
             state_WK[:, ~words.plain_K] = guide.walk_all(at_W, words.odd_LO)

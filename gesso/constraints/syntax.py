@@ -1,12 +1,16 @@
-"""What patterns and grammars are read into: sequences, choices and repetitions, of leaves that each has of its own."""
+"""Syntax trees of grammars and patterns, and the parser code that both share."""
 
+import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, TypeVar, Union
+
+from gesso.errors import InputError
 
 Leaf = TypeVar("Leaf")
 Tree = Union[Leaf, "Sequence[Leaf]", "Choice[Leaf]", "Repeat[Leaf]"]  # noqa: UP007 (a quoted name has no |)
 
-MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +27,98 @@ class Choice(Generic[Leaf]):
 class Repeat(Generic[Leaf]):
     item: Tree[Leaf]
     low: int
-    high: int | None  # None: without end
+    high: int | None  # None: no upper limit
+
+
+class Parser(ABC, Generic[Leaf]):
+    """Recursive descent over choices, sequences, groups and counts. A subclass reads the items between them."""
+
+    max_nest: int  # of groups
+    blank = re.compile("")  # skipped after each token
+    integer = re.compile("[0-9]+")
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at, self.nest = text, 0, 0
+
+    @abstractmethod
+    def error(self, at: int, problem: str) -> InputError:
+        """Return an error that names the position `at` in the text."""
+
+    @abstractmethod
+    def item(self) -> Tree[Leaf] | None:
+        """Read one item without its count; None at the end of a sequence."""
+
+    @abstractmethod
+    def repeated(self, item: Tree[Leaf]) -> Tree[Leaf]:
+        """Read the counts after an item."""
+
+    def choice(self) -> Tree[Leaf]:
+        options = [self.sequence()]
+        while self.take("|"):
+            options.append(self.sequence())
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def sequence(self) -> Tree[Leaf]:
+        items: list[Tree[Leaf]] = []
+        while (item := self.item()) is not None:
+            items.append(self.repeated(item))
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
+
+    def group(self, start: int) -> Tree[Leaf]:
+        """Read the rest of a group that was opened at `start`."""
+        self.nest += 1
+        if self.nest > self.max_nest:
+            raise self.error(start, f"groups nest deeper than {self.max_nest} levels")
+        inside = self.choice()
+        if not self.take(")"):
+            raise self.error(start, "this ( is not closed")
+        self.nest -= 1
+        return inside
+
+    def counts(self) -> tuple[int, int | None] | None:
+        """Read `*`, `+`, `?` or `{2,5}`; None if there is no count."""
+        start = self.at
+        for mark, counts in _MARKS.items():
+            if self.take(mark):
+                return counts
+        if not self.take("{"):
+            return None
+        low = self._integer()
+        high = (None if self.starts("}") else self._integer()) if self.take(",") else low
+        if not self.take("}") or (high is not None and low > high):
+            raise self.error(start, "a count must look like {2}, {2,} or {2,5}")
+        return low, high
+
+    def _integer(self) -> int:
+        digits = self.match(self.integer)
+        if digits is None:
+            raise self.error(self.at, "expected an integer")
+        return int(digits)
+
+    def hex_char(self, start: int, size: int) -> str:
+        """Read the hexadecimal digits of an escape that began at `start`."""
+        digits = self.text[self.at : self.at + size]
+        if not re.fullmatch(f"[0-9a-fA-F]{{{size}}}", digits) or int(digits, 16) > 0x10FFFF:
+            raise self.error(start, f"{self.text[start : start + 2]} needs {size} hexadecimal digits of a character")
+        self.at += size
+        return chr(int(digits, 16))
+
+    def starts(self, sign: str) -> bool:
+        return self.text.startswith(sign, self.at)
+
+    def take(self, sign: str) -> bool:
+        """Skip a sign and the blanks after it, if it comes next."""
+        found = self.starts(sign)
+        if found:
+            self.at += len(sign)
+            self.match(self.blank)
+        return found
+
+    def match(self, pattern: re.Pattern[str]) -> str | None:
+        """Read the text that a pattern matches here, and skip the blanks after it."""
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            return None
+        blank = self.blank.match(self.text, found.end())
+        self.at = blank.end() if blank else found.end()
+        return found.group()

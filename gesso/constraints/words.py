@@ -1,4 +1,7 @@
-"""The vocabulary as byte strings: what each token adds to a text. V tokens, L bytes of the longest word considered."""
+"""The vocabulary as byte strings. V tokens, L bytes of the longest word that is a candidate.
+
+A word is the text of a token in bytes. Candidates are the words that a search may choose.
+"""
 
 import bisect
 import re
@@ -13,17 +16,17 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.constraints.automaton import DEAD, STAY, Automaton
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # what most words are made of
+PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # the bytes of most words
 LAST_BYTE = 0xF7  # of any text in UTF-8
 FEW_LEFT = 32
-LONGEST = 20  # bytes of a word to choose from; a longer token can be written by shorter ones
+LONGEST = 20  # bytes of a candidate; shorter tokens can write the text of a longer one
 
 
 class Words:
     def __init__(self, bytes_of: Mapping[int, bytes], vocab_size: int) -> None:
-        """`bytes_of` those tokens that write text. Of several that write the same the first is a word to choose from.
+        """`bytes_of` has the tokens that write text. If several write the same bytes, the first is the candidate.
 
-        Long ones are none: a text may have them, but a search would not find them.
+        Words longer than `LONGEST` are valid in a text, but no candidates.
         """
         self.bytes_of, self.vocab_size = bytes_of, vocab_size
         self.token_of: dict[bytes, int] = {}
@@ -34,27 +37,27 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, named: Mapping[int, int] = MappingProxyType({})) -> "Words":
-        """Special tokens are no words, but for those in `named`: each writes the byte it maps to, above 0xF7.
+        """Return the words of a tokenizer. Special tokens have none, except that those in `named` write a byte > 0xF7.
 
-        Last come the tokens of single bytes. Where there is a piece that writes the same, a model has hardly ever seen
-        the byte: considered in its place, it would make every "2" and every "q" as unlikely as can be.
+        Tokens of single bytes come last, so that another token with the same text is the candidate. A model has hardly
+        seen the byte token in training, and would make every "2" and every "q" as unlikely as possible.
         """
         bytes_of: dict[int, bytes] = {}
-        bytes_alone: dict[int, bytes] = {}
-        for token, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
+        byte_tokens: dict[int, bytes] = {}
+        for token, text in enumerate(tokenizer.pieces(range(tokenizer.vocab_size))):
             if token in tokenizer.special_ids:
                 if token in named:
                     bytes_of[token] = bytes([named[token]])
-            elif found := BYTE.fullmatch(piece):
+            elif found := BYTE.fullmatch(text):
                 if (byte := int(found[1], 16)) <= LAST_BYTE:
-                    bytes_alone[token] = bytes([byte])
-            elif word := piece.encode():
-                (bytes_alone if token in tokenizer.byte_ids else bytes_of)[token] = word
-        return cls({**bytes_of, **bytes_alone}, vocab_size)
+                    byte_tokens[token] = bytes([byte])
+            elif word := text.encode():
+                (byte_tokens if token in tokenizer.byte_ids else bytes_of)[token] = word
+        return cls({**bytes_of, **byte_tokens}, vocab_size)
 
     @cached_property
     def bytes_VL(self) -> NDArray[np.int64]:
-        """The bytes of every token, then STAY."""
+        """The bytes of every token, padded with STAY."""
         found_VL = np.full((self.vocab_size, LONGEST), STAY, np.int64)
         for token, word in self._short():
             found_VL[token, : len(word)] = np.frombuffer(word, np.uint8)
@@ -62,7 +65,7 @@ class Words:
 
     @cached_property
     def length_V(self) -> NDArray[np.int16]:
-        """In bytes; 0 for what is no word, or a long one."""
+        """The length in bytes; 0 for tokens without text and for long words."""
         length_V = np.zeros(self.vocab_size, np.int16)
         for token, word in self._short():
             length_V[token] = len(word)
@@ -70,7 +73,7 @@ class Words:
 
     @cached_property
     def plain_V(self) -> NDArray[np.bool_]:
-        """The words of plain bytes only."""
+        """Whether a word consists of plain bytes only."""
         plain_V = np.zeros(self.vocab_size, np.bool_)
         plain_V[[token for token, word in self._short() if not word.strip(PLAIN)]] = True
         return plain_V
@@ -79,9 +82,9 @@ class Words:
         return ((token, word) for token, word in self.bytes_of.items() if len(word) <= LONGEST)
 
     def after(self, automaton: Automaton, state: int, limit: int) -> list[tuple[int, int]] | None:
-        """(token, next state) of every word that can follow; None when there are more than `limit`."""
+        """Return (token, next state) of every candidate that can follow a state; None if more than `limit` can."""
         allowed = automaton.next_SB[state, :STAY].nonzero()[0].tolist()
-        if sum(bytes([byte]) in self.token_of for byte in allowed) > limit:  # quicker than to walk them all
+        if sum(bytes([byte]) in self.token_of for byte in allowed) > limit:  # faster than walking all words
             return None
         found: list[tuple[int, int]] = []
         for word, target in self._walk(automaton, state):
@@ -91,9 +94,9 @@ class Words:
         return found
 
     def targets(self, automaton: Automaton, state: int) -> list[tuple[int, int]]:
-        """(token, next state) of one word for each state that a word leads to."""
+        """Return (token, next state), with one candidate for each state that some candidate reaches."""
         found: dict[int, int] = {}
-        token, at = self._each_V, np.full(len(self._each_V), state)  # of the words that go on
+        token, at = self._candidates, np.full(len(self._candidates), state)  # of the words that have bytes left
         for place in range(LONGEST + 1):
             byte = self.bytes_VL[token, place] if place < LONGEST else np.full(len(token), STAY)
             ended = byte == STAY
@@ -106,12 +109,12 @@ class Words:
         return [(token, target) for target, token in found.items()]
 
     @cached_property
-    def _each_V(self) -> NDArray[np.int64]:
+    def _candidates(self) -> NDArray[np.int64]:
         return np.array(list(self.token_of.values()), np.int64)
 
     def _walk(self, automaton: Automaton, state: int) -> Iterator[tuple[bytes, int]]:
-        """Through the sorted words byte by byte, as far as the automaton goes; where few are left, each by itself."""
-        pending = [(0, state, 0, len(self._sorted))]  # so many bytes are read; words from here to there begin with them
+        """Walk the sorted words byte by byte, as a trie. Where few are left, walk each of them to its end."""
+        pending = [(0, state, 0, len(self._sorted))]  # words low:high share their first `read` bytes
         while pending:
             read, at, low, high = pending.pop()
             if high - low <= FEW_LEFT:

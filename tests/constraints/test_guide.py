@@ -111,7 +111,7 @@ def test_the_way_to_the_end_has_as_many_tokens_as_it_says(guide_of, regex):
     guide, state, left, tokens = guide_of(regex), START, [], []
     while not guide.may_end(state):
         left.append(int(guide.tokens_left_S[state]))
-        tokens.append(int(guide._ways[1][state]))
+        tokens.append(int(guide._shortest[1][state]))
         state = guide.walk(state, tokens[-1:])
     assert left == list(range(len(left), 0, -1)) and guide.shortest == len(tokens)
     assert guide.automaton.matches(b"".join(guide.words.bytes_of[token] for token in tokens))
@@ -353,7 +353,7 @@ def test_what_is_kept_of_constraints_is_bounded(tiny, monkeypatch):
     assert list(guides._kept.values()) == [kept]
     again = guides.guide(regex="a{9}")
     assert list(guides._kept.values()) == [again] and guides.guide(regex="a{9}") is again
-    known = again._known
+    known = again._cached_step
     for token in range(tiny.config.vocab_size):
         again.walk(START, [token])
     assert known.cache_info().maxsize < 10**6

@@ -98,11 +98,11 @@ def test_the_text_found_is_the_likeliest_of_all_that_have_the_pins(guide_of, tin
 @pytest.mark.parametrize(
     ("regex", "pins", "message"),
     [
-        ("abc", {1: b"x"}, "at position 1 cannot stand there"),
-        ("abc", {0: b"a", 1: b"c"}, "at position 1 cannot stand there under the constraint and the pins before it"),
-        ("abc", {5: b"c"}, "at position 5 cannot stand there"),
+        ("abc", {1: b"x"}, "at position 1 is not possible"),
+        ("abc", {0: b"a", 1: b"c"}, "at position 1 is not possible under the constraint and the pins before it"),
+        ("abc", {5: b"c"}, "at position 5 is not possible"),
         ("[a-c]{9}", {1: b"b"}, "within max_new_tokens=8"),
-        ("abc", {1: None}, "at position 1 cannot stand there"),
+        ("abc", {1: None}, "at position 1 is not possible"),
     ],
 )
 def test_pins_that_cannot_be_kept_are_named(tiny, guide_of, regex, pins, message):
@@ -118,7 +118,7 @@ def test_a_pinned_end_of_text_ends_it_there(tiny):
 
 
 def test_a_constraint_too_large_for_pins_is_refused_in_bounded_time(tiny, monkeypatch):
-    monkeypatch.setattr("gesso.constraints.reach.MOST_WORK", 1000)
+    monkeypatch.setattr("gesso.constraints.reach.MAX_WORK", 1000)
     with pytest.raises(gesso.InputError, match="too large to be combined"):
         tiny.generate("Hello", regex="[a-z]{9,99}", pins={50: 300}, max_new_tokens=99)
 

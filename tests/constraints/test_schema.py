@@ -228,7 +228,7 @@ def test_only_leap_years_have_a_29th_of_february() -> None:
     ({"type": "array", "items": [{}]}, "#/items.*prefixItems"),
     ({"type": "object", "minProperties": 2}, "#/minProperties"),
     ({"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2}, "maxProperties"),
-    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf: a value may fit both 0 and 1"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf: a value may match both members 0 and 1"),
     ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "#/oneOf"),
     ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "pattern"),
     ({"enum": ["a"], "pattern": "a"}, "enum or const"),

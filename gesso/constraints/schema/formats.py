@@ -1,15 +1,15 @@
-"""The `format` of a string: what every strict checker accepts, as regular expressions, with the lengths they allow."""
+"""Regular expressions of the `format` keyword. They match only texts that every strict validator accepts."""
 
 from dataclasses import dataclass
 
-from gesso.constraints.regex import Piece, raw
+from gesso.constraints.regex import Regex, raw
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    content: Piece
-    low: int
-    high: int | None
+    content: Regex
+    min_length: int
+    max_length: int | None
 
 
 _HEX = "[0-9a-fA-F]"
@@ -20,13 +20,13 @@ _DATE = (
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
 )
 _HOUR = "(?:[01][0-9]|2[0-3])"
-# Leap seconds are left out: only some checkers know them. Fractions end where microseconds do, as many checkers do.
+# No leap seconds, which only some validators accept. Fractions stop at microseconds, as in many validators.
 _TIME = f"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
 _DURATION_TIME = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DURATION_DATE = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 _DURATION = f"P(?:[0-9]+W|{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME})"
 
-# Names of hosts: labels of at most 63 characters, no hyphens at their ends or in pairs, a last one that is no number.
+# Host names: short labels without leading, trailing or double hyphens; the last label starts with a letter.
 _LABEL = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,20}"
 _HOST = f"(?:{_LABEL}\\.){{0,3}}[A-Za-z](?:-?[A-Za-z0-9]){{0,20}}"
 _MAIL_HOST = f"(?:{_LABEL}\\.){{1,3}}[A-Za-z]{{2,12}}"
@@ -35,7 +35,7 @@ _EMAIL = f"[A-Za-z0-9_+-]{{1,30}}(?:\\.[A-Za-z0-9_+-]{{1,30}})?@{_MAIL_HOST}"
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = f"{_BYTE}(?:\\.{_BYTE}){{3}}"
 _GROUP = f"{_HEX}{{1,4}}"
-# `::` stands for one group of zeros or more: with n groups before it there are at most 7 - n behind.
+# `::` replaces at least one group of zeros: n groups before it leave at most 7 - n after it.
 _SHORTENED = "|".join(
     f"{'' if n == 0 else _GROUP}{f'(?::{_GROUP}){{{n - 1}}}' if n > 1 else ''}::"
     + (f"(?:{_GROUP}(?::{_GROUP}){{0,{6 - n}}})?" if n < 7 else "")

@@ -1,31 +1,31 @@
-"""JSON numbers between bounds, as regular expressions.
+"""Regular expressions for JSON numbers between bounds.
 
-Integers are exact, digit by digit. Numbers with a fraction have a trap: `0.49999999999999999999` reads as 0.5 in
-floating point. Rounding never swaps two numbers, so inclusive bounds are safe whatever the number of digits; from an
-exclusive bound a number must differ within 15 significant digits, which floating point tells apart.
+Integers are compared digit by digit. Fractions need care: `0.49999999999999999999` reads as 0.5 in floating point.
+Rounding never swaps the order of two numbers, so inclusive bounds hold for any number of digits. Next to an exclusive
+bound, a number must differ within 15 significant digits, which floating point can distinguish.
 """
 
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
-from gesso.constraints.regex import EMPTY, Piece, alt, quote, raw, repeat, seq
+from gesso.constraints.regex import EMPTY, Regex, alt, literal, raw, repeat, seq
 
-DIGIT = Piece("[0-9]", 1, 1)
-DIGITS = 15
-"""As many significant digits as floating point can tell apart."""
-LARGE = 10**DIGITS
-"""From here on only whole numbers are written next to a bound."""
-LONGEST = 40
-"""Digits of the longest bound accepted."""
+DIGIT = Regex("[0-9]", 1, 1)
+PRECISION = 15  # significant digits that floating point can distinguish
+LARGE = 10**PRECISION  # only integers are written next to a bound of this size
+MAX_DIGITS = 40  # of a bound
+MAX_MULTIPLES = 1000
+
+ANY_INTEGER = raw("-?(?:0|[1-9][0-9]*)", 4)
+# Numbers with a fraction or an exponent stay below the overflow of floating point; integers may have any length.
+ANY_NUMBER = raw("-?(?:(?:0|[1-9][0-9]{0,14})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|[1-9][0-9]{15,})", 24)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    value: Fraction
-    """What the schema says, as the decimal number it is written as."""
-    exact: Fraction
-    """What a reader compares with: the floating-point number nearest to it."""
+    value: Fraction  # the decimal number in the schema
+    exact: Fraction  # the nearest floating-point number, with which a validator compares
     strict: bool
 
     @classmethod
@@ -36,9 +36,9 @@ class Bound:
         return Bound(-self.value, -self.exact, self.strict)
 
     def digits(self) -> int:
-        """Significant digits: a bound that is not a decimal number of few digits cannot be written out."""
+        """Return the number of significant digits, or more than `MAX_DIGITS` if there are too many to write."""
         scaled, places = abs(self.value), 0
-        while scaled.denominator != 1 and places <= LONGEST:
+        while scaled.denominator != 1 and places <= MAX_DIGITS:
             scaled, places = scaled * 10, places + 1
         return max(places, len(str(int(scaled))))
 
@@ -46,149 +46,134 @@ class Bound:
 ZERO = Bound(Fraction(0), Fraction(0), False)
 
 
-def any_integer() -> Piece:
-    return raw("-?(?:0|[1-9][0-9]*)", 4)
+def none_between(low: Bound | None, high: Bound | None) -> bool:
+    """Return whether no number lies between two bounds."""
+    if low is None or high is None:
+        return False
+    return low.exact > high.exact or (low.exact == high.exact and (low.strict or high.strict))
 
 
-def any_number() -> Piece:
-    """Exponents and fractions stay where floating point does not overflow; whole numbers may be of any length."""
-    return raw("-?(?:(?:0|[1-9][0-9]{0,14})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?|[1-9][0-9]{15,})", 24)
-
-
-def integers(low: Bound | None, high: Bound | None) -> Piece | None:
-    """The whole numbers between two bounds."""
+def integers(low: Bound | None, high: Bound | None) -> Regex | None:
+    """Match the integers between two bounds."""
     if low is None and high is None:
-        return any_integer()
-    return _signed(_least(low), _most(high))
+        return ANY_INTEGER
+    first, last = _lowest(low), _highest(high)
+    if first is not None and last is not None and first > last:
+        return None
+    parts: list[Regex | None] = []
+    if first is None or first < 0:
+        nearest = 1 if last is None or last >= 0 else -last
+        parts.append(seq(raw("-", 1), _natural(nearest, None if first is None else -first)))
+    if last is None or last >= 0:
+        parts.append(_natural(max(first or 0, 0), last))
+    return alt(parts)
 
 
-def numbers(low: Bound | None, high: Bound | None) -> Piece | None:
-    """The numbers between two bounds, whole or with a fraction."""
+def numbers(low: Bound | None, high: Bound | None) -> Regex | None:
+    """Match the numbers between two bounds, with or without a fraction."""
     if low is None and high is None:
-        return any_number()
+        return ANY_NUMBER
     whole = integers(low, high)
     if any(bound is not None and abs(bound.value) >= LARGE for bound in (low, high)):
         return whole
-    above = alt([whole, _fractions(low if low is not None and low.value >= 0 else ZERO, high)])
     if low is not None and low.value >= 0:
-        return above
-    # Below zero: the same with both bounds mirrored.
+        return alt([whole, _fractions(low, high)])
+    # Below zero, mirror both bounds.
     nearest = high.mirrored() if high is not None and high.value <= 0 else ZERO
     below = _fractions(nearest, low.mirrored() if low is not None else None)
-    return alt([above, seq(raw("-", 1), below) if below is not None else None])
+    return alt([alt([whole, _fractions(ZERO, high)]), seq(raw("-", 1), below)])
 
 
-def multiples(low: Bound | None, high: Bound | None, step: int, most: int = 1000) -> list[int] | None:
-    """The multiples of `step` between two bounds; `None` where they are too many to be listed."""
-    first, last = _least(low), _most(high)
-    if first is None or last is None or (last - first) // step > most:
+def multiples(low: Bound | None, high: Bound | None, step: int) -> list[int] | None:
+    """List the multiples of `step` between two bounds; None if there are more than `MAX_MULTIPLES`."""
+    first, last = _lowest(low), _highest(high)
+    if first is None or last is None or (last - first) // step > MAX_MULTIPLES:
         return None
     return list(range(-(-first // step) * step, last + 1, step))
 
 
-def _least(low: Bound | None) -> int | None:
+def _lowest(low: Bound | None) -> int | None:
     if low is None:
         return None
     return int(low.exact // 1) + 1 if low.strict else -int(-low.exact // 1)
 
 
-def _most(high: Bound | None) -> int | None:
-    least = _least(high.mirrored() if high is not None else None)
-    return None if least is None else -least
+def _highest(high: Bound | None) -> int | None:
+    lowest = _lowest(high.mirrored() if high is not None else None)
+    return None if lowest is None else -lowest
 
 
-def _signed(low: int | None, high: int | None) -> Piece | None:
-    if low is not None and high is not None and low > high:
-        return None
-    parts = []
-    if low is None or low < 0:
-        below = _natural(1 if high is None or high >= 0 else -high, None if low is None else -low)
-        parts.append(seq(raw("-", 1), below) if below is not None else None)
-    if high is None or high >= 0:
-        parts.append(_natural(max(low or 0, 0), high))
-    return alt(parts)
-
-
-def _natural(low: int, high: int | None) -> Piece | None:
-    """Whole numbers from `low` >= 0 on, without leading zeros."""
+def _natural(low: int, high: int | None) -> Regex | None:
+    """Match integers from `low` >= 0 to `high`, without leading zeros."""
     if high is not None and low > high:
         return None
     if low == 0:
         return alt([raw("0", 1), _natural(1, high)])
-    first = str(low)
-    if high is None:
-        longer = seq(raw("[1-9]", 1), repeat(DIGIT, len(first), None))
-        return alt([_same_length(first, "9" * len(first)), longer])
-    last = str(high)
-    if len(first) == len(last):
+    first, last = str(low), str(high)
+    if high is not None and len(first) == len(last):
         return _same_length(first, last)
-    between = None
-    if len(last) - len(first) > 1:
-        between = seq(raw("[1-9]", 1), repeat(DIGIT, len(first), len(last) - 2))
-    return alt([_same_length(first, "9" * len(first)), between, _same_length("1" + "0" * (len(last) - 1), last)])
+    shortest = _same_length(first, "9" * len(first))
+    between = seq(raw("[1-9]", 1), repeat(DIGIT, len(first), None if high is None else len(last) - 2))
+    longest = None if high is None else _same_length("1" + "0" * (len(last) - 1), last)
+    return alt([shortest, between, longest])
 
 
-def _same_length(low: str, high: str) -> Piece | None:
-    """Numbers of as many digits as both bounds have."""
+def _same_length(low: str, high: str) -> Regex | None:
+    """Match integers between two bounds with the same number of digits."""
     shared = next((i for i, (a, b) in enumerate(zip(low, high, strict=True)) if a != b), len(low))
-    prefix, a, b = low[:shared], low[shared:], high[shared:]
+    a, b = low[shared:], high[shared:]
     if not a:
-        return quote(low)
-    # A number above `a` shares some digits with it and is greater at the next; likewise below `b`. Where only zeros
-    # follow in `a`, or nines in `b`, all that begins like them is in.
+        return literal(low)
+    # A number above `a` shares some leading digits with it and has a greater digit next; likewise below `b`. If only
+    # zeros follow in `a`, or only nines in `b`, any digits may follow its first digit.
     rest = len(a) - 1
     zeros, nines = not a[1:].strip("0"), not b[1:].strip("9")
-    parts: list[Piece | None] = []
+    parts: list[Regex | None] = []
     if not zeros:
-        parts.append(quote(a))
-        parts += [_then(a[:i], chr(ord(a[i]) + 1), "9", rest - i) for i in range(rest, 0, -1)]
-    parts.append(_then("", chr(ord(a[0]) + (not zeros)), chr(ord(b[0]) - (not nines)), rest))
+        parts.append(literal(a))
+        parts += [_digit_range(a[:i], chr(ord(a[i]) + 1), "9", rest - i) for i in range(rest, 0, -1)]
+    parts.append(_digit_range("", chr(ord(a[0]) + (not zeros)), chr(ord(b[0]) - (not nines)), rest))
     if not nines:
-        parts += [_then(b[:i], "0", chr(ord(b[i]) - 1), rest - i) for i in range(1, rest + 1)]
-        parts.append(quote(b))
-    body = alt(parts)
-    return body if not prefix or body is None else seq(quote(prefix), body)
+        parts += [_digit_range(b[:i], "0", chr(ord(b[i]) - 1), rest - i) for i in range(1, rest + 1)]
+        parts.append(literal(b))
+    return seq(literal(low[:shared]), alt(parts))
 
 
-def _then(prefix: str, low: str, high: str, digits: int) -> Piece | None:
+def _digit_range(prefix: str, low: str, high: str, digits: int) -> Regex | None:
+    """Match a prefix, one digit from `low` to `high`, and `digits` more digits."""
     if low > high:
         return None
-    one = raw(low, 1) if low == high else Piece(f"[{low}-{high}]", 1, 1)
-    return seq(quote(prefix) if prefix else EMPTY, one, repeat(DIGIT, digits, digits))
+    one = raw(low, 1) if low == high else Regex(f"[{low}-{high}]", 1, 1)
+    return seq(literal(prefix), one, repeat(DIGIT, digits, digits))
 
 
-def _fractions(low: Bound, high: Bound | None) -> Piece | None:
-    """Numbers with a point between two bounds, `low` >= 0."""
+def _fractions(low: Bound, high: Bound | None) -> Regex | None:
+    """Match numbers with a decimal point between two bounds, `low` >= 0."""
     if high is not None and high.value < low.value:
         return None
-    first, floor = int(low.value), _places(low.value)
+    first, above = int(low.value), _places(low.value)
     below: str | None
     if high is None:
         last, below, strict = LARGE, "", True
     else:
         last, below, strict = int(high.value), _places(high.value), high.strict
-        if high.strict and high.value == last:  # 5 is out: the last whole part is 4, with any fraction
+        if strict and high.value == last:  # below 5, the last integer part is 4, with any fraction
             last, below = last - 1, None
     if first > last:
         return None
     if first == last:
-        return _pointed(first, _fraction(floor, low.strict, below, strict, _room(first)))
-    inner = _natural(first + 1, last - 1)
+        return _with_point(first, above, low.strict, below, strict)
     return alt(
         [
-            _pointed(first, _fraction(floor, low.strict, None, False, _room(first))),
-            seq(inner, raw("\\.", 1), repeat(DIGIT, 1, None)) if inner is not None else None,
-            _pointed(last, _fraction("", False, below, strict, _room(last))),
+            _with_point(first, above, low.strict, None, False),
+            seq(_natural(first + 1, last - 1), raw("\\.", 1), repeat(DIGIT, 1, None)),
+            _with_point(last, "", False, below, strict),
         ]
     )
 
 
-def _room(whole: int) -> int:
-    return DIGITS - len(str(whole))
-
-
 def _places(value: Fraction) -> str:
-    """The digits after the point, without trailing zeros."""
+    """Return the digits after the decimal point, without trailing zeros."""
     rest, digits = value - int(value), ""
     while rest:
         rest *= 10
@@ -197,51 +182,47 @@ def _places(value: Fraction) -> str:
     return digits
 
 
-def _pointed(whole: int, fraction: Piece | None) -> Piece | None:
-    return None if fraction is None else seq(quote(str(whole)), raw("\\.", 1), fraction)
+def _with_point(whole: int, low: str, low_strict: bool, high: str | None, high_strict: bool) -> Regex | None:
+    fraction = _fraction(low, low_strict, high, high_strict, PRECISION - len(str(whole)))
+    return seq(literal(str(whole)), raw("\\.", 1), fraction)
 
 
-def _fraction(low: str, above: bool, high: str | None, under: bool, room: int, first: bool = True) -> Piece | None:
-    """Digits after the point, of which there must be one if `first`, worth at least `low` and at most `high` (None: 1).
+def _fraction(
+    low: str, low_strict: bool, high: str | None, high_strict: bool, digits: int, required: bool = True
+) -> Regex | None:
+    """Match the digits after the decimal point of a fraction from 0.`low` to 0.`high` (None: to 1).
 
-    `above` and `under` leave the bounds themselves out: within `room` digits the number must differ from them.
+    With a strict bound, one of the first `digits` digits must differ from it. `required`: match at least one digit.
     """
     if high == "":
-        return None if low or above or under else repeat(Piece("0", 1, 1), int(first), None)
-    if not low and high is None and not (above and under):
-        return _differing("0", "[1-9]", room) if above else _below_one(under, room, first)
-    if room < 1:
-        return None if low or above or first else EMPTY
-    parts: list[Piece | None] = [EMPTY] if not low and not above and not first else []
+        return None if low or low_strict or high_strict else repeat(Regex("0", 1, 1), int(required), None)
+    if not low and high is None and not (low_strict and high_strict):
+        return _differing("0", "[1-9]", digits) if low_strict else _below_one(high_strict, digits, required)
+    if digits < 1:
+        return None if low or low_strict or required else EMPTY
+    parts: list[Regex | None] = [EMPTY] if not low and not low_strict and not required else []
     bottom, top = low[0] if low else "0", high[0] if high else "9"
     after = high[1:] if high else None
     if bottom == top:
-        parts.append(_led(bottom, _fraction(low[1:], above, after, under, room - 1, False)))
+        parts.append(seq(raw(bottom, 1), _fraction(low[1:], low_strict, after, high_strict, digits - 1, False)))
     elif bottom < top:
-        # Digits that lead to just below the bound: 4 where 0.5 is out, for 0.4999... reads as 0.5.
-        close = chr(ord(top) - 1) if under and after == "" else ""
-        parts.append(_led(bottom, _fraction(low[1:], above, None, bottom == close, room - 1, False)))
-        between = _then("", chr(ord(bottom) + 1), chr(ord(top) - 1 - bool(close)), 0)
-        parts.append(None if between is None else seq(between, repeat(DIGIT, 0, None)))
+        # A digit whose continuation may round up to the bound: 4 if 0.5 is excluded, because 0.4999... reads as 0.5.
+        close = chr(ord(top) - 1) if high_strict and after == "" else ""
+        parts.append(seq(raw(bottom, 1), _fraction(low[1:], low_strict, None, bottom == close, digits - 1, False)))
+        between = _digit_range("", chr(ord(bottom) + 1), chr(ord(top) - 1 - bool(close)), 0)
+        parts.append(seq(between, repeat(DIGIT, 0, None)))
         if bottom < close:
-            parts.append(_led(close, _below_one(True, room - 1, False)))
-        parts.append(_led(top, _fraction("", False, after, under, room - 1, False)))
+            parts.append(seq(raw(close, 1), _below_one(True, digits - 1, False)))
+        parts.append(seq(raw(top, 1), _fraction("", False, after, high_strict, digits - 1, False)))
     return alt(parts)
 
 
-def _below_one(strictly: bool, room: int, first: bool) -> Piece | None:
-    if not strictly:
-        return repeat(DIGIT, int(first), None)
-    nines = repeat(Piece("9", 1, 1), int(first), room) if room >= first else None
-    return alt([_differing("9", "[0-8]", room), nines])
+def _below_one(strict: bool, digits: int, required: bool) -> Regex | None:
+    if not strict:
+        return repeat(DIGIT, int(required), None)
+    return alt([_differing("9", "[0-8]", digits), repeat(Regex("9", 1, 1), int(required), digits)])
 
 
-def _differing(digit: str, other: str, room: int) -> Piece | None:
-    """Digits of which one of the first `room` is another."""
-    if room < 1:
-        return None
-    return seq(repeat(Piece(digit, 1, 1), 0, room - 1), raw(other, 1), repeat(DIGIT, 0, None))
-
-
-def _led(digit: str, rest: Piece | None) -> Piece | None:
-    return None if rest is None else seq(raw(digit, 1), rest)
+def _differing(digit: str, other: str, digits: int) -> Regex | None:
+    """Match digits, one of the first `digits` of which is not `digit`."""
+    return seq(repeat(Regex(digit, 1, 1), 0, digits - 1), raw(other, 1), repeat(DIGIT, 0, None))

@@ -1,28 +1,28 @@
-"""The `pattern` of a schema: a regular expression of ECMAScript, read into a tree and written out for JSON strings.
+"""Compile the `pattern` keyword, an ECMAScript regular expression, to an expression for JSON strings.
 
-Readers disagree on some classes: `\\w` has é in Python, not in ECMAScript. A class is therefore kept as two sets, what
-is in it for everyone and what is in it for anyone; texts are made from the first, complements from the second.
+Validators disagree on some classes: `\\w` contains é in Python, but not in ECMAScript. So a class is kept as two sets:
+characters that every validator accepts, and characters that any validator accepts. Texts are made from the first set,
+complements from the second.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gesso.constraints.charset import ANY, LAST, Ranges, chars, complement, minus, union
-from gesso.constraints.regex import EMPTY, Piece, alt, repeat, seq
-from gesso.constraints.syntax import MARKS, Choice, Repeat, Sequence, Tree
+from gesso.constraints.regex import Regex, alt, repeat, seq
+from gesso.constraints.syntax import Choice, Parser, Repeat, Sequence, Tree
 from gesso.errors import InputError
-
-NEST = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    sure: Ranges
-    maybe: Ranges
+    every: Ranges  # in the class for every validator
+    any: Ranges  # in the class for at least one validator
 
     def negated(self) -> "Chars":
-        return Chars(complement(self.maybe), complement(self.sure))
+        return Chars(complement(self.any), complement(self.every))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,41 +30,39 @@ class Anchor:
     mark: str
 
 
-Node = Tree[Chars | Anchor]
-Char = Callable[[Ranges], Piece | None]
+Leaf = Chars | Anchor
+Node = Tree[Leaf]
+WriteChar = Callable[[Ranges], Regex | None]  # writes one character of a set
 
 _DIGIT = union(((0x30, 0x39),))
 _WORD = union(_DIGIT, ((0x41, 0x5A), (0x61, 0x7A)), chars("_"))
 _SPACE = chars("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))))
 _NO_WORD = union(minus(((0, 0x7F),), _WORD), ((0x2000, 0x206F),))
-SHORTHANDS = {
+_SHORTHANDS = {
     "d": Chars(_DIGIT, union(_DIGIT, ((0x660, LAST),))),  # U+0660 is the first decimal digit beyond ASCII
     "w": Chars(_WORD, complement(_NO_WORD)),
     "s": Chars(_SPACE, union(_SPACE, ((0x1C, 0x1F),), chars("\x85\ufeff"))),
 }
-SHORTHANDS |= {name.upper(): chars_.negated() for name, chars_ in SHORTHANDS.items()}
+_SHORTHANDS |= {name.upper(): found.negated() for name, found in _SHORTHANDS.items()}
 _DOT = Chars(minus(ANY, chars("\n\r\u2028\u2029")), minus(ANY, chars("\n")))
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 _ANYTHING = Repeat(Chars(ANY, ANY), 0, None)
 
 
-def pattern_content(pattern: str, low: int, high: int | None, char: Char) -> Piece | None:
-    """What stands between the quotes of a string of `low` to `high` characters in which the pattern is found.
-
-    `char` writes one character of a set.
-    """
-    tree = _Parser(pattern).parse()
+def pattern_content(pattern: str, low: int, high: int | None, write_char: WriteChar) -> Regex | None:
+    """Return the content of strings of `low` to `high` characters that contain a match of the pattern."""
+    tree = _Pattern(pattern).parse()
     options = tree.items if isinstance(tree, Choice) else (tree,)
-    return alt(_write(_fit(_anchored(option, pattern), low, high, pattern), char) for option in options)
+    return alt(_compile(_fit(_anchored(option, pattern), low, high, pattern), write_char) for option in options)
 
 
-def _anchored(node: Node, pattern: str) -> Sequence[Chars | Anchor]:
-    """The whole string instead of a part of it: what `^` and `$` do not rule out may stand before and after."""
+def _anchored(node: Node, pattern: str) -> Sequence[Leaf]:
+    """Extend a match to the whole string: allow any text where `^` or `$` does not forbid it."""
     items = list(node.items) if isinstance(node, Sequence) else [node]
     start, end = items[:1] == [Anchor("^")], items[-1:] == [Anchor("$")]
     items = items[start : len(items) - end]
-    if any(_has_anchor(item) for item in items):
-        raise InputError(f"the pattern {pattern!r} has ^ or $ inside: only at its start and end can they be followed")
+    if any(map(_has_anchor, items)):
+        raise InputError(f"the pattern {pattern!r} has ^ or $ inside; they are supported only at its start and end")
     return Sequence((*([] if start else [_ANYTHING]), *items, *([] if end else [_ANYTHING])))
 
 
@@ -77,24 +75,25 @@ def _has_anchor(node: Node) -> bool:
     return isinstance(node, Anchor)
 
 
-def _fit(node: Sequence[Chars | Anchor], low: int, high: int | None, pattern: str) -> Sequence[Chars | Anchor]:
-    """The same within bounds of length, if one repetition of single characters can take up the difference."""
+def _fit(node: Sequence[Leaf], low: int, high: int | None, pattern: str) -> Sequence[Leaf]:
+    """Restrict the length, if a single repetition of one character can absorb the difference."""
     least, most = _length(node)
     if least >= low and (high is None or (most is not None and most <= high)):
         return node
-    loose = [i for i, item in enumerate(node.items) if _length(item)[0] != _length(item)[1]]
-    place = node.items[loose[0]] if len(loose) == 1 else None
-    if not isinstance(place, Repeat) or _length(place.item) != (1, 1):
-        raise InputError(f"the pattern {pattern!r} cannot be held to minLength and maxLength: put the length into it")
-    rest = least - place.low
-    fewest = max(place.low, low - rest)
-    limits = [n for n in (place.high, None if high is None else high - rest) if n is not None]
-    changed = replace(place, low=fewest, high=min(limits) if limits else None)
-    return Sequence((*node.items[: loose[0]], changed, *node.items[loose[0] + 1 :]))
+    variable = [i for i, item in enumerate(node.items) if _length(item)[0] != _length(item)[1]]
+    item = node.items[variable[0]] if len(variable) == 1 else None
+    if not isinstance(item, Repeat) or _length(item.item) != (1, 1):
+        raise InputError(
+            f"the pattern {pattern!r} cannot be combined with minLength and maxLength; write the length into it"
+        )
+    rest = least - item.low
+    highs = [n for n in (item.high, None if high is None else high - rest) if n is not None]
+    fitted = replace(item, low=max(item.low, low - rest), high=min(highs, default=None))
+    return Sequence((*node.items[: variable[0]], fitted, *node.items[variable[0] + 1 :]))
 
 
 def _length(node: Node) -> tuple[int, int | None]:
-    """The least and the most characters; `None` for no end."""
+    """Return the lowest and the highest number of characters; None for no upper limit."""
     match node:
         case Chars():
             return 1, 1
@@ -104,29 +103,26 @@ def _length(node: Node) -> tuple[int, int | None]:
             least, most = _length(item)
             return least * low, 0 if most == 0 else None if most is None or high is None else most * high
         case Choice(items) | Sequence(items):
-            total: Callable[[list[int]], int] = sum if isinstance(node, Sequence) else max
-            ranges = [_length(item) for item in items]
-            leasts, mosts = [r[0] for r in ranges], [r[1] for r in ranges if r[1] is not None]
-            least = sum(leasts) if isinstance(node, Sequence) else min(leasts)
-            return least, total([0, *mosts]) if len(mosts) == len(ranges) else None
+            lengths = [_length(item) for item in items]
+            leasts, mosts = [least for least, _ in lengths], [most for _, most in lengths if most is not None]
+            unlimited = len(mosts) < len(lengths)
+            if isinstance(node, Sequence):
+                return sum(leasts), None if unlimited else sum(mosts)
+            return min(leasts), None if unlimited else max(mosts)
 
 
-def _write(node: Node, char: Char) -> Piece | None:
+def _compile(node: Node, write_char: WriteChar) -> Regex | None:
     match node:
-        case Chars(sure):
-            return char(sure)
+        case Chars(every):
+            return write_char(every)
         case Choice(items):
-            return alt(_write(item, char) for item in items)
+            return alt(_compile(item, write_char) for item in items)
         case Sequence(items):
-            parts = [_write(item, char) for item in items]
-            return seq(*(p for p in parts if p is not None)) if None not in parts else None
+            return seq(*(_compile(item, write_char) for item in items))
         case Repeat(item, low, high):
-            if high is not None and low > high:
-                return None
-            part = _write(item, char)
-            return repeat(part, low, high) if part is not None else EMPTY if low == 0 else None
+            return repeat(_compile(item, write_char), low, high)
         case Anchor():
-            raise AssertionError("anchors are gone before anything is written")
+            raise AssertionError("_anchored removes all anchors")
 
 
 @lru_cache(maxsize=1024)
@@ -134,74 +130,31 @@ def _one(char: str) -> Chars:
     return Chars(chars(char), chars(char))
 
 
-class _Parser:
-    def __init__(self, pattern: str) -> None:
-        self.pattern, self.at, self.level = pattern, 0, 0
+class _Pattern(Parser[Leaf]):
+    max_nest = 50
+    integer = re.compile(r"\d{1,9}")
 
     def parse(self) -> Node:
-        tree = self._choice()
-        if self.at < len(self.pattern):
-            raise self._error("a ) that closes nothing")
+        tree = self.choice()
+        if self.at < len(self.text):
+            raise self.error(self.at, "this ) closes no group")
         return tree
 
-    def _error(self, what: str) -> InputError:
-        return InputError(f"the pattern {self.pattern[:80]!r} cannot be followed at character {self.at}: {what}")
-
-    def _peek(self, text: str) -> bool:
-        return self.pattern.startswith(text, self.at)
-
-    def _take(self, text: str) -> bool:
-        found = self._peek(text)
-        self.at += len(text) * found
-        return found
+    def error(self, at: int, problem: str) -> InputError:
+        return InputError(f"the pattern {self.text[:80]!r} is not supported at character {at}: {problem}")
 
     def _next(self) -> str:
-        if self.at >= len(self.pattern):
-            raise self._error("it ends too early")
+        if self.at >= len(self.text):
+            raise self.error(self.at, "unexpected end")
         self.at += 1
-        return self.pattern[self.at - 1]
+        return self.text[self.at - 1]
 
-    def _choice(self) -> Node:
-        options = [self._sequence()]
-        while self._take("|"):
-            options.append(self._sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
-
-    def _sequence(self) -> Node:
-        items: list[Node] = []
-        while self.at < len(self.pattern) and not self._peek("|") and not self._peek(")"):
-            items.append(self._repeated(self._atom()))
-        return items[0] if len(items) == 1 else Sequence(tuple(items))
-
-    def _repeated(self, item: Node) -> Node:
-        counts = next(((mark, pair) for mark, pair in MARKS.items() if self._take(mark)), None)
-        low, high = counts[1] if counts else (1, 1)
-        if not counts:
-            if not self._take("{"):
-                return item
-            low = self._number()
-            high = (None if self._peek("}") else self._number()) if self._take(",") else low
-            if not self._take("}") or (high is not None and low > high):
-                raise self._error("a repetition is written {2}, {2,} or {2,5}")
-        if isinstance(item, Anchor):
-            raise self._error("an anchor cannot be repeated")
-        self._take("?")  # as few as possible: the same texts
-        if self.pattern[self.at : self.at + 1] in ("*", "+", "{"):
-            raise self._error("a repetition of a repetition needs a group")
-        return Repeat(item, low, high)
-
-    def _number(self) -> int:
-        start = self.at
-        while self.pattern[self.at : self.at + 1].isdecimal() and self.at - start < 9:
-            self.at += 1
-        if start == self.at:
-            raise self._error("a number was expected")
-        return int(self.pattern[start : self.at])
-
-    def _atom(self) -> Node:
-        char = self._next()
+    def item(self) -> Node | None:
+        if self.at >= len(self.text) or self.starts("|") or self.starts(")"):
+            return None
+        start, char = self.at, self._next()
         if char == "(":
-            return self._group()
+            return self._group(start)
         if char in "^$":
             return Anchor(char)
         if char == ".":
@@ -211,68 +164,67 @@ class _Parser:
         if char == "\\":
             return self._escape()
         if char in "*+?{}]":
-            raise self._error(f"{char} stands for itself only as \\{char}")
+            raise self.error(start, f"unexpected {char}; write the literal character as \\{char}")
         return _one(char)
 
-    def _group(self) -> Node:
-        self.level += 1
-        if self.level > NEST:
-            raise self._error(f"groups nest deeper than {NEST}")
-        if self._take("?"):
-            if self._take("<") and not self._peek("=") and not self._peek("!"):
+    def repeated(self, item: Node) -> Node:
+        start, counts = self.at, self.counts()
+        if counts is None:
+            return item
+        if isinstance(item, Anchor):
+            raise self.error(start, "an anchor cannot be repeated")
+        self.take("?")  # a lazy repetition matches the same texts
+        if self.text[self.at : self.at + 1] in ("*", "+", "{"):
+            raise self.error(self.at, "a repetition of a repetition needs a group")
+        return Repeat(item, *counts)
+
+    def _group(self, start: int) -> Node:
+        if self.take("?"):
+            if self.take("<") and not self.starts("=") and not self.starts("!"):
                 while self._next() != ">":
                     pass
-            elif not self._take(":"):
-                raise self._error("look-around and flags are not regular expressions in the sense needed here")
-        inside = self._choice()
-        if not self._take(")"):
-            raise self._error("a ( is not closed")
-        self.level -= 1
-        return inside
+            elif not self.take(":"):
+                raise self.error(start, "look-around and flags are not supported")
+        return self.group(start)
 
     def _escape(self) -> Chars:
-        char = self._next()
-        if char in SHORTHANDS:
-            return SHORTHANDS[char]
+        start, char = self.at - 1, self._next()
+        if char in _SHORTHANDS:
+            return _SHORTHANDS[char]
         if char in "xu":
-            size = 2 if char == "x" else 4
-            digits = self.pattern[self.at : self.at + size]
-            if len(digits) < size or any(c not in "0123456789abcdefABCDEF" for c in digits):
-                raise self._error(f"\\{char} is followed by {size} hexadecimal digits")
-            self.at += size
-            char = chr(int(digits, 16))
-        elif char in _CONTROLS:
-            char = _CONTROLS[char]
-        elif char.isalnum():
-            raise self._error(f"\\{char} (back-references, word boundaries and properties are not known here)")
+            return _one(self.hex_char(start, 2 if char == "x" else 4))
+        if char in _CONTROLS:
+            return _one(_CONTROLS[char])
+        if char.isalnum():
+            raise self.error(
+                start, f"unknown escape \\{char}; back-references, word boundaries and properties are not supported"
+            )
         return _one(char)
 
     def _class(self) -> Chars:
-        negated = self._take("^")
-        sure: list[Ranges] = []
-        maybe: list[Ranges] = []
-        while not self._take("]"):
-            item = self._class_item()
-            if self._peek("-") and not self._peek("-]"):
-                self._take("-")
-                last = self._class_item()
-                ends = (item.sure, last.sure)
+        negated = self.take("^")
+        items: list[Chars] = []
+        while not self.take("]"):
+            start, item = self.at, self._class_item()
+            if self.starts("-") and not self.starts("-]"):
+                self.take("-")
+                ends = (item.every, self._class_item().every)
                 if any(len(end) != 1 or end[0][0] != end[0][1] for end in ends) or ends[0] > ends[1]:
-                    raise self._error("a range in a class goes from one character to a later one")
-                item = Chars(((ends[0][0][0], ends[1][0][0]),), ((ends[0][0][0], ends[1][0][0]),))
-            sure.append(item.sure)
-            maybe.append(item.maybe)
-        found = Chars(union(*sure), union(*maybe))
+                    raise self.error(start, "a range in a class must go from one character to a later one")
+                between = ((ends[0][0][0], ends[1][0][0]),)
+                item = Chars(between, between)
+            items.append(item)
+        found = Chars(union(*(item.every for item in items)), union(*(item.any for item in items)))
         return found.negated() if negated else found
 
     def _class_item(self) -> Chars:
-        if self._take("\\b"):
+        if self.take("\\b"):
             return _one("\b")
-        if self._take("\\-"):
+        if self.take("\\-"):
             return _one("-")
-        char = self._next()
+        start, char = self.at, self._next()
         if char == "\\":
             return self._escape()
         if char == "[":
-            raise self._error("[ stands for itself in a class only as \\[")
+            raise self.error(start, "unexpected [ in a class; write the literal character as \\[")
         return _one(char)
