@@ -1,4 +1,4 @@
-"""The automaton of a regular expression over bytes, to look at: which texts match, and some that do."""
+"""Test which texts match a regular expression, and sample texts that match."""
 
 import random
 from collections import deque
@@ -7,7 +7,7 @@ from gesso.constraints.compiler import compiled
 
 
 class Texts:
-    """The texts that match an expression as a whole."""
+    """The texts that an expression matches as a whole."""
 
     def __init__(self, regex: str) -> None:
         moves, accepting = compiled(regex)
@@ -43,7 +43,7 @@ class Texts:
         return state in self.accepting
 
     def sample(self, rng: random.Random, length: int = 60) -> str:
-        """A random walk that turns to the nearest end after about `length` bytes."""
+        """Return the text of a random walk that heads for the nearest end after at most `length` bytes."""
         state, text = self.start, bytearray()
         stop = rng.randint(1, length)
         while True:
@@ -53,8 +53,8 @@ class Texts:
             if len(text) >= stop:
                 nearest = min(self.left[t] for _, t in moves)
                 moves = [(b, t) for b, t in moves if self.left[t] == nearest]
-            targets = sorted({t for _, t in moves})  # else one of a hundred letters is always chosen over a quote
-            target = rng.choice(targets)
+            # Choose the target first: otherwise a letter is nearly always chosen over a quote.
+            target = rng.choice(sorted({t for _, t in moves}))
             byte = rng.choice([b for b, t in moves if t == target])
             text.append(byte)
             state = target

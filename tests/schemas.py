@@ -1,4 +1,4 @@
-"""JSON schemas by chance, and values that fit them."""
+"""Random JSON schemas, and values that are valid under them."""
 
 import random
 from typing import Any
@@ -50,7 +50,7 @@ def _numbers(draw: st.DrawFn) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": kind}
     if draw(st.booleans()):
         schema[draw(st.sampled_from(["minimum", "exclusiveMinimum"]))] = low
-    if draw(st.booleans()):  # two apart, so that something is left between exclusive bounds
+    if draw(st.booleans()):  # at least two apart, so that some value lies between exclusive bounds
         schema[draw(st.sampled_from(["maximum", "exclusiveMaximum"]))] = high + 2
     return schema
 
@@ -91,7 +91,7 @@ def _arrays(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
 
 @st.composite
 def _tagged(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """A union told apart by a property; half of the time its members are made with `allOf`."""
+    """Draw a union whose members differ in one property; half of them use `allOf`."""
     tags = draw(st.lists(st.sampled_from(TEXTS), min_size=2, max_size=3, unique=True))
     members = []
     for tag in tags:
@@ -119,12 +119,12 @@ DEFINITIONS = {
 
 
 def schemas() -> st.SearchStrategy[dict[str, Any]]:
-    """Nested objects, arrays, enums, numbers with bounds, formats, patterns, unicode, lengths, anyOf, oneOf, $ref."""
+    """Draw nested objects, arrays, enums, bounds, formats, patterns, Unicode, lengths, anyOf, oneOf and $ref."""
     return st.recursive(_leaves, _deeper, max_leaves=6).map(lambda schema: {"$defs": DEFINITIONS, **schema})
 
 
 def value_of(schema: dict[str, Any], rng: random.Random, depth: int = 0) -> Any:
-    """A value that fits a schema of this file."""
+    """Return a value that is valid under a schema of `schemas`."""
     match schema:
         case {"const": value}:
             return value
@@ -218,5 +218,5 @@ def _chosen(keywords: dict[str, st.SearchStrategy[Any]], most: int) -> st.Search
 
 
 def mixtures() -> st.SearchStrategy[Any]:
-    """Keywords thrown together: many make no sense, contradict each other or cannot be kept."""
+    """Draw random keywords; many combinations are pointless, contradictory or unsupported."""
     return st.recursive(st.one_of(st.booleans(), _chosen(_KEYWORDS, 3)), _mixed, max_leaves=8)

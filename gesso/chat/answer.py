@@ -1,13 +1,13 @@
-"""Reads what the model wrote: the text to show, its thoughts, its tool calls.
+"""Split the model's text into the text to show, its thoughts and its tool calls.
 
-`parse` is a pure function of the text so far, which may be cut at any character: while more arrives, `text` and
-`thinking` only ever grow and a call appears once, when it is complete. Two rules make that hold:
+`parse` is a pure function of the text so far, which may be cut at any character. While more text arrives, `text` and
+`thinking` only grow, and a call appears once, when it is complete. Two rules ensure this:
 
-- A tag is a tag wherever it stands, even inside a string: each is one special token, never something the model spells.
-  So `<tool_call|>` ends a call whose quotes were left open, instead of the call swallowing the rest of the answer.
-  `format_value` therefore escapes strings that contain tags.
-- A trailing `<` that could still become a tag is held back until the next character decides. (An answer cut off by its
-  length limit right there loses that character; a finished one ends with a tag, and nothing is lost.)
+- A tag is a tag everywhere, even inside a string: each is one special token, which the model never spells out. So
+  `<tool_call|>` ends a call whose quotes are still open, and the rest of the answer is not lost. For the same reason
+  `format_value` escapes strings that contain tags.
+- A trailing `<` that could become a tag is held back until the next character decides. An answer that the length limit
+  cuts right there loses that character. A finished answer ends with a tag and loses nothing.
 """
 
 import json
@@ -20,13 +20,13 @@ from typing import Any, Protocol
 from gesso.errors import InputError
 
 QUOTE = '<|"|>'
-MAX_DEPTH = 64  # of nested objects and arrays; deeper is no argument list but a model repeating "["
+MAX_DEPTH = 64  # of nested objects and arrays; deeper nesting is a model that repeats "["
 
-# What ends the turn. `<|tool_response>` is among the stop tokens: the model hands over to the tool.
+# Tags that end the turn. `<|tool_response>` is a stop token: the tool continues the text.
 _TURN_ENDS = ("<turn|>", "<|turn>", "<|tool_response>")
-# Without meaning of their own in an answer; dropped from the text, as decoding without specials would.
+# Tags without a meaning in an answer. They are dropped, as in decoding without special tokens.
 _STRAY = ("<tool_call|>", "<channel|>", "<tool_response|>", "<|tool>", "<tool|>", "<|think|>", QUOTE)
-# Only stripped at the very end: someone may ask what `<eos>` means and should be able to read the answer.
+# Dropped only at the very end: an answer may explain what `<eos>` means.
 _PADDING = ("<eos>", "<pad>", "<bos>")
 _TAGS = ("<|channel>", "<|tool_call>", *_TURN_ENDS, *_STRAY)
 
@@ -42,8 +42,8 @@ _CALL_END = _any_of("<tool_call|>", "<|tool_call>")
 _CHANNEL_NAME = re.compile(r"[ \t]*(\w*)[ \t]*(\n?)")
 _CALL_NAME = re.compile(r"\s*call\s*:\s*([^\s{}]+)\s*")
 _NEWLINES = re.compile(r"\n*")
-# One token of an argument list. Everything is consumed once, broken quotes included (the last branch), so that no input
-# makes the search start over and over.
+# One token of an argument list. Each character is consumed once, broken quotes included (the last branch), so that the
+# time is linear for every input.
 _ARGUMENT = re.compile(
     r"""(?P<bracket>[{\[\]}])
       | <\|"\|> (?P<quoted>.*?) <\|"\|>
@@ -65,10 +65,8 @@ class Answer:
     text: str
     thinking: str
     tool_calls: tuple[ToolCall, ...]
-    complete: bool
-    """False while a thought, a channel, a call or half a tag is open."""
-    malformed: tuple[str, ...] = ()
-    """Source of calls that are closed but cannot be read: not text for a user, yet the caller must know of them."""
+    complete: bool  # False while a thought, a channel, a call or half a tag is open
+    malformed: tuple[str, ...] = ()  # the source of calls that are closed, but cannot be parsed
 
 
 class Decode(Protocol):
@@ -76,14 +74,13 @@ class Decode(Protocol):
 
 
 def read(tokens: Sequence[int], text: str, decode: Decode) -> Answer:
-    """The answer that these tokens are; `text` is theirs as far as it counts, for a stop string may end it inside the
-    last of them.
-    """
-    beyond = decode(tokens)[len(text) :]
-    return parse(decode(tokens, special=True).removesuffix(beyond))
+    """Return the answer in these tokens. `text` is their text up to a stop string, which may end inside a token."""
+    after_stop = decode(tokens)[len(text) :]
+    return parse(decode(tokens, special=True).removesuffix(after_stop))
 
 
 def parse(raw: str) -> Answer:
+    """Return the answer in a text with tags, which may be incomplete."""
     end, turn_over, half_tag = _extent(raw)
     text: list[str] = []
     thoughts: list[str] = []
@@ -98,15 +95,15 @@ def parse(raw: str) -> Answer:
         if tag[0] == "<|channel>":
             name = _match(_CHANNEL_NAME, raw, at, end)
             if name.end() == end and not turn_over:
-                is_open, at = True, end  # "thought" may yet become "thoughtful"
+                is_open, at = True, end  # "thought" may become "thoughtful"
             elif name[1].lower() == "thought":
                 close = _THOUGHT_END.search(raw, name.end(), end)
                 thoughts.append(raw[name.end() : close.start() if close else end])
                 is_open = is_open or close is None
                 at = _after(close, "<channel|>", raw, end)
             else:
-                # Only "thought" is documented as hidden. Whatever else a model names a channel ("final") is taken for
-                # answer text: a label too much to read is a smaller harm than an answer that vanishes.
+                # Only the channel "thought" is documented as hidden. The text of any other channel, such as "final", is
+                # shown: a superfluous label does less harm than a missing answer.
                 in_channel = True
                 at = name.end() if name[2] else at
         elif tag[0] == "<|tool_call>":
@@ -128,20 +125,20 @@ def parse(raw: str) -> Answer:
 
 
 def format_call(call: ToolCall) -> str:
-    """The call in the model's own syntax; `parse` reads it back."""
+    """Return a call in the model's own syntax, which `parse` reads back."""
     if not isinstance(call.arguments, dict) or not re.fullmatch(r"[^\s{}<>]+", call.name):
         raise InputError(
-            f"cannot write a call of {call.name!r}: expected a name without spaces, and a dict of arguments"
+            f"cannot format a call of {call.name!r}: expected a name without spaces or brackets and a dict of arguments"
         )
     return f"<|tool_call>call:{call.name}{format_value(call.arguments)}<tool_call|>"
 
 
 def format_value(value: Any, depth: int = 0) -> str:
-    """A JSON value in the model's own syntax. `chat_template.jinja` has the same rules as macros."""
+    """Return a JSON value in the model's own syntax. `chat_template.jinja` has the same rules as macros."""
     if isinstance(value, str):
         return _format_string(value)
     if isinstance(value, dict | list | tuple) and depth >= MAX_DEPTH:
-        raise InputError(f"tool argument is nested deeper than {MAX_DEPTH} levels")
+        raise InputError(f"a tool argument is nested deeper than {MAX_DEPTH} levels; flatten it")
     if isinstance(value, dict):
         items = (f"{format_key(key)}:{format_value(item, depth + 1)}" for key, item in value.items())
         return "{" + ",".join(items) + "}"
@@ -150,24 +147,24 @@ def format_value(value: Any, depth: int = 0) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InputError(f"tool argument {value!r} has no JSON form: {error}") from error
+        raise InputError(f"the tool argument {value!r} is not a JSON value: {error}") from error
 
 
 def _format_string(text: str) -> str:
-    if "<|" in text or "|>" in text:  # would read as a tag; JSON can escape it, the model's own quotes cannot
+    if "<|" in text or "|>" in text:  # reads as a tag, which JSON can escape, but the model's own quotes cannot
         return json.dumps(text, ensure_ascii=False).replace("<", "\\u003c")
     return f"{QUOTE}{text}{QUOTE}"
 
 
 def format_key(key: Any) -> str:
-    """A key of an object in the model's own syntax."""
+    """Return a key of an object in the model's own syntax."""
     if not isinstance(key, str):
-        raise InputError(f"tool argument key {key!r} must be a string")
+        raise InputError(f"the key {key!r} of a tool argument must be a string")
     return key if key.replace("-", "_").isidentifier() else _format_string(key)
 
 
 def _extent(raw: str) -> tuple[int, bool, bool]:
-    """Where the answer ends, whether the turn is over there, and whether half a tag after it is held back."""
+    """Return the end of the answer, whether the turn ends there, and whether half a tag after it is held back."""
     turn_end = _TURN_END.search(raw)
     end = turn_end.start() if turn_end else len(raw)
     half_tag = False
@@ -182,19 +179,19 @@ def _extent(raw: str) -> tuple[int, bool, bool]:
 
 def _match(pattern: re.Pattern[str], text: str, at: int, end: int) -> re.Match[str]:
     found = pattern.match(text, at, end)
-    assert found is not None, "used with patterns that also match nothing"
+    assert found is not None, "only for patterns that match the empty text"
     return found
 
 
 def _after(close: re.Match[str] | None, tag: str, raw: str, end: int) -> int:
-    """Where reading goes on: behind the closing tag and its line breaks, or at the tag that cut in instead of it."""
+    """Return where to continue: after the closing tag and its line breaks, or at another tag that ended the part."""
     if close is None:
         return end
     return _match(_NEWLINES, raw, close.end(), end).end() if close[0] == tag else close.start()
 
 
 def _read_call(source: str) -> ToolCall:
-    """Rewrites `{key:<|"|>text<|"|>,n:3}` as JSON, token by token, for `json` to read; ValueError if it cannot."""
+    """Translate `{key:<|"|>text<|"|>,n:3}` to JSON, token by token, and decode it; raise ValueError if invalid."""
     name = _CALL_NAME.match(source)
     if not name or not source.startswith("{", name.end()):
         raise ValueError("expected call:NAME{...}")
@@ -215,11 +212,11 @@ def _read_call(source: str) -> ToolCall:
 
 
 def _finite(literal: str) -> float:
-    """JSON has no NaN and no Infinity; `json` would read both, and 1e999."""
+    """Reject NaN, Infinity and 1e999, which `json` accepts and JSON does not have."""
     if not math.isfinite(number := float(literal)):
         raise ValueError(f"{literal} is out of range")
     return number
 
 
-# strict=False: a line break inside "..." is what the model meant.
+# strict=False allows line breaks inside "...", which models write.
 _JSON = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_finite)

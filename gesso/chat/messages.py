@@ -1,6 +1,6 @@
-"""The messages and tools of a conversation, checked and made plain before a template sees them.
+"""Check the messages and tools of a conversation, and copy them to plain JSON types for the template.
 
-Errors name the place: messages[2].content.
+Errors begin with the path of the field, such as messages[2].content.
 """
 
 import json
@@ -15,10 +15,11 @@ _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """Return checked copies: roles and contents in one form, arguments decoded, tool results with their tool's name."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InputError("messages: expected a list of at least one message, like {'role': 'user', 'content': 'Hello'}")
     checked: list[dict[str, Any]] = []
-    called: dict[str, str] = {}  # tool_call_id -> name, of the calls so far
+    called: dict[str, str] = {}  # tool_call_id: name, of the calls so far
     for index, raw in enumerate(messages):
         where = f"messages[{index}]"
         message = _plain(_expect(raw, Mapping, where), where)
@@ -27,7 +28,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
             raise InputError(f"{where}.role: expected one of {', '.join(ROLES)}, got {role!r}")
         message["role"] = "assistant" if role == "model" else role
         if message.get("tool_calls") and message["role"] != "assistant":
-            raise InputError(f"{where}.tool_calls: only an assistant message can call tools, this one is of {role!r}")
+            raise InputError(f"{where}.tool_calls: only an assistant message can call tools, got role {role!r}")
         calls = _expect(message.get("tool_calls") or [], list, f"{where}.tool_calls")
         message["tool_calls"] = [_check_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
         called |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if call.get("id")}
@@ -35,7 +36,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         if role == "tool":
             message["name"] = message.get("name") or called.get(str(message.get("tool_call_id")))
             if message["name"] is None:
-                raise InputError(f"{where}.tool_call_id: no earlier call has this id; give it, or the tool's name")
+                raise InputError(f"{where}.tool_call_id: no earlier call has this id; pass its id or the tool's name")
             _check_name(message["name"], f"{where}.name")
         if not calls:
             del message["tool_calls"]
@@ -52,7 +53,7 @@ def _check_content(content: Any, has_calls: bool, where: str) -> str:
         raise InputError(f"{where}: expected text or a list of text parts, got {type(content).__name__}")
     for index, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InputError(f"{where}[{index}]: expected {{'type': 'text', 'text': ...}}; only text is read")
+            raise InputError(f"{where}[{index}]: expected {{'type': 'text', 'text': ...}}; only text is supported")
     return "".join(part["text"] for part in content)
 
 
@@ -70,6 +71,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Return checked copies with a description and parameters; None without tools."""
     checked: list[dict[str, Any]] = []
     names: set[str] = set()
     for index, raw in enumerate(_expect([] if tools is None else tools, (list, tuple), "tools")):
@@ -78,7 +80,7 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
         function = _expect(tool.get("function", tool), dict, f"{where}.function")
         _check_name(function.get("name"), f"{where}.name")
         if function["name"] in names:
-            raise InputError(f"{where}.name: {function['name']!r} is declared twice")
+            raise InputError(f"{where}.name: {function['name']!r} is declared twice; rename one of them")
         names.add(function["name"])
         description = _expect(function.get("description") or "", str, f"{where}.description")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
@@ -101,9 +103,9 @@ def _expect(value: Any, kind: Any, where: str) -> Any:
 
 
 def _plain(value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy in JSON types only: a template must not reach the methods of a caller's richer objects."""
+    """Return a copy with JSON types only, so that a template cannot reach the methods of other objects."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{where}: has no JSON form: {error}") from error
+        raise InputError(f"{where}: is not JSON: {error}") from error
     return copied

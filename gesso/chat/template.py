@@ -1,12 +1,12 @@
-"""Render chat templates, which come with downloads, in a sandbox that bounds their work.
+"""Render chat templates, which come with downloaded checkpoints, in a sandbox that limits their work.
 
-Templates see plain data only, as in `transformers`, and the same templates come out the same. In addition, each
-rendering has a budget. jinja2's sandbox keeps a template from reaching the interpreter, but not from looping for hours
-or asking for terabytes. Three hooks close that gap without signals or threads:
+Templates receive plain data and render as in `transformers`. jinja2's sandbox keeps a template from reaching the
+interpreter, but not from looping for hours or allocating terabytes. So each rendering has a budget, which three hooks
+enforce without signals or threads:
 
-- the compiler inserts a counter at the start of every loop, macro and block;
-- every call, filter and operator that can make something large is checked before it runs, and its result after;
-- no string or list may exceed MOST_CHARS, so every single operation is short and the clock is read between them.
+- The compiler inserts a counter at the start of every loop, macro and block.
+- Every call, filter and operator that can create a large value is checked before it runs, and its result afterwards.
+- No string or list may exceed MAX_CHARS. So each operation is short, and the clock is read between operations.
 """
 
 import json
@@ -26,40 +26,40 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MOST_STEPS = 1_000_000  # loop iterations, calls, filters and operators
-MOST_CHARS = 1 << 24  # of one string, or of all elements of a list
-MOST_WORK = 1 << 28  # characters of all intermediate results together
-MOST_SECONDS = 10.0
-MOST_BITS = 1 << 13  # of an integer; Python itself prints no more than 4,300 digits
+MAX_STEPS = 1_000_000  # loop iterations, calls, filters and operators
+MAX_CHARS = 1 << 24  # of one string, or of all elements of a list
+MAX_WORK = 1 << 28  # characters of all intermediate results together
+MAX_SECONDS = 10.0
+MAX_BITS = 1 << 13  # of an integer; Python itself prints no more than 4,300 digits
 NODE = 128  # characters that an element of a list or dictionary counts as
 
 
 class Runaway(TemplateError):
-    """A template went beyond one of the limits of this module."""
+    """A template exceeded one of the limits of this module."""
 
 
 class Budget:
-    """Work that one rendering has left."""
+    """The work that one rendering has left."""
 
     def __init__(self) -> None:
-        self.steps, self.work, self.end = MOST_STEPS, MOST_WORK, time.monotonic() + MOST_SECONDS
+        self.steps, self.work, self.end = MAX_STEPS, MAX_WORK, time.monotonic() + MAX_SECONDS
 
     def spend(self, work: int) -> None:
         self.steps -= 1
         self.work -= work
         if self.steps < 0:
-            raise Runaway(f"it takes more than {MOST_STEPS:,} steps")
+            raise Runaway(f"it takes more than {MAX_STEPS:,} steps")
         if self.work < 0:
-            raise Runaway(f"its intermediate results exceed {MOST_WORK:,} characters")
+            raise Runaway(f"its intermediate results exceed {MAX_WORK:,} characters")
         if time.monotonic() > self.end:
-            raise Runaway(f"it takes longer than {MOST_SECONDS:g} s")
+            raise Runaway(f"it takes longer than {MAX_SECONDS:g} s")
 
 
 _budget: ContextVar[Budget | None] = ContextVar("template_budget", default=None)
 
 
 def render(template: Any, variables: Mapping[str, Any]) -> str:
-    """Render a template of `environment()` with a budget of its own."""
+    """Render a template of `environment()` with its own budget."""
     token = _budget.set(Budget())
     try:
         return str(template.render(variables))
@@ -68,24 +68,26 @@ def render(template: Any, variables: Mapping[str, Any]) -> str:
 
 
 def environment() -> Environment:
-    """Return the environment `transformers` renders templates in, with bounds."""
-    made = _Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], finalize=_spent)
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    made.filters["tojson"] = _tojson
-    # Neither occurs in chat templates: one makes up text of any length, the other matches slow regular expressions.
-    del made.globals["lipsum"], made.filters["urlize"]
-    made.filters = {name: _checked_filter(name, filter) for name, filter in made.filters.items()}
-    return made
+    """Return the environment in which `transformers` renders templates, with limits."""
+    env = _LimitedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], finalize=_charge
+    )
+    env.globals["raise_exception"] = _raise_exception
+    env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    env.filters["tojson"] = _tojson
+    # Chat templates use neither: lipsum generates text of any length, urlize matches slow regular expressions.
+    del env.globals["lipsum"], env.filters["urlize"]
+    env.filters = {name: _limited_filter(name, filter) for name, filter in env.filters.items()}
+    return env
 
 
 # --- sizes --------------------------------------------------------------------------------------------------------
 
 
 def _size(value: Any) -> int:
-    """Return the size of a value in characters, shared parts counted each time they occur, as printing would."""
+    """Return the size of a value in characters. Shared parts count each time they occur, as in printing."""
     total, waiting = 0, [value]
-    while waiting and total <= MOST_CHARS:
+    while waiting and total <= MAX_CHARS:
         one = waiting.pop()
         if isinstance(one, str | bytes):
             total += len(one)
@@ -97,41 +99,41 @@ def _size(value: Any) -> int:
             total += NODE * len(fields)
             waiting.extend(fields)
             waiting.extend(fields.values())
-    if total > MOST_CHARS:
-        raise Runaway(f"it makes a text or list of more than {MOST_CHARS:,} characters")
+    if total > MAX_CHARS:
+        raise Runaway(f"it creates a text or list of more than {MAX_CHARS:,} characters")
     return total
 
 
-def _spent(value: Any) -> Any:
+def _charge(value: Any) -> Any:
     """Charge a value to the budget and return it."""
     size = _size(value)
-    if (budget := _budget.get()) is not None:  # none while a template is compiled, which evaluates constants
+    if (budget := _budget.get()) is not None:  # there is none while a template is compiled, which evaluates constants
         budget.spend(size)
     return value
 
 
-def _limit(size: int) -> None:
-    if size > MOST_CHARS:
-        raise Runaway(f"it would make a text or list of {size:,} characters; {MOST_CHARS:,} are allowed")
+def _check_size(size: int) -> None:
+    if size > MAX_CHARS:
+        raise Runaway(f"it would create a text or list of {size:,} characters; at most {MAX_CHARS:,} are allowed")
 
 
-# --- operations that can make something large ---------------------------------------------------------------------
+# --- operations that can create large values ------------------------------------------------------------------------
 
 # The result may be as large as the product of all arguments.
-MULTIPLY = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap"))
-REFUSED = frozenset(("translate", "to_bytes", "format_map"))
-WIDE = re.compile(r"\d{5}|\{[^{}]*\{|%[^a-zA-Z%]*\*")  # a width of five digits, or one given as an argument
+MULTIPLYING = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap"))
+UNAVAILABLE = frozenset(("translate", "to_bytes", "format_map"))
+WIDE_FORMAT = re.compile(r"\d{5}|\{[^{}]*\{|%[^a-zA-Z%]*\*")  # a width of five digits, or one given as an argument
 
 
 def _check(name: str, receiver: Any, given: tuple[Any, ...]) -> None:
     """Check a filter or a method of a string or number before it runs."""
-    if name in REFUSED:
+    if name in UNAVAILABLE:
         raise Runaway(f"{name} is not available in chat templates")
     if name == "replace" and len(given) > 1 and all(isinstance(value, str) for value in (receiver, *given[:2])):
-        _limit(len(receiver) + receiver.count(given[0]) * len(given[1]))
-    elif name in MULTIPLY or name == "replace":
+        _check_size(len(receiver) + receiver.count(given[0]) * len(given[1]))
+    elif name in MULTIPLYING or name == "replace":
         sizes = (abs(value) if isinstance(value, int) else _size(value) for value in (receiver, *given))
-        _limit(math.prod(max(1, size) for size in sizes))
+        _check_size(math.prod(max(1, size) for size in sizes))
     elif name == "format" and isinstance(receiver, str):
         _check_format(receiver, given)
     elif name == "round" and any(isinstance(value, int) and value > 1000 for value in given):
@@ -141,61 +143,61 @@ def _check(name: str, receiver: Any, given: tuple[Any, ...]) -> None:
 
 
 def _check_format(form: str, given: Iterable[Any]) -> None:
-    if WIDE.search(form):
+    if WIDE_FORMAT.search(form):
         raise Runaway("it formats with a width of more than four digits")
-    _limit(len(form) + (form.count("{") + form.count("%")) * (10_000 + sum(map(_size, given))))
+    _check_size(len(form) + (form.count("{") + form.count("%")) * (10_000 + sum(map(_size, given))))
 
 
-def _listed(value: Any) -> Any:
-    """Return an iterator as a list whose size is known; other values as they are."""
+def _as_list(value: Any) -> Any:
+    """Return an iterator as a list, whose size is known; return other values unchanged."""
     if isinstance(value, str) or not hasattr(value, "__next__"):
         return value
     found: list[Any] = []
     total = 0
     for one in value:
         total += NODE + _size(one)
-        _limit(total)
+        _check_size(total)
         found.append(one)
     return found
 
 
-def _checked_filter(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
-    # Filters that ask for the environment or a context get it as their first argument.
+def _limited_filter(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
+    # Some filters take the environment or a context as their first argument.
     skip = 1 if hasattr(filter, "jinja_pass_arg") else 0
 
     @wraps(filter)
     def checked(*arguments: Any, **options: Any) -> Any:
         front, rest = arguments[:skip], arguments[skip:]
         if rest and name in ("join", "list", "sum", "sort", "unique"):
-            rest = (_listed(rest[0]), *rest[1:])
+            rest = (_as_list(rest[0]), *rest[1:])
         if rest and name == "join":
             separator = rest[1] if len(rest) > 1 else options.get("d", "")
-            _limit(_size(rest[0]) + _size(separator) * (len(rest[0]) if hasattr(rest[0], "__len__") else 1))
+            _check_size(_size(rest[0]) + _size(separator) * (len(rest[0]) if hasattr(rest[0], "__len__") else 1))
         _check(name, rest[0] if rest else None, (*rest[1:], *options.values()))
-        return _spent(filter(*front, *rest, **options))
+        return _charge(filter(*front, *rest, **options))
 
     return checked
 
 
 def _power(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MOST_BITS:
-        raise Runaway(f"it makes a number of more than {MOST_BITS:,} bits")
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_BITS:
+        raise Runaway(f"it creates a number of more than {MAX_BITS:,} bits")
     return left**right
 
 
 def _product(left: Any, right: Any) -> Any:
     if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MOST_BITS:
-            raise Runaway(f"it makes a number of more than {MOST_BITS:,} bits")
+        if left.bit_length() + right.bit_length() > MAX_BITS:
+            raise Runaway(f"it creates a number of more than {MAX_BITS:,} bits")
     else:
         times = max((value for value in (left, right) if isinstance(value, int)), default=0)
-        _limit(times * (_size(left) + _size(right)))
+        _check_size(times * (_size(left) + _size(right)))
     return left * right
 
 
 def _sum(left: Any, right: Any) -> Any:
     if not isinstance(left, int | float):
-        _limit(_size(left) + _size(right))
+        _check_size(_size(left) + _size(right))
     return left + right
 
 
@@ -225,7 +227,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the part to train on. Rendering keeps its body."""
+    """Render the body of `{% generation %}`, which marks the part to train on."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -234,43 +236,43 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Bounded(ImmutableSandboxedEnvironment):
+class _LimitedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(_OPERATORS)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        _Counting().visit(tree)
+        _InsertCounters().visit(tree)
         tree.set_environment(self)
         return tree
 
     def tick(self, characters: int) -> bool:
-        """Count one iteration of a body that has so many characters of literal text."""
+        """Count one iteration of a body with this number of literal characters."""
         if (budget := _budget.get()) is not None:
             budget.spend(characters)
         return True
 
-    def bounded(self, value: Any) -> Any:
-        return _spent(value)
+    def charge(self, value: Any) -> Any:
+        return _charge(value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        return _spent(_OPERATORS[operator](left, right))
+        return _charge(_OPERATORS[operator](left, right))
 
     def call(self, context: Context, callable: Any, /, *arguments: Any, **options: Any) -> Any:
-        if getattr(callable, "__func__", None) in (_Bounded.tick, _Bounded.bounded):
+        if getattr(callable, "__func__", None) in (_LimitedEnvironment.tick, _LimitedEnvironment.charge):
             return callable(*arguments)
         method = getattr(callable, "__wrapped__", callable)  # the sandbox wraps str.format
         receiver = getattr(method, "__self__", None)
         if isinstance(receiver, str | bytes | int):
             if getattr(method, "__name__", "") == "join" and len(arguments) == 1:
-                parts = _listed(arguments[0])
+                parts = _as_list(arguments[0])
                 arguments = (parts,)
-                _limit(_size(parts) + _size(receiver) * len(parts))
+                _check_size(_size(parts) + _size(receiver) * len(parts))
             _check(method.__name__, receiver, (*arguments, *options.values()))
-        return _spent(super().call(context, callable, *arguments, **options))
+        return _charge(super().call(context, callable, *arguments, **options))
 
 
-class _Counting(NodeTransformer):
-    """Insert the counters."""
+class _InsertCounters(NodeTransformer):
+    """Insert calls of `tick` and `charge` into a template."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self._count(node)
@@ -278,18 +280,9 @@ class _Counting(NodeTransformer):
             node.test = nodes.And(_call("tick", nodes.Const(0), node), node.test, lineno=node.lineno)
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
-        return self._count(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
-        return self._count(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Block:
-        return self._count(node)
-
     def visit_Concat(self, node: nodes.Concat) -> nodes.Concat:
         self.generic_visit(node)
-        node.nodes = [_call("bounded", part, node) for part in node.nodes]
+        node.nodes = [_call("charge", part, node) for part in node.nodes]
         return node
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
@@ -304,13 +297,15 @@ class _Counting(NodeTransformer):
     def _literal(self, node: nodes.Expr, parts: Iterable[nodes.Expr]) -> nodes.Expr:
         constant = all(isinstance(part, nodes.Const | nodes.TemplateData) for part in parts)
         self.generic_visit(node)
-        return node if constant else _call("bounded", node, node)
+        return node if constant else _call("charge", node, node)
 
     def _count(self, node: Any) -> Any:
         literal = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_call("tick", nodes.Const(literal), node), lineno=node.lineno))
         return node
+
+    visit_Macro = visit_CallBlock = visit_Block = _count
 
 
 def _call(name: str, argument: nodes.Expr, at: nodes.Node) -> nodes.Call:

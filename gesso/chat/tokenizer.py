@@ -1,7 +1,7 @@
-"""Convert text to token ids and back, and a conversation to the text the model was trained on (`render`, `chat`).
+"""Convert text to token ids and back, and conversations to text in the model's chat format.
 
-The vocabulary is the `tokenizer.json` of a Hugging Face directory; the chat format is the checkpoint's own template, or
-`chat_template.jinja` beside this file. `template` renders it in a sandbox.
+The vocabulary is the `tokenizer.json` of a Hugging Face directory. The chat format is the checkpoint's own template, or
+`chat_template.jinja` in this directory. `template` renders it in a sandbox.
 """
 
 import operator
@@ -17,9 +17,9 @@ from gesso.chat.messages import check_messages, check_tools
 from gesso.errors import CheckpointError, InputError
 from gesso.files import read_bytes, read_json, read_text
 
-# Fill in the middle: what stands before the text before the hole, the text after it, and what fills it.
+# Fill in the middle: the marker tokens before the prefix, the suffix and the middle.
 FILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-TEMPLATE_LIMIT = 1 << 20  # bytes; published templates have less than 100 kB
+TEMPLATE_LIMIT = 1 << 20  # bytes; published templates are smaller than 100 kB
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -28,12 +28,12 @@ class Tokenizer:
         self, core: tokenizers.Tokenizer, files: dict[str, Path], names: dict[str, str], template: str
     ) -> None:
         self._core = core
-        self._names = names  # bos_token, eos_token, pad_token: those this checkpoint has
+        self._names = names  # of bos_token, eos_token and pad_token, if the checkpoint has them
         self._template_source = template
         self.files = files
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(i for i, token in core.get_added_tokens_decoder().items() if token.special)
-        # Spelled-out bytes, where the vocabulary has them: a run of them is decoded as a whole, or not at all.
+        # Tokens of single bytes, if the vocabulary has them. A run of them is decoded as a whole or not at all.
         self.byte_ids = frozenset(i for byte in range(256) if (i := self.id_of(f"<0x{byte:02X}>")) is not None)
         self.bos_id, self.eos_id, self.pad_id = (
             self.id_of(names[role]) if role in names else None for role in ("bos_token", "eos_token", "pad_token")
@@ -41,6 +41,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":
+        """Read the tokenizer files of a Hugging Face directory."""
         directory = Path(directory)
         files = {name: directory / name for name in FILES if (directory / name).exists()}
         if "tokenizer.json" not in files:
@@ -52,8 +53,8 @@ class Tokenizer:
             core = tokenizers.Tokenizer.from_buffer(read_bytes(files["tokenizer.json"]))
         except OSError as error:
             raise CheckpointError(f"{files['tokenizer.json']} cannot be read: {error.strerror}") from None
-        except Exception as error:  # the library raises bare Exception for anything wrong with the file
-            raise CheckpointError(f"{files['tokenizer.json']} cannot be read ({error}): download it again") from error
+        except Exception as error:  # the library raises a bare Exception for any error in the file
+            raise CheckpointError(f"{files['tokenizer.json']} cannot be read ({error}); download it again") from error
         config, specials = (
             read_json(files[name]) if name in files else {}
             for name in ("tokenizer_config.json", "special_tokens_map.json")
@@ -62,21 +63,24 @@ class Tokenizer:
         return cls(core, files, names, _find_template(files, config))
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Special tokens written in the text become special tokens, as in `transformers`."""
+        """Return the token ids of a text. Special tokens in the text become special tokens, as in `transformers`."""
         ids: list[int] = self._encoded(text).ids
         if bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
 
     def starts(self, text: str) -> list[int]:
-        """The character at which each token of `encode(text, bos=False)` begins; bytes of one character share it."""
+        """Return the index of the first character of each token of `encode(text, bos=False)`.
+
+        Tokens that are bytes of the same character share its index.
+        """
         return [start for start, _ in self._encoded(text).offsets]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         return str(self._core.decode(self._checked(ids), skip_special_tokens=not special))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text; a lone byte of a longer character is shown by its name, like <0xE2>."""
+        """Return the text of each token. A single byte of a longer character appears by its name, such as <0xE2>."""
         checked = self._checked(ids)
         texts = self._core.decode_batch([[i] for i in checked], skip_special_tokens=False)
         return [
@@ -86,7 +90,7 @@ class Tokenizer:
 
     @cached_property
     def longest_piece(self) -> int:
-        """No token stands for more characters than this, so a text has at least length / longest_piece tokens."""
+        """The most characters of a token. A text has at least length / longest_piece tokens."""
         return max(map(len, self._core.get_vocab(with_added_tokens=True)))
 
     def id_of(self, piece: str) -> int | None:
@@ -101,6 +105,7 @@ class Tokenizer:
         thinking: bool = False,
         generation_prompt: bool = True,
     ) -> str:
+        """Return a conversation as text in the model's chat format."""
         from jinja2.exceptions import SecurityError
 
         from gesso.chat.template import Runaway, render
@@ -116,12 +121,12 @@ class Tokenizer:
         try:
             return render(template, variables)
         except SecurityError as error:
-            raise CheckpointError(f"the chat template tried to leave its sandbox and was stopped: {error}") from error
+            raise CheckpointError(f"the chat template was stopped: it tried to leave its sandbox: {error}") from error
         except Runaway as error:
             raise InputError(
                 f"the chat template was stopped: {error}; shorten the conversation or use another template"
             ) from None
-        except Exception as error:  # a template is a program of its own: it can raise anything
+        except Exception as error:  # a template is a program and can raise anything
             raise InputError(f"the chat template cannot render these messages: {str(error)[:1000]}") from error
 
     def chat(
@@ -131,7 +136,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool = False,
     ) -> list[int]:
-        # The template writes the bos itself where the model wants one.
+        # The template writes the bos token itself.
         return self.encode(self.render(messages, tools=tools, thinking=thinking), bos=False)
 
     @cached_property
@@ -144,9 +149,9 @@ class Tokenizer:
         try:
             return environment().from_string(self._template_source)
         except TemplateSyntaxError as error:
-            raise CheckpointError(f"{where}, line {error.lineno}: {error}: download it again") from error
-        except Exception as error:  # RecursionError and SyntaxError: it is nested too deeply
-            raise CheckpointError(f"{where} cannot be compiled ({str(error)[:1000]}): download it again") from error
+            raise CheckpointError(f"{where}, line {error.lineno}: {error}; download it again") from error
+        except Exception as error:  # RecursionError and SyntaxError if it is nested too deeply
+            raise CheckpointError(f"{where} cannot be compiled ({str(error)[:1000]}); download it again") from error
 
     def _encoded(self, text: str) -> tokenizers.Encoding:
         if not isinstance(text, str):
@@ -155,7 +160,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError(
-                f"character {error.start} of the text is half a surrogate pair, which no encoding has: "
+                f"character {error.start} of the text is half a surrogate pair, which UTF-8 cannot encode; "
                 "decode the source with errors='replace'"
             ) from error
         return self._core.encode(text, add_special_tokens=False)
@@ -176,14 +181,14 @@ class Tokenizer:
 def _special_names(core: tokenizers.Tokenizer, config: dict[str, Any], directory: Path) -> dict[str, str]:
     names = {}
     for role, usual in (("bos_token", "<bos>"), ("eos_token", "<eos>"), ("pad_token", "<pad>")):
-        # A bare tokenizer.json does not say which token is which; the names Gemma uses do. An explicit null means none.
+        # A tokenizer.json alone does not name the roles of tokens; use Gemma's names. An explicit null means no token.
         name = config.get(role, usual if core.token_to_id(usual) is not None else None)
         name = name.get("content") if isinstance(name, dict) else name
         if name is None:
             continue
         if not isinstance(name, str) or core.token_to_id(name) is None:
             raise CheckpointError(
-                f"{directory}: {role} is {name!r}, which tokenizer.json does not have: use files of one checkpoint"
+                f"{directory}: {role} is {name!r}, which is not in tokenizer.json; use the files of one checkpoint"
             )
         names[role] = name
     return names
@@ -197,11 +202,11 @@ def _find_template(files: dict[str, Path], config: dict[str, Any]) -> str:
         return resources.files("gesso.chat").joinpath("chat_template.jinja").read_text(encoding="utf-8")
     if not isinstance(template, str):
         raise CheckpointError(
-            f"{files['tokenizer_config.json']}: chat_template must be one template, not a {type(template).__name__}: "
-            "save the one to use as chat_template.jinja"
+            f"{files['tokenizer_config.json']}: chat_template must be one template, not a {type(template).__name__}; "
+            "save the template to use as chat_template.jinja"
         )
     if len(template) > TEMPLATE_LIMIT:
         raise CheckpointError(
-            f"{files['tokenizer_config.json']}: chat_template is larger than {TEMPLATE_LIMIT:,} characters"
+            f"{files['tokenizer_config.json']}: chat_template is larger than {TEMPLATE_LIMIT:,} characters; shorten it"
         )
     return template

@@ -1,4 +1,4 @@
-"""What `gesso.chat.answer` promises, above all about text that is cut anywhere."""
+"""Parse answers, above all texts that are cut at any character, and format tool calls."""
 
 import json
 import random
@@ -27,29 +27,8 @@ def call_of(arguments: str) -> Any:
 
 
 def random_text(rng: random.Random) -> str:
-    bits = [
-        "a",
-        "Zürich",
-        " ",
-        "\n",
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ":",
-        '"',
-        "\\",
-        "<",
-        "|",
-        ">",
-        "'",
-        "日",
-        "\x00",
-        *TAGS,
-        "<eos>",
-    ]
-    return "".join(rng.choice(bits) for _ in range(rng.randrange(8)))
+    parts = ["Zürich", *"a \n{}[],:\"\\<|>'日\x00", *TAGS, "<eos>"]
+    return "".join(rng.choice(parts) for _ in range(rng.randrange(8)))
 
 
 def random_value(rng: random.Random, depth: int = 0) -> Any:
@@ -67,7 +46,7 @@ def random_value(rng: random.Random, depth: int = 0) -> Any:
     return [random_value(rng, depth + 1) for _ in range(rng.randrange(4))]
 
 
-def test_the_rich_answer_is_taken_apart() -> None:
+def test_parse_answer_with_all_parts() -> None:
     assert parse(RICH) == Answer(
         text="Let me look <b>that</b> up, x <| y.\nIt is `5 < 6`. Done <",
         thinking="First: is 3 < 4 and a<b|c>?\nYes.\nSecond thought",
@@ -77,7 +56,7 @@ def test_the_rich_answer_is_taken_apart() -> None:
     )
 
 
-def test_every_prefix_shows_a_prefix_of_the_whole() -> None:
+def test_every_prefix_parses_to_prefix_of_the_whole() -> None:
     whole = parse(RICH)
     for cut in range(len(RICH)):
         part = parse(RICH[:cut])
@@ -87,28 +66,11 @@ def test_every_prefix_shows_a_prefix_of_the_whole() -> None:
         assert whole.malformed[: len(part.malformed)] == part.malformed, RICH[:cut]
 
 
-def test_random_soup_of_tags_never_raises_and_only_grows() -> None:
-    bits = [
-        *TAGS,
-        "<eos>",
-        "<pad>",
-        "thought",
-        "call:f{",
-        "a:1",
-        "}",
-        '"',
-        "\n",
-        " ",
-        "<",
-        "|",
-        "x",
-        "final",
-        ",",
-        "<|to",
-    ]
+def test_random_tags_never_raise_and_answer_only_grows() -> None:
+    parts = [*TAGS, "<eos>", "<pad>", "thought", "call:f{", "a:1", "final", "<|to", *'}"\n <|x,']
     for seed in range(400):
         rng = random.Random(seed)
-        raw = "".join(rng.choice(bits) for _ in range(rng.randrange(25)))
+        raw = "".join(rng.choice(parts) for _ in range(rng.randrange(25)))
         whole = parse(raw)
         for cut in range(len(raw)):
             part = parse(raw[:cut])
@@ -118,19 +80,19 @@ def test_random_soup_of_tags_never_raises_and_only_grows() -> None:
         assert not any(tag in whole.text for tag in TAGS), raw
 
 
-def test_a_call_appears_exactly_when_its_closing_tag_is_whole() -> None:
+def test_call_appears_with_its_complete_closing_tag() -> None:
     raw = '<|tool_call>call:f{a:<|"|>}<|"|>}<tool_call|>'
     assert [len(parse(raw[:cut]).tool_calls) for cut in range(len(raw) + 1)] == [0] * len(raw) + [1]
 
 
 @pytest.mark.parametrize("tag", [*TAGS, "<eos>"])
-def test_half_a_tag_is_held_back_and_means_incomplete(tag: str) -> None:
+def test_half_tag_is_held_back_and_incomplete(tag: str) -> None:
     for cut in range(1, len(tag)):
         assert parse("Hi " + tag[:cut]) == Answer("Hi ", "", (), complete=False)
         assert parse("<|channel>thought\nHm" + tag[:cut]) == Answer("", "Hm", (), complete=False)
 
 
-def test_what_only_looked_like_a_tag_comes_out_once_it_is_decided() -> None:
+def test_text_that_resembles_tag_is_released() -> None:
     assert parse("a <|b").text == "a <|b"
     assert parse("a <tool_shed").text == "a <tool_shed"
     assert parse("a <<turn|>") == Answer("a <", "", (), complete=True)
@@ -149,31 +111,31 @@ def test_what_only_looked_like_a_tag_comes_out_once_it_is_decided() -> None:
         "Hi<|tool_response>",
     ],
 )
-def test_the_end_of_the_turn_is_no_part_of_the_text(raw: str) -> None:
+def test_end_of_turn_is_not_in_text(raw: str) -> None:
     assert parse(raw) == Answer("Hi" if raw else "", "", (), complete=True)
 
 
-def test_eos_is_readable_in_the_middle_of_a_text() -> None:
+def test_eos_inside_text_is_kept() -> None:
     assert parse("`<eos>` ends it.").text == "`<eos>` ends it."
 
 
-def test_an_unclosed_thought_is_all_thinking() -> None:
+def test_unclosed_thought_is_thinking() -> None:
     assert parse("<|channel>thought\nHm, so") == Answer("", "Hm, so", (), complete=False)
     assert parse("<|channel>thought\nHm, so<turn|>") == Answer("", "Hm, so", (), complete=False)
     assert parse("<|channel>thou") == Answer("", "", (), complete=False)
 
 
-def test_an_empty_thought_leaves_no_trace() -> None:
+def test_empty_thought_is_dropped() -> None:
     for empty in ("<|channel>thought\n<channel|>", "<|channel>thought<channel|>", "<|channel>thought\n\n<channel|>\n"):
         assert parse(empty + "Hi") == Answer("Hi", "", (), complete=True)
 
 
-def test_a_call_inside_a_thought_is_only_thought_about() -> None:
+def test_call_inside_thought_is_not_a_call() -> None:
     answer = parse("<|channel>thought\n<|tool_call>call:rm{}<tool_call|><channel|>No.")
     assert (answer.text, answer.tool_calls) == ("No.", ())
 
 
-def test_a_channel_of_another_name_is_answer_text_without_its_name() -> None:
+def test_other_channel_is_text_without_its_name() -> None:
     assert parse("<|channel>final\nHi<channel|>") == Answer("Hi", "", (), complete=True)
     assert parse("<|channel>final\nHi") == Answer("Hi", "", (), complete=False)
     assert parse("<|channel>Hi there<channel|>").text == "Hi there"
@@ -200,7 +162,7 @@ def test_a_channel_of_another_name_is_answer_text_without_its_name() -> None:
         ('{u:<|"|>http://x.y/<|"|>}', {"u": "http://x.y/"}),
     ],
 )
-def test_arguments_become_json_types(arguments: str, expected: dict[str, Any]) -> None:
+def test_call_arguments_have_json_types(arguments: str, expected: dict[str, Any]) -> None:
     found = call_of(arguments)
     assert found == expected
     assert json.dumps(found) == json.dumps(expected)  # 1 == 1.0 == True in Python, not in JSON
@@ -232,19 +194,19 @@ def test_arguments_become_json_types(arguments: str, expected: dict[str, Any]) -
         "call:f{a:" + "[" * 200_000,
     ],
 )
-def test_a_malformed_call_is_reported_and_the_answer_goes_on(source: str) -> None:
+def test_malformed_call_is_reported_and_answer_continues(source: str) -> None:
     answer = parse(f"<|tool_call>{source}<tool_call|>Hi")
     assert answer == Answer("Hi", "", (), complete=True, malformed=(source,))
 
 
-def test_a_call_without_its_closing_tag_counts_when_something_else_ends_it() -> None:
+def test_call_without_closing_tag_counts_if_another_tag_ends_it() -> None:
     f, g = ToolCall("f", {"a": 1}), ToolCall("g", {})
     assert parse("<|tool_call>call:f{a:1}") == Answer("", "", (), complete=False)
     assert parse("<|tool_call>call:f{a:1}<turn|>") == Answer("", "", (f,), complete=True)
     assert parse("<|tool_call>call:f{a:1}<|tool_call>call:g{}<tool_call|>").tool_calls == (f, g)
 
 
-def test_what_is_formatted_is_read_back_the_same() -> None:
+def test_parse_inverts_format_call() -> None:
     for seed in range(3000):
         rng = random.Random(seed)
         call = ToolCall("get.it-1", {random_text(rng): random_value(rng) for _ in range(rng.randrange(4))})
@@ -254,19 +216,19 @@ def test_what_is_formatted_is_read_back_the_same() -> None:
         assert json.dumps(answer.tool_calls[0].arguments) == json.dumps(call.arguments)
 
 
-def test_simple_values_are_written_as_the_model_writes_them() -> None:
+def test_format_call_uses_model_syntax() -> None:
     call = ToolCall("weather", {"city": "Zürich", "days": 3, "exact": True, "of": [None, 0.5], "user-id": {}})
     expected = 'call:weather{city:<|"|>Zürich<|"|>,days:3,exact:true,of:[null,0.5],user-id:{}}'
     assert format_call(call) == f"<|tool_call>{expected}<tool_call|>"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1: 2}, object(), b"x", {"a": {1, 2}}])
-def test_what_has_no_json_form_cannot_be_formatted(value: Any) -> None:
+def test_format_value_rejects_non_json(value: Any) -> None:
     with pytest.raises(InputError):
         format_value(value)
 
 
-def test_nesting_is_bounded_alike_in_both_directions() -> None:
+def test_nesting_limit_is_equal_in_parse_and_format() -> None:
     nested: Any = []
     for _ in range(MAX_DEPTH - 2):
         nested = [nested]
@@ -276,7 +238,7 @@ def test_nesting_is_bounded_alike_in_both_directions() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "f{", "<tool_call|>"])
-def test_a_name_that_could_not_be_read_back_is_refused(name: str) -> None:
+def test_format_call_rejects_names_that_parse_cannot_read(name: str) -> None:
     with pytest.raises(InputError):
         format_call(ToolCall(name, {}))
 
@@ -300,23 +262,23 @@ def test_a_name_that_could_not_be_read_back_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "opening", ["", "<|tool_call>call:f{a:[", '<|tool_call>call:f{a:"', '<|tool_call>call:f{a:<|"|>']
 )
-def test_time_grows_in_proportion_to_length(opening: str, unit: str) -> None:
+def test_parse_time_is_linear(opening: str, unit: str) -> None:
     assert growth(opening, unit) < 4 * 8
 
 
 @pytest.mark.parametrize("unit", ['\\"', "[", '"', '<|"|>', "a", " ", "a ", '"a\\', "\n", "1,", ":"])
-def test_time_of_reading_arguments_grows_in_proportion_to_length(unit: str) -> None:
+def test_parse_time_of_arguments_is_linear(unit: str) -> None:
     assert growth('<|tool_call>call:f{a:"', unit) < 4 * 8
     assert growth("<|tool_call>call:f{a:[", unit) < 4 * 8
     assert growth("<|tool_call>call", unit) < 4 * 8
 
 
-def test_time_of_stripping_padding_grows_in_proportion_to_length() -> None:
+def test_parse_time_of_padding_is_linear() -> None:
     assert growth("Hi", "<pad>", ending="", length=100_000) < 4 * 8
 
 
 def growth(opening: str, unit: str, ending: str = "<tool_call|>end", length: int = 20_000) -> float:
-    """How many times longer a text 8 times as long takes: about 8 if linear, 64 if quadratic."""
+    """Return the factor by which time grows for 8 times the length: about 8 if linear, 64 if quadratic."""
 
     def seconds(length: int) -> float:
         raw = opening + unit * (length // len(unit)) + ending
@@ -327,5 +289,5 @@ def growth(opening: str, unit: str, ending: str = "<tool_call|>end", length: int
             best = min(best, time.process_time() - start)
         return best
 
-    # The floor keeps a clock tick from looking like growth; quadratic work of that length is far above it.
+    # The lower limit hides the resolution of the clock. Quadratic work of this length takes far longer.
     return seconds(8 * length) / max(seconds(length), 1e-3)

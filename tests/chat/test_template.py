@@ -1,4 +1,4 @@
-"""Chat templates: the work of one rendering is bounded, and normal templates come out unchanged."""
+"""Chat templates: each rendering has limits, and normal templates render as in jinja2."""
 
 import threading
 import time
@@ -67,16 +67,16 @@ def with_template(directory: Path, source: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("case", RUNAWAY)
-def test_a_template_that_runs_away_is_stopped(tmp_path, case, monkeypatch):
-    monkeypatch.setattr(template, "MOST_STEPS", template.MOST_STEPS // 10)  # a tenth of the time
+def test_runaway_template_is_stopped(tmp_path, case, monkeypatch):
+    monkeypatch.setattr(template, "MAX_STEPS", template.MAX_STEPS // 10)  # a tenth of the time
     tokenizer = with_template(tmp_path, RUNAWAY[case])
     started = time.monotonic()
     with pytest.raises((InputError, CheckpointError), match="template was stopped|undefined|Range too big"):
         tokenizer.render(CHAT)
-    assert time.monotonic() - started < template.MOST_SECONDS
+    assert time.monotonic() - started < template.MAX_SECONDS
 
 
-def test_a_template_is_stopped_in_another_thread_too(tmp_path):
+def test_runaway_template_is_stopped_in_another_thread(tmp_path):
     tokenizer, caught = with_template(tmp_path, RUNAWAY["silent nested loops"]), []
 
     def render() -> None:
@@ -87,25 +87,25 @@ def test_a_template_is_stopped_in_another_thread_too(tmp_path):
 
     thread = threading.Thread(target=render)
     thread.start()
-    thread.join(2 * template.MOST_SECONDS)
+    thread.join(2 * template.MAX_SECONDS)
     assert "steps" in str(caught[0])
 
 
-def test_a_template_is_stopped_by_the_clock(tmp_path, monkeypatch):
-    monkeypatch.setattr(template, "MOST_SECONDS", 0.05)
-    monkeypatch.setattr(template, "MOST_STEPS", 10**12)
+def test_template_is_stopped_by_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(template, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(template, "MAX_STEPS", 10**12)
     with pytest.raises(InputError, match=r"longer than 0\.05 s"):
         with_template(tmp_path, RUNAWAY["silent nested loops"]).render(CHAT)
 
 
-def test_a_budget_is_of_one_rendering(tmp_path):
+def test_each_rendering_has_its_own_budget(tmp_path):
     tokenizer = with_template(tmp_path, "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}")
-    for _ in range(2 * template.MOST_STEPS // 99999):
+    for _ in range(2 * template.MAX_STEPS // 99999):
         assert tokenizer.render(CHAT) == "Hello"
 
 
 @pytest.mark.parametrize("source", ["(" * 10_000, "{% if x %}" * 500 + "{% endif %}" * 500, "{% for x in y %}" * 30])
-def test_a_template_nested_too_deeply_to_compile_is_a_checkpoint_error(tmp_path, source):
+def test_template_nested_too_deeply_is_checkpoint_error(tmp_path, source):
     source = "{{ " + source + "1" + ")" * 10_000 + " }}" if source.startswith("(") else source
     if source.startswith("{% for"):
         source += "{% endfor %}" * 30
@@ -113,8 +113,8 @@ def test_a_template_nested_too_deeply_to_compile_is_a_checkpoint_error(tmp_path,
         with_template(tmp_path, source).render(CHAT)
 
 
-def test_operations_that_templates_use_give_what_jinja_gives(tmp_path):
-    """Against jinja2's own sandbox, which `transformers` uses."""
+def test_common_operations_render_as_in_jinja2(tmp_path):
+    """Compare with jinja2's own sandbox, which `transformers` uses."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     source = """
@@ -143,7 +143,7 @@ def test_operations_that_templates_use_give_what_jinja_gives(tmp_path):
     assert template.render(template.environment().from_string(source), {"messages": chat}) == expected
 
 
-def test_a_long_conversation_renders_within_the_budget(tmp_path):
+def test_long_conversation_renders_within_budget(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
     chat = [{"role": role, "content": "word " * 200} for _ in range(1000) for role in ("user", "assistant")]
     assert Tokenizer.from_directory(tmp_path).render(chat).count("word") == 400_000

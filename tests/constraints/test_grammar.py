@@ -1,4 +1,4 @@
-"""EBNF to regular expression: the texts of the grammar, and errors that say where."""
+"""EBNF to regular expression: the accepted texts, and errors with their position."""
 
 import random
 import re
@@ -34,7 +34,7 @@ number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)?
     ('root ::= ("a" | "b")+ "c"*', ["a", "abbac", "bcc"], ["", "c", "ca"]),
     ('root ::= "a.b*(c)|[d]{2}^$-#"', ["a.b*(c)|[d]{2}^$-#"], ["axb*(c)|[d]{2}^$-#"]),
 ])  # fmt: skip
-def test_a_grammar_takes_its_texts_and_no_others(grammar: str, inside: list[str], outside: list[str]) -> None:
+def test_grammar_accepts_its_texts_and_no_others(grammar: str, inside: list[str], outside: list[str]) -> None:
     found = Texts(grammar_regex(grammar))
     assert [text for text in inside if not found.has(text)] == []
     assert [text for text in outside if found.has(text)] == []
@@ -46,14 +46,14 @@ def test_a_grammar_takes_its_texts_and_no_others(grammar: str, inside: list[str]
     'root ::= item ("," root | "")\nitem ::= [0-9]',
     'root ::= list\nlist ::= [0-9] | [0-9] "," list',
 ])  # fmt: skip
-def test_a_rule_that_ends_with_itself_is_a_loop(grammar: str) -> None:
+def test_tail_recursion_becomes_loop(grammar: str) -> None:
     found = Texts(grammar_regex(grammar, limits=Limits(depth=1)))
     assert found.has("1") and found.has(",".join("123456789" * 20))
     assert not found.has("1,") and not found.has("")
 
 
 def balanced(text: str) -> int:
-    """The greatest depth of parentheses; -1 where they do not match."""
+    """Return the depth of parentheses; -1 if they are not balanced."""
     depth = most = 0
     for sign in text:
         depth += {"(": 1, ")": -1}.get(sign, 0)
@@ -63,7 +63,7 @@ def balanced(text: str) -> int:
     return -1 if depth else most
 
 
-def test_recursion_goes_as_deep_as_the_limit_says() -> None:
+def test_recursion_is_unrolled_to_depth_limit() -> None:
     grammar = 'root ::= term ("+" term)*\nterm ::= [0-9] | "(" term ("+" term)* ")"'
     rng = random.Random(0)
     for depth in (1, 2, 4):
@@ -89,7 +89,7 @@ _bodies = st.recursive(
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=60)
 @given(_bodies)
-def test_samples_match_what_python_makes_of_the_same_grammar(body: str) -> None:
+def test_grammar_agrees_with_python_re(body: str) -> None:
     found = Texts(grammar_regex(f"root ::= {body}"))
     plain = re.sub(r'"(\w*)"', r"(?:\1)", body).replace(" ", "").replace("'+'", "[+]")
     oracle = re.compile(plain.replace("(?:", "(").replace("(", "(?:"), re.DOTALL)
@@ -125,7 +125,7 @@ def test_samples_match_what_python_makes_of_the_same_grammar(body: str) -> None:
     ('root ::= "(" root ")"', "has no end"),
     ('root ::= "a" b\nb ::= "c" root', "has no end"),
 ])  # fmt: skip
-def test_mistakes_are_shown_where_they_are(grammar: str, message: str) -> None:
+def test_grammar_errors_name_line_and_column(grammar: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         grammar_regex(grammar)
 
@@ -149,7 +149,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_too_large_is_refused_soon(name: str) -> None:
+def test_large_grammar_is_rejected_quickly(name: str) -> None:
     start = time.process_time()
     with pytest.raises(InputError):
         grammar_regex(HOSTILE[name])

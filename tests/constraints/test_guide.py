@@ -1,4 +1,4 @@
-"""A constraint is kept whatever the model says, and the likeliest text that keeps it is found."""
+"""Every text matches its constraint, whatever the model predicts, and the search finds the most likely one."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ def guide_of(words, tiny):
 
 
 def best_of(guide: Guide, logits_CV: np.ndarray, top: int, after: int = 0, pins: dict[int, int] | None = None) -> list:
-    """The tokens that the search finds for a canvas, when `after` more may follow it."""
+    """Return the tokens that the search finds for a canvas, if `after` more tokens may follow it."""
     order_CK = np.argsort(-logits_CV, axis=1)[:, :top]
     top_CK = np.take_along_axis(logits_CV, order_CK, axis=1)
     fill = np.array(sorted(guide.eos | guide.padding))
@@ -71,13 +71,13 @@ def random_logits(vocab_size: int, length: int, seed: int) -> np.ndarray:
         ("(?x) a b # two letters", ["ab"], ["a b"]),
     ],
 )
-def test_an_automaton_accepts_what_the_expression_matches_as_a_whole(regex, right, wrong):
+def test_automaton_accepts_texts_that_match_as_a_whole(regex, right, wrong):
     automaton = compile_regex(regex)
     assert all(automaton.matches(text.encode()) for text in right)
     assert not any(automaton.matches(text.encode()) for text in wrong)
 
 
-def test_a_text_is_the_bytes_of_its_words_put_together(tiny, words):
+def test_text_is_concatenation_of_its_words(tiny, words):
     generator = np.random.default_rng(0)
     known = sorted(words.bytes_of)
     for _ in range(200):
@@ -96,7 +96,7 @@ def _is_text(raw: bytes) -> bool:
 
 
 @pytest.mark.parametrize("regex", ["abc|abd|x", r"[a-z]{2}", r'"[^"]{0,9}"'])
-def test_the_words_that_can_follow_are_those_the_automaton_can_walk(words, regex):
+def test_words_after_a_state_are_those_the_automaton_accepts(words, regex):
     automaton = compile_regex(regex)
     found = dict(words.after(automaton, START, 10**6))
     for token in words.token_of.values():
@@ -107,7 +107,7 @@ def test_the_words_that_can_follow_are_those_the_automaton_can_walk(words, regex
 
 
 @pytest.mark.parametrize("regex", ["abc", r'\{"name": "[a-z]{3,}"\}', r"(yes|no){4}", "(?s).*", "日本語"])
-def test_the_way_to_the_end_has_as_many_tokens_as_it_says(guide_of, regex):
+def test_shortest_path_has_tokens_left_tokens(guide_of, regex):
     guide, state, left, tokens = guide_of(regex), START, [], []
     while not guide.may_end(state):
         left.append(int(guide.tokens_left_S[state]))
@@ -121,8 +121,8 @@ def test_the_way_to_the_end_has_as_many_tokens_as_it_says(guide_of, regex):
 
 
 @pytest.mark.parametrize("regex", ["ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"])
-def test_the_text_found_is_the_likeliest_of_all_that_fit(guide_of, tiny, regex):
-    """Against all sequences there are, of the tokens that can occur at all; few states, so nothing is left out."""
+def test_search_finds_most_likely_matching_text(guide_of, tiny, regex):
+    """Compare with all sequences of the tokens that can occur. The automaton has few states, so the beam is exact."""
     guide = guide_of(regex)
     assert len(guide.automaton) <= BEAM
     usable = sorted({t for s in range(1, len(guide.automaton)) for t, _ in guide.words.after(guide.automaton, s, 999)})
@@ -144,7 +144,7 @@ def test_the_text_found_is_the_likeliest_of_all_that_fit(guide_of, tiny, regex):
 
 
 @pytest.mark.parametrize("regex", [r'\{"a":"[^"\\]*","b":[0-9]+\}', r"(é|日|a){9}", r"[^\n]{9,30}\n", "(?s).{3,}"])
-def test_what_is_found_fits_however_little_room_there_is(guide_of, tiny, regex):
+def test_search_result_matches_at_any_length(guide_of, tiny, regex):
     guide = guide_of(regex)
     for length, seed in itertools.product((guide.shortest, guide.shortest + 1, 40), range(3)):
         logits_CV = random_logits(tiny.config.vocab_size, length, seed)
@@ -153,8 +153,8 @@ def test_what_is_found_fits_however_little_room_there_is(guide_of, tiny, regex):
             assert Reach(guide, {}, length + after).fits(0, START, best)
 
 
-def test_a_position_that_is_sure_outweighs_many_that_know_nothing(guide_of, tiny):
-    """The first position says "y"; all others are noise, for which the shorter text happens to be the likelier one."""
+def test_confident_position_outweighs_uncertain_positions(guide_of, tiny):
+    """The first position predicts "y". All others are noise, under which the shorter text is more likely."""
     guide = guide_of("n|y" + "o" * 12)
     logits_CV = torch.from_numpy(random_logits(tiny.config.vocab_size, 16, seed=0)) * 2
     logits_CV[:, guide.words.token_of[b"o"]] -= 2
@@ -168,8 +168,8 @@ def test_a_position_that_is_sure_outweighs_many_that_know_nothing(guide_of, tiny
         assert guide.words.bytes_of[int(best[0])] == first
 
 
-def test_a_longer_text_is_taken_where_the_model_has_not_ended_yet(guide_of, tiny):
-    """It may end after one token, and thinks little of the long text; but less of there being nothing."""
+def test_longer_text_wins_if_end_of_text_is_unlikely(guide_of, tiny):
+    """The text may end after one token. The long text is unlikely, but an early end is even less likely."""
     guide = guide_of("n|yoooooooo")
     logits_CV = np.zeros((12, tiny.config.vocab_size), np.float32)
     logits_CV[:, guide.words.token_of[b"o"]] = -1
@@ -178,7 +178,7 @@ def test_a_longer_text_is_taken_where_the_model_has_not_ended_yet(guide_of, tiny
     assert guide.words.bytes_of[best[0]] == b"y"
 
 
-def test_tokens_too_long_to_be_chosen_are_right_where_the_model_writes_them():
+def test_long_tokens_are_valid_but_no_candidates():
     words = Words({2: b" " * 24, **{3 + byte: bytes([byte]) for byte in range(128)}}, 140)
     guide = Guide(compile_regex("(?s).*"), words, frozenset([1]))
     assert guide.may_end(guide.walk(START, [2, 2, 40]))
@@ -186,8 +186,8 @@ def test_tokens_too_long_to_be_chosen_are_right_where_the_model_writes_them():
 
 
 @pytest.mark.parametrize("regex", [r"[a-z]{3,40}", r"[a-z0-9 ]*"])
-def test_a_position_whose_likeliest_tokens_write_no_byte_is_searched(guide_of, tiny, regex):
-    """Most ids of a vocabulary that is larger than the tokenizer stand for no text."""
+def test_search_with_most_likely_tokens_without_text(guide_of, tiny, regex):
+    """If a vocabulary is larger than the tokenizer, most of the additional ids have no text."""
     guide = guide_of(regex)
     silent = [token for token in range(tiny.config.vocab_size) if guide.words.length_V[token] == 0][:TOP]
     assert len(silent) == TOP
@@ -197,7 +197,7 @@ def test_a_position_whose_likeliest_tokens_write_no_byte_is_searched(guide_of, t
     assert Reach(guide, {}, 6).fits(0, START, best)
 
 
-# --- in the engine, over random weights ---
+# --- in the engine, with random weights ---
 
 REGEXES = [
     "yes|no",
@@ -215,14 +215,14 @@ REGEXES = [
 
 @pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("regex", REGEXES)
-def test_text_of_random_weights_matches_the_expression(tiny, regex):
+def test_random_weights_match_regex(tiny, regex):
     for seed in range(2):
         result = tiny.generate("Hello", regex=regex, seed=seed, max_new_tokens=40, **SMALL)
         assert compile_regex(regex).matches(result.text.encode())
         assert result.finish_reason == "stop"
 
 
-def test_a_constraint_goes_on_from_canvas_to_canvas(tiny):
+def test_constraint_continues_across_canvases(tiny):
     result = tiny.generate("Hello", regex="(abc ){40}end", seed=1, max_new_tokens=200, **SMALL)
     assert result.text == "abc " * 40 + "end"
     assert result.usage.canvases > 2
@@ -230,14 +230,14 @@ def test_a_constraint_goes_on_from_canvas_to_canvas(tiny):
 
 @pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("sampler", gesso.settings.SAMPLERS)
-def test_every_sampler_keeps_to_the_constraint(tiny, sampler):
+def test_every_sampler_follows_constraint(tiny, sampler):
     options = {} if sampler == "autoregressive" else SMALL
     result = tiny.generate("Hello", regex="[a-c]{5,20}", seed=1, max_new_tokens=24, sampler=sampler, **options)
     assert re.fullmatch("[a-c]{5,20}", result.text)
 
 
 @pytest.mark.usefixtures("compiled_here")
-def test_a_choice_is_one_of_the_texts_to_the_letter(tiny):
+def test_choice_is_one_of_the_texts_exactly(tiny):
     texts = ["a+b", "(x)|[y]", "naïve – ünïcödé", "{}\\n", "a-b~c&d#"]
     for seed in range(4):
         assert tiny.generate("Hello", choice=texts, seed=seed, **SMALL).text in texts
@@ -245,28 +245,28 @@ def test_a_choice_is_one_of_the_texts_to_the_letter(tiny):
         assert tiny.generate("Hello", choice=[text], seed=0, **SMALL).text == text
 
 
-def test_text_that_is_right_by_itself_is_left_as_it_is(tiny, monkeypatch):
-    """Random weights write no text at all, so what they write is called right here."""
+def test_matching_text_is_not_changed(tiny, monkeypatch):
+    """Random weights write no valid text, so this test declares every text valid."""
     monkeypatch.setattr(Reach, "fits", lambda *_: True)
-    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("nothing to put right"))
+    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("corrected a matching text"))
     options = {"seed": 3, "max_new_tokens": 48, **SMALL}
     assert tiny.generate("Hello", regex="(?s).*", **options).tokens == tiny.generate("Hello", **options).tokens
 
 
-def test_a_constraint_that_the_free_text_keeps_changes_nothing_whatever_came_before(tiny, monkeypatch):
-    """Only the text that comes to stand is called right here, none of those on the way to it."""
+def test_constraint_that_final_text_matches_changes_nothing(tiny, monkeypatch):
+    """This test declares only the final text valid, and none of the drafts before it."""
     options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
     options["stopping"] = lambda history, judged_C: len(history) == 4
     free = tiny.generate("Hello", **options)
     drafts = [event.canvas.result_C.tolist() for event in tiny.stream("Hello", **options) if event.kind == "draft"]
     assert len(drafts) == 4 and drafts[-1] not in drafts[:-1]
     monkeypatch.setattr(Reach, "fits", lambda self, position, state, tokens: tokens in ([], (), drafts[-1]))
-    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("nothing to put right"))
+    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("corrected a matching text"))
     held = tiny.generate("Hello", regex="(?s).*", **options)
     assert (held.tokens, held.usage.denoising_steps) == (free.tokens, free.usage.denoising_steps)
 
 
-def test_half_of_the_steps_are_held_to_the_constraint_where_the_free_text_does_not_come_to_stand(tiny):
+def test_second_half_of_steps_follows_constraint(tiny):
     options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 6, "stopping": "fixed"}
     drafts = [event.canvas for event in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if event.kind == "draft"]
     corrected = [prediction.corrected for prediction in drafts[-1].history]
@@ -276,7 +276,7 @@ def test_half_of_the_steps_are_held_to_the_constraint_where_the_free_text_does_n
         assert mine.tokens_C.tolist() == free.tokens_C.tolist()
 
 
-def test_a_text_that_comes_to_stand_and_does_not_keep_is_held_from_that_step_on(tiny):
+def test_finished_text_that_does_not_match_is_corrected_from_that_step(tiny):
     options = {"seed": 3, "max_new_tokens": 16, "canvas_length": 16, "steps": 8}
     options["stopping"] = lambda history, judged_C: len(history) == 2 and not history[-1].corrected
     canvases = [e.canvas for e in tiny.stream("Hello", regex="[a-z]{4,9}", **options) if e.kind == "draft"]
@@ -284,7 +284,7 @@ def test_a_text_that_comes_to_stand_and_does_not_keep_is_held_from_that_step_on(
     assert re.fullmatch("[a-z]{4,9}", tiny.generate("Hello", regex="[a-z]{4,9}", **options).text)
 
 
-def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(tiny):
+def test_same_seed_same_constrained_text_in_any_batch(tiny):
     asked = [{"regex": "[a-z]{4,9}"}, {"choice": ["left", "right"]}, {}, {"regex": "[0-9]+"}]
     alone = [tiny.generate("Hello", seed=7, max_new_tokens=20, **one, **SMALL).tokens for one in asked]
     streams = [tiny.stream("Hello", seed=7, max_new_tokens=20, **one, **SMALL) for one in asked]
@@ -296,7 +296,7 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(tiny):
     assert together == alone
 
 
-def test_a_draft_goes_on_under_its_constraint(tiny):
+def test_resumed_draft_follows_its_constraint(tiny):
     options = {"regex": "[a-z]{4,9}", "seed": 3, "max_new_tokens": 20, "canvas_length": 20, "steps": 4}
     drafts = [event for event in tiny.stream("Hello", **options) if event.kind == "draft"]
     resumed = tiny.generate("Hello", resume=drafts[1], **options)
@@ -305,7 +305,7 @@ def test_a_draft_goes_on_under_its_constraint(tiny):
         tiny.generate("Hello", resume=drafts[1], **options | {"regex": "[a-z]{4,8}"})
 
 
-# --- what is refused ---
+# --- rejected constraints ---
 
 
 @pytest.mark.parametrize(
@@ -325,12 +325,12 @@ def test_a_draft_goes_on_under_its_constraint(tiny):
         ({"regex": "a", "choice": ["a"]}, "one constraint"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_with_the_reason(tiny, options, message):
+def test_unsupported_constraint_is_rejected_with_reason(tiny, options, message):
     with pytest.raises(gesso.InputError, match=message):
         tiny.generate("Hello", **options)
 
 
-def test_a_vocabulary_that_cannot_write_the_text_is_refused():
+def test_constraint_beyond_the_vocabulary_is_rejected():
     words = Words({5: b"ab", 6: b"c"}, 8)
     assert Guide(compile_regex("abc"), words, frozenset([1])).shortest == 2
     with pytest.raises(gesso.InputError, match="no token of this vocabulary writes"):
@@ -338,14 +338,14 @@ def test_a_vocabulary_that_cannot_write_the_text_is_refused():
 
 
 @pytest.mark.parametrize("regex", [r"(a|b)*a(a|b){16}", r"((a{1,99}){1,99}){1,99}"])
-def test_an_expression_that_would_never_be_done_is_ended(regex):
+def test_expensive_regex_is_rejected_within_limits(regex):
     start = time.perf_counter()
     with pytest.raises(gesso.InputError, match="too large|more than 2 s|within 500 MiB"):
         compile_regex(regex, Limits(seconds=2, memory=500 << 20))
     assert time.perf_counter() - start < 10
 
 
-def test_what_is_kept_of_constraints_is_bounded(tiny, monkeypatch):
+def test_memory_of_compiled_constraints_is_bounded(tiny, monkeypatch):
     guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
     monkeypatch.setattr("gesso.constraints.constraint.KEPT_BYTES", 100_000)
     for regex in ("a{20}", "b{20}", "c{20}", "d{90}"):
@@ -359,25 +359,25 @@ def test_what_is_kept_of_constraints_is_bounded(tiny, monkeypatch):
     assert known.cache_info().maxsize < 10**6
 
 
-def test_a_beginning_is_not_mistaken_for_an_expression(tiny):
+def test_prefix_is_not_confused_with_regex(tiny):
     for text in ("plain", "marked", "beginning"):
         tiny.guides.guide(regex="")
         assert not tiny.guides.within(text, "").may_end(START)
 
 
-def test_a_constraint_is_compiled_once(tiny, monkeypatch):
+def test_constraint_is_compiled_once(tiny, monkeypatch):
     first = tiny.guides.guide(regex="[a-f]{3}x")
     monkeypatch.setattr("gesso.constraints.constraint.compile_regex", lambda *_: pytest.fail("compiled again"))
     assert tiny.guides.guide(regex="[a-f]{3}x") is first
 
 
-# --- JSON schemas by chance, over random weights ---
+# --- random JSON schemas, with random weights ---
 
 
 @pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("part", range(6))
-def test_text_of_random_weights_is_valid_under_any_schema(tiny, part):
-    """Three hundred schemas in six parts; every one leaves room for forty tokens more than it needs."""
+def test_random_weights_are_valid_under_any_schema(tiny, part):
+    """Three hundred schemas in six parts, each with forty tokens more than it needs."""
 
     @hypothesis.seed(part)
     @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -421,7 +421,7 @@ ASK = [{"role": "user", "content": "A table for four."}]
 
 @pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("choice", ["required", "book_table", {"type": "function", "function": {"name": "ping"}}])
-def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(tiny, choice):
+def test_required_tool_call_has_valid_arguments(tiny, choice):
     for seed in range(6):
         result = tiny.chat(
             ASK, tools=TOOLS, tool_choice=choice, seed=seed, max_new_tokens=120, canvas_length=60, steps=2
@@ -436,7 +436,7 @@ def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(tiny, choice):
             assert call.arguments == {}
 
 
-def test_several_calls_come_only_where_they_are_allowed(tiny):
+def test_parallel_tool_calls_are_bounded(tiny):
     counts = set()
     for seed in range(8):
         options = {"seed": seed, "max_new_tokens": 120, "canvas_length": 60, "steps": 2, "parallel_tool_calls": True}
@@ -446,7 +446,7 @@ def test_several_calls_come_only_where_they_are_allowed(tiny):
     assert min(counts) >= 1 and max(counts) <= 8
 
 
-def test_without_a_tool_choice_the_answer_is_the_model_s_own(tiny):
+def test_answer_is_unconstrained_without_tool_choice(tiny):
     options = {"seed": 1, "max_new_tokens": 24, **SMALL}
     assert tiny.chat_request(ASK, tools=TOOLS, **options).guide is None
     assert tiny.chat(ASK, tools=TOOLS, tool_choice="none", **options).tokens == tiny.chat(ASK, **options).tokens
@@ -462,14 +462,14 @@ def test_without_a_tool_choice_the_answer_is_the_model_s_own(tiny):
         ({"tool_choice": "required", "regex": "a"}, "one constraint"),
     ],
 )
-def test_a_choice_of_tools_that_makes_no_sense_is_refused(tiny, options, message):
+def test_invalid_tool_choice_is_rejected(tiny, options, message):
     with pytest.raises(gesso.InputError, match=message):
         tiny.chat(ASK, tools=TOOLS, **options)
     with pytest.raises(gesso.InputError, match="there are no tools"):
         tiny.chat(ASK, tool_choice="required")
 
 
-def test_the_program_writes_what_it_is_told_to(main, tmp_path):
+def test_command_line_constraints(main, tmp_path):
     schema, grammar = tmp_path / "schema.json", tmp_path / "list.ebnf"
     schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
     grammar.write_text('root ::= item ("," item){0,3}\nitem ::= [a-c]{2}\n')

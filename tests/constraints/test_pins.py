@@ -1,4 +1,4 @@
-"""Pins and a constraint together: both are kept, whatever the model says, or it is said that they cannot be."""
+"""Pins with a constraint: every text has both, or the request is rejected with the reason."""
 
 import itertools
 import random
@@ -35,8 +35,8 @@ def guide_of(tiny):
 
 @settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
 @given(regex=st.sampled_from(REGEXES), seed=st.integers(0, 99), data=st.data(), settle=st.booleans())
-def test_text_of_random_weights_keeps_its_pins_and_its_constraint(tiny, regex, seed, data, settle):
-    """The pins are some tokens of another text that keeps to the constraint, of several canvases as a rule."""
+def test_random_weights_follow_pins_and_constraint(tiny, regex, seed, data, settle):
+    """The pins are tokens of another text that matches the constraint, usually over several canvases."""
     other = tiny.generate("Hello", regex=regex, seed=seed, max_new_tokens=40, **SMALL).tokens
     places = data.draw(st.sets(st.integers(0, len(other) - 1), max_size=6)) if other else set()
     pins = {place: other[place] for place in places}
@@ -47,8 +47,8 @@ def test_text_of_random_weights_keeps_its_pins_and_its_constraint(tiny, regex, s
     assert result.finish_reason == "stop"
 
 
-def test_pins_are_refused_if_and_only_if_no_text_has_them(guide_of):
-    """Against all sequences there are, of the tokens that can occur at all."""
+def test_pins_are_rejected_iff_no_text_has_them(guide_of):
+    """Compare with all sequences of the tokens that can occur."""
     length, rng, refused = 4, random.Random(0), 0
     for regex in ("ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"):
         guide = guide_of(regex)
@@ -60,7 +60,7 @@ def test_pins_are_refused_if_and_only_if_no_text_has_them(guide_of):
                 texts.append((tokens, end))
         for _ in range(40):
             pins = {place: rng.choice(usable) for place in rng.sample(range(length), rng.randint(1, 3))}
-            # Up to its last pin a text cannot end.
+            # A text cannot end before its last pin.
             fit = [t for t, end in texts if end >= max(pins) and all(t[at] == pin for at, pin in pins.items())]
             try:
                 Reach(guide, pins, length).check()
@@ -73,7 +73,7 @@ def test_pins_are_refused_if_and_only_if_no_text_has_them(guide_of):
 
 
 @pytest.mark.parametrize("regex", ["ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"])
-def test_the_text_found_is_the_likeliest_of_all_that_have_the_pins(guide_of, tiny, regex):
+def test_search_finds_most_likely_text_with_pins(guide_of, tiny, regex):
     guide, length = guide_of(regex), 3
     assert len(guide.automaton) <= BEAM
     usable = sorted({guide.words.token_of[bytes([byte])] for byte in b"abcdexyz"})
@@ -105,25 +105,25 @@ def test_the_text_found_is_the_likeliest_of_all_that_have_the_pins(guide_of, tin
         ("abc", {1: None}, "at position 1 is not possible"),
     ],
 )
-def test_pins_that_cannot_be_kept_are_named(tiny, guide_of, regex, pins, message):
+def test_impossible_pin_is_named(tiny, guide_of, regex, pins, message):
     token_of = guide_of(regex).words.token_of
     given = {place: 1 if word is None else token_of[word] for place, word in pins.items()}
     with pytest.raises(gesso.InputError, match=message):
         tiny.generate("Hello", regex=regex, pins=given, max_new_tokens=8, **SMALL)
 
 
-def test_a_pinned_end_of_text_ends_it_there(tiny):
+def test_pinned_end_of_text_ends_text(tiny):
     result = tiny.generate("Hello", regex="[a-z]{2,20}", pins={5: 1}, max_new_tokens=20, seed=1, **SMALL)
     assert len(result.text) == 5 and result.finish_reason == "stop"
 
 
-def test_a_constraint_too_large_for_pins_is_refused_in_bounded_time(tiny, monkeypatch):
+def test_constraint_too_large_for_pins_is_rejected(tiny, monkeypatch):
     monkeypatch.setattr("gesso.constraints.reach.MAX_WORK", 1000)
     with pytest.raises(gesso.InputError, match="too large to be combined"):
         tiny.generate("Hello", regex="[a-z]{9,99}", pins={50: 300}, max_new_tokens=99)
 
 
-def test_the_tables_for_pins_count_in_what_is_kept_of_constraints(tiny, monkeypatch):
+def test_tables_for_pins_count_as_memory_of_constraints(tiny, monkeypatch):
     guides = Guides(tiny.tokenizer, tiny.config.vocab_size, frozenset([1]))
     regexes = ["[a-z]{1,20}", "[b-z]{1,20}"]
     pair = [guides.guide(regex=regex) for regex in regexes]
@@ -135,7 +135,7 @@ def test_the_tables_for_pins_count_in_what_is_kept_of_constraints(tiny, monkeypa
     assert guides.guide(regex=regexes[1]) is pair[1] and list(guides._kept.values()) == [pair[1]]
 
 
-def test_every_state_that_a_word_leads_to_has_a_word(tiny):
+def test_targets_has_one_word_per_reachable_state(tiny):
     words, automaton = Words.of(tiny.tokenizer, tiny.config.vocab_size), compile_regex(r'"[^"\\]{0,9}"|[0-9]+')
     for state in range(1, len(automaton)):
         reached = {automaton.walk(state, word) for word in words.token_of} - {0}
@@ -144,8 +144,8 @@ def test_every_state_that_a_word_leads_to_has_a_word(tiny):
         assert all(automaton.walk(state, words.bytes_of[token]) == target for token, target in found)
 
 
-def test_a_piece_goes_before_the_byte_that_writes_the_same():
-    """A model has hardly ever seen the byte; taken for its piece it made every digit of a number as good as any."""
+def test_token_is_preferred_to_byte_token_with_same_text():
+    """A model has hardly seen byte tokens in training. With them, every digit of a number had the same score."""
     g = gesso.load()
     words = Words.of(g.tokenizer, g.config.vocab_size)
     for text in "0123456789qxz{}":

@@ -1,4 +1,4 @@
-"""JSON schema to regular expression: what matches is valid, and what is usual matches."""
+"""JSON schema to regular expression: matching texts are valid, and usual notation matches."""
 
 import datetime
 import ipaddress
@@ -44,13 +44,13 @@ def check_samples(schema: Any, count: int = 40, length: int = 60) -> Texts:
 
 @property_test
 @given(schemas())
-def test_every_text_that_matches_is_valid(schema: Any) -> None:
+def test_every_matching_text_is_valid(schema: Any) -> None:
     check_samples(schema)
 
 
 @property_test
 @given(schemas(), st.randoms(use_true_random=False))
-def test_valid_values_as_they_are_usually_written_match(schema: Any, rng: random.Random) -> None:
+def test_valid_values_in_usual_notation_match(schema: Any, rng: random.Random) -> None:
     found = texts(schema)
     for _ in range(10):
         value = value_of(schema, rng)
@@ -60,12 +60,12 @@ def test_valid_values_as_they_are_usually_written_match(schema: Any, rng: random
 
 @property_test
 @given(mixtures())
-def test_keywords_thrown_together_are_refused_or_kept(schema: Any) -> None:
+def test_random_keywords_are_rejected_or_enforced(schema: Any) -> None:
     try:
         expression = schema_regex(schema)
     except InputError:
         return
-    if len(expression) < 10_000:  # the others take long to build, not to keep
+    if len(expression) < 10_000:  # larger automata take too long to build
         check_samples(schema, 20)
 
 
@@ -115,7 +115,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_samples_of_schemas_with_edges_are_valid(name: str) -> None:
+def test_samples_of_edge_case_schemas_are_valid(name: str) -> None:
     check_samples(SCHEMAS[name], 150)
 
 
@@ -135,7 +135,7 @@ def test_samples_of_schemas_with_edges_are_valid(name: str) -> None:
     ({"type": "string", "pattern": "^a+$", "minLength": 2, "maxLength": 4}, ['"aa"', '"aaaa"'], ['"a"', '"aaaaa"']),
     ({"type": "string", "pattern": "b"}, ['"abc"', '"b"', '"\\nb"'], ['"ac"', '"\nb"']),
 ])  # fmt: skip
-def test_edges_are_where_the_schema_puts_them(schema: Any, inside: list[str], outside: list[str]) -> None:
+def test_schema_accepts_and_rejects_at_its_limits(schema: Any, inside: list[str], outside: list[str]) -> None:
     found = texts(schema)
     assert [text for text in inside if not found.has(text)] == []
     assert [text for text in outside if found.has(text)] == []
@@ -146,7 +146,7 @@ bounds = st.one_of(st.integers(-3000, 3000), st.decimals(-50, 50, places=2).map(
 
 @property_test
 @given(bounds, bounds, st.booleans(), st.booleans())
-def test_numbers_are_cut_off_exactly_at_their_bounds(a: float, b: float, low: bool, high: bool) -> None:
+def test_numbers_are_limited_exactly_at_their_bounds(a: float, b: float, low: bool, high: bool) -> None:
     a, b = min(a, b), round(max(a, b) + 2, 2)
     low_key, high_key = ("exclusiveMinimum" if low else "minimum"), ("exclusiveMaximum" if high else "maximum")
     found = {kind: re.compile(schema_regex({"type": kind, low_key: a, high_key: b})) for kind in ("integer", "number")}
@@ -162,7 +162,7 @@ def test_numbers_are_cut_off_exactly_at_their_bounds(a: float, b: float, low: bo
 
 @pytest.mark.parametrize("bound", [0, 1, -1, 0.5, 0.1, 123.456, -7.25])
 @pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
-def test_no_digits_round_over_a_bound(bound: float, keyword: str) -> None:
+def test_no_digits_round_across_a_bound(bound: float, keyword: str) -> None:
     schema = {"type": "number", keyword: bound}
     expression = re.compile(schema_regex(schema))
     point = str(bound) if "." in str(bound) else f"{bound}.0"
@@ -174,7 +174,7 @@ def test_no_digits_round_over_a_bound(bound: float, keyword: str) -> None:
 
 
 def strict_checks(name: str, text: str) -> bool:
-    """Of formats for which jsonschema needs more packages, by other means."""
+    """Check formats for which jsonschema needs further packages."""
     label = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
     if name in ("time", "date-time"):
         moment = datetime.datetime.fromisoformat(text if name == "date-time" else f"2000-01-01T{text}")
@@ -190,7 +190,7 @@ def strict_checks(name: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_pass_strict_checkers_and_take_real_ones(name: str) -> None:
+def test_formats_pass_strict_validators_and_accept_real_examples(name: str) -> None:
     schema = {"type": "string", "format": name}
     found = check_samples(schema, 500)
     rng = random.Random(1)
@@ -198,7 +198,7 @@ def test_formats_pass_strict_checkers_and_take_real_ones(name: str) -> None:
     assert all(found.has(json.dumps(text)) for text in FORMATS[name])
 
 
-def test_only_leap_years_have_a_29th_of_february() -> None:
+def test_only_leap_years_have_february_29() -> None:
     expression = re.compile(schema_regex({"type": "string", "format": "date"}))
     day, end = datetime.date(1895, 1, 1), datetime.date(2009, 1, 1)
     days = set()
@@ -245,7 +245,7 @@ def test_only_leap_years_have_a_29th_of_february() -> None:
     ({"const": float("nan")}, "nan"),
     ([1], "a schema is an object"),
 ])  # fmt: skip
-def test_what_cannot_be_kept_is_refused_by_name_and_place(schema: Any, place: str) -> None:
+def test_unsupported_keywords_are_rejected_with_their_pointer(schema: Any, place: str) -> None:
     with pytest.raises(InputError, match=place):
         schema_regex(schema)
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_kept_is_refused_by_name_and_place(schema: Any, place: st
     {"required": ["a"], "additionalProperties": False},
     {"type": "array", "items": False, "minItems": 1},
 ])  # fmt: skip
-def test_a_schema_that_nothing_satisfies_is_an_error(schema: Any) -> None:
+def test_contradictory_schema_is_rejected(schema: Any) -> None:
     with pytest.raises(InputError, match="contradicts itself"):
         schema_regex(schema)
 
@@ -271,12 +271,12 @@ def test_a_schema_that_nothing_satisfies_is_an_error(schema: Any) -> None:
     {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
 ])  # fmt: skip
-def test_recursion_without_an_end_is_an_error(schema: Any) -> None:
+def test_endless_recursion_in_schema_is_rejected(schema: Any) -> None:
     with pytest.raises(InputError, match="has no end"):
         schema_regex(schema)
 
 
-def test_recursion_goes_as_deep_as_the_limit_says() -> None:
+def test_recursion_is_unrolled_to_depth_limit() -> None:
     schema = {"type": "object", "properties": {"in": {"$ref": "#"}}}
     for depth in (1, 2, 5):
         found = texts(schema, depth=depth)
@@ -327,7 +327,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_too_large_is_refused_soon(name: str) -> None:
+def test_large_schema_is_rejected_quickly(name: str) -> None:
     start = time.process_time()
     with pytest.raises(InputError):
         schema_regex(HOSTILE[name])
@@ -346,14 +346,14 @@ def fifty(required: int) -> Any:
 
 
 @pytest.mark.parametrize(("required", "most"), [(50, 3_000), (1, 3_000), (0, 8_000)])
-def test_fifty_fields_make_a_small_automaton(required: int, most: int) -> None:
+def test_fifty_fields_have_small_automaton(required: int, most: int) -> None:
     start = time.process_time()
     expression = schema_regex(fifty(required))
     assert time.process_time() - start < 0.5
     assert Texts(expression).states < most
 
 
-def test_optional_properties_do_not_multiply() -> None:
+def test_regex_size_is_linear_in_optional_properties() -> None:
     sizes = [
         len(schema_regex({"properties": {f"k{i:03}": {"type": "string"} for i in range(n)}})) for n in (50, 100, 200)
     ]

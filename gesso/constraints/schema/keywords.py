@@ -89,9 +89,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(value: Any) -> int:
-    if not _is_number(value) or value < 0 or value != int(value):
-        raise ValueError("an integer that is not negative")
+def _integer(value: Any, least: int = 0) -> int:
+    if not _is_number(value) or value < least or value != int(value):
+        raise ValueError(f"an integer of at least {least}")
     return int(value)
 
 
@@ -100,12 +100,6 @@ def _bound(value: Any, strict: bool) -> Bound:
     if not _is_number(value) or abs(value) > 10**MAX_DIGITS or Bound.read(value, strict).digits() > digits:
         raise ValueError(f"a number of at most {digits} digits")
     return Bound.read(value, strict)
-
-
-def _multiple_of(value: Any) -> int:
-    if not _is_number(value) or value <= 0 or value != int(value):
-        raise ValueError("an integer above zero; floating point cannot check other multiples reliably")
-    return int(value)
 
 
 def _types(value: Any) -> frozenset[str]:
@@ -122,21 +116,15 @@ def _enum(value: Any) -> tuple[Any, ...]:
     return tuple({identity(v): v for v in value}.values())
 
 
-def _pattern(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a regular expression")
+def _instance(value: Any, kind: type, expected: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(expected)
     return value
 
 
 def _format(value: Any) -> str:
     if not isinstance(value, str) or value not in FORMATS:
         raise ValueError(f"one of {', '.join(FORMATS)}")
-    return value
-
-
-def _unique(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
     return value
 
 
@@ -159,15 +147,15 @@ KEYWORDS: dict[str, tuple[frozenset[str], str, Callable[[Any], Any]]] = {
     "maximum": (_NUMBER, "high", partial(_bound, strict=False)),
     "exclusiveMinimum": (_NUMBER, "low", partial(_bound, strict=True)),
     "exclusiveMaximum": (_NUMBER, "high", partial(_bound, strict=True)),
-    "multipleOf": (_NUMBER, "step", _multiple_of),
-    "minLength": (_STRING, "min_length", _count),
-    "maxLength": (_STRING, "max_length", _count),
-    "pattern": (_STRING, "pattern", _pattern),
+    "multipleOf": (_NUMBER, "step", partial(_integer, least=1)),  # floating point cannot check fractions reliably
+    "minLength": (_STRING, "min_length", _integer),
+    "maxLength": (_STRING, "max_length", _integer),
+    "pattern": (_STRING, "pattern", partial(_instance, kind=str, expected="a regular expression")),
     "format": (_STRING, "format", _format),
-    "minItems": (_ARRAY, "min_items", _count),
-    "maxItems": (_ARRAY, "max_items", _count),
-    "uniqueItems": (_ARRAY, "unique", _unique),
+    "minItems": (_ARRAY, "min_items", _integer),
+    "maxItems": (_ARRAY, "max_items", _integer),
+    "uniqueItems": (_ARRAY, "unique", partial(_instance, kind=bool, expected="true or false")),
     "required": (_OBJECT, "required", _required),
-    "minProperties": (_OBJECT, "min_properties", _count),
-    "maxProperties": (_OBJECT, "max_properties", _count),
+    "minProperties": (_OBJECT, "min_properties", _integer),
+    "maxProperties": (_OBJECT, "max_properties", _integer),
 }
