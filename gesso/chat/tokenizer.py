@@ -93,8 +93,8 @@ class Tokenizer:
         """The most characters of a token. A text has at least length / longest_piece tokens."""
         return max(map(len, self._core.get_vocab(with_added_tokens=True)))
 
-    def id_of(self, piece: str) -> int | None:
-        found: int | None = self._core.token_to_id(piece)
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._core.token_to_id(token)
         return found
 
     def render(

@@ -70,10 +70,10 @@ def with_template(directory: Path, source: str) -> Tokenizer:
 def test_runaway_template_is_stopped(tmp_path, case, monkeypatch):
     monkeypatch.setattr(template, "MAX_STEPS", template.MAX_STEPS // 10)  # a tenth of the time
     tokenizer = with_template(tmp_path, RUNAWAY[case])
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises((InputError, CheckpointError), match="template was stopped|undefined|Range too big"):
         tokenizer.render(CHAT)
-    assert time.monotonic() - started < template.MAX_SECONDS
+    assert time.process_time() - started < template.MAX_SECONDS
 
 
 def test_runaway_template_is_stopped_in_another_thread(tmp_path):

@@ -120,10 +120,10 @@ def test_special_tokens_have_usual_names_by_default(directory: Path) -> None:
     assert (bare.pad_id, bare.eos_id, bare.bos_id) == (0, 1, 2)
     (directory / "special_tokens_map.json").write_text('{"pad_token": "<eos>", "eos_token": "<unk>"}')
     (directory / "tokenizer_config.json").write_text('{"eos_token": {"content": "<turn|>"}, "bos_token": null}')
-    told = Tokenizer.from_directory(directory)
-    assert (told.pad_id, told.eos_id, told.bos_id) == (1, told.id_of("<turn|>"), None)
-    assert told.encode("the") == [told.id_of("the")]
-    assert told.render([USER]).startswith("<|turn>user")
+    configured = Tokenizer.from_directory(directory)
+    assert (configured.pad_id, configured.eos_id, configured.bos_id) == (1, configured.id_of("<turn|>"), None)
+    assert configured.encode("the") == [configured.id_of("the")]
+    assert configured.render([USER]).startswith("<|turn>user")
 
 
 def test_files_lists_existing_files(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -384,9 +384,9 @@ def test_random_weights_are_valid_under_any_schema(tiny, part):
     @given(schemas(), st.integers(0, 2**32))
     def check(schema, number):
         guide = tiny.guides.guide(json_schema=schema)
-        room = guide.shortest + 40
+        length = guide.shortest + 40
         result = tiny.generate(
-            "Hello", json_schema=schema, seed=number, max_new_tokens=room, canvas_length=48, steps=1, sampler="argmax"
+            "Hello", json_schema=schema, seed=number, max_new_tokens=length, canvas_length=48, steps=1, sampler="argmax"
         )
         assert result.finish_reason == "stop"
         assert valid(json.loads(result.text), schema), result.text

@@ -49,7 +49,7 @@ def test_random_weights_follow_pins_and_constraint(tiny, regex, seed, data, sett
 
 def test_pins_are_rejected_iff_no_text_has_them(guide_of):
     """Compare with all sequences of the tokens that can occur."""
-    length, rng, refused = 4, random.Random(0), 0
+    length, rng, rejected = 4, random.Random(0), 0
     for regex in ("ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"):
         guide = guide_of(regex)
         usable = sorted({*(guide.words.token_of[bytes([byte])] for byte in b"abcdexyz"), *guide.eos, 7})
@@ -65,11 +65,11 @@ def test_pins_are_rejected_iff_no_text_has_them(guide_of):
             try:
                 Reach(guide, pins, length).check()
             except gesso.InputError:
-                refused += 1
+                rejected += 1
                 assert not fit, (regex, pins)
             else:
                 assert fit, (regex, pins)
-    assert 20 < refused < 140
+    assert 20 < rejected < 140
 
 
 @pytest.mark.parametrize("regex", ["ab?c?|de", "(ab|c){1,3}", "[ab]*", "x(y|z)?|yx"])
