@@ -15,7 +15,7 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="With --check: the report as one JSON object.")] = False,
 ) -> None:
     """Train or fine-tune a model. Run again, it goes on from its newest checkpoint."""
-    from gesso.train import check as checks
+    from gesso.train import data_report
     from gesso.train import run as command
     from gesso.train.recipe import load
 
@@ -30,4 +30,4 @@ def train(
     if json:
         print_json(report.to_dict())
     else:
-        print_styled(lambda console: checks.render(report, console))
+        print_styled(lambda console: data_report.render(report, console))

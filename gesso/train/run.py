@@ -17,7 +17,7 @@ from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import GenerationDefaults
-from gesso.train import check as checks
+from gesso.train import data_report
 from gesso.train.data import Dataset, Source
 from gesso.train.processes import join_processes
 from gesso.train.recipe import Recipe
@@ -36,14 +36,14 @@ def eos_of(directory: Path) -> int:
     return GenerationDefaults.from_directory(directory, config).eos_token_ids[0]
 
 
-def check(recipe: Recipe) -> checks.CheckReport:
+def check(recipe: Recipe) -> data_report.CheckReport:
     """Read all the data and report on it; every bad row is listed, so none stops the look."""
     if recipe.data.task:
         raise InputError(f"the task {recipe.data.task} makes its examples as it goes: there are no rows to check")
     directory = directory_of(recipe)
     tokenizer = Tokenizer.from_directory(directory)
     dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory))
-    return checks.inspect(dataset, tokenizer)
+    return data_report.inspect(dataset, tokenizer)
 
 
 def train(

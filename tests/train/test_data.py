@@ -18,8 +18,8 @@ from rich.console import Console
 
 from gesso.chat.tokenizer import FILL, Tokenizer
 from gesso.errors import InputError
-from gesso.train.check import inspect, render
 from gesso.train.data import WINDOW, Dataset, DataSettings, Example, Rejected, order
+from gesso.train.data_report import inspect, render
 from tests.tiny import tokenizer_json
 
 EOS = 1
