@@ -16,7 +16,8 @@ from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.batch import collate, corrupt
 from gesso.train.data import Example
-from gesso.train.objective import Objective, ObjectiveSettings
+from gesso.train.objective import Objective
+from gesso.train.recipe import ObjectiveSettings
 
 PEAK_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 by the vendor's datasheet
 

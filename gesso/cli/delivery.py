@@ -1,4 +1,4 @@
-"""How an answer of `gesso generate` and `gesso chat` is printed."""
+"""Print the answers of `gesso generate` and `gesso chat`."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 
 def deliver(result: "Result", *, as_json: bool, thinking: str | None = None) -> None:
+    """Print the text on stdout and the rest on stderr, or everything as one JSON object on stdout."""
     usage = result.usage
     if as_json:
         thoughts = {} if thinking is None else {"thinking": thinking}

@@ -1,5 +1,6 @@
 """`gesso info`."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -16,28 +17,28 @@ def info(
         str | None,
         typer.Argument(envvar="GESSO_MODEL", help=MODEL_HELP),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     gpu: Annotated[
-        str | None, typer.Option(metavar="CARD", help=f"And how it would run on a card: {', '.join(CARDS)}.")
+        str | None, typer.Option(metavar="CARD", help=f"Add a plan for a graphics card: {', '.join(CARDS)}.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="With --gpu: denoising steps a canvas takes; 16 if not given.")
+        int | None, typer.Option(min=1, help="With --gpu: denoising steps per canvas; 16 if not given.")
     ] = None,
 ) -> None:
-    """Describe a checkpoint: its size, the memory it needs, what would keep it from loading."""
-    from gesso.checkpoint import huggingface as checkpoint
-    from gesso.info import fit, hardware
-    from gesso.info.report import describe, render
+    """Describe a checkpoint: its size, the memory it needs, and reasons why it would not load."""
+    from gesso.checkpoint import huggingface
+    from gesso.info import fit, hardware, render
+    from gesso.info.report import describe
 
     card = None if gpu is None else hardware.find(gpu)
     if card is None and steps is not None:
-        raise InputError("--steps belongs to --gpu: it is how many denoising steps to reckon with on that card")
-    directory = checkpoint.find(model)
-    report = describe(directory, model or f"the model in the box ({BASE})")
+        raise InputError("--steps needs --gpu: it is the number of denoising steps per canvas on that card")
+    directory = huggingface.find(model)
+    report = describe(directory, model or f"the bundled model ({BASE})")
     plan = None if card is None else fit.plan(directory, card, steps or fit.STEPS)
     if json:
-        print_json(report.to_dict() | ({} if plan is None else {"gpu": plan.to_dict()}))
+        print_json(asdict(report) | ({} if plan is None else {"gpu": asdict(plan)}))
         return
-    print_styled(lambda console: render(report, console))
+    print_styled(lambda console: render.render_report(report, console))
     if plan is not None:
-        print_styled(lambda console: fit.render(plan, console))
+        print_styled(lambda console: render.render_plan(plan, console))

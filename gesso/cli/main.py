@@ -1,4 +1,4 @@
-"""The command line. Answers go to stdout, all else to stderr; torch is not imported before a model is needed."""
+"""The command line. Answers go to stdout, everything else to stderr; torch is imported only when a model is needed."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -36,8 +36,8 @@ for command in (bench, serve):
     app.command(epilog=EXIT_CODES)(command)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         print_text(f"gesso {gesso.__version__}")
         raise typer.Exit()
 
@@ -51,7 +51,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (that of the process, when none is given); the exit code."""
+    """Run a command line, by default that of the process, and return the exit code."""
     prepare()
     try:
         code = app(args=arguments, prog_name="gesso", standalone_mode=False) or 0

@@ -5,26 +5,23 @@ from typing import Annotated
 
 import typer
 
-from gesso.cli.terminal import print_json, print_styled
+from gesso.cli.terminal import print_report
 
 
 def quantize(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Directory or hub name of a checkpoint.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write; new, or empty.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write; new or empty.")],
     to: Annotated[
         str,
         typer.Option(
             help="fp8 (half the size), int4 or nvfp4 (a third: experts at four bits, the rest fp8); "
-            "fp8-layers, int4-layers, nvfp4-layers: embeddings and head stay as they are."
+            "fp8-layers, int4-layers, nvfp4-layers: embeddings and head are not quantized."
         ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Write a checkpoint with its matrices in few bits, and report how far they are from the original."""
-    from gesso.checkpoint.quantize import convert as command
+    """Write a quantized copy of a checkpoint and report the error of each matrix."""
+    from gesso.checkpoint.quantize import convert
 
-    report = command.quantize(source, target, to)
-    if json:
-        print_json(report.to_dict())
-    else:
-        print_styled(lambda console: command.render(report, console))
+    report = convert.quantize(source, target, to)
+    print_report(report, lambda console: convert.render(report, console), json)

@@ -1,6 +1,7 @@
-"""Between the command line and the terminal: the two output streams, the lines coming in, the live canvas.
+"""The command line's terminal: output streams, input lines, the live view of a canvas.
 
-Answers go to stdout as they are, or without their traps where that is a terminal; all else goes to stderr.
+Answers go to stdout, unchanged, or with control characters made visible if stdout is a terminal. Everything else goes
+to stderr.
 """
 
 import io
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -26,43 +28,43 @@ if TYPE_CHECKING:
     from gesso.engine.events import Draft, Event, Result
 
 PROMPT = "> "
-SPECIAL = "·"  # a token that writes nothing: end of text, padding, tags
+SPECIAL = "·"  # in place of a token without text: end of text, padding, tags
 
 
-# --- out ------------------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
-class _Complaints(logging.Handler):
+class _ErrorLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         complain(record.getMessage())
 
 
 def prepare() -> None:
-    """Library warnings to stderr; a question mark for what the encoding lacks; a closed stream is an empty one."""
+    """Send library warnings to stderr, replace characters the encoding lacks, and open closed streams on /dev/null."""
     logger = logging.getLogger("gesso")
-    logger.handlers, logger.propagate = [_Complaints()], False
+    logger.handlers, logger.propagate = [_ErrorLines()], False
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    # Strict on the way in: some locales have Python smuggle bad bytes into the text as half surrogates.
+    # Strict input: in some locales, Python would otherwise turn invalid bytes into lone surrogates.
     for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
 
 
 def console(stream: TextIO) -> Console:
-    """Styled and wrapped on a terminal, plain elsewhere, whatever FORCE_COLOR says."""
+    """Return a console: styled and wrapped on a terminal, plain elsewhere even with FORCE_COLOR."""
     terminal = stream.isatty()
     return Console(file=stream, force_terminal=terminal, soft_wrap=not terminal, highlight=False, markup=False)
 
 
 def _write(text: str) -> None:
-    """To stdout. When nobody reads it any more (`| head -1`), that is the end, and a quiet one."""
+    """Write to stdout. Exit quietly if its reader is gone, as in `| head -1`."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What could not be written is still in the buffer, and Python would try again when it exits.
+        # The unwritten text is still in the buffer, and Python would write it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise SystemExit(0) from None
@@ -74,7 +76,7 @@ def print_text(text: str) -> None:
 
 
 def print_as_is(text: str) -> None:
-    """A file's text, to the byte; only a terminal gets the line break that its last line lacks."""
+    """Print the text of a file byte by byte; only a terminal gets a line break after an unfinished last line."""
     if not sys.stdout.isatty():
         _write(text)
     elif text:
@@ -92,6 +94,14 @@ def print_styled(render: Callable[[Console], None]) -> None:
     _write(rendered.get())
 
 
+def print_report(report: Any, render: Callable[[Console], None], as_json: bool) -> None:
+    """Print a dataclass as one JSON object, or as `render` shows it."""
+    if as_json:
+        print_json(asdict(report))
+    else:
+        print_styled(render)
+
+
 def note(text: str) -> None:
     console(sys.stderr).print(Text(printable(text), style="dim"))
 
@@ -101,37 +111,41 @@ def complain(message: str) -> None:
 
 
 def show_cursor() -> None:
-    """Ctrl-C may come at a moment when rich has hidden the cursor and not yet taken charge of showing it again."""
+    """Show the cursor again: Ctrl-C may arrive after rich has hidden it and before rich would restore it."""
     console(sys.stderr).show_cursor()
     console(sys.stderr).print()
 
 
-# --- in -------------------------------------------------------------------------------------------------------------
+# --- input ----------------------------------------------------------------------------------------------------------
 
 
 def lines(interactive: bool) -> Iterator[str]:
-    """Lines of stdin without their ends; from a keyboard with a prompt, history and editing, until Ctrl-D."""
+    """Yield the lines of stdin without line ends; from a keyboard with prompt, history and editing, until Ctrl-D."""
     try:
-        yield from _typed() if interactive else (line.removesuffix("\n") for line in sys.stdin)
+        yield from _typed_lines() if interactive else (line.removesuffix("\n") for line in sys.stdin)
     except UnicodeDecodeError as error:
-        raise InputError(f"stdin is not {error.encoding} text: {error.reason} at byte {error.start}") from None
+        raise _not_text(error) from None
 
 
 def whole_stdin() -> str:
-    """All of stdin, its line ends as they are."""
+    """Return all of stdin with its line ends unchanged."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", newline="")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InputError(f"stdin is not {error.encoding} text: {error.reason} at byte {error.start}") from None
+        raise _not_text(error) from None
 
 
-def _typed() -> Iterator[str]:
+def _not_text(error: UnicodeDecodeError) -> InputError:
+    return InputError(f"stdin is not {error.encoding} text: {error.reason} at byte {error.start}")
+
+
+def _typed_lines() -> Iterator[str]:
     import readline  # noqa: F401 (once imported, input() uses it)
 
     while True:
-        # input() prompts on stdout, where only answers belong unless it is the same terminal.
+        # input() writes its prompt to stdout, which is for answers only unless it is the same terminal.
         if not sys.stdout.isatty():
             console(sys.stderr).print(PROMPT, end="")
         try:
@@ -141,11 +155,11 @@ def _typed() -> Iterator[str]:
             return
 
 
-# --- the live view --------------------------------------------------------------------------------------------------
+# --- live view ------------------------------------------------------------------------------------------------------
 
 
 def follow(model: "Gesso", events: "Iterator[Event]", watch: bool) -> "Result":
-    """A stream to its end, watched if that is wanted and there is a terminal."""
+    """Return the result of a stream. With `watch`, show its drafts if stderr is a terminal."""
     drawable = sys.stderr.isatty() and not console(sys.stderr).is_dumb_terminal
     view = CanvasView(model) if watch and drawable else None
     with view or nullcontext():
@@ -154,18 +168,18 @@ def follow(model: "Gesso", events: "Iterator[Event]", watch: bool) -> "Result":
                 return event.result
             if view and event.kind == "draft":
                 view.show(event)
-    raise AssertionError("a stream ends with its done event")
+    raise AssertionError("the stream ended without a done event")
 
 
 class CanvasView:
-    """The text so far and the canvas on stderr, drawn anew at every step; gone when the `with` block ends.
+    """Text and canvas on stderr, redrawn at every denoising step and removed when the `with` block ends.
 
-    Committed text is plain, settled tokens are bold, those that may still change are dim.
+    Committed text is plain, settled tokens are bold, all others are dim.
     """
 
     def __init__(self, model: "Gesso") -> None:
         self.model, self.steps_taken = model, 0
-        # One refresh a step: no thread, so nothing is drawn while the terminal belongs to someone else.
+        # Refresh once per step and without a thread: nothing is drawn while another program uses the terminal.
         self.live = Live(_Frame(Text(), "reading the prompt"), console=Console(stderr=True), transient=True,
                          auto_refresh=False)  # fmt: skip
 
@@ -195,7 +209,7 @@ class CanvasView:
             (token, "dim" if token in special or not settled else "bold", token in special)
             for token, settled in zip(draft.tokens, draft.settled, strict=True)
         ]
-        # Decoded by runs, not by token: a character may be spelled in several tokens.
+        # Decode runs of tokens, because several tokens may spell one character.
         for (style, is_special), run in groupby(cells, key=lambda cell: cell[1:]):
             tokens = [token for token, *_ in run]
             text.append(SPECIAL * len(tokens) if is_special else printable(self.model.decode(tokens)), style)
@@ -203,12 +217,12 @@ class CanvasView:
 
 
 class _Frame:
-    """As much of the end of the text as the terminal has room for, and the status below it."""
+    """The end of the text, as much as the terminal has lines for, and the status below it."""
 
     def __init__(self, text: Text, status: str) -> None:
         self.text, self.status = text, status
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = max(options.size.height - 2, 1)  # a line for the status, and one for the cursor when the view closes
-        yield from self.text.wrap(console, options.max_width, overflow="fold")[-room:]
+        rows = max(options.size.height - 2, 1)  # one line for the status, one for the cursor after the view closes
+        yield from self.text.wrap(console, options.max_width, overflow="fold")[-rows:]
         yield Text(self.status, style="cyan", no_wrap=True, overflow="ellipsis")

@@ -5,29 +5,27 @@ from typing import Annotated
 
 import typer
 
-from gesso.cli.terminal import print_json, print_styled
+from gesso.cli.terminal import print_report
 
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML file; see recipes/ and docs/training.md.")],
-    check: Annotated[bool, typer.Option("--check", help="Look at the data and train nothing.")] = False,
-    minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again, it goes on.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="With --check: the report as one JSON object.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Report on the data without training.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop after this many minutes; the same command resumes the run.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="With --check: print the report as one JSON object.")] = False,
 ) -> None:
-    """Train or fine-tune a model. Run again, it goes on from its newest checkpoint."""
-    from gesso.train import data_report
-    from gesso.train import run as command
+    """Train or fine-tune a model. The same command resumes an interrupted run from its newest checkpoint."""
+    from gesso.train import data_report, run
     from gesso.train.recipe import load
 
-    read = load(recipe)
-    if not check:
-        from gesso.eval.run import scorer, source
-
-        score = scorer(command.directory_of(read), read.eval) if read.eval else None
-        command.train(read, score=score, source=source(read.data), minutes=minutes)
+    settings = load(recipe)
+    if check:
+        report = run.check(settings)
+        print_report(report, lambda console: data_report.render(report, console), json)
         return
-    report = command.check(read)
-    if json:
-        print_json(report.to_dict())
-    else:
-        print_styled(lambda console: data_report.render(report, console))
+    from gesso.eval.run import scorer, source
+
+    score = scorer(run.directory_of(settings), settings.eval) if settings.eval else None
+    run.train(settings, score=score, source=source(settings.data), minutes=minutes)

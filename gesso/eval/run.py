@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gesso.chat.tokenizer import Tokenizer
     from gesso.eval.evaluate import Evaluation
     from gesso.model.transformer import DiffusionGemma
-    from gesso.train.data import DataSettings, Source
-    from gesso.train.recipe import EvalSettings
+    from gesso.train.data import Source
+    from gesso.train.recipe import DataSettings, EvalSettings
     from gesso.train.trainer import Score
 
 # --- eval -----------------------------------------------------------------------------------------------------------

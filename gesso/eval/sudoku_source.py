@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.eval.sudoku_bank import Bank, draw
-from gesso.train.data import DataSettings, Example
+from gesso.train.data import Example
+from gesso.train.recipe import DataSettings
 
 
 class SudokuSource:

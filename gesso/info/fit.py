@@ -1,23 +1,17 @@
-"""What `gesso info MODEL --gpu CARD` adds: what fits on the card, what to choose, and how fast a step could be at best.
+"""The plan of `gesso info MODEL --gpu CARD`: what fits on the card, a recommendation, and the best time of a step.
 
 A roofline (Williams, Waterman, Patterson 2009, doi 10.1145/1498765.1498785): a step cannot be faster than its bytes at
-the card's bandwidth, nor than its operations at the card's compute. Nothing here is measured; RULES says what counts.
+the card's bandwidth, nor than its operations at the card's compute. Nothing here is measured; RULES lists the terms.
 """
 
-import json
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import huggingface
 from gesso.info.hardware import Card
-from gesso.info.report import CONTEXTS, PRECISIONS, cache_bytes, pairs, short, weight_bytes
+from gesso.info.memory import CONTEXTS, PRECISIONS, cache_bytes, gigabytes, sequence_bytes, weight_bytes
 from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config
 
@@ -26,39 +20,42 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 2, 4, 8)
 STEPS = 16
-PREFILL = 2048  # tokens of prompts in a pass, as a server reads them on a GPU
-MOST = 4096  # sequences that are counted
-EMBEDDING = "decoder.embed_tokens.weight"  # soft embeddings are made of it, in bf16
-WORTH_IT = 1.25  # how much shorter fp8 must make a step to be preferred to the checkpoint's own bf16
+PREFILL = 2048  # prompt tokens per pass, as a server runs them on a GPU
+MAX_SEQUENCES = 4096
+EMBEDDING = "decoder.embed_tokens.weight"  # also the table of soft embeddings, in bf16
+MIN_SPEEDUP = 1.25  # of fp8 over bf16, to recommend fp8 where bf16 fits too
 RULES = (
-    "Usable: what the driver reports, less what a unified machine's system keeps. The workspace goes off it: CUDA "
-    "context, activations and logits, which grow with the number of sequences (see gesso/info/workspace.py).",
-    "A sequence: its cache, and the second copy of its rings that the engine keeps for the next turn.",
+    "Usable: the memory that the driver reports, without the system's share on a unified machine. The workspace is "
+    "subtracted: CUDA context, activations and logits, which grow with the number of sequences (see "
+    "gesso/info/workspace.py).",
+    "A sequence: its cache, and the copy of its sliding-window rings that the engine keeps for the next turn.",
     "Step: the larger of bytes / bandwidth and operations / compute at the datasheet's peaks: a floor, not a forecast.",
     "Bytes: every weight once; of the experts the share that T tokens hit if routed evenly, 1 - (1 - k/E)^T; the "
     "embedding twice (lm_head, soft embedding); each sequence's cache.",
-    "Operations: 2 for each active weight and token; 4 for each embedding value and token (lm_head, soft embedding); "
-    "4 for each query, key and head dimension. Matrices run at the rate of their precision (at 4-bit, all but the "
-    "experts at that of fp8), lm_head among them, or of bf16 where the card lacks it; soft embedding, router and "
-    "attention at that of bf16.",
-    "Tokens/s: all sequences together, a canvas taking as many passes as steps: the commit rides with the next "
-    "canvas's first pass, its own operations left out, and so is the reading of prompts.",
+    "Operations: 2 per active weight and token; 4 per embedding value and token (lm_head, soft embedding); 4 per "
+    "query, key and head dimension. Matrices, including lm_head, run at the rate of their precision (at 4-bit, all but "
+    "the experts at that of fp8), or of bf16 where the card lacks it. Soft embedding, router and attention run at that "
+    "of bf16.",
+    "Tokens/s: all sequences together, with as many passes per canvas as steps. The commit shares the first pass of "
+    "the next canvas; its operations and those of prefill are not counted.",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one denoising step of a model costs in one precision, apart from batch and context."""
+    """Cost of one denoising step in one precision, independent of batch and context."""
 
-    dense_bytes: int  # read whatever the tokens are, the embedding twice
+    dense_bytes: int  # read for any tokens, the embedding twice
     expert_bytes: int  # of all experts
-    expert_values: int  # active weights of a token that run at the precision's rate
-    matrix_values: int  # the other matrices: at that of fp8 even if the experts have four bits
-    bf16_values: int  # and at that of bf16, the soft embedding among them
+    expert_values: int  # active expert weights per token: at the rate of the precision
+    matrix_values: int  # the other matrices: at the rate of fp8 even if the experts have four bits
+    bf16_values: int  # at the rate of bf16, soft embedding included
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
+    """Lower bound of the time of one step at one batch size."""
+
     batch: int
     expert_share: float
     bytes: int
@@ -72,7 +69,7 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """How many sequences of one length lie side by side."""
+    """Number of sequences of one length that fit at once."""
 
     context: int
     sequence_bytes: int
@@ -83,8 +80,7 @@ class Room:
 class Fit:
     """One precision on one card.
 
-    `free_bytes` are those left for the cache of a single sequence; `missing_bytes` is what it lacks at the shortest
-    context.
+    `free_bytes` are left for the cache of a single sequence; `missing_bytes` are lacking for the shortest context.
     """
 
     precision: str
@@ -104,15 +100,11 @@ class Plan:
     workspace_bytes: int  # of a single sequence
     steps: int
     canvas: int
-    context: int  # of every sequence, where a floor is computed
+    context: int  # of every sequence, for the floors
     fits: tuple[Fit, ...]
     choice: str | None
     reason: str
     rules: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return data
 
     def chosen(self) -> Fit | None:
         return next((fit for fit in self.fits if fit.precision == self.choice), None)
@@ -120,7 +112,7 @@ class Plan:
 
 def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
     config = Config.from_directory(directory)
-    model = checkpoint.empty_model(config)
+    model = huggingface.empty_model(config)
     context = min(CONTEXTS[0], config.max_position_embeddings)
     fits = tuple(_fit(config, model, card, precision, context, steps) for precision in PRECISIONS)
     choice, reason = _choose(fits)
@@ -173,19 +165,8 @@ def _workspace(config: Config, batch: int) -> int:
 
 
 def _sequences(config: Config, free: int, size: int) -> int:
-    """Return how many sequences of `size` bytes fit, with the workspace for so many."""
-    return bisect_right(range(1, MOST + 1), free, key=lambda count: _workspace(config, count) + count * size)
-
-
-def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
-    """Of one text in the engine: its cache, and the copy of its rings that is kept for the next turn."""
-    import torch
-
-    from gesso.model.cache import KVCache
-
-    cache = KVCache(config, 1, context, torch.device("meta"), torch.bfloat16)
-    cache.save(0)
-    return cache.nbytes * value_bytes // 2
+    """Return how many sequences of `size` bytes fit, together with their workspace."""
+    return bisect_right(range(1, MAX_SEQUENCES + 1), free, key=lambda count: _workspace(config, count) + count * size)
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
@@ -197,7 +178,7 @@ def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
     dense = experts = active = matrices = plain = 0
     for name, p in model.named_parameters():
         if name.startswith("encoder."):
-            continue  # an untied encoder has its own weights, and a step of the canvas does not read them
+            continue  # a denoising step does not read the weights of an untied encoder
         if is_expert(name):
             experts += weight_bytes(name, p, precision)
             active += p.numel() // config.num_experts * config.top_k_experts
@@ -207,7 +188,7 @@ def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
             matrices += p.numel()
         elif p.ndim >= 2:
             plain += p.numel()
-    if config.tie_word_embeddings:  # the head is the embedding: one tensor, two passes over it
+    if config.tie_word_embeddings:  # head and embedding are one tensor, which is read twice
         embedding = model.get_parameter(EMBEDDING)
         dense += weight_bytes(EMBEDDING, embedding, precision)
         plain += embedding.numel()
@@ -243,12 +224,12 @@ def _floor(config: Config, load: Load, card: Card, precision: str, batch: int, c
 
 
 def expert_share(experts: int, active: int, tokens: int) -> float:
-    """The expected share of experts that at least one token chooses, if each token's choice is even and its own."""
+    """Return the expected share of experts that at least one token chooses, under even and independent routing."""
     return 1 - (1 - active / experts) ** tokens
 
 
 def _attention_operations(config: Config, context: int) -> int:
-    """Of one canvas token in all layers: scores and weighted values, 2 each for a key and a dimension of a head."""
+    """Return the operations per canvas token in all layers: scores and values, 2 each per key and head dimension."""
     total = 0
     for layer in config.layers:
         seen = min(context, config.sliding_window - 1) if layer.sliding else context
@@ -256,102 +237,23 @@ def _attention_operations(config: Config, context: int) -> int:
     return total
 
 
-# --- advice ---------------------------------------------------------------------------------------------------------
+# --- recommendation -------------------------------------------------------------------------------------------------
 
 
 def _choose(fits: tuple[Fit, ...]) -> tuple[str | None, str]:
-    """fp8 where it fits and pays; bf16 where fp8 would gain little; 4-bit only where nothing wider fits."""
+    """Choose fp8 if it fits and is faster, bf16 if fp8 gains little, and 4-bit only if nothing wider fits."""
     bf16, fp8, four = fits
     if four.missing_bytes:
-        return None, f"It does not fit in any precision: in 4-bit it is {_gb(four.missing_bytes)} short."
+        return None, f"No precision fits: 4-bit is {gigabytes(four.missing_bytes)} short."
     if fp8.missing_bytes:
         weight_only = "" if four.in_hardware else " The card computes it in bf16: it saves memory, not operations."
-        return "4-bit", f"The only precision that fits: fp8 is {_gb(fp8.missing_bytes)} short.{weight_only}"
+        return "4-bit", f"The only precision that fits: fp8 is {gigabytes(fp8.missing_bytes)} short.{weight_only}"
     faster = fp8.floors[0].seconds / four.floors[0].seconds
     alone = "" if four.in_hardware else " for one sequence (the card computes it in bf16, so a batch gains nothing)"
-    four_bit = f" 4-bit would be {faster:.1f} times faster still{alone}; measure first what it costs in quality."
+    four_bit = f" 4-bit would be {faster:.1f} times faster still{alone}; measure its cost in quality first."
     if bf16.missing_bytes:
-        return "fp8", f"The widest precision that fits: bf16 is {_gb(bf16.missing_bytes)} short.{four_bit}"
+        return "fp8", f"The widest precision that fits: bf16 is {gigabytes(bf16.missing_bytes)} short.{four_bit}"
     gain = bf16.floors[0].seconds / fp8.floors[0].seconds
-    if gain < WORTH_IT:
+    if gain < MIN_SPEEDUP:
         return "bf16", f"It fits as it is, and fp8 would make a step only {gain:.2f} times faster."
     return "fp8", f"A step is {gain:.1f} times faster than in bf16, which fits too and is the reference.{four_bit}"
-
-
-def _gb(size: int) -> str:
-    return short(size, (" GB", " MB", " kB", " B"))
-
-
-# --- for people -----------------------------------------------------------------------------------------------------
-
-
-def render(plan: Plan, console: Console) -> None:
-    card = plan.card
-    console.print(Text(f"\nOn the {card.title}", style="bold"))
-    console.print(pairs(_card_rows(plan)))
-    console.print(Text("\nWhat fits", style="bold"))
-    console.print(_memory_table(plan))
-    console.print(Text(f"\nChoose {plan.choice}" if plan.choice else "\nDoes not fit", style="bold"))
-    console.print(Text(plan.reason))
-    if chosen := plan.chosen():
-        console.print(Text(f"The largest context that fits at {plan.choice}: {chosen.largest_context:,} tokens."))
-        title = f"\nFloor of a step, {plan.context:,} tokens cached; ceiling of tokens/s at {plan.steps} steps a canvas"
-        console.print(Text(title, style="bold"))
-        console.print(_time_table(plan))
-    for rule in plan.rules:
-        console.print(Text(rule, style="dim"))
-
-
-def _card_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    card = plan.card
-    yield "memory", f"{card.memory_gb:g} GB as sold; usable: {_gb(plan.usable_bytes)} of 10^9 bytes"
-    yield "bandwidth", f"{card.bandwidth_gbs:,.0f} GB/s"
-    rates = {"bf16": card.bf16_tflops, "fp8": card.fp8_tflops, "fp4": card.fp4_tflops}
-    yield "dense TFLOP/s", ", ".join(f"{name} {f'{rate:,g}' if rate else 'none'}" for name, rate in rates.items())
-    yield "source", card.source
-    if card.note:
-        yield "note", card.note
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left")
-    return table
-
-
-def _memory_table(plan: Plan) -> Table:
-    contexts = [room.context for room in plan.fits[0].rooms]
-    table = _table("", "weights", "left for cache", *(f"x {_tokens(context)}" for context in contexts), "context")
-    for fit in plan.fits:
-        left = _gb(fit.free_bytes) if not fit.missing_bytes else f"{_gb(fit.missing_bytes)} short"
-        counts = [f"{room.sequences:,}" for room in fit.rooms]
-        table.add_row(fit.precision, _gb(fit.weight_bytes), left, *counts, f"{fit.largest_context:,}")
-    sizes = [_gb(room.sequence_bytes) for room in plan.fits[0].rooms]
-    table.add_row("a sequence", "", "", *sizes, "")
-    table.caption = "x 8K: how many sequences of that many tokens side by side; context: the longest for one alone"
-    table.caption_justify = "left"
-    return table
-
-
-def _time_table(plan: Plan) -> Table:
-    table = _table("", "batch", "experts", "bytes", "operations", "step, ms", "limit", "tokens/s")
-    for fit in plan.fits:
-        for floor in fit.floors:
-            table.add_row(
-                fit.precision,
-                f"{floor.batch}",
-                f"{floor.expert_share:.0%}",
-                _gb(floor.bytes),
-                f"{floor.operations / 1e12:.3g} T",
-                f"{floor.seconds * 1e3:.3g}",
-                floor.limit,
-                f"{floor.tokens_per_second:,.0f}",
-            )
-    table.caption = "experts: the expected share that a step reads"
-    table.caption_justify = "left"
-    return table
-
-
-def _tokens(count: int) -> str:
-    return f"{count // 1024}K" if count % 1024 == 0 else f"{count:,}"

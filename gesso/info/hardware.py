@@ -1,9 +1,9 @@
-"""The cards `gesso info --gpu` knows: what their makers say of them, and whether we could check it.
+"""The graphics cards of `gesso info --gpu`: datasheet figures, their sources, and whether they were checked.
 
-Rates are dense (without structured sparsity) and with sums in float32. GeForce cards do such sums at half the rate of
-their headline figures, workstation and data-centre cards at the full one. `source` names the vendor's paper; "checked"
-means that an independent public listing gives the same figure, for the papers themselves were not at hand. What the
-driver reports was read off public `nvidia-smi` logs.
+Rates are dense (without structured sparsity), with sums in float32. GeForce cards compute such sums at half the rate of
+their headline figures, workstation and data-centre cards at the full rate. `source` names the vendor's paper. "checked"
+means that an independent public listing gives the same figure; the papers themselves were not available. Memory as the
+driver reports it comes from public `nvidia-smi` logs.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    name: str  # as --gpu takes it
+    name: str  # value of --gpu
     title: str
     memory_gb: float  # as sold
     driver_mib: int  # as the driver reports it
-    system_gb: float = 0.0  # of it, kept by the operating system where CPU and GPU share one memory
+    system_gb: float = 0.0  # share of the operating system, where CPU and GPU share one memory
     bandwidth_gbs: float
     bf16_tflops: float
     fp8_tflops: float | None  # None: not in hardware
@@ -31,14 +31,16 @@ class Card:
     def usable_bytes(self) -> int:
         return self.driver_mib * MIB - round(self.system_gb * 1e9)
 
+    def native_tflops(self, precision: str) -> float | None:
+        return {"bf16": self.bf16_tflops, "fp8": self.fp8_tflops, "4-bit": self.fp4_tflops}[precision]
+
     def has(self, precision: str) -> bool:
-        """Whether the card multiplies in this precision. Otherwise its weights are widened on the way in."""
-        return {"bf16": self.bf16_tflops, "fp8": self.fp8_tflops, "4-bit": self.fp4_tflops}[precision] is not None
+        """Return whether the card multiplies in this precision. If not, weights are widened when they are read."""
+        return self.native_tflops(precision) is not None
 
     def tflops(self, precision: str) -> float:
-        """The rate of a product with weights kept in this precision; that of bf16 where the card lacks it."""
-        native = {"bf16": self.bf16_tflops, "fp8": self.fp8_tflops, "4-bit": self.fp4_tflops}[precision]
-        return self.bf16_tflops if native is None else native
+        """Return the rate of products with weights in this precision: that of bf16 if the card lacks it."""
+        return self.native_tflops(precision) or self.bf16_tflops
 
 
 _ALL = (
@@ -96,7 +98,7 @@ _ALL = (
             "NVIDIA DGX Spark datasheet; memory, bandwidth and 1 PFLOP/s of sparse fp4 checked; dense fp4 is half of "
             "that, fp8 and bf16 a quarter and an eighth: derived, not checked (other listings give bf16 up to 209)"
         ),
-        note="Unified memory: CPU and GPU share it, and 8 GB are left to the system here (our assumption).",
+        note="Unified memory: CPU and GPU share it; 8 GB are reserved for the system here (our assumption).",
     ),
     Card(
         name="dgx-station",
@@ -111,7 +113,7 @@ _ALL = (
             "NVIDIA DGX Station datasheet; memory and bandwidth checked (the announcement still said 288 GB, 8 TB/s); "
             "rates: those of a GB300 in a rack, checked, but not checked for the station"
         ),
-        note="Coherent memory: 496 GB of the CPU's (LPDDR5X) stand behind the GPU's own; only the latter counts here.",
+        note="Coherent memory: the CPU adds 496 GB (LPDDR5X) to the GPU's own; only the latter counts here.",
     ),
     Card(
         name="h100",
@@ -141,5 +143,5 @@ CARDS = {card.name: card for card in _ALL}
 
 def find(name: str) -> Card:
     if name not in CARDS:
-        raise InputError(f"{name!r} is not a card gesso knows; it knows {', '.join(CARDS)}")
+        raise InputError(f"unknown card {name!r}; known cards are {', '.join(CARDS)}")
     return CARDS[name]

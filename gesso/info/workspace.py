@@ -1,4 +1,4 @@
-"""Memory beside weights and KV cache: an upper bound of what a pass of the engine allocates, term by term.
+"""Upper bound of the workspace: memory that a pass of the engine allocates beside weights and KV cache.
 
 Derived from the buffers of the kernels; tests compare the constants. For the 26B shape in bfloat16, with 2,048
 tokens of text, the terms in GB are:
@@ -13,20 +13,18 @@ tokens of text, the terms in GB are:
   bound                        2.55   4.14  13.39
   measured on an H200             -   3.5   10.6     (reserved beside weights and cache, 0.5 GB for the context)
 
-A pass of a new shape runs operation by operation, in one pool of memory, and as a graph in another, which all graphs
-share: so layers and vocabulary end count twice. One request's logits never are part of a graph.
+A pass of a new shape first runs eagerly in one memory pool, then as a graph in a second pool that all graphs share.
+Layers and vocabulary end therefore count twice. The logits of one request are never part of a graph.
 """
 
 from gesso.model.config import Config, LayerShape
 
 CONTEXT_BYTES = 500_000_000  # CUDA context, loaded kernels, libraries
-LOGITS_COPIES = (
-    5  # float32 [C, V] at once: the logits, and temporaries of their hashes, log-probabilities and entropies
-)
-CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once where there are no kernels for them (`backends/torch.py`)
-TILE_COLUMNS = (
-    128  # the narrowest tile of the vocabulary kernel (`backends/cuda/kernels/vocab.py`), which leaves 4 floats per row
-)
+# float32 [C, V] at once: the logits, and temporaries of their hashes, log-probabilities and entropies
+LOGITS_COPIES = 5
+CHUNK_BYTES = 64 * 2**20  # of float32 logits at once, without kernels (`backends/torch.py`)
+# The narrowest tile of the vocabulary kernel (`backends/cuda/kernels/vocab.py`), with 4 floats per row.
+TILE_COLUMNS = 128
 PADDED_COLUMNS = 256  # the widest tile: stored logits are padded to it
 SOFT_SPLITS = 6  # partial sums of the soft embedding (`backends/cuda/kernels/soft.py`)
 ROUTER_SPLITS = 11  # partial sums of the router's scores (`backends/cuda/kernels/rows.py`)
@@ -34,37 +32,40 @@ KEY_SPLITS = {False: 4, True: 2}  # partial outputs of attention, by whether the
 
 
 def workspace_bytes(config: Config, batch: int, prefill: int, canvas_length: int, value_bytes: int = 2) -> int:
-    """Return how many bytes a pass over `batch` canvases and `prefill` tokens of text needs at most.
+    """Return the most bytes that a pass over `batch` canvases and `prefill` tokens of text needs.
 
-    `value_bytes` are those of a number in the dtype of the activations.
+    `value_bytes` is the size of one value in the dtype of the activations.
     """
     canvas_tokens = batch * canvas_length
     layer = max(_attention_values(config, shape) for shape in config.layers)
     layer = value_bytes * max(layer, _feedforward_values(config)) + 4 * ROUTER_SPLITS * config.num_experts
-    # The soft embedding of the last step, that of the next one, and hidden states that logprobs are computed from.
+    # The soft embeddings of the last and the next step, and the hidden states from which logprobs are computed.
     state = 3 * config.hidden_size * value_bytes
     layers, vocabulary = (canvas_tokens + prefill) * layer, _vocabulary_bytes(config, canvas_tokens, value_bytes)
     logits = LOGITS_COPIES * 4 * canvas_length * config.vocab_size
-    graphs = layers + vocabulary if value_bytes <= 2 else 0  # float32 is for CPUs, which have none
+    graphs = layers + vocabulary if value_bytes <= 2 else 0  # float32 runs on CPUs, without graphs
     return CONTEXT_BYTES + layers + canvas_tokens * state + max(vocabulary, logits) + graphs
 
 
 def _attention_values(config: Config, shape: LayerShape) -> int:
-    """Per token: residual stream, its norm, projections before and after their norms, the output and its parts."""
+    """Return the values per token: residual stream, its norm, projections, normed projections, output and its parts."""
     query, key = config.num_attention_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return 4 * config.hidden_size + 2 * query + 4 * key + (1 + KEY_SPLITS[shape.head_dim > 256]) * query
 
 
 def _feedforward_values(config: Config) -> int:
-    """Per token: residual stream, three norms of it, gate and up of the dense MLP, and of each chosen expert its hidden
-    units and its output."""
+    """Return the values per token: residual stream, its three norms, gate and up of the dense MLP, and hidden units and
+    output of each chosen expert."""
     dense = 3 * config.intermediate_size
     experts = config.top_k_experts * (config.moe_intermediate_size + config.hidden_size)
     return 6 * config.hidden_size + dense + experts
 
 
 def _vocabulary_bytes(config: Config, tokens: int, value_bytes: int) -> int:
-    """From hidden states to predictions: stored logits, four statistics per tile, partial sums, the soft embedding."""
+    """Return the bytes from hidden states to predictions.
+
+    These are stored logits, four statistics per tile, partial sums and the soft embedding.
+    """
     if value_bytes > 2:  # float32 has no kernel
         return LOGITS_COPIES * max(CHUNK_BYTES, 4 * config.vocab_size)
     padded = -(-config.vocab_size // PADDED_COLUMNS) * PADDED_COLUMNS

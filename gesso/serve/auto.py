@@ -14,8 +14,7 @@ import torch
 from gesso.checkpoint import huggingface as checkpoint
 from gesso.checkpoint import random_weights as untrained
 from gesso.errors import InputError
-from gesso.info.fit import sequence_bytes
-from gesso.info.report import precision_of, short, weight_bytes
+from gesso.info.memory import precision_of, sequence_bytes, short, weight_bytes
 from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config
 from gesso.serve.settings import EngineSettings

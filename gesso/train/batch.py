@@ -1,6 +1,6 @@
-"""Examples as tensors: the text, and the canvases of its responses that are to be denoised.
+"""Examples as tensors: the text, the canvases of its responses, and the noise on these canvases.
 
-B examples, S text, K canvases an example, C canvas.
+B examples, S text, K canvases per example, C canvas.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,25 +14,25 @@ from torch import Tensor
 from gesso.diffusion.noise import HashDraws, HashSource
 from gesso.train.data import Example
 
-T_LEAST = 1e-3  # the least noise a canvas gets
-GOLDEN = 0.6180339887  # multiples of it, less whole numbers, spread evenly however many there are
+MIN_NOISE = 1e-3  # smallest share of replaced tokens
+GOLDEN = 0.6180339887  # the fractional parts of its multiples are evenly spread for any count
 
 
 @dataclass(frozen=True)
 class Batch:
     text_BS: Tensor
     valid_BS: Tensor  # text, not padding
-    target_BS: Tensor  # what the encoder learns to predict
-    clean_BKC: Tensor  # canvases as they should be, filled up with eos
+    target_BS: Tensor  # tokens that the encoder is trained to predict
+    clean_BKC: Tensor  # canvases without noise, filled up with eos
     start_BK: Tensor  # position of a canvas in the text
-    present_BK: Tensor  # not padding
-    common_start: int | None  # where all canvases start, if that is one place
+    present_BK: Tensor  # canvas, not padding
+    common_start: int | None  # start of all canvases, if they share one
 
     def to(self, device: torch.device) -> Self:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """In memory from which a GPU can copy while others work; a loader calls this."""
+        """Copy to pinned memory, for asynchronous transfers; torch's DataLoader calls this."""
         return self._each(Tensor.pin_memory)
 
     def rows(self, rows_R: Tensor) -> Self:
@@ -47,11 +47,11 @@ class Batch:
 class Corruption:
     t_BK: Tensor  # share of tokens replaced
     noisy_BKC: Tensor
-    conditioned_R: Tensor  # the rows that get a first pass whose prediction conditions the second
+    conditioned_R: Tensor  # rows with self-conditioning: they get a first pass
 
 
 def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[int]]]:
-    """Start and tokens of every canvas of the responses. The last of each is filled with eos, which is learnt too."""
+    """Return start and tokens of every canvas of the responses. The last one of each is filled with eos targets."""
     found = []
     for start, end in example.spans:
         for at in range(start, end, length):
@@ -64,11 +64,11 @@ def collate(
     examples: Sequence[Example], *, canvas_length: int, per_example: int | None, eos: int, pad: int, learn_text: str,
     seed: int, first: int, multiple: int = 1, draws: int = 1,
 ) -> Batch:  # fmt: skip
-    """`per_example` canvases of each, uniformly chosen without repetition, or all (None).
+    """Return a batch with `per_example` canvases per example, drawn uniformly without repetition, or all (None).
 
-    `learn_text` says what the encoder learns: "all", "response" or "none"; text that neither it learns nor a canvas
-    sees is left out. `first` is the number of the first example in the run. The text is padded to a `multiple`. Every
-    canvas is there `draws` times, to be shown at as many levels of noise.
+    The encoder is trained on the text that `learn_text` selects: "all", "response" or "none". Text that is no target
+    and that no canvas attends to is left out. `first` is the number of the first example in the run. The text is padded
+    to a `multiple`. Every canvas is repeated `draws` times, to be shown at that many noise levels.
     """
     chosen, texts = [], []
     for offset, example in enumerate(examples):
@@ -88,9 +88,9 @@ def collate(
     for b, (example, read, found) in enumerate(zip(examples, texts, chosen, strict=True)):
         text_BS[b, : len(read)] = read
         valid_BS[b, : len(read)] = True
-        learnt = {"all": [(1, len(read))], "response": example.spans, "none": []}[learn_text]
-        for first_one, end in learnt:
-            target_BS[b, max(first_one, 1) : end] = True  # the first token has nothing before it to be predicted from
+        targets = {"all": [(1, len(read))], "response": example.spans, "none": []}[learn_text]
+        for begin, end in targets:
+            target_BS[b, max(begin, 1) : end] = True  # no token precedes the first, so it cannot be predicted
         for k, (at, tokens) in enumerate(found):
             clean_BKC[b, k], start_BK[b, k], present_BK[b, k] = tokens, at, True
     text, valid, target, clean, start, present = map(
@@ -103,22 +103,19 @@ def collate(
 def corrupt(
     clean_BKC: Tensor, vocab_size: int, *, conditioning: float, seed: int, first: int, pinned: float = 0.0
 ) -> Corruption:
-    """Each token is replaced by a uniform one with probability t, one t a canvas. A function of seed and example.
+    """Replace each token by a uniform one with probability t, one t per canvas: a function of seed and example.
 
-    The levels of an example's canvases are spread over all there are, each of them uniform.
-
-    A share `pinned` of the examples has noise in one random stretch of each canvas only; the rest of it stands, as
-    when a part of a text is written anew.
+    Each t is uniform, and those of an example's canvases are spread evenly. A share `pinned` of the examples has noise
+    in one random section of each canvas only; the rest is unchanged, as in an edit of part of a text.
     """
     rows, shape, device = len(clean_BKC), clean_BKC.shape, clean_BKC.device
-    numbers = range(first, first + rows)
     number_B = torch.arange(first, first + rows, device=device)
 
     def draws(use: int) -> HashDraws:
         return HashSource().at(seed, number_B, use, device)
 
     level_BK = (draws(1).uniform(1) + GOLDEN * torch.arange(shape[1], device=device)) % 1
-    t_BK = T_LEAST + (1 - T_LEAST) * level_BK
+    t_BK = MIN_NOISE + (1 - MIN_NOISE) * level_BK
     replaced_BKC = draws(2).uniform(shape[1:].numel()).view(shape) < t_BK[..., None]
     if pinned:
         whole_B1, end_B2 = draws(4).uniform(1) >= pinned, (draws(5).uniform(2).sort(-1).values * shape[-1]).floor()
@@ -126,8 +123,8 @@ def corrupt(
         open_BC = (position_C >= end_B2[:, :1]) & (position_C <= end_B2[:, 1:])
         replaced_BKC &= (open_BC | whole_B1)[:, None]
     noisy_BKC = torch.where(replaced_BKC, draws(3).tokens(shape[1:].numel(), vocab_size).view(shape), clean_BKC)
-    # Spread evenly, not drawn: a batch then has the same number of them every time, and one shape.
-    conditioned = [b for b, n in enumerate(numbers) if int((n + 1) * conditioning) > int(n * conditioning)]
+    # Spread evenly instead of drawn: every batch has the same number of them, and so one shape.
+    conditioned = [b for b in range(rows) if int((first + b + 1) * conditioning) > int((first + b) * conditioning)]
     conditioned_R = torch.tensor(conditioned, dtype=torch.long, pin_memory=device.type == "cuda")
     return Corruption(t_BK, noisy_BKC, conditioned_R.to(device, non_blocking=True))
 

@@ -1,26 +1,23 @@
-"""What `gesso train RECIPE --check` says of the data before the first step: what is learnt, lengths, rejected rows.
+"""The report of `gesso train RECIPE --check`: sample examples with their targets, lengths, rejected rows.
 
-To see every rejected row, the dataset must have been made with on_bad_row="skip"; with "stop" it refuses to exist.
+The dataset must have on_bad_row="skip" for all rejected rows to be listed; with "stop" its construction fails.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.errors import InputError
 from gesso.printable import printable
 from gesso.train.data import Dataset, Example, Rejected
 
-BINS = 12  # at most, in the histogram
+BINS = 12  # in the histogram, at most
 BAR = 40  # characters of its longest bar
-SHOWN = 2000  # characters of each part of an example; what is longer loses its middle
-MARKS = ("«", "»")  # around what is learnt, where there are no styles to tell it by
+SHOWN = 2000  # characters of each part of an example; a longer part is shown without its middle
+MARKS = ("«", "»")  # around a target, where the terminal has no styles
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Bin:
-    """Examples of `low` to `high` tokens, both included."""
+    """Count of the examples with `low` to `high` tokens, both included."""
 
     low: int
     high: int
@@ -47,48 +44,37 @@ class Bin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckReport:
+class DataReport:
     rows: int
     good: int
     tokens: int
     response_tokens: int
     responses: int
-    context_only: int
-    """Responses that are read but not learnt, since the chat template writes them in another way in the history."""
+    context_only: int  # responses that are no targets, because the chat template renders them otherwise in the history
     longest: int
     max_length: int
     histogram: tuple[Bin, ...]
     samples: tuple[Sample, ...]
     rejected: tuple[Rejected, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # there and back: tuples become lists
-        return data
 
-
-def inspect(dataset: Dataset, tokenizer: Tokenizer, examples: int = 3) -> CheckReport:
-    """One pass over all rows; `examples` of the good ones are shown, spread evenly over the files."""
-    if examples < 0:
-        raise InputError(f"examples must be 0 or more, got {examples}")
+def inspect(dataset: Dataset, tokenizer: Tokenizer, examples: int = 3) -> DataReport:
+    """Report on all rows, with `examples` of the good ones as samples, spread evenly over the files."""
     chosen = {number * dataset.good // examples for number in range(examples)}
     lengths: Counter[int] = Counter()
-    rejected: list[Rejected] = []
     samples: list[Sample] = []
-    good = response_tokens = responses = context_only = 0
-    for row in dataset.read():
-        if isinstance(row, Rejected):
-            rejected.append(row)
-            continue
-        if good in chosen:
+    response_tokens = responses = context_only = 0
+    good_rows = (row for row in dataset.read() if isinstance(row, Example))
+    for number, row in enumerate(good_rows):
+        if number in chosen:
             samples.append(_sample(row, tokenizer))
-        good += 1
         lengths[len(row.tokens)] += 1
         responses += len(row.spans)
         response_tokens += sum(end - start for start, end in row.spans)
         context_only += row.context_only
-    return CheckReport(
-        rows=good + len(rejected),
-        good=good,
+    return DataReport(
+        rows=dataset.rows,
+        good=dataset.good,
         tokens=sum(length * count for length, count in lengths.items()),
         response_tokens=response_tokens,
         responses=responses,
@@ -97,7 +83,7 @@ def inspect(dataset: Dataset, tokenizer: Tokenizer, examples: int = 3) -> CheckR
         max_length=dataset.settings.max_length,
         histogram=tuple(_histogram(lengths)),
         samples=tuple(samples),
-        rejected=tuple(rejected),
+        rejected=tuple(dataset.rejected),
     )
 
 
@@ -113,7 +99,7 @@ def _sample(example: Example, tokenizer: Tokenizer) -> Sample:
 
 
 def _histogram(lengths: Counter[int]) -> Iterator[Bin]:
-    """Bins of one width, a round number, from the one that holds the shortest to the one that holds the longest."""
+    """Yield bins of one round width, from that of the shortest example to that of the longest."""
     if not lengths:
         return
     shortest, longest = min(lengths), max(lengths)
@@ -126,18 +112,17 @@ def _histogram(lengths: Counter[int]) -> Iterator[Bin]:
         yield Bin(place * width, (place + 1) * width - 1, filled[place])
 
 
-# --- on the screen --------------------------------------------------------------------------------------------------
+# --- rendering ------------------------------------------------------------------------------------------------------
 
 
-def render(report: CheckReport, console: Console) -> None:
+def render(report: DataReport, console: Console) -> None:
     styled = console.color_system is not None
     for sample in report.samples:
         _print(console, Text(f"{sample.source}:{sample.line}, {sample.tokens:,} tokens", style="bold"))
         _print(console, _marked(sample, styled), Text())
     if report.samples:
-        _print(
-            console, Text("Learnt is what is " + ("underlined." if styled else f"between {MARKS[0]} and {MARKS[1]}."))
-        )
+        mark = "underlined" if styled else f"between {MARKS[0]} and {MARKS[1]}"
+        _print(console, Text(f"The model is trained on the text {mark}."))
     if report.histogram:
         _print(console, Text("\nLength in tokens", style="bold"), *_bars(report.histogram))
     _print(console, Text("\nRows", style="bold"), *(Text(line) for line in _counts(report)))
@@ -172,17 +157,18 @@ def _bars(bins: tuple[Bin, ...]) -> Iterator[Text]:
     most = max(bin.examples for bin in bins)
     width = len(f"{bins[-1].high:,}")
     for bin in bins:
-        bar = "█" * -(-bin.examples * BAR // most)  # rounded up: a single example shows
+        bar = "█" * -(-bin.examples * BAR // most)  # rounded up, so that a single example is visible
         yield Text(f"{bin.low:>{width},} to {bin.high:>{width},}  {bar:<{BAR}}  {bin.examples:,}")
 
 
-def _counts(report: CheckReport) -> Iterator[str]:
+def _counts(report: DataReport) -> Iterator[str]:
     yield f"{report.rows:,} rows: {report.good:,} good, {len(report.rejected):,} rejected"
     share = report.response_tokens / max(report.tokens, 1)
-    yield f"{report.tokens:,} tokens, {report.response_tokens:,} ({share:.0%}) learnt in {report.responses:,} responses"
+    targets = f"{report.response_tokens:,} ({share:.0%}) of them targets in {report.responses:,} responses"
+    yield f"{report.tokens:,} tokens, {targets}"
     yield f"longest: {report.longest:,} tokens of {report.max_length:,} allowed"
     if report.context_only:
         yield (
             f"{report.context_only:,} responses of earlier turns are context only: "
-            "the chat template writes them in another way once they are history"
+            "the chat template renders them in another way once they are history"
         )

@@ -1,4 +1,4 @@
-"""Files of JSON lines, packed or not, as lines."""
+"""Read the lines of JSON-lines files, compressed or not."""
 
 import gzip
 import lzma
@@ -15,49 +15,44 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
 
 def size(name: str) -> int:
     if not Path(name).is_file():
-        raise InputError(f"{name}: no such file; paths are taken from {Path.cwd()}")
+        raise InputError(f"{name}: no such file; relative paths start at {Path.cwd()}")
     return Path(name).stat().st_size
 
 
-def lines(names: Sequence[str]) -> Iterator[tuple[int, int, bytes, int]]:
-    """File, line, its bytes, and how many bytes have been read of all files (packed ones, where they are)."""
-    done = 0
+def lines(names: Sequence[str]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield each line: index of its file, line number from 1, and bytes."""
     for file, name in enumerate(names):
         try:
             with open(name, "rb") as source:
-                for line, raw in enumerate(_unpacked(name, source), start=1):
-                    yield file, line, raw, done + source.tell()
-                done += source.tell()
+                for line, raw in enumerate(_decompressed(name, source), start=1):
+                    yield file, line, raw
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise InputError(f"{name} cannot be read ({error}): if it is an archive, fetch it again") from error
+            raise InputError(f"{name} cannot be read ({error}); if it is compressed, download it again") from error
 
 
-def _unpacked(name: str, source: BinaryIO) -> Iterable[bytes]:
-    if name.endswith((".gz", ".xz")):
-        return _archive_lines(gzip.open(source) if name.endswith(".gz") else lzma.open(source))
+def _decompressed(name: str, source: BinaryIO) -> Iterable[bytes]:
+    if name.endswith(".gz"):
+        return gzip.open(source)
+    if name.endswith(".xz"):
+        return lzma.open(source)
     return _zstd_lines(source) if name.endswith(".zst") else source
-
-
-def _archive_lines(archive: gzip.GzipFile | lzma.LZMAFile) -> Iterator[bytes]:
-    with archive as found:
-        yield from found
 
 
 def _zstd_lines(source: BinaryIO) -> Iterator[bytes]:
     rest = b""
-    for data in _unzstd(source):
-        *found, rest = (rest + data).split(b"\n")
-        yield from (line + b"\n" for line in found)
+    for data in _decompressed_zstd(source):
+        *complete, rest = (rest + data).split(b"\n")
+        yield from (line + b"\n" for line in complete)
     if rest:
         yield rest
 
 
-def _unzstd(source: BinaryIO) -> Iterator[bytes]:
+def _decompressed_zstd(source: BinaryIO) -> Iterator[bytes]:
     try:
         zstandard = import_module("zstandard")
     except ImportError as error:
         raise InputError("reading .zst needs the package zstandard: pip install 'gesso[train]'") from error
-    # Frame by frame: the library's own reader stops without a word after the first, and where a file was cut off.
+    # Frame by frame: the library's own reader stops silently after the first frame and at a truncated end.
     frame = None
     while data := source.read(1 << 16):
         while data:
@@ -69,4 +64,4 @@ def _unzstd(source: BinaryIO) -> Iterator[bytes]:
             data = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
     if frame:
-        raise EOFError("it ends in the middle")
+        raise EOFError("the file is truncated")

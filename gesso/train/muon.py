@@ -1,6 +1,6 @@
-"""Muon: momentum for matrices, made orthogonal before it is applied: every direction of a matrix learns as fast.
+"""Muon: momentum for matrices, orthogonalized before it is applied, so that all directions learn at the same speed.
 
-Keller Jordan, 2024 (https://kellerjordan.github.io/posts/muon/); the size of an update is AdamW's, so that both share a
+Keller Jordan, 2024 (https://kellerjordan.github.io/posts/muon/). Updates have the size of AdamW's, so that both share a
 learning rate (arXiv 2502.16982). Embeddings, norms and scales are left to AdamW. N matrices of one shape [O, I].
 """
 
@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Five steps of this polynomial bring singular values near 1, fast rather than exactly (Jordan's coefficients).
+# Jordan's coefficients: five steps of this polynomial bring singular values near 1, fast but not exactly.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
-RMS = 0.2  # of an update before the learning rate, as AdamW's usually have
+RMS = 0.2  # of an update before the learning rate; typical for AdamW
 
 
 class Muon(torch.optim.Optimizer):
-    """Parameters of two dimensions, or of three: experts, each a matrix of its own.
+    """Optimizer for matrices, and for experts: three-dimensional parameters with one matrix per expert.
 
-    Where `found_inf` is set to a tensor that is not zero, a step changes nothing.
+    If `found_inf` is a nonzero tensor, a step leaves the weights unchanged.
     """
 
     found_inf: Tensor | None = None
@@ -32,16 +32,16 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         keep = 1.0 if self.found_inf is None else 1 - self.found_inf
         for group in self.param_groups:
-            alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     state = self.state[parameter]
                     if not state:
                         state["momentum"] = torch.zeros_like(parameter)
-                    alike[parameter.shape].append(parameter)
-            for shape, parameters in alike.items():
+                    by_shape[parameter.shape].append(parameter)
+            for shape, parameters in by_shape.items():
                 momenta = [self.state[parameter]["momentum"] for parameter in parameters]
-                # A gradient that is not finite must not stay in the momentum.
+                # A gradient that is not finite must not enter the momentum.
                 grads = [torch.nan_to_num(p.grad, 0.0, 0.0, 0.0) for p in parameters if p.grad is not None]
                 torch._foreach_mul_(momenta, group["momentum"])
                 torch._foreach_add_(momenta, grads)
@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix_NOI: Tensor) -> Tensor:
-    """The nearest matrices with singular values of 1, nearly: Newton and Schulz' iteration."""
+    """Return nearly the closest matrices with all singular values 1, by Newton–Schulz iteration."""
     a, b, c = COEFFICIENTS
     x = matrix_NOI.to(torch.bfloat16 if matrix_NOI.is_cuda else torch.float32)
     tall = x.shape[-2] > x.shape[-1]

@@ -1,20 +1,20 @@
-"""The processes of a run, and how work is spread over them: those of torchrun, and the workers that prepare batches."""
+"""The processes of a run: those of torchrun, and the workers that prepare batches."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from gesso.train.batch import Batch
-from gesso.train.objective import Objective
 
-Prepared = tuple[int, Batch]  # number of the batch in the run
+Prepared = tuple[int, Batch]  # number of the batch in the run, and the batch
 
 
 def join_processes() -> torch.device:
-    """The device of this process; under torchrun, after it has met the others."""
+    """Return the device of this process. Under torchrun, join its process group first."""
     if "RANK" not in os.environ:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if torch.cuda.is_available():
@@ -26,17 +26,26 @@ def join_processes() -> torch.device:
     return torch.device("cpu")
 
 
-def shard(objective: Objective) -> None:
-    """FSDP2: every process keeps its part of each layer, and has a layer whole only while it runs."""
+def shard(module: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Shard the weights with FSDP2: a process keeps its part of each layer and gathers a layer only while it runs."""
     from torch.distributed.fsdp import fully_shard
 
-    for layer in objective.model.decoder.layers:
+    for layer in layers:
         fully_shard(layer)
-    fully_shard(objective)
+    fully_shard(module)
 
 
-class Feed(IterableDataset[Prepared]):
-    """Batches from a number on; each worker of a loader makes its share of them."""
+def in_any_process(condition: bool, device: torch.device) -> bool:
+    """Return whether the condition holds in at least one process."""
+    if not dist.is_initialized():
+        return condition
+    flag = torch.tensor(int(condition), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+class BatchStream(IterableDataset[Prepared]):
+    """Batches from number `first` on; each worker of a DataLoader makes its share of them."""
 
     def __init__(self, make: Callable[[int, int], Iterator[Prepared]], first: int) -> None:
         self.make, self.first = make, first

@@ -1,32 +1,103 @@
-"""A training run as a TOML file: every setting has a name, a default and a check; unknown names are refused."""
+"""The schema of a training recipe: a TOML file with one section for each dataclass here.
 
+Every setting has a type, a default and a check. Unknown sections and settings are errors.
+"""
+
+import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from gesso.checks import is_integer
 from gesso.errors import InputError
 from gesso.files import read_bytes
+from gesso.train.files import SUFFIXES
 
 if TYPE_CHECKING:
     from gesso.adapters.files import LoraSettings
-    from gesso.train.data import DataSettings
-    from gesso.train.objective import ObjectiveSettings
 
 RECIPE_LIMIT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    path: str | None = None  # directory, hub name or name in the box; none: gesso-mini
-    scratch: bool = False  # random weights in the shape of that checkpoint
+    path: str | None = None  # directory, hub name or bundled model; None: gesso-mini
+    scratch: bool = False  # start from random weights in the shape of that checkpoint
     dtype: str = "float32"  # of the weights; frozen weights under an adapter may be bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    files: tuple[str, ...]
+    max_length: int
+    task: str | None = None  # a task that generates its examples during training; `files` are then its own
+    on_bad_row: Literal["skip", "stop"] = "stop"
+    seed: int = 0
+    cut: bool = False  # show texts longer than max_length one section at a time instead of rejecting them
+    infill: float = 0.0  # share of the texts shown with a hole to fill
+    repeat: tuple[int, ...] = ()  # passes over each file per epoch; empty: one
+    pad_to: int = 1  # pad the texts of a batch to a multiple of this: fewer shapes to compile
+    prompt_lengths: tuple[int, ...] = ()  # of the batches, in turn: cut or fill the text before a response to this
+
+    def __post_init__(self) -> None:
+        _check(self, "files", isinstance(self.files, tuple) and len(self.files) > 0, "a list of at least one file")
+        named = all(isinstance(file, str) and (self.task or file.endswith(SUFFIXES)) for file in self.files)
+        _check(self, "files", named, f"names that end in {', '.join(SUFFIXES)}")
+        _check(self, "max_length", is_integer(self.max_length) and self.max_length >= 2, "an integer of at least 2")
+        _check(self, "on_bad_row", self.on_bad_row in ("skip", "stop"), '"skip" or "stop"')
+        _check(self, "seed", is_integer(self.seed) and self.seed >= 0, "an integer of at least 0")
+        _check(self, "cut", isinstance(self.cut, bool), "true or false")
+        _check(self, "infill", 0 <= self.infill <= 1, "a share between 0 and 1")
+        one_each = not self.repeat or len(self.repeat) == len(self.files)
+        _check(self, "repeat", one_each and all(map(_is_count, self.repeat)), "one positive integer per file")
+        _check(self, "pad_to", _is_count(self.pad_to), "an integer of at least 1")
+        lengths = all(is_integer(length) and 8 <= length < self.max_length for length in self.prompt_lengths)
+        _check(self, "prompt_lengths", lengths, "integers of at least 8, below max_length")
+        for name in ("cut", "infill", "repeat", "prompt_lengths") if self.task else ():
+            _check(self, name, not getattr(self, name), f"left out: the task {self.task} generates its own examples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    canvases_per_example: int | str = 1  # or "all"
+    encoder_weight: float = 1.0
+    encoder_on: str = "response"  # or "all": train the encoder on the prompts too
+    self_conditioning: float = 0.5  # share of examples that get a first pass
+    canvas_lengths: tuple[int, ...] = ()  # of the batches, in turn; empty: the model's own
+    draws: tuple[int, ...] = (1,)  # of the batches, in turn: noise levels at which each canvas is shown
+    pinned: float = 0.0  # share of examples with noise in one section of the canvas only
+    reweighted: bool = False  # multiply the loss by 1 / (1 - t)
+    leave_one_out: bool = False  # arXiv 2605.22765
+    balance_weight: float = 0.0  # of the router's load balance; a model trained from scratch needs some
+
+    def __post_init__(self) -> None:
+        k = self.canvases_per_example
+        _check(self, "canvases_per_example", k == "all" or _is_count(k), 'a positive integer or "all"')
+        _check(self, "encoder_on", self.encoder_on in ("response", "all"), '"response" or "all"')
+        for name in ("self_conditioning", "pinned"):
+            _check(self, name, 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
+        for name in ("canvas_lengths", "draws"):
+            _check(self, name, all(map(_is_count, getattr(self, name))), "positive integers")
+        _check(self, "draws", len(self.draws) > 0, "at least one number")
+        for name in ("encoder_weight", "balance_weight"):
+            value = getattr(self, name)
+            _check(self, name, math.isfinite(value) and value >= 0, "a number of at least 0")
+
+    @property
+    def per_example(self) -> int | None:
+        return None if self.canvases_per_example == "all" else int(self.canvases_per_example)
+
+    @property
+    def learn_text(self) -> str:
+        """Return the text that the encoder is trained on: "all", "response" or "none"."""
+        return self.encoder_on if self.encoder_weight else "none"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    kind: str = "adamw"  # or "muon": for matrices, with AdamW for the rest; to train from scratch with
+    kind: str = "adamw"  # or "muon": for matrices, with AdamW for the rest; for training from scratch
     lr: float = 1.5e-4
     min_lr: float = 0.0
     warmup: int = 0  # steps
@@ -34,7 +105,7 @@ class OptimizerSettings:
     eps: float = 1e-8
     momentum: float = 0.95  # of muon
     weight_decay: float = 0.0  # of matrices
-    clip: float = 1.0  # norm of the gradient
+    clip: float = 1.0  # largest norm of the gradient
 
     def __post_init__(self) -> None:
         _check(self, "kind", self.kind in ("adamw", "muon"), '"adamw" or "muon"')
@@ -51,25 +122,24 @@ class RunSettings:
     out: str
     steps: int
     batch_size: int
-    accumulate: int = 1  # batches of a step
+    accumulate: int = 1  # batches per step
     seed: int = 0
     save_every: int = 500
     keep: int = 2  # checkpoints
     log_every: int = 10
-    autocast: str = "none"  # or "bfloat16": matrix products in it, weights and sums in float32
-    checkpoint_activations: bool = False  # compute them twice instead of keeping them
-    compile: bool = False  # on a GPU; every new shape of a batch is compiled anew: see data.pad_to
-    workers: int = 0  # processes that prepare batches ahead; 0: none
-    ema: float = 0.0  # decay of the average of the weights that is exported; 0: none
+    autocast: str = "none"  # or "bfloat16": products in bfloat16, weights and sums in float32
+    checkpoint_activations: bool = False  # recompute activations instead of storing them
+    compile: bool = False  # on a GPU; compiles once per batch shape: see data.pad_to
+    workers: int = 0  # processes that prepare batches ahead
+    ema: float = 0.0  # decay of the exported average of the weights; 0: export the weights themselves
     tensorboard: bool = False
-    export_dtype: str = "float32"  # of the checkpoint that comes out
-    export_shard: int = 5 * 10**9  # bytes of its files, at most
+    export_dtype: str = "float32"  # of the exported checkpoint
+    export_shard: int = 5 * 10**9  # largest size of its files in bytes
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "save_every", "keep", "log_every", "export_shard"):
-            value = getattr(self, name)
-            _check(self, name, isinstance(value, int) and value >= 1, "a positive integer")
-        _check(self, "workers", isinstance(self.workers, int) and self.workers >= 0, "at least 0")
+            _check(self, name, _is_count(getattr(self, name)), "a positive integer")
+        _check(self, "workers", is_integer(self.workers) and self.workers >= 0, "at least 0")
         _check(self, "autocast", self.autocast in ("none", "bfloat16"), '"none" or "bfloat16"')
         _check(self, "export_dtype", self.export_dtype in ("float32", "bfloat16"), '"float32" or "bfloat16"')
         _check(self, "ema", 0 <= self.ema < 1, "at least 0 and below 1")
@@ -78,84 +148,76 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings:
-    """Score the model as it stands every so many steps; the scores go into the metrics."""
+    """Evaluate the model every `every` steps during training; the scores are added to the metrics."""
 
     task: str
     every: int
     count: int = 50
     seed: int = 0
-    steps: int | None = None  # denoising steps; none: the checkpoint's
+    steps: int | None = None  # denoising steps; None: the checkpoint's default
 
     def __post_init__(self) -> None:
         for name in ("every", "count"):
-            value = getattr(self, name)
-            _check(self, name, isinstance(value, int) and value >= 1, "a positive integer")
+            _check(self, name, _is_count(getattr(self, name)), "a positive integer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     model: ModelSettings
-    data: "DataSettings"
-    objective: "ObjectiveSettings"
+    data: DataSettings
+    objective: ObjectiveSettings
     optimizer: OptimizerSettings
     run: RunSettings
-    lora: "LoraSettings | None" = None  # none: all weights are trained
+    lora: "LoraSettings | None" = None  # None: train all weights
     eval: EvalSettings | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def load(path: Path) -> Recipe:
     from gesso.adapters.files import LoraSettings
-    from gesso.train.data import DataSettings
-    from gesso.train.objective import ObjectiveSettings
 
     try:
         raw = tomllib.loads(read_bytes(path, RECIPE_LIMIT).decode("utf-8"))
     except FileNotFoundError:
-        raise InputError(f"no recipe {path}") from None
+        raise InputError(f"recipe {path} does not exist") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except RecursionError:
         raise InputError(f"{path} cannot be read as TOML: it is nested too deeply") from None
-    except ValueError as error:  # of the syntax, of the encoding, or of numbers with thousands of digits
+    except ValueError as error:  # syntax, encoding, or a number with thousands of digits
         raise InputError(f"{path} cannot be read as TOML: {error}") from None
-    kinds: dict[str, type[Any]] = {
+    required: dict[str, type[Any]] = {
         "model": ModelSettings,
         "data": DataSettings,
         "objective": ObjectiveSettings,
         "optimizer": OptimizerSettings,
         "run": RunSettings,
-        "lora": LoraSettings,
-        "eval": EvalSettings,
     }
-    optional = {"lora", "eval"}
-    if unknown := set(raw) - set(kinds):
-        raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(kinds)}")
-    sections = {
-        name: _section(path, name, kind, raw.get(name, {}))
-        for name, kind in kinds.items()
-        if name in raw or name not in optional
-    }
-    return Recipe(**sections)
+    known = {**required, "lora": LoraSettings, "eval": EvalSettings}
+    if unknown := set(raw) - set(known):
+        raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(known)}")
+    given = {**dict.fromkeys(required, {}), **raw}
+    return Recipe(**{name: _section(path, name, known[name], given[name]) for name in given})
 
 
 def _section(path: Path, name: str, kind: type[Any], given: Any) -> Any:
     if not isinstance(given, Mapping):
-        raise InputError(f"{path}: [{name}] must be a section")
+        raise InputError(f"{path}: [{name}] must be a section, got {given!r}")
     known = [item.name for item in fields(kind)]
     if unknown := set(given) - set(known):
-        raise InputError(f"{path}: [{name}] has no settings {sorted(unknown)}; known are {', '.join(known)}")
+        raise InputError(f"{path}: [{name}] has unknown settings {sorted(unknown)}; known are {', '.join(known)}")
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     try:
         return kind(**values)
-    except TypeError as error:
+    except TypeError as error:  # a missing setting, after the name of the method
         raise InputError(f"{path}: [{name}]: {str(error).partition(') ')[2] or error}") from None
     except InputError as error:
         raise InputError(f"{path}: [{name}]: {error}") from None
 
 
-def _check(settings: Any, name: str, ok: bool, wanted: str) -> None:
+def _check(settings: Any, name: str, ok: bool, expected: str) -> None:
     if not ok:
-        raise InputError(f"{name} must be {wanted}, got {getattr(settings, name)!r}")
+        raise InputError(f"{name} must be {expected}, got {getattr(settings, name)!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return is_integer(value) and value >= 1

@@ -1,7 +1,7 @@
-"""A differentiable run of the process, for research: refinement steps with soft embeddings in place of hard draws.
+"""A differentiable denoising run, for research: steps with soft embeddings in place of sampled tokens.
 
-A loss on the final canvas sends gradients through every step. Each step is checkpointed, so that memory grows with the
-canvas, not with steps times layers. B examples, K canvases an example, C canvas, H hidden.
+Gradients of a loss on the final canvas flow through every step. Each step is checkpointed, so memory grows with the
+canvas, not with steps times layers. B examples, K canvases per example, C canvas, H hidden.
 """
 
 from functools import partial
@@ -16,12 +16,12 @@ from gesso.train.objective import Objective, token_losses
 
 
 def rollout(objective: Objective, batch: Batch, noisy_BKC: Tensor, steps: int, temperature: float = 1.0) -> Tensor:
-    """Hidden states [B, K, C, H] after `steps` refinements, differentiable with respect to all weights.
+    """Return the hidden states [B, K, C, H] after `steps` denoising steps, differentiable in all weights.
 
-    What a step predicts is both the next canvas and its self-conditioning, as an expected embedding.
+    The expected embedding under a prediction is both the next canvas and its self-conditioning.
     """
     if steps < 1:
-        raise InputError(f"a rollout takes at least one step, got {steps}")
+        raise InputError(f"a rollout needs at least one step, got {steps}")
     canvas_BKCH = objective.embed(noisy_BKC)
     soft_BKCH = torch.zeros_like(canvas_BKCH)
     refine = partial(_refine, objective, batch, temperature)
@@ -37,7 +37,7 @@ def _refine(objective: Objective, batch: Batch, temperature: float, canvas_BKCH:
 
 
 def rollout_loss(objective: Objective, batch: Batch, noisy_BKC: Tensor, steps: int, temperature: float = 1.0) -> Tensor:
-    """Cross-entropy of the final canvas to the clean one, a mean for each example [B]."""
+    """Return the mean cross-entropy of the final canvas per example [B]."""
     hidden_BKCH = rollout(objective, batch, noisy_BKC, steps, temperature)
     model = objective.model
     loss_BKC = token_losses(hidden_BKCH, model.head, batch.clean_BKC, model.config.final_logit_softcapping)

@@ -1,4 +1,4 @@
-"""One row of training data: what may stand in it, and how it becomes tokens with the responses marked."""
+"""Check one row of training data and turn it into tokens with the responses marked."""
 
 import json
 import re
@@ -20,13 +20,13 @@ MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 def parse(raw: bytes) -> dict[str, Any]:
     try:
-        text = raw.decode("utf-8-sig").strip()  # a byte order mark is no fault of the row
+        text = raw.decode("utf-8-sig").strip()  # accepts a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8: byte {raw[error.start]:#04x} at byte {error.start + 1} of the line") from error
     if not text:
         raise InputError("an empty line")
     try:
-        row = json.loads(text, object_pairs_hook=_without_doubles)
+        row = json.loads(text, object_pairs_hook=_without_duplicates)
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
@@ -36,41 +36,41 @@ def parse(raw: bytes) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) != len(keys):
         raise InputError(f"{next(key for key in keys if keys.count(key) > 1)!r} is given twice in one object")
-    return found
+    return dict(pairs)
 
 
 @lru_cache(maxsize=1024)
-def _misspelt(key: str) -> str | None:
+def _misspelled(key: str) -> str | None:
+    """Return the field that an unknown key resembles, if any."""
     return None if key in FIELDS else next(iter(get_close_matches(key.lower(), FIELDS, 1, 0.85)), None)
 
 
 def tokenise(row: dict[str, Any], tokenizer: Tokenizer, eos: int) -> tuple[list[int], list[Span], int]:
-    """Its tokens, the spans that are learnt, and how many responses are not."""
+    """Return the tokens of a row, the spans to train on, and the number of responses that are context only."""
     if _format(row) == "messages":
         return _conversation(row["messages"], row.get("tools"), tokenizer)
     key = "text" if "text" in row else "completion"
     if not row[key].strip():
-        raise InputError(f"{key} is empty: there is nothing to learn")
+        raise InputError(f"{key} is empty: there is nothing to train on")
     before = tokenizer.encode(row.get("prompt", ""))
     if not before:
-        raise InputError("nothing comes before the response, and this tokenizer has no bos token to begin with")
+        raise InputError("nothing comes before the response, and this tokenizer has no bos token to start with")
     response = tokenizer.encode(row[key], bos=False)
-    if key == "text" and response[:1] == before:  # a bos of its own
+    if key == "text" and response[:1] == before:  # the text contains its own bos
         del response[0]
     if response[-1:] != [eos]:
         response.append(eos)
     tokens = before + response
-    return tokens, [_checked(tokens, len(before), len(tokens), key, tokenizer)], 0
+    return tokens, [_span(tokens, len(before), len(tokens), key, tokenizer)], 0
 
 
 def _format(row: dict[str, Any]) -> str:
     for key in row:
-        if meant := _misspelt(key):
+        if meant := _misspelled(key):
             raise InputError(f"unknown key {key!r}: is {meant!r} meant?")
     formats = [name for name, keys in FORMATS.items() if row.keys() & set(keys)]
     if len(formats) != 1:
@@ -84,19 +84,22 @@ def _format(row: dict[str, Any]) -> str:
     return formats[0]
 
 
-def _checked(tokens: Sequence[int], start: int, end: int, where: str, tokenizer: Tokenizer) -> Span:
+def _span(tokens: Sequence[int], start: int, end: int, where: str, tokenizer: Tokenizer) -> Span:
+    """Return the span of a response after checking that it has content and one end token, its last."""
     response = tokens[start:end]
     if len(response) < 2:
-        raise InputError(f"{where} is empty: there is nothing to learn")
+        raise InputError(f"{where} is empty: there is nothing to train on")
     if (place := response.index(response[-1])) < len(response) - 1:
         written = tokenizer.decode([response[-1]], special=True)
-        raise InputError(f"{where} holds {written} before its end, at token {place + 1}: generation would stop there")
+        raise InputError(
+            f"{where} contains {written} before its end, at token {place + 1}: generation would stop there"
+        )
     return start, end
 
 
 # --- conversations --------------------------------------------------------------------------------------------------
 
-# Who may speak after whom; "calls" is an assistant message that calls tools.
+# The roles that may follow each role; "calls" is an assistant message that calls tools.
 FOLLOWS = {
     "start": ("system", "developer", "user"),
     "system": ("user",),
@@ -112,14 +115,14 @@ EMPTY_THOUGHT = re.compile(re.escape(THOUGHT) + r"\w*\s*" + re.escape(THOUGHT_EN
 
 
 def _conversation(messages: Any, tools: Any, tokenizer: Tokenizer) -> tuple[list[int], list[Span], int]:
-    """The text that the last response makes of the conversation, and the responses in it that can be learnt.
+    """Return the whole conversation as tokens, the spans of the responses to train on, and the number of the others.
 
-    The last one always can. An earlier one can if the tokens before it are those that generation would start from at
-    that turn, and its own are those it should write then. Templates break this: they drop thoughts from the history,
-    or open a turn with an empty thought that the history does not have. Such responses stay as context.
+    The last response is always a target. An earlier one is a target if both the tokens before it and its own tokens
+    are those of generation at that turn. Templates can break this: they drop thoughts from the history, or open a turn
+    with an empty thought that the history does not have. Such responses are context only.
 
-    Thinking is switched on if the last response thinks. Then responses without a thought are context as well: they
-    would teach not to think when asked to.
+    Thinking is on if the last response contains a thought. Responses without one are then context only, because they
+    would train the model not to think when thinking is on.
     """
     messages = check_messages(messages)
     _check_order(messages)
@@ -131,12 +134,12 @@ def _conversation(messages: Any, tools: Any, tokenizer: Tokenizer) -> tuple[list
     for index in turns[:-1]:
         if _thinks(messages[index]) != thinking:
             continue
-        before_it, it = _turn(messages[: index + 1], tools, thinking, tokenizer)
-        start, end = len(before_it), len(before_it) + len(it)
-        # What ends a response depends on what follows: a turn's end, or after a call the beginning of its result.
-        if tokens[: end - 1] == before_it + it[:-1] and tokens[end - 1] in tokenizer.special_ids:
-            spans.append(_checked(tokens, start, end, f"messages[{index}]", tokenizer))
-    spans.append(_checked(tokens, len(before), len(tokens), f"messages[{turns[-1]}]", tokenizer))
+        earlier_before, earlier = _turn(messages[: index + 1], tools, thinking, tokenizer)
+        start, end = len(earlier_before), len(earlier_before) + len(earlier)
+        # The end token depends on the next message: end of turn, or after a tool call the start of its result.
+        if tokens[: end - 1] == earlier_before + earlier[:-1] and tokens[end - 1] in tokenizer.special_ids:
+            spans.append(_span(tokens, start, end, f"messages[{index}]", tokenizer))
+    spans.append(_span(tokens, len(before), len(tokens), f"messages[{turns[-1]}]", tokenizer))
     return tokens, spans, len(turns) - len(spans)
 
 
@@ -145,16 +148,16 @@ def _check_order(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         role, where = message["role"], f"messages[{index}]"
         if role not in FOLLOWS[previous]:
-            after = {"start": "at the start", "calls": "after a call of a tool"}.get(previous, f"after {previous!r}")
+            after = {"start": "at the start", "calls": "after a tool call"}.get(previous, f"after {previous!r}")
             raise InputError(f"{where}.role: expected {' or '.join(FOLLOWS[previous])} {after}, got {role!r}")
         previous = "calls" if message.get("tool_calls") else role
         if unknown := [key for key in message if key not in MESSAGE_FIELDS and message[key]]:
             raise InputError(
-                f"{where}.{unknown[0]}: unknown, so it would not be learnt; a message has {', '.join(MESSAGE_FIELDS)}, "
-                f"and a thought is written at the start of the content: {THOUGHT}thought\\n…{THOUGHT_END}"
+                f"{where}.{unknown[0]}: unknown, so it would be ignored; a message has {', '.join(MESSAGE_FIELDS)}, "
+                f"and a thought goes at the start of the content: {THOUGHT}thought\\n…{THOUGHT_END}"
             )
     if role != "assistant":
-        raise InputError(f"the conversation ends with {role!r}: its last message must be the assistant's, to be learnt")
+        raise InputError(f"the conversation ends with {role!r}; it must end with a message of the assistant")
 
 
 def _thinks(message: dict[str, Any]) -> bool:
@@ -164,29 +167,29 @@ def _thinks(message: dict[str, Any]) -> bool:
 def _turn(
     messages: Sequence[dict[str, Any]], tools: Any, thinking: bool, tokenizer: Tokenizer
 ) -> tuple[list[int], list[int]]:
-    """What generation starts from at the last message, and what it should write then, end token included."""
+    """Return the prompt of the last message as tokens, and the response to it, end token included."""
     message, where = messages[-1], f"messages[{len(messages) - 1}]"
     prompt = tokenizer.render(messages[:-1], tools=tools, thinking=thinking)
     whole = tokenizer.render(messages, tools=tools, thinking=thinking, generation_prompt=False)
     opening = prompt if whole.startswith(prompt) else EMPTY_THOUGHT.sub("", prompt)
     if not whole.startswith(opening):
         raise InputError(
-            f"the chat template writes what comes before {where} in another way once it is answered, "
-            "so what to learn cannot be told: write the row as prompt and completion"
+            f"the chat template renders the text before {where} in another way once it is answered, "
+            "so the response cannot be located; give the row as prompt and completion"
         )
     written = whole[len(opening) :]
     answer = message["content"].strip()
     if _thinks(message):
         thought, tag, answer = (part.strip() for part in answer.partition(THOUGHT_END))
-        # The template drops it, as from any history; but it is what the model writes.
+        # The template drops the thought, as from any history, but the model has to generate it.
         written = written if THOUGHT in written else thought + tag + written
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
     if not answer and not calls:
-        raise InputError(f"{where}.content is empty: there is nothing to learn")
+        raise InputError(f"{where}.content is empty: there is nothing to train on")
     if missing := [part for part in (answer, *calls) if part not in written]:
         raise InputError(f"the chat template leaves out part of {where}: {missing[0][:40]!r}")
     response = tokenizer.encode(written, bos=False)
     end = next((end for end in range(len(response), 0, -1) if response[end - 1] in tokenizer.special_ids), 0)
     if not end or tokenizer.decode(response[end:]).strip():
-        raise InputError(f"the chat template ends {where} with no special token: the model would not learn to stop")
+        raise InputError(f"the chat template ends {where} without a special token: the model would not learn to stop")
     return tokenizer.encode(prompt, bos=False), response[:end]

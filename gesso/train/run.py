@@ -1,7 +1,8 @@
-"""What `gesso train RECIPE` does: read the recipe, load what it names, look at the data or train on it."""
+"""Run a recipe: check its data, or load its model and data and train."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import huggingface
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.model.init import begin
@@ -27,19 +28,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def directory_of(recipe: Recipe) -> Path:
-    return checkpoint.find(recipe.model.path)
+    return huggingface.find(recipe.model.path)
 
 
 def eos_of(directory: Path) -> int:
-    """What ends a text and fills its last canvas: the first of the checkpoint's end tokens."""
+    """Return the token that ends a text and fills its last canvas: the first of the checkpoint's end tokens."""
     config = Config.from_directory(directory)
     return GenerationDefaults.from_directory(directory, config).eos_token_ids[0]
 
 
-def check(recipe: Recipe) -> data_report.CheckReport:
-    """Read all the data and report on it; every bad row is listed, so none stops the look."""
+def check(recipe: Recipe) -> data_report.DataReport:
+    """Read all the data and report on it. Bad rows are listed, even if the recipe has on_bad_row = "stop"."""
     if recipe.data.task:
-        raise InputError(f"the task {recipe.data.task} makes its examples as it goes: there are no rows to check")
+        raise InputError(f"the task {recipe.data.task} generates its examples during training: no rows to check")
     directory = directory_of(recipe)
     tokenizer = Tokenizer.from_directory(directory)
     dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory))
@@ -53,12 +54,13 @@ def train(
     source: Callable[[Tokenizer, int], Source] | None = None,
     minutes: float | None = None,
 ) -> None:
-    """`report` gets the metrics of every step, in place of a progress bar; `score` is what `[eval]` asks for.
+    """Train the recipe's model for at most `minutes`; a later call resumes the run.
 
-    `source` makes, of tokenizer and eos, what `data.task` asks for. After `minutes` the run stops, to go on later.
+    `report` is called with the metrics of every step and replaces the progress bar. `score` evaluates the model for
+    `[eval]`. `source` creates the examples of `data.task` from tokenizer and eos.
     """
     if recipe.data.task and source is None:
-        raise InputError(f"nothing is here to make the examples of the task {recipe.data.task}; use gesso train")
+        raise InputError(f"no source for the examples of the task {recipe.data.task} was given; use gesso train")
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     device = join_processes()
@@ -72,7 +74,7 @@ def train(
         if report is not None:
             trainer.run(report, minutes)
         elif trainer.rank == 0:
-            with progress(recipe.run.steps) as show:
+            with _progress(recipe.run.steps) as show:
                 trainer.run(show, minutes)
         else:
             trainer.run(minutes=minutes)
@@ -83,32 +85,25 @@ def train(
 
 def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device) -> DiffusionGemma:
     if not recipe.model.scratch:
-        return checkpoint.load(directory, config, device, DTYPES[recipe.model.dtype])
+        return huggingface.load(directory, config, device, DTYPES[recipe.model.dtype])
     with device:
         model = DiffusionGemma(config).to(DTYPES[recipe.model.dtype])
     begin(model, recipe.run.seed)
     return model
 
 
-class progress:
-    """A bar on a terminal, a line now and then elsewhere: step, loss, tokens a second, time left."""
+@contextmanager
+def _progress(steps: int) -> Iterator[Report]:
+    """Show a progress bar on a terminal, or a line every 100 steps elsewhere."""
+    terminal = sys.stderr.isatty()
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not terminal) as bar:
+        task = bar.add_task("", total=steps)
 
-    def __init__(self, steps: int) -> None:
-        self.terminal = sys.stderr.isatty()
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), disable=not self.terminal)
-        self.task = self.bar.add_task("", total=steps)
-        self.steps = steps
+        def show(metrics: Mapping[str, float]) -> None:
+            line = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
+            bar.update(task, completed=metrics["step"], description=line)
+            if not terminal and (metrics["step"] % 100 == 0 or metrics["step"] == steps):
+                print(f"step {metrics['step']:.0f}/{steps} · {line}", file=sys.stderr, flush=True)
 
-    def __enter__(self) -> Report:
-        self.bar.__enter__()
-        return self.show
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def show(self, metrics: Mapping[str, float]) -> None:
-        line = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
-        self.bar.update(self.task, completed=metrics["step"], description=line)
-        if not self.terminal and (metrics["step"] % 100 == 0 or metrics["step"] == self.steps):
-            print(f"step {metrics['step']:.0f}/{self.steps} · {line}", file=sys.stderr, flush=True)
+        yield show

@@ -1,4 +1,4 @@
-"""What a run needs to go on where it was: weights, optimizer, average, step. Written whole or not at all."""
+"""Checkpoints of a run, to resume from: weights, optimizer state, average and step, written atomically."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ Optimizers = Sequence[torch.optim.Optimizer]
 
 
 def latest(out: Path) -> Path | None:
-    """The newest complete checkpoint: one appears under its name only when all of it is written."""
+    """Return the newest checkpoint. It is complete: a checkpoint gets its name after all of it is written."""
     return max(out.glob("step-" + "[0-9]" * 8), default=None)
 
 
@@ -32,16 +32,16 @@ def save(
     out: Path, step: int, parameters: Tensors, optimizers: Optimizers, average: Tensors,
     note: Mapping[str, Any], *, write: bool, keep: int,
 ) -> None:  # fmt: skip
-    """Every process takes part, to put shards together; the one told to writes."""
+    """Gather the shards, in which every process takes part, and write them in the one with `write`."""
     moments = {}
     for name, parameter in parameters.items():
         for key, value in _owner(optimizers, parameter).state[parameter].items():
-            if key != "step":  # the run's own
-                moments[f"{name}:{key}"] = whole(value)
+            if key != "step":  # equals the step of the run
+                moments[f"{name}:{key}"] = gathered(value)
     groups = {
-        "weights": {name: whole(tensor) for name, tensor in parameters.items()},
+        "weights": {name: gathered(tensor) for name, tensor in parameters.items()},
         "optimizer": moments,
-        "average": {name: whole(tensor) for name, tensor in average.items()},
+        "average": {name: gathered(tensor) for name, tensor in average.items()},
     }
     if not write:
         return
@@ -60,13 +60,13 @@ def save(
 
 
 def load(directory: Path, parameters: Tensors, optimizers: Optimizers, average: Tensors) -> dict[str, Any]:
-    """Put a checkpoint back in place; what `save` noted comes back."""
+    """Restore a checkpoint in place and return its `note`."""
     note = read_json(directory / "state.json")
     weights, moments, averages = (
         load_file(directory / f"{name}.safetensors") for name in ("weights", "optimizer", "average")
     )
     if set(weights) != set(parameters) or set(averages) != set(average):
-        raise CheckpointError(f"{directory} holds other weights than this recipe trains; choose another run.out")
+        raise CheckpointError(f"{directory} contains other weights than this recipe trains; choose another run.out")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(like(weights[name], parameter))
@@ -90,13 +90,14 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Put together, and on the CPU."""
+def gathered(tensor: Tensor) -> Tensor:
+    """Return the whole tensor on the CPU."""
     return full(tensor).detach().cpu().contiguous()
 
 
-def like(full: Tensor, example: Tensor) -> Tensor:
-    full = full.to(device=example.device, dtype=example.dtype)
+def like(tensor: Tensor, example: Tensor) -> Tensor:
+    """Return the tensor with device, dtype and sharding of `example`."""
+    tensor = tensor.to(device=example.device, dtype=example.dtype)
     if isinstance(example, DTensor):
-        return distribute_tensor(full, example.device_mesh, example.placements)
-    return full
+        return distribute_tensor(tensor, example.device_mesh, example.placements)
+    return tensor

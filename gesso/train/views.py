@@ -1,7 +1,7 @@
-"""Ways to look at a text: a stretch of a long one, to be continued; or with a hole in it, to be filled.
+"""Views of a long text as one example: a section of it to continue, or a section with a hole to fill.
 
-A text in a file is a document, which may be longer than an example. A view is drawn anew whenever the text comes up,
-as a function of the seed and of the number of the example alone.
+A text row is a document, which may be longer than an example. A view is drawn anew each time the text comes up, as a
+function of the seed and the number of the example alone.
 """
 
 import random
@@ -15,9 +15,10 @@ from gesso.chat.tokenizer import FILL, Tokenizer
 from gesso.errors import InputError
 
 Tokens = npt.NDArray[np.int32]
+View = tuple[list[int], tuple[int, int]]  # tokens, and the span to train on
 
-FULL_CONTEXT = 0.5  # how often a text is continued from as much of it as there may be, not from anywhere
-# What a hole is: a whole line as often as this, several lines, or any stretch of tokens.
+FULL_CONTEXT = 0.5  # share of continuations with as much context as possible; the others start anywhere
+# A hole is one line with the first probability, several lines up to the second, and any run of tokens otherwise.
 ONE_LINE, SOME_LINES = 0.6, 0.85
 
 
@@ -27,71 +28,64 @@ class Viewer:
     infill: float  # share of the texts shown with a hole
     bos: int
     eos: int
-    fill: tuple[int, int, int] | None  # the tokens before the prefix, the suffix and the middle
+    fill: tuple[int, ...]  # the tokens before prefix, suffix and middle, where the tokenizer has them
     ends_line: npt.NDArray[np.bool_]  # by token
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, eos: int, max_length: int, infill: float) -> "Viewer":
+    def create(cls, tokenizer: Tokenizer, eos: int, max_length: int, infill: float) -> "Viewer":
         if tokenizer.bos_id is None:
-            raise InputError("texts are cut only for a tokenizer that has a bos token")
-        marks = [tokenizer.id_of(mark) for mark in FILL]
-        if infill and None in marks:
+            raise InputError("data.cut and data.infill need a tokenizer with a bos token")
+        fill = tuple(token for mark in FILL if (token := tokenizer.id_of(mark)) is not None)
+        if infill and len(fill) < len(FILL):
             raise InputError(f"data.infill needs a tokenizer that has {', '.join(FILL)}")
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
         ends_line = np.array([piece.endswith("\n") for piece in pieces])
-        fill = None if None in marks else (marks[0] or 0, marks[1] or 0, marks[2] or 0)
-        shape = {"max_length": max_length, "infill": infill, "bos": tokenizer.bos_id, "eos": eos}
-        return cls(**shape, fill=fill, ends_line=ends_line)  # type: ignore[arg-type]
+        return cls(max_length=max_length, infill=infill, bos=tokenizer.bos_id, eos=eos, fill=fill, ends_line=ends_line)
 
-    def pieces(self, length: int) -> Sequence[int]:
-        """Where the stretches begin that a text of so many tokens is looked at by turns."""
+    def starts(self, length: int) -> Sequence[int]:
+        """Return where the sections of a text of `length` tokens start."""
         return range(0, max(1, length - 1), self.max_length)
 
-    def look(
-        self, text: Tokens, at: int, prompt: int, canvas: int, rng: random.Random
-    ) -> tuple[list[int], tuple[int, int]]:
-        """Tokens of an example, at most `prompt` before the span that is learnt, which is a canvas at most.
+    def view(self, text: Tokens, start: int, prompt: int, canvas: int, rng: random.Random) -> View:
+        """Return a view near `start`: at most `prompt` tokens, then a span to train on of at most `canvas` tokens.
 
-        `text` is without bos, and with eos.
+        `text` has no bos, but an eos.
         """
-        if rng.random() < self.infill and (found := self._hole(text, at, prompt, canvas, rng)):
-            return found
-        start, end = self._stretch(len(text), at, prompt - 1 + canvas, rng)
-        tokens = [self.bos, *text[start:end].tolist()]
-        # What follows an unfinished text is not its end, so the canvas must be full of it.
+        if rng.random() < self.infill and (hole := self._hole(text, start, prompt, canvas, rng)):
+            return hole
+        begin, end = self._section(len(text), start, prompt - 1 + canvas, rng)
+        tokens = [self.bos, *text[begin:end].tolist()]
+        # A section that stops before the end of the text must fill its canvas: eos may only follow the real end.
         last = min(prompt, len(tokens) - 1 if end == len(text) else len(tokens) - canvas)
         first = last if rng.random() < FULL_CONTEXT else 1 + int(rng.random() * last)
         tokens = tokens[: first + canvas]
         return tokens, (first, len(tokens))
 
-    def _stretch(self, length: int, at: int, room: int, rng: random.Random) -> tuple[int, int]:
-        start = max(0, min(at + int((rng.random() - 0.5) * room), length - room))
-        return start, min(length, start + room)
+    def _section(self, length: int, start: int, size: int, rng: random.Random) -> tuple[int, int]:
+        begin = max(0, min(start + int((rng.random() - 0.5) * size), length - size))
+        return begin, min(length, begin + size)
 
-    def _hole(
-        self, text: Tokens, at: int, prompt: int, canvas: int, rng: random.Random
-    ) -> tuple[list[int], tuple[int, int]] | None:
-        assert self.fill is not None
+    def _hole(self, text: Tokens, start: int, prompt: int, canvas: int, rng: random.Random) -> View | None:
         body = text[:-1]
-        begin, end = self._stretch(len(body), at, prompt - 4, rng)
+        begin, end = self._section(len(body), start, prompt - 4, rng)
         breaks = np.flatnonzero(self.ends_line[body[begin:end]]) + begin
         if begin and len(breaks):
-            begin = int(breaks[0]) + 1  # not in the middle of a line
-        starts = np.concatenate([[begin], breaks[breaks >= begin] + 1])
-        ends = np.append(breaks[breaks >= begin], end)
-        full = np.flatnonzero(ends - starts > 1)
+            begin = int(breaks[0]) + 1  # do not start in the middle of a line
+        line_starts = np.concatenate([[begin], breaks[breaks >= begin] + 1])
+        line_ends = np.append(breaks[breaks >= begin], end)
+        full = np.flatnonzero(line_ends - line_starts > 1)
         if not len(full):
             return None
         line = int(full[int(rng.random() * len(full))])
-        start, stop, kind = int(starts[line]), int(ends[line]), rng.random()
+        first, stop, kind = int(line_starts[line]), int(line_ends[line]), rng.random()
         if ONE_LINE <= kind < SOME_LINES:
-            more = np.flatnonzero(ends[line:] - start < canvas)
-            stop = int(ends[line + int(rng.random() * len(more))]) if len(more) else stop
+            more = np.flatnonzero(line_ends[line:] - first < canvas)
+            stop = int(line_ends[line + int(rng.random() * len(more))]) if len(more) else stop
         elif kind >= SOME_LINES:
-            start += int(rng.random() * (stop - start))
-            stop = min(end, start + 1 + int(rng.random() * (canvas - 1)))
-        stop = min(stop, start + canvas - 1)  # a place is left for the end
+            first += int(rng.random() * (stop - first))
+            stop = min(end, first + 1 + int(rng.random() * (canvas - 1)))
+        stop = min(stop, first + canvas - 1)  # leave one position for the eos
         prefix, suffix, middle = self.fill
-        before, hole, after = (body[a:b].tolist() for a, b in ((begin, start), (start, stop), (stop, end)))
+        before, hole, after = (body[a:b].tolist() for a, b in ((begin, first), (first, stop), (stop, end)))
         tokens = [self.bos, prefix, *before, suffix, *after, middle, *hole, self.eos]
         return tokens, (len(tokens) - len(hole) - 1, len(tokens))

@@ -1,7 +1,7 @@
-"""A small vocabulary of one's own: BPE over pieces of lines, with bytes for everything it has no piece for.
+"""Learn a small vocabulary: BPE within lines, with byte tokens for all other characters.
 
-The low ids are those of the real vocabulary, so that templates, stopping and parsing work unchanged. No rule looks at a
-neighbour across a line break: text cut there and tokenised gives the tokens cut there, which infilling counts on.
+Special tokens have the ids of the real vocabulary, so templates, stopping and parsing work unchanged. No merge crosses
+a line break: cutting a text at a line break and tokenizing both parts gives the same tokens. Infilling depends on this.
 """
 
 import json
@@ -14,33 +14,33 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from gesso.errors import InputError
 
-# The chat format's, at their ids in the real vocabulary.
+# The tokens of the chat format, at their ids in the real vocabulary.
 SPECIALS = {
     0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
     49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: '<|"|>', 98: "<|think|>",
     100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>",
 }  # fmt: skip
-# The markers of tasks/python_infill.py, at ids that the real vocabulary has for other things than text.
+# The markers of eval/python_infill.py, at ids that are no text in the real vocabulary.
 NAMED = SPECIALS | {107: "<|fim_prefix|>", 108: "<|fim_suffix|>", 109: "<|fim_middle|>"}
 BYTES = 128  # the id of byte 0
 RESERVED = [NAMED.get(i, f"<unused{i}>") for i in range(BYTES)] + [f"<0x{byte:02X}>" for byte in range(256)]
-ALPHABET = [*string.printable[:95], "\n", "\t"]  # all others are spelt in bytes
-CELLS = [(" ", digit) for digit in string.digits]  # a cell of a grid is one token wherever it stands
+ALPHABET = [*string.printable[:95], "\n", "\t"]  # all other characters are spelled in bytes
+CELLS = [(" ", digit) for digit in string.digits]  # a cell of a grid is one token in every position
 
-# A word is the same pieces wherever it stands, so that copying it is copying them: it takes no space along. These do;
-# they are nearly half of all words, and nobody copies them.
-LITTLE = (
+# A word has the same tokens in every position, without the space before it, so that copying a word copies its tokens.
+# These words include their spaces: they are nearly half of all words and are rarely copied.
+FREQUENT_WORDS = (
     "import|from|def|class|return|if|elif|else|for|while|in|is|not|and|or|with|as|raise|except|assert|yield|lambda|del|"
     "the|of|to|a|an|on|by|at|be|are|it|this|that"
 )
-# A line is cut into these; what none of them takes (a control character, say) is a piece of its own.
+# A line is split into these. A character that matches none of them, such as a control character, is a piece by itself.
 PIECES = "|".join(
     (
         r"\n",
-        r" {2,}",  # indentation, which leads no word
+        r" {2,}",  # indentation, apart from the word after it
         r"\t+",
         r" ?[0-9]",
-        rf" ?(?:{LITTLE}) ",
+        rf" ?(?:{FREQUENT_WORDS}) ",
         r"self\.",
         r"[A-Za-z_]+",
         r" ?[!-/:-@\[-^`{-~]+ ?",
@@ -50,7 +50,7 @@ PIECES = "|".join(
 
 
 def learn(texts: Iterable[str], size: int = 4096) -> str:
-    """A `tokenizer.json` of exactly `size` pieces, all specials and bytes included."""
+    """Return a `tokenizer.json` of exactly `size` tokens, special and byte tokens included."""
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(PIECES), behavior="isolated")
     trainer = trainers.BpeTrainer(
@@ -71,7 +71,7 @@ def learn(texts: Iterable[str], size: int = 4096) -> str:
             merges.append((left, right))
             vocabulary.setdefault(left + right, len(vocabulary))
     if len(vocabulary) != size:
-        raise InputError(f"a vocabulary of {size} cannot be made: these texts give {len(vocabulary)}")
+        raise InputError(f"cannot learn {size} tokens: these texts give only {len(vocabulary)}; give more text")
     state["added_tokens"] = [_special(i, piece) for i, piece in NAMED.items()]
     state["model"] |= {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
     state["model"] |= {"vocab": vocabulary, "merges": merges}

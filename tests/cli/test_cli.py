@@ -480,11 +480,11 @@ def test_info_describes_the_model_in_the_box(main: Main, monkeypatch: pytest.Mon
     monkeypatch.delenv("GESSO_MODEL")
     done = main("info")
     assert done.code == 0 and "experts" in done.out and "\x1b" not in done.out
-    assert done.out.startswith("the model in the box (gesso-mini)\n")
+    assert done.out.startswith("the bundled model (gesso-mini)\n")
     found = json.loads(main("info", "--json").out)
     assert found["problems"] == []
     named = json.loads(main("info", "gesso-mini", "--json").out)
-    assert (named.pop("name"), found.pop("name")) == ("gesso-mini", "the model in the box (gesso-mini)")
+    assert (named.pop("name"), found.pop("name")) == ("gesso-mini", "the bundled model (gesso-mini)")
     assert named == found
 
 

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -14,9 +14,10 @@ from rich.console import Console
 
 from gesso.cli import main as cli
 from gesso.errors import InputError
-from gesso.info.fit import BATCHES, PREFILL, RULES, Fit, Plan, expert_share, plan, render
+from gesso.info.fit import BATCHES, PREFILL, RULES, Fit, Plan, expert_share, plan
 from gesso.info.hardware import CARDS, Card, find
-from gesso.info.report import PRECISIONS
+from gesso.info.memory import PRECISIONS
+from gesso.info.render import render_plan
 from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config
 from tests.info.test_info import REAL, TINY, write
@@ -48,7 +49,7 @@ def of(found: Plan, precision: str) -> Fit:
 
 def text_of(found: Plan) -> str:
     out = StringIO()
-    render(found, Console(file=out, width=80))
+    render_plan(found, Console(file=out, width=80))
     return out.getvalue()
 
 
@@ -276,7 +277,7 @@ def test_the_command_adds_the_plan_and_changes_nothing_else(tiny, capsys):
     full = json.loads(capsys.readouterr().out)
     added = full.pop("gpu")
     assert full == plain
-    assert added == json.loads(json.dumps(plan(tiny, H200, 4).to_dict()))
+    assert added == json.loads(json.dumps(asdict(plan(tiny, H200, 4))))
     assert added["steps"] == 4 and set(added) == {field.name for field in fields(Plan)}
     assert cli.main(["info", str(tiny), "--gpu", "h200"]) == 0
     assert "On the H200" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from io import StringIO
 from math import ceil, prod
 from pathlib import Path
@@ -13,7 +14,9 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from gesso.errors import CheckpointError
-from gesso.info.report import CONTEXTS, MEMORY_RULES, PRECISIONS, Report, describe, render
+from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS
+from gesso.info.render import render_report
+from gesso.info.report import Report, describe
 from tests.tiny import make
 
 # google/diffusiongemma-26B-A4B-it, the fields that have to do with size.
@@ -68,7 +71,7 @@ def add_tokenizer(directory: Path) -> None:
 
 def text_of(report: Report, width: int = 80) -> str:
     out = StringIO()
-    render(report, Console(file=out, width=width))
+    render_report(report, Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -189,7 +192,7 @@ def test_a_directory_with_only_a_config_is_reported_without_weights(tmp_path):
     assert report.problems == ()
     assert "No weights here" in text_of(report)
     assert "Would not load" not in text_of(report)
-    assert "Nothing found" not in text_of(report)  # and yet it is not called loadable
+    assert "No problem found" not in text_of(report)
 
 
 def test_a_sound_checkpoint_has_no_problems_and_names_what_is_stored(saved):
@@ -199,7 +202,7 @@ def test_a_sound_checkpoint_has_no_problems_and_names_what_is_stored(saved):
     assert report.weights.vision
     buffers = 2 * 3 + 2 * 16  # a scalar a layer for encoder and decoder; bias and scale of the tower's output
     assert report.weights.values_by_dtype == {"F32": report.parameters.total + buffers}
-    assert "Nothing found that would keep it from loading" in text_of(report)
+    assert "No problem found that would prevent loading" in text_of(report)
 
 
 def test_a_checkpoint_without_its_vision_tower_loads_and_says_so(saved):
@@ -281,8 +284,7 @@ def test_without_a_config_there_is_nothing_to_describe(tmp_path):
 
 
 def test_the_report_survives_json(real):
-    data = real.to_dict()
-    assert json.loads(json.dumps(data)) == data
+    data = json.loads(json.dumps(asdict(real)))
     assert data["parameters"]["total"] == 25_823_778_864
     assert data["memory_rules"] == list(MEMORY_RULES)
     assert len(data["memory"]) == 9
@@ -319,6 +321,6 @@ def test_names_out_of_files_reach_the_terminal_as_text_only(tmp_path):
     save_file({**tensors, "evil\x1b]0;pwned\x07": torch.ones(3)}, weights)
     (tmp_path / "model" / "also\x1b[31m").touch()
     screen = StringIO()
-    render(describe(tmp_path / "model", "name\x1b[2J"), Console(file=screen, color_system=None))
+    render_report(describe(tmp_path / "model", "name\x1b[2J"), Console(file=screen, color_system=None))
     assert "pwned" in screen.getvalue()
     assert not {"\x1b", "\x07"} & set(screen.getvalue())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gesso.errors import InputError
-from gesso.info.fit import sequence_bytes
+from gesso.info.memory import sequence_bytes
 from gesso.info.report import describe
 from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config

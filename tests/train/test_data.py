@@ -8,6 +8,7 @@ import lzma
 import random
 import sys
 from collections import Counter
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from rich.console import Console
 
 from gesso.chat.tokenizer import FILL, Tokenizer
 from gesso.errors import InputError
-from gesso.train.data import WINDOW, Dataset, DataSettings, Example, Rejected, order
+from gesso.train.data import Dataset, Example, Rejected
 from gesso.train.data_report import inspect, render
+from gesso.train.order import WINDOW, order
+from gesso.train.recipe import DataSettings
 from tests.tiny import tokenizer_json
 
 EOS = 1
@@ -184,7 +187,7 @@ def test_a_template_that_opens_with_an_empty_thought_has_its_last_response_learn
     ("template", "wanted"),
     [
         ("{{ messages | length }}{% for m in messages %}{{ m.content }}<turn|>{% endfor %}", "in another way"),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "no special token"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "without a special token"),
         ("{% for m in messages %}{{ m.content[:2] }}<turn|>{% endfor %}", "leaves out part of messages[1]: 'So.'"),
         ("{{ raise_exception('never') }}", "never"),
     ],
@@ -218,14 +221,14 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"text": ""}, "text is empty"),
     ({"text": "<eos>"}, "text is empty"),
     ({"prompt": "a", "completion": " \n"}, "completion is empty"),
-    ({"text": "a<eos>b"}, "holds <eos> before its end, at token 2"),
+    ({"text": "a<eos>b"}, "contains <eos> before its end, at token 2"),
     ({"text": "\ud800"}, "surrogate"),
     ({"messages": []}, "at least one message"),
     ({"messages": "Why?"}, "at least one message"),
     ({"messages": [USER, {"role": "assistant", "content": 3}]}, "messages[1].content: expected text"),
     ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages[1].content is empty"),
     ({"messages": [USER, thought("Hm.", "")]}, "messages[1].content is empty"),
-    ({"messages": [USER, {"role": "assistant", "content": "a<turn|>b"}]}, "messages[1] holds <turn|> before its end"),
+    ({"messages": [USER, {"role": "assistant", "content": "a<turn|>b"}]}, "messages[1] contains <turn|>"),
     ({"messages": [USER, REPLY | {"reasoning_content": "Hm."}]}, "messages[1].reasoning_content: unknown"),
     ({"messages": [USER, REPLY | {"content": "a<|channel>b<channel|>c"}]}, "leaves out part of messages[1]"),
     ({"messages": [USER]}, "ends with 'user'"),
@@ -234,7 +237,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
     ({"messages": [REPLY]}, "messages[0].role: expected system or developer or user at the start, got 'assistant'"),
     ({"messages": [USER, USER, REPLY]}, "messages[1].role: expected assistant after 'user', got 'user'"),
     ({"messages": [USER, REPLY, REPLY]}, "messages[2].role: expected user after 'assistant'"),
-    ({"messages": [USER, CALL, REPLY]}, "expected tool after a call"),
+    ({"messages": [USER, CALL, REPLY]}, "expected tool after a tool call"),
     ({"messages": [USER, REPLY, {"role": "tool", "name": "look", "content": ""}, REPLY]}, "got 'tool'"),
     ({"messages": [USER, REPLY, {"role": "system", "content": ""}, REPLY]}, "got 'system'"),
     ({"messages": [USER, {"role": "robot", "content": "a"}]}, "messages[1].role: expected one of"),
@@ -301,7 +304,7 @@ def test_training_on_no_good_row_is_refused(tmp_path, tokenizer, rows):
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_named(setting, value):
-    with pytest.raises(InputError, match=f"data setting {setting} must be"):
+    with pytest.raises(InputError, match=f"{setting} must be"):
         DataSettings(**({"files": ("a.jsonl",), "max_length": 8} | {setting: value}))
 
 
@@ -451,14 +454,6 @@ def test_the_files_may_change_once_they_are_read(tmp_path, tokenizer):
     assert list(rows.read()) == before == [*next(rows.batches(1))]
 
 
-def test_progress_ends_with_everything_read(tmp_path, tokenizer):
-    name = write(tmp_path / "a.jsonl", *[{"text": "a"}] * 2500)
-    calls: list[tuple[int, int]] = []
-    Dataset(DataSettings(files=(name,), max_length=9), tokenizer, EOS, lambda done, total: calls.append((done, total)))
-    size = Path(name).stat().st_size
-    assert calls == [(size * 1000 // 2500, size), (size * 2000 // 2500, size), (size, size)]
-
-
 # --- --check --------------------------------------------------------------------------------------------------------
 
 
@@ -486,8 +481,7 @@ def test_the_check_marks_targets_counts_everything_and_names_every_rejected_row(
 
 def test_the_check_is_ready_for_json(tmp_path, tokenizer):
     report = inspect(dataset(tokenizer, write(tmp_path / "a.jsonl", {"text": "a"}, b"{")), tokenizer)
-    data = report.to_dict()
-    assert json.loads(json.dumps(data)) == data
+    data = json.loads(json.dumps(asdict(report)))
     assert data["samples"][0]["parts"] == [{"text": "<bos>", "learnt": False}, {"text": "a<eos>", "learnt": True}]
     assert data["rejected"][0]["line"] == 2
 
@@ -614,5 +608,5 @@ def test_many_rows_are_read_by_several_processes_alike(tmp_path, tokenizer, monk
     rows = [{"text": f"{n} " * (n % 7 + 1)} for n in range(700)] + [{"text": ""}, {"prompt": "a", "completion": "b"}]
     name = write(tmp_path / "many.jsonl", *rows)
     alone = list(dataset(tokenizer, name).read())
-    monkeypatch.setattr("gesso.train.data.MUCH", 1)
+    monkeypatch.setattr("gesso.train.reading.PARALLEL_BYTES", 1)
     assert list(dataset(tokenizer, name).read()) == alone

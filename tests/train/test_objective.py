@@ -14,9 +14,11 @@ from gesso.diffusion.noise import HashSource
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.train import objective as objectives
+from gesso.train.attention import dense_mask, visibility
 from gesso.train.batch import Corruption, canvases, collate, corrupt
 from gesso.train.data import Example
-from gesso.train.objective import Objective, ObjectiveSettings, dense_mask, token_losses, visibility
+from gesso.train.objective import Objective, token_losses
+from gesso.train.recipe import ObjectiveSettings
 from gesso.train.rollout import rollout_loss
 from tests import oracle
 

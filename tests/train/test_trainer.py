@@ -21,9 +21,9 @@ from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma, Layer
 from gesso.train import state
 from gesso.train.muon import Muon, orthogonal
+from gesso.train.optimizers import learning_rate
 from gesso.train.recipe import load
 from gesso.train.run import train
-from gesso.train.trainer import learning_rate
 from tests.tiny import make
 
 RECIPE = """

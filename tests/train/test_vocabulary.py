@@ -108,5 +108,5 @@ def test_transformers_reads_the_same_ids(directory, tokenizer):
 
 
 def test_too_little_text_is_refused():
-    with pytest.raises(InputError, match="4096 cannot be made"):
+    with pytest.raises(InputError, match="cannot learn 4096 tokens"):
         learn(["def f(): pass\n"])

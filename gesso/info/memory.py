@@ -1,0 +1,75 @@
+"""Bytes of weights and KV cache, counted on the meta device by the modules that run the model."""
+
+import math
+from typing import TYPE_CHECKING
+
+from gesso.model.config import LAYERS, Config
+
+if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
+    from torch import Tensor
+
+PRECISIONS = ("bf16", "fp8", "4-bit")
+CONTEXTS = (8_192, 32_768, 262_144)
+MEMORY_RULES = (
+    "Weights: the text model only; gesso does not load the vision tower.",
+    "bf16: 2 bytes per value.",
+    "fp8: 1 byte per value of the attention, MLP, expert and self-conditioning matrices and of the embeddings, and a "
+    "float32 scale for each of their output channels (of each expert); norms and router stay in bf16.",
+    "4-bit: 4.5 bits per value of the experts (NVFP4: 16 values share an FP8 scale; int4: 32 share one in bf16); the "
+    "rest as in fp8.",
+    "Cache: bf16, one sequence; global layers keep every token, sliding layers the last window - 1.",
+    "The workspace of a pass (activations, logits) comes on top.",
+)
+
+
+def precision_of(quantization: str) -> str:
+    """Return the precision in MEMORY_RULES of a quantization, with LAYERS appended if it has that suffix."""
+    kind = "fp8" if quantization.removesuffix(LAYERS) == "fp8" else "4-bit"
+    return kind + LAYERS * quantization.endswith(LAYERS)
+
+
+def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int = 2) -> int:
+    """Return the bytes of a tensor under MEMORY_RULES.
+
+    If the precision ends in LAYERS, embeddings are not packed. An unpacked value has `value_bytes`, 2 in bf16.
+    """
+    from gesso.checkpoint.quantize.formats import format_of, is_expert
+
+    kind, layers = precision.removesuffix(LAYERS), precision.endswith(LAYERS)
+    if kind == "bf16" or format_of(name, tensor.shape, "fp8" + LAYERS * layers) is None:
+        return value_bytes * tensor.numel()
+    if kind == "fp8" or not is_expert(name):
+        return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
+    return math.ceil(tensor.numel() * 4.5 / 8)
+
+
+def cache_bytes(config: Config, context: int) -> int:
+    """Return the bytes of the KV cache of one sequence in bf16."""
+    import torch
+
+    from gesso.model.cache import KVCache
+
+    return KVCache(config, 1, context, torch.device("meta"), torch.bfloat16).nbytes
+
+
+def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
+    """Return the bytes of one sequence in the engine: its KV cache, and the copy of its sliding-window rings."""
+    import torch
+
+    from gesso.model.cache import KVCache
+
+    cache = KVCache(config, 1, context, torch.device("meta"), torch.bfloat16)
+    cache.save(0)
+    return cache.nbytes * value_bytes // 2
+
+
+def short(count: int, units: tuple[str, str, str, str] = (" B", " M", " K", "")) -> str:
+    """Return a count in the largest unit that it reaches: billions, millions, thousands or ones."""
+    for unit, size in zip(units, (1e9, 1e6, 1e3), strict=False):
+        if count >= size:
+            return f"{count / size:.2f}{unit}"
+    return f"{count}{units[-1]}"
+
+
+def gigabytes(size: int) -> str:
+    return short(size, (" GB", " MB", " kB", " B"))
