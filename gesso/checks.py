@@ -1,4 +1,4 @@
-"""Check values that come from files or callers: type and bounds, with errors that name the field and the bounds."""
+"""Check type and bounds of values from files and callers, with errors that name the field and the bounds."""
 
 import reprlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value, shortened: a hostile file must not fill the terminal."""
+    """Return a shortened repr of a value, so that a hostile file cannot fill the terminal."""
     return _short.repr(value)
 
 
@@ -27,7 +27,7 @@ def integer(value: Any, name: str, low: float, high: float, error: type[GessoErr
 
 
 def number(value: Any, name: str, low: float, high: float, error: type[GessoError] = CheckpointError) -> float:
-    """Return `value` if it is a number from `low` to `high`; NaN lies between no bounds."""
+    """Return `value` if it is a number from `low` to `high`; NaN never is."""
     if not (is_integer(value) or isinstance(value, float)) or not low <= value <= high:
         raise error(f"{name} must be a number from {low:g} to {high:g}, got {shown(value)}")
     return value
@@ -40,7 +40,7 @@ def flag(value: Any, name: str) -> bool:
 
 
 def mapping(value: Any, name: str) -> Mapping[str, Any]:
-    """Return `value` if it is an object; an empty one for None."""
+    """Return `value` if it is an object, or an empty one for None."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def strings(value: Any, name: str) -> list[str]:
-    """Return `value` if it is a list of strings; an empty one for None."""
+    """Return `value` if it is a list of strings, or an empty one for None."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):

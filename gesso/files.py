@@ -1,6 +1,6 @@
 """Read files of bounded size without waiting for pipes, and replace files atomically.
 
-Checkpoints, adapters and recipes come from other people. A named pipe in place of `config.json` would block for ever, a
+Checkpoints, adapters and recipes come from other people. A named pipe in place of `config.json` would block forever. A
 huge or deeply nested file would exhaust memory or the stack. The readers here raise the caller's error type instead.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 from gesso.errors import CheckpointError, GessoError, InputError
 
-JSON_LIMIT = 16 << 20  # bytes of config.json and its kin; the index of a large checkpoint has a few MiB
-TEXT_LIMIT = 256 << 20  # bytes of tokenizer.json and of texts a user names
+JSON_LIMIT = 16 << 20  # bytes of config.json and similar files; the index of a large checkpoint has a few MiB
+TEXT_LIMIT = 256 << 20  # bytes of tokenizer.json and of text files that a user names
 DEPTH_LIMIT = 64  # levels of nested JSON
 KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -32,23 +32,29 @@ KINDS = {
 
 
 def read_bytes(path: Path, limit: int = TEXT_LIMIT) -> bytes:
-    """Return the content of a regular file. OSError if it is something else or has more than `limit` bytes.
+    """Return the content of a regular file. Raise OSError if it is something else or has more than `limit` bytes.
 
-    `/dev/stdin` and `/dev/fd/N` (shell process substitution) are read too: they name descriptors that are open already.
+    `/dev/stdin` and `/dev/fd/N` (shell process substitution) are read too: they name open descriptors.
     """
     if re.fullmatch(r"/dev/(stdin|fd/\d+)", str(path)):
         with open(path, "rb") as stream:
             return _bounded(stream, path, limit)
-    # Without O_NONBLOCK, opening a named pipe waits until somebody writes to it.
+    # Without O_NONBLOCK, opening a named pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(_regular(descriptor, path), "rb") as file:
-        if os.fstat(file.fileno()).st_size > limit:
+    status = os.fstat(descriptor)
+    try:
+        _check_regular(path, status.st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        if status.st_size > limit:
             raise _too_large(path, limit)
         return _bounded(file, path, limit)
 
 
 def read_text(path: Path, limit: int = TEXT_LIMIT, error: type[GessoError] = InputError) -> str:
-    """Return the text of a UTF-8 file, its line ends as they are."""
+    """Return the text of a UTF-8 file with its line ends unchanged."""
     try:
         return read_bytes(path, limit).decode("utf-8")
     except OSError as problem:
@@ -60,7 +66,7 @@ def read_text(path: Path, limit: int = TEXT_LIMIT, error: type[GessoError] = Inp
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
-    """Return the JSON object in a checkpoint's file. Numbers may be NaN or infinite: whoever uses a field checks it."""
+    """Return the JSON object in a checkpoint's file. Numbers may be NaN or infinite; the caller checks each field."""
     try:
         data = parse_json(read_bytes(path, limit).decode("utf-8"))
     except FileNotFoundError:
@@ -70,12 +76,12 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(data).__name__}")
+        raise CheckpointError(f"{path} must contain a JSON object, got {type(data).__name__}")
     return data
 
 
 def parse_json(text: str, depth: int = DEPTH_LIMIT) -> Any:
-    """Parse JSON of bounded depth. Every error is a ValueError, that of numbers with thousands of digits too."""
+    """Parse JSON of bounded depth. Every error is a ValueError, including numbers with thousands of digits."""
     deep = f"it is nested more than {depth} levels deep"
     try:
         data = json.loads(text)
@@ -91,24 +97,16 @@ def parse_json(text: str, depth: int = DEPTH_LIMIT) -> Any:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError unless this is a regular file. For libraries that open the path themselves."""
-    if not stat.S_ISREG(mode := os.stat(path).st_mode):
-        raise _not_regular(path, mode)
+    """Raise OSError unless this is a regular file; for libraries that open the path themselves."""
+    _check_regular(path, os.stat(path).st_mode)
 
 
-def _regular(descriptor: int, path: Path) -> int:
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise _not_regular(path, mode)
-    return descriptor
-
-
-def _not_regular(path: Path, mode: int) -> OSError:
+def _check_regular(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
-        return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
-    return OSError(errno.EINVAL, f"it is {kind}, expected a regular file", str(path))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file", str(path))
 
 
 def _bounded(file: BinaryIO, path: Path, limit: int) -> bytes:
@@ -120,7 +118,7 @@ def _bounded(file: BinaryIO, path: Path, limit: int) -> bytes:
 
 def _too_large(path: Path, limit: int) -> OSError:
     size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
-    return OSError(errno.EFBIG, f"it is larger than {size}, the most gesso reads of such a file", str(path))
+    return OSError(errno.EFBIG, f"it is larger than {size}, the limit for such a file", str(path))
 
 
 # --- write --------------------------------------------------------------------------------------------------------
@@ -128,11 +126,11 @@ def _too_large(path: Path, limit: int) -> OSError:
 
 @contextmanager
 def replacing(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces `path` when the block ends; after an error nothing has changed.
+    """Yield a new file that replaces `path` when the block succeeds; after an error, `path` is unchanged.
 
-    The new file has an unpredictable name in the same directory and is created exclusively, so a symbolic link that
-    somebody planted is never followed. It takes over the mode, and where permitted the owner, of the file it replaces.
-    `check` runs right before the rename and may raise to keep the old file.
+    The new file has an unpredictable name in the same directory and is created exclusively, so it never follows a
+    symbolic link. It gets the mode, and if permitted the owner, of the file that it replaces. `check` runs right before
+    the rename and may raise to keep the old file.
     """
     before = path.stat() if path.exists() else None
     unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.partial")
@@ -141,7 +139,10 @@ def replacing(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterat
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-            _take_over(file, before)
+            file.flush()
+            if before is not None:
+                _copy_ownership(file, before)
+            os.fsync(file.fileno())
         check()
         os.replace(unfinished, path)
     finally:
@@ -149,13 +150,12 @@ def replacing(path: Path, *, check: Callable[[], None] = lambda: None) -> Iterat
             unfinished.unlink()
 
 
-def _take_over(file: BinaryIO, before: os.stat_result | None) -> None:
-    file.flush()
-    if before is not None and hasattr(os, "fchmod"):
-        mode = stat.S_IMODE(before.st_mode)
-        try:
-            os.fchown(file.fileno(), before.st_uid, before.st_gid)
-        except PermissionError:
-            mode &= 0o777  # set-id bits must not pass to another owner
-        os.fchmod(file.fileno(), mode)
-    os.fsync(file.fileno())
+def _copy_ownership(file: BinaryIO, before: os.stat_result) -> None:
+    if not hasattr(os, "fchmod"):
+        return
+    mode = stat.S_IMODE(before.st_mode)
+    try:
+        os.fchown(file.fileno(), before.st_uid, before.st_gid)
+    except PermissionError:
+        mode &= 0o777  # set-id bits must not pass to another owner
+    os.fchmod(file.fileno(), mode)

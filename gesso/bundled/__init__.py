@@ -1,10 +1,10 @@
-"""The models in the box: small ones that come with the package, known by name wherever a checkpoint is named."""
+"""The bundled models: small ones inside the package, which have a name in place of a directory."""
 
 from pathlib import Path
 
 from gesso.errors import CheckpointError
 
-BASE, SOLVER = "gesso-mini", "gesso-sudoku"  # the second is the first, fine-tuned
+BASE, SOLVER = "gesso-mini", "gesso-sudoku"  # the second is a fine-tuned version of the first
 DIRECTORIES = {name: Path(__file__).parent / name for name in (BASE, SOLVER)}
 
 
@@ -12,7 +12,7 @@ def directory(name: str = BASE) -> Path:
     path = DIRECTORIES[name]
     if not (path / "config.json").is_file():
         raise CheckpointError(
-            f"{name} comes with gesso, but is missing from this installation: there is no {path / 'config.json'}. "
-            "Install gesso again, with its weights, or name another checkpoint"
+            f"the bundled model {name} is missing from this installation: {path / 'config.json'} does not exist; "
+            "reinstall gesso with its weights, or name another checkpoint"
         )
     return path

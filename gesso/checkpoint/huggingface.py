@@ -1,7 +1,7 @@
-"""Find and load checkpoints in the Hugging Face layout. `saving` writes them.
+"""Find, check and load checkpoints in the Hugging Face layout. `write` saves them.
 
-Weights go from disk to their device one tensor at a time, so that the peak is the model plus one tensor. Everything
-that can be wrong with a directory is looked up in the file headers first and reported together.
+Weights move from disk to their device one tensor at a time, so memory peaks at the model plus one tensor. All problems
+of a directory are found in the file headers first and reported together.
 """
 
 import logging
@@ -13,13 +13,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gesso import bundled as box
+from gesso import bundled
 from gesso.checkpoint.vision import is_vision
 from gesso.errors import CheckpointError, InputError
 from gesso.files import check_regular, read_json
 from gesso.model.config import LAYERS, Config
 
-if TYPE_CHECKING:  # torch takes a second to import; `gesso info` on a bad path should not
+if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     import torch
     from torch import Tensor
 
@@ -31,23 +31,23 @@ logger = logging.getLogger("gesso")
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model"]
-LONG_LOAD = 10**9  # bytes from which on a progress bar is worth showing
-FLOATS = ("F32", "BF16", "F16", "F64")  # as safetensors names the dtypes of weights that are not packed
+LONG_LOAD = 10**9  # bytes from which on a progress bar is shown
+FLOATS = ("F32", "BF16", "F16", "F64")  # safetensors dtypes of weights that are not packed
 
 
 # --- find ---------------------------------------------------------------------------------------------------------
 
 
 def find(name: str | Path | None) -> Path:
-    """The directory of a checkpoint: one in the box (None is the base), a local one, or a hub name.
+    """Return the directory of a bundled model (None: gesso-mini), a local directory, or a hub name.
 
-    A name in the box is that one wherever it is said: a directory of the same name is `./` and the name, or a `Path`.
-    What comes from the hub is downloaded once and resumed if cut off.
+    The name of a bundled model always means that model; a local directory of the same name is given as `./name` or as
+    a `Path`. A hub checkpoint is downloaded once, and an interrupted download is resumed.
     """
     if name is None:
-        return box.directory()
-    if isinstance(name, str) and name in box.DIRECTORIES:
-        return box.directory(name)
+        return bundled.directory()
+    if isinstance(name, str) and name in bundled.DIRECTORIES:
+        return bundled.directory(name)
     path = Path(name).expanduser()
     if str(name) and path.is_dir():
         return path
@@ -55,8 +55,8 @@ def find(name: str | Path | None) -> Path:
         raise CheckpointError(f"{path} is a file; give the checkpoint's directory")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(name)):
         raise CheckpointError(
-            f"no directory {str(name)!r}, and it is neither a hub name of the form owner/model nor in the box "
-            f"({', '.join(box.DIRECTORIES)})"
+            f"no directory {str(name)!r}, and it is neither a hub name of the form owner/model nor a bundled model "
+            f"({', '.join(bundled.DIRECTORIES)})"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -71,29 +71,29 @@ def find(name: str | Path | None) -> Path:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold the weights, as the index names them; missing ones included."""
+    """Return the weight files that the index names, missing ones included."""
     if (directory / INDEX).exists():
         names = read_json(directory / INDEX).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise CheckpointError(f"{directory / INDEX} has no weight_map")
-        if wrong := [name for name in names.values() if not _is_plain(name)]:
-            raise CheckpointError(f"{directory / INDEX} names {wrong[0]!r}, which is no file of this directory")
+        if wrong := [name for name in names.values() if not _is_file_name(name)]:
+            raise CheckpointError(f"{directory / INDEX} names {wrong[0]!r}, which is not a file of this directory")
         return [directory / name for name in sorted(set(names.values()))]
     return [directory / SINGLE] if (directory / SINGLE).exists() else []
 
 
-def _is_plain(name: Any) -> bool:
-    """The name of a file, not a way to somewhere else."""
+def _is_file_name(name: Any) -> bool:
+    """Return whether this is a plain file name, without a path to another directory."""
     return isinstance(name, str) and name != "" and Path(name).name == name
 
 
-# --- what a directory holds, and what is wrong with it ------------------------------------------------------------
+# --- check --------------------------------------------------------------------------------------------------------
 
 
 def checkpoint_name(name: str) -> str:
-    """Our parameter name in the checkpoint's words."""
-    for pattern, words in _RENAMES:
-        name = re.sub(pattern, words, name)
+    """Return the checkpoint's name for a parameter of the model."""
+    for pattern, replacement in _RENAMES:
+        name = re.sub(pattern, replacement, name)
     return name
 
 
@@ -107,7 +107,7 @@ _RENAMES = (
 
 
 def problems(directory: Path, config: Config) -> list[str]:
-    """Everything that would keep the weights from loading, from the headers alone; empty when all is well."""
+    """Return all problems that would prevent loading the weights, from the headers alone."""
     files = weight_files(directory)
     if not files:
         return [f"no weights: neither {SINGLE} nor {INDEX} in {directory}"]
@@ -117,7 +117,7 @@ def problems(directory: Path, config: Config) -> list[str]:
             found.update(_header(file))
         except CheckpointError as error:
             wrong.append(str(error))
-    if wrong:  # with a file unread, every tensor in it would seem missing too
+    if wrong:  # every tensor of an unreadable file would be reported as missing
         return wrong
     try:
         expected, packed = _expected(config)
@@ -128,20 +128,20 @@ def problems(directory: Path, config: Config) -> list[str]:
     if missing:
         wrong.append(f"missing tensors: {_some(missing)}")
     if surplus:
-        wrong.append(f"surplus tensors that this configuration has no place for: {_some(surplus)}")
+        wrong.append(f"surplus tensors that this configuration does not have: {_some(surplus)}")
     for name in (name for name in expected if name in found):
         shape, dtype = found[name]
         if shape != expected[name]:
-            wrong.append(f"tensor {name} has shape {list(shape)}, the configuration asks for {list(expected[name])}")
-        if name in packed and dtype not in (able := _dtypes(packed[name][1])):
-            wrong.append(f"tensor {name} is stored as {dtype}, {config.quantization} asks for {able[0]}")
+            wrong.append(f"tensor {name} has shape {list(shape)}, expected {list(expected[name])}")
+        if name in packed and dtype not in (allowed := _dtypes(packed[name][1])):
+            wrong.append(f"tensor {name} is stored as {dtype}, expected {allowed[0]} for {config.quantization}")
         if name not in packed and dtype not in FLOATS:
             wrong.append(f"tensor {name} is stored as {dtype}, expected floating-point numbers: {', '.join(FLOATS)}")
     return wrong
 
 
 def _expected(config: Config) -> "tuple[dict[str, tuple[int, ...]], Layout]":
-    """Name and shape of every tensor; for those of packed matrices the dtype too, for there bits are what counts."""
+    """Return the shape of every tensor by name, and shape and dtype of those that belong to packed matrices."""
     from gesso.checkpoint.quantize.formats import format_of
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -156,13 +156,13 @@ def _expected(config: Config) -> "tuple[dict[str, tuple[int, ...]], Layout]":
 
 
 def _dtypes(dtype: "torch.dtype") -> tuple[str, ...]:
-    """What safetensors calls it; a float32 scale may be stored as a shorter float, since every one of those is one."""
+    """Return the safetensors names of a dtype. A float32 scale may be stored in a shorter float, which is exact."""
     names = {"float8_e4m3fn": "F8_E4M3", "uint8": "U8", "int32": "I32", "int64": "I64", "bfloat16": "BF16"}
     return (names[name],) if (name := str(dtype).removeprefix("torch.")) in names else ("F32", "BF16", "F16")
 
 
 def empty_model(config: Config) -> "DiffusionGemma":
-    """The model without weights: names and shapes on the meta device."""
+    """Return the model without weights: names and shapes on the meta device."""
     import torch
 
     from gesso.model.transformer import DiffusionGemma
@@ -172,7 +172,7 @@ def empty_model(config: Config) -> "DiffusionGemma":
 
 
 def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of every tensor."""
+    """Return shape and dtype of every tensor in a file by name."""
     with opened(file) as tensors:
         slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
         return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
@@ -191,7 +191,7 @@ def opened(file: Path) -> Iterator[Any]:
     except OSError as error:
         raise CheckpointError(f"weight file {file} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise CheckpointError(f"weight file {file} is corrupt or cut off ({error}); download it again") from None
+        raise CheckpointError(f"weight file {file} is corrupt or truncated ({error}); download it again") from None
 
 
 def _some(names: Iterable[str], most: int = 5) -> str:
@@ -205,7 +205,10 @@ def _some(names: Iterable[str], most: int = 5) -> str:
 def load(
     directory: Path, config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None
 ) -> "DiffusionGemma":
-    """`quantize` packs each matrix as it comes, on its device; `dtype` is that of the rest, and of the products."""
+    """Load the text model. `dtype` is that of unpacked weights and of products.
+
+    `quantize` packs each matrix on its device as it is read.
+    """
     from gesso.checkpoint.quantize.formats import check_known, gather, pack_all
     from gesso.checkpoint.quantize.packed import Packed
 
@@ -213,44 +216,45 @@ def load(
         check_known(quantize)
         if config.quantization not in (None, quantize, quantize + LAYERS):
             raise InputError(
-                f"{directory} is quantized to {config.quantization} already; give the checkpoint it was made from"
+                f"{directory} is already quantized to {config.quantization}; give the checkpoint it was quantized from"
             )
     check(directory, config)
     model = empty_model(config.quantized(quantize) if quantize and config.quantization is None else config)
     ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}
-    stored: Iterator[tuple[str, Weight]] = _text(directory)
+    stored: Iterator[tuple[str, Weight]] = _text_tensors(directory)
     if config.quantization is not None:
         shapes = {name: model.get_parameter(path).shape for name, path in ours.items()}
-        stored = gather(config.quantization, shapes, _text(directory), device)
+        stored = gather(config.quantization, shapes, _text_tensors(directory), device)
     elif quantize is not None:
-        stored = pack_all(quantize, _text(directory), device)
+        stored = pack_all(quantize, _text_tensors(directory), device)
     for name, weight in stored:
         if isinstance(weight, Packed):
             weight.dtype = dtype
         else:
-            # copy=True: a tensor that still points into the mapped file would change with it
+            # copy=True: a tensor in the mapped file would change with the file
             weight = weight.to(device=device, dtype=dtype, copy=True)
         assign(model, ours[name], weight)
     return model.eval()
 
 
 def check(directory: Path, config: Config) -> None:
+    """Raise an error that lists all problems, if there are any."""
     if wrong := problems(directory, config):
         raise CheckpointError(f"cannot load {directory}:\n  " + "\n  ".join(wrong))
 
 
-def _text(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
-    """The tensors of the text model; the vision tower is left out."""
-    vision, sees = 0, False
+def _text_tensors(directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+    """Yield the tensors of the text model, without the vision tower."""
+    vision, trained = 0, False
     for name, tensor in tensors(directory, "loading weights"):
         if is_vision(name):
             vision += 1
-            sees = sees or bool(tensor.any())  # `saving` writes zeros for a tower that never was
+            trained = trained or bool(tensor.any())  # `write` saves a missing tower as zeros
             continue
         if not _is_finite(tensor):
-            raise CheckpointError(f"tensor {name} in {directory} holds NaN or infinite values; the file is damaged")
+            raise CheckpointError(f"tensor {name} in {directory} contains NaN or infinite values; the file is damaged")
         yield name, tensor
-    if sees:
+    if trained:
         logger.warning("text only: %d tensors of the vision tower are left out", vision)
 
 
@@ -259,13 +263,13 @@ def _is_finite(tensor: "Tensor") -> bool:
 
     if not tensor.is_floating_point():
         return True
-    if tensor.dtype == torch.float8_e4m3fn:  # has no infinity, and one NaN of either sign; torch has no minimum for it
+    if tensor.dtype == torch.float8_e4m3fn:  # no infinity, one NaN per sign, and no aminmax in torch
         return not (tensor.view(torch.uint8) & 0x7F == 0x7F).any()
     return bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 def tensors(directory: Path, label: str) -> Iterator[tuple[str, "Tensor"]]:
-    """Every tensor in turn. Each is read through its own mapping, so that the pages of the last one are let go."""
+    """Yield every tensor. Each is read through its own mapping, so the pages of the previous one are released."""
     files = weight_files(directory)
     with _progress(sum(file.stat().st_size for file in files), label) as advance:
         for file in files:
@@ -277,7 +281,7 @@ def tensors(directory: Path, label: str) -> Iterator[tuple[str, "Tensor"]]:
 
 
 def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
-    """Put a weight where the parameter of this name is."""
+    """Replace the parameter of this name by a weight."""
     from torch import nn
 
     from gesso.checkpoint.quantize.packed import Packed
@@ -285,33 +289,35 @@ def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if isinstance(weight, Packed):
-        delattr(module, leaf)  # a module refuses to take another one in a parameter's place
+        delattr(module, leaf)  # torch rejects a submodule with the name of a parameter
         module.add_module(leaf, weight)
     else:
         module.register_parameter(leaf, nn.Parameter(weight, requires_grad=False))
 
 
-_watcher: ContextVar[Callable[[int, int], None] | None] = ContextVar("watcher", default=None)
+_progress_callback: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress_callback", default=None)
 
 
 @contextmanager
 def watched(report: Callable[[int, int], None]) -> Iterator[None]:
-    """While a checkpoint is read, have `report` called with the bytes read so far and all there are."""
-    before = _watcher.set(report)
+    """Call `report` with the bytes read so far and in total while a checkpoint is read in this block."""
+    token = _progress_callback.set(report)
     try:
         yield
     finally:
-        _watcher.reset(before)
+        _progress_callback.reset(token)
 
 
 @contextmanager
-def _progress(total: int, label: str) -> Iterator[Any]:
-    if report := _watcher.get():
-        amounts = [0]
+def _progress(total: int, label: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that reports the bytes of a tensor: to the callback, to a progress bar, or nowhere."""
+    if report := _progress_callback.get():
+        done = 0
 
         def advance(amount: int) -> None:
-            amounts.append(amounts.pop() + amount)
-            report(amounts[0], total)
+            nonlocal done
+            done += amount
+            report(done, total)
 
         yield advance
         return

@@ -1,15 +1,15 @@
-"""Models with random weights in the shape of a real one, to measure with: `gesso.load("random:26b-a4b")`.
+"""Models with random weights in the shape of a real one, for measurements: `gesso.load("random:26b-a4b")`.
 
-They are made on their device, matrix by matrix, and packed there when asked: nothing is downloaded or read. Their text
-is noise, in the pieces of the model in the box, whose tokenizer they borrow.
+Weights are drawn, and packed if requested, on their device, matrix by matrix: nothing is downloaded or read. The
+tokenizer is that of the bundled model. The generated text is noise.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gesso import bundled as box
-from gesso.checkpoint import huggingface as checkpoint
+from gesso import bundled
+from gesso.checkpoint import huggingface
 from gesso.errors import CheckpointError
 from gesso.files import read_json
 from gesso.model.config import Config
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PREFIX = "random:"
 
-# What a text_config has other than that of the model in the box. The 26B-A4B is google/diffusiongemma-26B-A4B-it's.
+# Changes to the text_config of the bundled model. 26b-a4b has the shape of google/diffusiongemma-26B-A4B-it.
 SHAPES: dict[str, dict[str, Any]] = {
     "mini": {},
     "26b-a4b": {
@@ -40,30 +40,31 @@ def is_random(name: str | Path | None) -> bool:
 
 
 def config_of(shape: str, **changes: Any) -> Config:
-    """The configuration of a shape; `changes` to its text_config are for tests."""
+    """Return the configuration of a shape. Tests pass `changes` to its text_config."""
     if shape not in SHAPES:
         raise CheckpointError(f"unknown shape {shape!r} of random weights; known are {', '.join(SHAPES)}")
-    raw = read_json(box.directory() / "config.json")
+    raw = read_json(bundled.directory() / "config.json")
     return Config.from_dict({**raw, "text_config": {**raw["text_config"], **SHAPES[shape], **changes}})
 
 
 def locate(name: str | Path | None) -> tuple[Path, Config]:
     """Return the directory and the configuration of a checkpoint; a random shape borrows the bundled directory."""
     if isinstance(name, str) and is_random(name):
-        return box.directory(), config_of(name.removeprefix(PREFIX))
-    directory = checkpoint.find(name)
+        return bundled.directory(), config_of(name.removeprefix(PREFIX))
+    directory = huggingface.find(name)
     return directory, Config.from_directory(directory)
 
 
 def make(
     config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None, seed: int = 0
 ) -> "DiffusionGemma":
+    """Return a model with random weights."""
     import torch
 
     from gesso.checkpoint.quantize.formats import clear, format_of
     from gesso.model.init import begin_one
 
-    model = checkpoint.empty_model(config if quantize is None else config.quantized(quantize))
+    model = huggingface.empty_model(config if quantize is None else config.quantized(quantize))
     generator = torch.Generator(device).manual_seed(seed)
 
     def drawn(name: str, shape: Sequence[int]) -> "Weight":
@@ -77,6 +78,6 @@ def make(
         return packed
 
     for name, parameter in list(model.named_parameters()):
-        checkpoint.assign(model, name, drawn(name, parameter.shape))
+        huggingface.assign(model, name, drawn(name, parameter.shape))
         clear(device, parameter.shape)
     return model.eval()

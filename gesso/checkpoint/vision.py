@@ -1,7 +1,7 @@
-"""The vision tower of a checkpoint, by tensor name and shape.
+"""Names and shapes of the vision tower's tensors.
 
-gesso never runs the tower. It counts it, recognises its tensors, and carries them through a save, so that a checkpoint
-that came with eyes leaves with them. Names and shapes mirror what `transformers` 5.22 writes for `Gemma4VisionConfig`.
+gesso never runs the tower. It counts its parameters, recognizes its tensors, and keeps them when it saves a checkpoint.
+Names and shapes are those that `transformers` 5.22 writes for `Gemma4VisionConfig`.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _DEFAULTS: Mapping[str, int] = MappingProxyType(
     }
 )
 _MOST: Mapping[str, int] = MappingProxyType({"num_hidden_layers": 1024, "patch_size": 1024})
-# Stored with the weights, yet not parameters: calibration the tower was given, not something it learnt.
+# Buffers, stored with the weights: calibration, not trained parameters.
 _STANDARDIZE = ("std_bias", "std_scale")
 _CLIPS = ("input_min", "input_max", "output_min", "output_max")
 
@@ -36,20 +36,19 @@ def is_vision(name: str) -> bool:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a vision tensor is a buffer; a published parameter count leaves those out."""
+    """Return whether a vision tensor is a buffer; published parameter counts leave those out."""
     return is_vision(name) and name.rpartition(".")[2] in (*_STANDARDIZE, *_CLIPS)
 
 
 def vision_tensors(config: Config) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every stored tensor of the tower and of its projection into the text model.
+    """Return the shape of every stored tensor of the tower and of its projection into the text model, by name.
 
-    There is no DiffusionGemma without a tower: where `vision_config` is absent or null the reference builds and saves
-    the default one, so that is what is described here too.
+    Every DiffusionGemma has a tower: if `vision_config` is absent or null, the reference builds and saves the default.
     """
     vision, sizes = _read(config)
     hidden, head_dim = sizes["hidden_size"], sizes["head_dim"]
     queries, keys = sizes["num_attention_heads"] * head_dim, sizes["num_key_value_heads"] * head_dim
-    # The reference reads `attention_bias` and ignores it: no linear layer of the tower has a bias.
+    # The reference ignores `attention_bias`: no linear layer of the tower has a bias.
     linears = {
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),

@@ -1,4 +1,4 @@
-"""Write checkpoints in the Hugging Face layout: a directory that `transformers` loads, whole or not at all."""
+"""Write checkpoints in the Hugging Face layout, atomically: a directory that `transformers` loads."""
 
 import json
 import math
@@ -28,10 +28,10 @@ def save(
     files: Mapping[str, str] = MappingProxyType({}),
     shard_bytes: int = 5 * 10**9,
 ) -> None:
-    """Write a directory that `transformers` loads. It appears whole or not at all.
+    """Write a model to a new or empty directory.
 
-    `source` is the checkpoint the model came from: its tokenizer files are copied, and its vision tensors, which
-    `transformers` insists on. Without one, the vision tower is written as zeros. `files` are further texts by name.
+    `source` is the checkpoint of the model: its tokenizer files and its vision tensors, which `transformers` requires,
+    are copied. Without a source, the vision tower is written as zeros. `files` are further text files by name.
     """
     from gesso.adapters.lora import attached
 
@@ -51,13 +51,13 @@ def save(
 
 @contextmanager
 def whole(directory: Path) -> Iterator[Path]:
-    """A directory to write into, which takes this name when all went well and is gone otherwise."""
+    """Yield a temporary directory that is renamed to `directory` if the block succeeds, and removed if it fails."""
     directory = directory.expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"{directory} exists and is not empty; choose another place to save")
+        raise InputError(f"{directory} exists and is not empty; choose another directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    partial.chmod(0o755)  # mkdtemp's are for the user alone
+    partial.chmod(0o755)  # mkdtemp makes it accessible to the user only
     try:
         yield partial
         if directory.exists():
@@ -68,7 +68,7 @@ def whole(directory: Path) -> Iterator[Path]:
 
 
 def write_companions(directory: Path, raw: Mapping[str, Any], source: Path | None) -> None:
-    """All but the weights: `raw` as config.json, and the source's tokenizer, template and generation settings."""
+    """Write all but the weights: `raw` as config.json, and the source's tokenizer, template and generation settings."""
     for file in () if source is None else sorted(source.iterdir()):
         if file.is_file() and file.suffix in (".json", ".jinja", ".model") and file.name not in ("config.json", INDEX):
             shutil.copyfile(file, directory / file.name)
@@ -78,29 +78,28 @@ def write_companions(directory: Path, raw: Mapping[str, Any], source: Path | Non
 def _write_weights(model: "DiffusionGemma", directory: Path, source: Path | None, shard_bytes: int) -> None:
     from safetensors.torch import save_file
 
-    own = _own(model)
-    sizes = {name: parameter.nbytes for name, parameter in own.items()}
+    text = _text_tensors(model)
+    sizes = {name: tensor.nbytes for name, tensor in text.items()}
     for name, shape in vision_tensors(model.config).items():
         sizes[name] = math.prod(shape) * model.dtype.itemsize
     shards = _shards(sizes, shard_bytes)
-    names = shard_names(len(shards))
-    for file_name, shard in zip(names, shards, strict=True):
-        tensors = {name: own[name].detach().cpu().contiguous() for name in shard if name in own}
-        tensors |= _vision(model, [name for name in shard if name not in own], source)
+    for file_name, shard in zip(shard_names(len(shards)), shards, strict=True):
+        tensors = {name: text[name].detach().cpu().contiguous() for name in shard if name in text}
+        tensors |= _vision_tensors(model, [name for name in shard if name not in text], source)
         save_file(tensors, directory / file_name, metadata={"format": "pt"})
     write_index(directory, shards, sum(sizes.values()))
 
 
-def _own(model: "DiffusionGemma") -> dict[str, "Tensor"]:
-    """The model's tensors by the names they are stored under."""
+def _text_tensors(model: "DiffusionGemma") -> dict[str, "Tensor"]:
+    """Return the model's tensors by their names in a file."""
     from gesso.checkpoint.quantize.formats import stored_name
     from gesso.checkpoint.quantize.packed import Packed
 
-    own: dict[str, Tensor] = {checkpoint_name(name): parameter for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {checkpoint_name(name): parameter for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():
         if isinstance(module, Packed):
-            own |= {stored_name(checkpoint_name(name), key): tensor for key, tensor in module.tensors.items()}
-    return own
+            tensors |= {stored_name(checkpoint_name(name), key): tensor for key, tensor in module.tensors.items()}
+    return tensors
 
 
 def shard_names(count: int) -> list[str]:
@@ -110,7 +109,7 @@ def shard_names(count: int) -> list[str]:
 
 
 def write_index(directory: Path, shards: Sequence[Sequence[str]], total_size: int) -> None:
-    """Which file holds which tensor; one file needs no index."""
+    """Write the index that names the file of each tensor. A single file needs none."""
     if len(shards) == 1:
         return
     files = zip(shard_names(len(shards)), shards, strict=True)
@@ -119,7 +118,8 @@ def write_index(directory: Path, shards: Sequence[Sequence[str]], total_size: in
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _vision(model: "DiffusionGemma", names: list[str], source: Path | None) -> dict[str, "Tensor"]:
+def _vision_tensors(model: "DiffusionGemma", names: list[str], source: Path | None) -> dict[str, "Tensor"]:
+    """Return the vision tensors of `source`, and zeros for those that it lacks."""
     import torch
 
     tensors: dict[str, Tensor] = {}

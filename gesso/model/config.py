@@ -1,8 +1,8 @@
 """Read a checkpoint's config.json into a frozen dataclass.
 
-Defaults mirror `transformers.DiffusionGemmaTextConfig`, since a saved config leaves out fields that equal them. Every
-field that gesso uses has a type and bounds. Fields that ask for mathematics the model does not implement are rejected
-by name; unknown fields are named in a warning; fields without meaning for text generation are ignored.
+Defaults are those of `transformers.DiffusionGemmaTextConfig`, because a saved config omits fields that equal them.
+Every field that gesso uses has a type and bounds. Fields that would change the mathematics are rejected by name,
+unknown fields are named in a warning, and fields that do not concern text generation are ignored.
 """
 
 import logging
@@ -20,8 +20,8 @@ logger = logging.getLogger("gesso")
 
 SLIDING, GLOBAL = "sliding_attention", "full_attention"
 
-# Least and greatest value of every size. They leave room for models a hundred times larger than any published one, yet
-# no tensor of such a model has more elements than torch can count, and building it without weights takes seconds.
+# Smallest and largest value of every size. They allow models a hundred times larger than any published one. Still, no
+# tensor of such a model has more elements than torch can count, and building it without weights takes seconds.
 SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "vocab_size": (1, 2**22),
@@ -51,7 +51,7 @@ NUMBERS: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary embedding of one kind of layer. `proportional` leaves all but a `fraction` of the pairs un-rotated."""
+    """Rotary embedding of one kind of layer. If `proportional`, only a `fraction` of the pairs is rotated."""
 
     theta: float
     fraction: float
@@ -60,7 +60,7 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """The attention geometry of one layer. A global layer has no value projection: its value is the key projection."""
+    """Attention geometry of one layer. A global layer has no value projection: its values are the projected keys."""
 
     sliding: bool
     head_dim: int
@@ -70,15 +70,15 @@ class LayerShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
     num_experts: int
     top_k_experts: int
     moe_intermediate_size: int
-    sliding_window: int
     layers: tuple[LayerShape, ...]
+    vocab_size: int = 262_144
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_attention_heads: int = 8
+    sliding_window: int = 512
     canvas_length: int = 256
     max_position_embeddings: int = 131_072
     rms_norm_eps: float = 1e-6
@@ -86,8 +86,8 @@ class Config:
     tie_word_embeddings: bool = True
     pad_token_id: int = 0
     eos_token_ids: tuple[int, ...] = (1,)
-    quantization: str | None = None  # one of QUANTIZATIONS, or with -layers behind it
-    # The file as it was read: saving writes it back, so that nothing another tool needs gets lost.
+    quantization: str | None = None  # one of QUANTIZATIONS, with or without the suffix LAYERS
+    # The file as it was read. Saving writes it back with all fields that other tools may need.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,41 +118,27 @@ class Config:
         model_type = raw.get("model_type")
         if model_type != "diffusion_gemma":
             raise CheckpointError(
-                f"config: model_type is {shown(model_type)}, gesso runs 'diffusion_gemma' only; "
+                f"config: model_type is {shown(model_type)}, but gesso runs only 'diffusion_gemma'; "
                 "give a DiffusionGemma checkpoint"
             )
         if raw.get("text_config") is None:
             raise CheckpointError("config: text_config is missing")
         text = mapping(raw["text_config"], "config: text_config")
-        _refuse_unsupported(text)
+        _reject_unsupported(text)
         layers = _layers(text)
-
-        def required(name: str) -> Any:
+        for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
             if text.get(name) is None:
                 raise CheckpointError(f"config: text_config.{name} is missing; every DiffusionGemma layer needs it")
-            return text[name]
-
+        given = {name: text.get(name) for name in _TEXT_FIELDS}
+        # The outer flag counts: it ties the encoder to the decoder and the head to the embedding, all or nothing.
+        given |= {name: raw.get(name) for name in ("canvas_length", "tie_word_embeddings")}
         eos = first(raw.get("eos_token_id"), text.get("eos_token_id"), 1)
         return cls(
-            vocab_size=first(text.get("vocab_size"), 262_144),
-            hidden_size=first(text.get("hidden_size"), 2304),
-            intermediate_size=first(text.get("intermediate_size"), 9216),
-            num_attention_heads=first(text.get("num_attention_heads"), 8),
-            num_experts=required("num_experts"),
-            top_k_experts=required("top_k_experts"),
-            moe_intermediate_size=required("moe_intermediate_size"),
-            sliding_window=first(text.get("sliding_window"), 512),
             layers=layers,
-            canvas_length=first(raw.get("canvas_length"), 256),
-            max_position_embeddings=first(text.get("max_position_embeddings"), 131_072),
-            rms_norm_eps=first(text.get("rms_norm_eps"), 1e-6),
-            final_logit_softcapping=first(text.get("final_logit_softcapping"), 30.0),
-            # The outer flag rules: it ties the encoder to the decoder and the head to the embedding, all or nothing.
-            tie_word_embeddings=first(raw.get("tie_word_embeddings"), True),
-            pad_token_id=first(text.get("pad_token_id"), 0),
             eos_token_ids=token_ids(eos),
             quantization=_quantization(raw.get("quantization_config")),
             raw=MappingProxyType(dict(raw)),
+            **{name: value for name, value in given.items() if value is not None},
         )
 
     @classmethod
@@ -160,9 +146,16 @@ class Config:
         return cls.from_dict(read_json(directory / "config.json"))
 
     def quantized(self, name: str) -> Self:
-        """The same model with its matrices in this format."""
+        """Return the configuration of the same model with its matrices in this format."""
         raw = MappingProxyType({**self.raw, "quantization_config": quantization_config(name)})
         return replace(self, quantization=name, raw=raw)
+
+
+_TEXT_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_experts", "top_k_experts"),
+    *("moe_intermediate_size", "sliding_window", "max_position_embeddings", "rms_norm_eps", "final_logit_softcapping"),
+    "pad_token_id",
+)
 
 
 def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
@@ -170,7 +163,7 @@ def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
     kinds = strings(text.get("layer_types"), "config: layer_types")
     kinds = kinds or [GLOBAL if (i + 1) % 6 == 0 else SLIDING for i in range(count)]
     if len(kinds) != count:
-        raise CheckpointError(f"config: layer_types names {len(kinds)} layers, num_hidden_layers is {count}")
+        raise CheckpointError(f"config: layer_types names {len(kinds)} layers, but num_hidden_layers is {count}")
     if unknown := set(kinds) - {SLIDING, GLOBAL}:
         raise CheckpointError(f"config: unknown layer_types {shown(sorted(unknown))}; expected {SLIDING} and {GLOBAL}")
     kinds = [*kinds[:-1], GLOBAL]  # the reference forces the last layer to be global
@@ -181,13 +174,13 @@ def _layers(text: Mapping[str, Any]) -> tuple[LayerShape, ...]:
         SLIDING: (first(text.get("head_dim"), 256), kv_heads),
         GLOBAL: (first(text.get("global_head_dim"), 512), first(text.get("num_global_key_value_heads"), kv_heads)),
     }
-    # Newer files give the same geometry layer by layer; a global layer without an entry then has the base shape.
+    # Newer files give the geometry per layer; a global layer without an entry then has the base shape.
     if text.get("per_layer_config") is not None:
         shapes[GLOBAL] = shapes[SLIDING]
     per_layer = mapping(text.get("per_layer_config"), "config: per_layer_config")
     if beyond := per_layer.keys() - {str(i) for i in range(count)}:
         raise CheckpointError(
-            f"config: per_layer_config names layers {shown(sorted(beyond))}, the model has 0 to {count - 1}"
+            f"config: per_layer_config names layers {shown(sorted(beyond))}, but the model has 0 to {count - 1}"
         )
     layers = []
     for i, kind in enumerate(kinds):
@@ -238,12 +231,12 @@ def _rope(kind: str, given: Mapping[str, Any]) -> Rope:
     )
 
 
-# The only values with which the mathematics is the one implemented here.
+# The only values for which the implemented mathematics is correct.
 _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "hidden_activation": ("gelu_pytorch_tanh",),
         "use_bidirectional_attention": (None, "vision"),  # "vision" concerns image tokens only
-        # With biases the reference ties the matrices of encoder and decoder but not the biases; no checkpoint has any.
+        # The reference ties the matrices of encoder and decoder but not their biases; no checkpoint has biases.
         "attention_bias": (None, False),
         "attention_dropout": (None, 0, 0.0),
         "attn_logit_softcapping": (None,),
@@ -259,29 +252,30 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 _KNOWN = frozenset(
     (
-        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
-        *("num_key_value_heads", "global_head_dim", "num_global_key_value_heads", "per_layer_config", "layer_types"),
-        *("max_position_embeddings", "initializer_range", "rms_norm_eps", "rope_parameters", "sliding_window"),
-        *("pad_token_id", "eos_token_id", "bos_token_id", "tie_word_embeddings", "final_logit_softcapping"),
-        *("num_experts", "top_k_experts", "moe_intermediate_size", "model_type", "dtype", "torch_dtype"),
-        *("transformers_version", "architectures", "use_cache", "is_causal"),
+        *_TEXT_FIELDS,
+        *("num_hidden_layers", "head_dim", "num_key_value_heads", "global_head_dim", "num_global_key_value_heads"),
+        *("per_layer_config", "layer_types", "rope_parameters", "eos_token_id", "bos_token_id", "tie_word_embeddings"),
+        *("initializer_range", "model_type", "dtype", "torch_dtype", "transformers_version", "architectures"),
+        *("use_cache", "is_causal"),
     )
 )
 
 
-def _refuse_unsupported(text: Mapping[str, Any]) -> None:
+def _reject_unsupported(text: Mapping[str, Any]) -> None:
     for name, allowed in _REQUIRED_VALUES.items():
         if name in text and text[name] not in allowed:
-            wanted = " or ".join(repr(value) for value in allowed)
-            raise CheckpointError(f"config: text_config.{name} is {shown(text[name])}; gesso implements {wanted} only")
+            expected = " or ".join(repr(value) for value in allowed)
+            raise CheckpointError(
+                f"config: text_config.{name} is {shown(text[name])}; gesso implements only {expected}"
+            )
     unknown = {name for name, value in text.items() if value is not None} - _KNOWN - set(_REQUIRED_VALUES)
     if unknown:
-        logger.warning("config: fields unknown to gesso are not used: %s", ", ".join(sorted(unknown)))
+        logger.warning("config: unknown fields are ignored: %s", ", ".join(sorted(unknown)))
 
 
 # --- quantized weights, as compressed-tensors describes them ---------------------------------------------------------
 
-# `format`, and the fields of `weights` that fix what the numbers mean.
+# `format`, and the fields of `weights` that determine the meaning of the numbers.
 QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "fp8": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
@@ -290,13 +284,16 @@ QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
                                            "group_size": 16}),
     }
 )  # fmt: skip
-LAYERS = "-layers"  # behind a name: embeddings and head are not packed
+LAYERS = "-layers"  # suffix of a name: embeddings and head are not packed
 _NOT_QUANTIZED = ("re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
 _TABLES = ("lm_head", "re:.*embed_tokens")
 
 
 def quantization_config(name: str) -> dict[str, Any]:
-    """At four bits are the experts; all other matrices are FP8, and so are embeddings unless only layers are packed."""
+    """Return the `quantization_config` of a format.
+
+    Four-bit formats apply to the experts; the other matrices are FP8, and so are the embeddings unless LAYERS is given.
+    """
     format, layers = name.removesuffix(LAYERS), name.endswith(LAYERS)
     rest = _group("fp8", "Linear", *(() if layers else _TABLES))
     groups = [rest] if format == "fp8" else [_group(format, "re:.*experts.*"), rest]
@@ -323,14 +320,14 @@ def _group(name: str, *targets: str) -> dict[str, Any]:
 def _quantization(given: Any) -> str | None:
     """Return the name in QUANTIZATIONS that the file describes, with LAYERS appended if embeddings are not packed.
 
-    Settings for the rounding of activations are ignored.
+    Settings for the quantization of activations are ignored.
     """
     if given is None:
         return None
     groups = given.get("config_groups") if isinstance(given, Mapping) else None
     if not isinstance(groups, Mapping) or given.get("quant_method") != "compressed-tensors":
         raise CheckpointError(
-            "config: quantization_config is not one that gesso reads; expected quant_method compressed-tensors and "
+            "config: quantization_config is not supported; expected quant_method compressed-tensors and "
             "config groups with weights, as gesso quantize writes them"
         )
     found = [_described(group, given.get("format")) for group in groups.values()]
@@ -340,13 +337,13 @@ def _quantization(given: Any) -> str | None:
             targets = {target for group in groups.values() for target in strings(group.get("targets"), where)}
             return name if targets & set(_TABLES) else name + LAYERS
     raise CheckpointError(
-        f"config: quantization_config describes weights as {shown(found)}; gesso reads fp8 for all matrices, or int4 "
-        "or nvfp4 for the experts and fp8 for the others, as gesso quantize writes them"
+        f"config: quantization_config describes weights as {shown(found)}; supported are fp8 for all matrices, and "
+        "int4 or nvfp4 for the experts with fp8 for the others, as gesso quantize writes them"
     )
 
 
 def _described(group: Any, stored: Any) -> dict[str, Any]:
-    """Return the fields that fix the meaning of a group's numbers; `stored` is the format of groups that name none."""
+    """Return the fields that determine the meaning of a group's numbers. `stored` is the format of unnamed groups."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return {}
@@ -356,6 +353,7 @@ def _described(group: Any, stored: Any) -> dict[str, Any]:
 
 
 def first(*values: Any) -> Any:
+    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 

@@ -9,9 +9,9 @@ from safetensors import safe_open
 from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
-from gesso import bundled as box
+from gesso import bundled
 from gesso.chat.tokenizer import FILL
-from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import huggingface
 from gesso.errors import CheckpointError
 from gesso.train.recipe import load as load_recipe
 from gesso.train.run import directory_of
@@ -19,31 +19,31 @@ from gesso.train.vocabulary import SPECIALS
 from tests import oracle
 
 MB = 10**6
-names = pytest.mark.parametrize("name", box.DIRECTORIES)
+names = pytest.mark.parametrize("name", bundled.DIRECTORIES)
 
 
 @pytest.fixture(scope="module")
 def loaded():
-    return {name: gesso.load(name) for name in box.DIRECTORIES}
+    return {name: gesso.load(name) for name in bundled.DIRECTORIES}
 
 
 def test_the_names_in_the_box_are_these():
-    assert tuple(box.DIRECTORIES) == (box.BASE, box.SOLVER) == ("gesso-mini", "gesso-sudoku")
+    assert tuple(bundled.DIRECTORIES) == (bundled.BASE, bundled.SOLVER) == ("gesso-mini", "gesso-sudoku")
 
 
 @names
 def test_a_name_in_the_box_is_found_wherever_a_checkpoint_is_named(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
-    assert checkpoint.find(name) == box.directory(name) == box.DIRECTORIES[name]
-    assert checkpoint.find(f"./{name}").samefile(tmp_path / name), "a directory of that name is another thing"
-    assert checkpoint.find(tmp_path / name) == tmp_path / name
+    assert huggingface.find(name) == bundled.directory(name) == bundled.DIRECTORIES[name]
+    assert huggingface.find(f"./{name}").samefile(tmp_path / name), "a directory of that name is another thing"
+    assert huggingface.find(tmp_path / name) == tmp_path / name
 
 
 def test_without_a_name_the_base_is_meant(loaded, caplog):
     with caplog.at_level(logging.WARNING, logger="gesso"):
         g = gesso.load()
-    assert g.directory == checkpoint.find(None) == box.directory("gesso-mini")
+    assert g.directory == huggingface.find(None) == bundled.directory("gesso-mini")
     assert torch.equal(g.model.head, loaded["gesso-mini"].model.head)
     assert caplog.records == [], "nothing to warn of"
 
@@ -51,13 +51,13 @@ def test_without_a_name_the_base_is_meant(loaded, caplog):
 @pytest.mark.parametrize("recipe", ["box-overfit", "sudoku"])
 def test_recipes_name_the_model_in_the_box(request, recipe):
     read = load_recipe(request.config.rootpath / "recipes" / f"{recipe}.toml")
-    assert directory_of(read) == box.directory("gesso-mini")
+    assert directory_of(read) == bundled.directory("gesso-mini")
 
 
 @names
 def test_an_installation_without_the_weights_says_so(name, tmp_path, monkeypatch):
-    monkeypatch.setitem(box.DIRECTORIES, name, tmp_path / name)
-    with pytest.raises(CheckpointError, match=rf"{name} .*missing from this installation.*config\.json"):
+    monkeypatch.setitem(bundled.DIRECTORIES, name, tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is missing from this installation.*config\.json"):
         gesso.load(name)
 
 
@@ -68,7 +68,7 @@ def test_a_word_that_is_neither_names_what_is_in_the_box():
 
 @names
 def test_transformers_loads_it_whole_and_computes_the_same(name, loaded):
-    directory = box.directory(name)
+    directory = bundled.directory(name)
     theirs, report = DiffusionGemmaForBlockDiffusion.from_pretrained(
         directory, dtype=torch.float32, output_loading_info=True
     )
@@ -89,8 +89,8 @@ def test_transformers_loads_it_whole_and_computes_the_same(name, loaded):
 
 @names
 def test_its_files_are_small_and_in_bfloat16(name):
-    directory = box.directory(name)
-    weights = checkpoint.weight_files(directory)
+    directory = bundled.directory(name)
+    weights = huggingface.weight_files(directory)
     assert all(file.stat().st_size <= 15 * MB for file in weights)
     assert sum(file.stat().st_size for file in directory.iterdir()) <= 32 * MB
     values = 0
@@ -105,7 +105,7 @@ def test_its_files_are_small_and_in_bfloat16(name):
 
 
 def test_the_whole_box_is_small():
-    assert sum(file.stat().st_size for path in box.DIRECTORIES.values() for file in path.iterdir()) <= 48 * MB
+    assert sum(file.stat().st_size for path in bundled.DIRECTORIES.values() for file in path.iterdir()) <= 48 * MB
 
 
 @names
@@ -124,6 +124,6 @@ def test_its_tokenizer_spells_digits_singly_and_has_every_special_token(name, lo
 
 @names
 def test_it_has_a_chat_template_of_its_own(name, loaded):
-    assert (box.directory(name) / "chat_template.jinja").is_file()
+    assert (bundled.directory(name) / "chat_template.jinja").is_file()
     ids = loaded[name].tokenizer.chat([{"role": "user", "content": "Hi"}])
     assert loaded[name].tokenizer.decode(ids, special=True).startswith("<bos><|turn>")

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import write as saving
+from gesso.checkpoint import huggingface, write
 from gesso.errors import CheckpointError, InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
@@ -25,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def load(directory, dtype=torch.float32):
-    return checkpoint.load(directory, Config.from_directory(directory), CPU, dtype)
+    return huggingface.load(directory, Config.from_directory(directory), CPU, dtype)
 
 
 @pytest.fixture
@@ -36,9 +35,9 @@ def directory(tmp_path):
 
 def damage(directory, change):
     """Rewrite the weights after `change(tensors)`."""
-    tensors = load_file(directory / checkpoint.SINGLE)
+    tensors = load_file(directory / huggingface.SINGLE)
     change(tensors)
-    save_file(tensors, directory / checkpoint.SINGLE, metadata={"format": "pt"})
+    save_file(tensors, directory / huggingface.SINGLE, metadata={"format": "pt"})
 
 
 def edit_config(directory, change):
@@ -55,7 +54,7 @@ def edit_config(directory, change):
 def test_what_gesso_saves_transformers_loads_whole_and_computes_the_same(tmp_path, seed, shard_bytes):
     oracle.checkpoint(tmp_path / "from", seed)
     ours = load(tmp_path / "from")
-    saving.save(ours, tmp_path / "to", source=tmp_path / "from", shard_bytes=shard_bytes)
+    write.save(ours, tmp_path / "to", source=tmp_path / "from", shard_bytes=shard_bytes)
     theirs, report = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "to", output_loading_info=True)
     assert {key: list(value) for key, value in report.items() if value} == {}
     theirs.eval()
@@ -72,7 +71,7 @@ def test_what_gesso_saves_transformers_loads_whole_and_computes_the_same(tmp_pat
 
 
 def load_tensors(directory):
-    return {name: t for file in checkpoint.weight_files(directory) for name, t in load_file(file).items()}
+    return {name: t for file in huggingface.weight_files(directory) for name, t in load_file(file).items()}
 
 
 def test_a_model_made_from_nothing_loads_in_transformers_too(directory):
@@ -84,7 +83,7 @@ def test_a_model_made_from_nothing_loads_in_transformers_too(directory):
 def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_config(directory, tmp_path, dtype):
     model = load(directory, dtype)
     assert {p.dtype for p in model.parameters()} == {dtype}
-    saving.save(model, tmp_path / "half", source=directory)
+    write.save(model, tmp_path / "half", source=directory)
     saved = json.loads((tmp_path / "half" / "config.json").read_text())
     assert saved["dtype"] == str(dtype).removeprefix("torch.")
     assert torch.equal(load(tmp_path / "half", dtype).head, model.head)
@@ -93,7 +92,7 @@ def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_confi
 def test_saving_keeps_tokenizer_template_and_fields_gesso_does_not_know(directory, tmp_path):
     (directory / "chat_template.jinja").write_text("{{ messages }}")
     edit_config(directory, lambda raw: raw.update(image_token_id=258_880, someone_elses={"a": 1}))
-    saving.save(load(directory), tmp_path / "copy", source=directory)
+    write.save(load(directory), tmp_path / "copy", source=directory)
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         assert (tmp_path / "copy" / name).read_text() == (directory / name).read_text()
     raw = json.loads((tmp_path / "copy" / "config.json").read_text())
@@ -104,14 +103,14 @@ def test_a_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
     model = load(directory)
     monkeypatch.setattr("safetensors.torch.save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        saving.save(model, tmp_path / "out", source=directory)
+        write.save(model, tmp_path / "out", source=directory)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
 def test_saving_over_something_is_refused(directory):
     before = sorted(path.name for path in directory.iterdir())
     with pytest.raises(InputError, match="not empty"):
-        saving.save(load(directory), directory)
+        write.save(load(directory), directory)
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
@@ -135,7 +134,7 @@ def test_a_long_load_shows_its_progress_on_a_terminal_and_only_there(directory, 
         screen = io.StringIO()
         screen.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
         monkeypatch.setattr(sys, "stderr", screen)
-        monkeypatch.setattr(checkpoint, "LONG_LOAD", 1)
+        monkeypatch.setattr(huggingface, "LONG_LOAD", 1)
         load(directory)
         shown[terminal] = screen.getvalue()
     assert "loading weights" in shown[True]
@@ -147,11 +146,11 @@ PEAK = """
 import resource, sys, threading, time
 from pathlib import Path
 import torch
-from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import huggingface
 from gesso.model.config import Config
 directory = Path(sys.argv[1])
 config = Config.from_directory(directory)
-checkpoint.problems(directory, config)
+huggingface.problems(directory, config)
 
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -164,7 +163,7 @@ def watch():
         peak = max(peak, rss())
         time.sleep(0.0005)
 watcher = threading.Thread(target=watch); watcher.start()
-model = checkpoint.load(directory, config, torch.device("cpu"), torch.float32)
+model = huggingface.load(directory, config, torch.device("cpu"), torch.float32)
 done = True; watcher.join()
 sizes = {p.data_ptr(): p.nbytes for p in model.parameters()}
 print(peak - before, sum(sizes.values()), max(sizes.values()))
@@ -181,7 +180,7 @@ def test_loading_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.5)
-    saving.save(model, tmp_path / "large", shard_bytes=shard_bytes)
+    write.save(model, tmp_path / "large", shard_bytes=shard_bytes)
     run = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path / "large")], capture_output=True, text=True, check=True
     )
@@ -203,24 +202,24 @@ def refused(directory, *words):
 
 
 def test_a_file_cut_off_is_named(directory):
-    path = directory / checkpoint.SINGLE
+    path = directory / huggingface.SINGLE
     path.write_bytes(path.read_bytes()[:-100])
-    refused(directory, checkpoint.SINGLE, "corrupt or cut off")
+    refused(directory, huggingface.SINGLE, "corrupt or truncated")
 
 
 def test_a_file_of_garbage_is_named(directory):
-    (directory / checkpoint.SINGLE).write_bytes(b"\xff" * 1000)
-    refused(directory, checkpoint.SINGLE, "corrupt")
+    (directory / huggingface.SINGLE).write_bytes(b"\xff" * 1000)
+    refused(directory, huggingface.SINGLE, "corrupt")
 
 
 def test_a_pickle_is_never_opened(directory):
-    (directory / checkpoint.SINGLE).rename(directory / "pytorch_model.bin")
-    refused(directory, "no weights", checkpoint.SINGLE)
+    (directory / huggingface.SINGLE).rename(directory / "pytorch_model.bin")
+    refused(directory, "no weights", huggingface.SINGLE)
 
 
 def test_a_missing_shard_is_named(tmp_path):
     oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
-    gone = checkpoint.weight_files(tmp_path / "model")[1]
+    gone = huggingface.weight_files(tmp_path / "model")[1]
     gone.unlink()
     refused(tmp_path / "model", gone.name, "missing")
 
@@ -295,25 +294,25 @@ def test_a_config_that_is_no_json_object_is_named(directory, text):
 @pytest.mark.parametrize("name", ["/etc/passwd", "../elsewhere.safetensors", 3, ""])
 def test_an_index_reaches_no_file_outside_its_directory(tmp_path, name):
     oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
-    index = json.loads((tmp_path / "model" / checkpoint.INDEX).read_text())
+    index = json.loads((tmp_path / "model" / huggingface.INDEX).read_text())
     index["weight_map"]["model.decoder.norm.weight"] = name
-    (tmp_path / "model" / checkpoint.INDEX).write_text(json.dumps(index))
-    refused(tmp_path / "model", checkpoint.INDEX, repr(name))
+    (tmp_path / "model" / huggingface.INDEX).write_text(json.dumps(index))
+    refused(tmp_path / "model", huggingface.INDEX, repr(name))
 
 
 def test_a_path_that_is_not_there_says_what_was_tried(tmp_path):
     for name in (tmp_path / "nowhere", "just-a-word", "", "./nothing", "../nothing", "a--b/c d"):
         with pytest.raises(CheckpointError, match="no directory"):
-            checkpoint.find(name)
+            huggingface.find(name)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="is a file"):
-        checkpoint.find(tmp_path / "file")
+        huggingface.find(tmp_path / "file")
 
 
 def test_a_hub_name_offline_says_how_to_go_on(own_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(own_cache / "hub"))
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
-        checkpoint.find("nobody/nothing-at-all")
+        huggingface.find("nobody/nothing-at-all")
 
 
 def test_a_hub_name_is_found_in_the_local_hub_cache_when_offline(directory, tmp_path, monkeypatch):
@@ -326,7 +325,7 @@ def test_a_hub_name_is_found_in_the_local_hub_cache_when_offline(directory, tmp_
     (repo / "snapshots").mkdir()
     directory.rename(repo / "snapshots" / ("0" * 40))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert load(checkpoint.find("someone/small")).config.vocab_size == 384
+    assert load(huggingface.find("someone/small")).config.vocab_size == 384
 
 
 # --- settings -----------------------------------------------------------------------------------------------------

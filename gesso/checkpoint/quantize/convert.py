@@ -1,15 +1,14 @@
-"""What `gesso quantize SRC DST --to FORMAT` does: a checkpoint in, the same one in few bits out, tensor by tensor.
+"""Convert a checkpoint to a quantized one: `gesso quantize SRC DST --to FORMAT`.
 
-One tensor is read at a time, and a shard is written when it is full: at the 26B shape the largest tensors are 1.5 GB
-and a shard is 1 GB, so that a few GB of memory do.
+One tensor is read at a time, and a shard is written when it is full. At the 26B shape the largest tensors are 1.5 GB
+and a shard is 1 GB, so a few GB of memory are enough.
 """
 
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,8 +16,7 @@ from rich.text import Text
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import write as saving
+from gesso.checkpoint import huggingface, write
 from gesso.checkpoint.quantize.formats import check_known, format_of, is_table, stored_name
 from gesso.checkpoint.quantize.fp8 import ROWS
 from gesso.checkpoint.quantize.packed import Packed
@@ -39,21 +37,20 @@ class Report:
     bytes: int
     errors: dict[str, float]  # by tensor: |w - packed w| / |w|, root mean squares
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> Report:
     check_known(to)
-    directory = checkpoint.find(source)
+    directory = huggingface.find(source)
     config = Config.from_directory(directory)
     if config.quantization is not None:
-        raise InputError(f"{directory} is quantized to {config.quantization} already; give what it was made from")
-    checkpoint.check(directory, config)
+        raise InputError(
+            f"{directory} is already quantized to {config.quantization}; give the checkpoint it was quantized from"
+        )
+    huggingface.check(directory, config)
     _check_sizes(to, config)
     errors: dict[str, float] = {}
-    with saving.whole(target) as partial:
-        saving.write_companions(partial, config.quantized(to).raw, directory)
+    with write.whole(target) as partial:
+        write.write_companions(partial, config.quantized(to).raw, directory)
         _write(_packed(directory, to, errors), partial, shard_bytes)
     return Report(
         format=to,
@@ -66,15 +63,15 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
 
 
 def _check_sizes(to: str, config: Config) -> None:
-    """What cannot be cut into blocks is found before anything is written."""
-    for name, parameter in checkpoint.empty_model(config).named_parameters():
+    """Reject matrices that cannot be cut into blocks, before anything is written."""
+    for name, parameter in huggingface.empty_model(config).named_parameters():
         if format := format_of(name, parameter.shape, to):
-            format.stored(checkpoint.checkpoint_name(name), parameter.shape)
+            format.stored(huggingface.checkpoint_name(name), parameter.shape)
 
 
 def _packed(directory: Path, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors to write, under the names to write them; how far they are off is noted in `errors`."""
-    for name, tensor in checkpoint.tensors(directory, f"quantizing to {to}"):
+    """Yield the tensors to write with their names, and add the error of each matrix to `errors`."""
+    for name, tensor in huggingface.tensors(directory, f"quantizing to {to}"):
         format = None if is_vision(name) else format_of(name, tensor.shape, to)
         if format is None:
             yield name, tensor
@@ -85,49 +82,52 @@ def _packed(directory: Path, to: str, errors: dict[str, float]) -> Iterator[tupl
 
 
 def relative_error(weight: Tensor, packed: Packed) -> float:
-    """Of the root mean square, 0 for a weight that is all zeros; piece by piece, for the sake of memory."""
+    """Return the root mean square of the error over that of the weight; 0 if the weight is all zeros.
+
+    Experts, or blocks of rows, are compared one by one to save memory.
+    """
     stack = weight.ndim == 3
     exacts, rounds = (weight, packed.unbind()) if stack else (weight.split(ROWS), packed.split(ROWS))
-    off = total = 0.0
+    error = total = 0.0
     for exact, rounded in zip(exacts, rounds, strict=True):
         exact = exact.float()
-        off += (rounded.dense(exact.dtype) - exact).square().sum().item()
+        error += (rounded.dense(exact.dtype) - exact).square().sum().item()
         total += exact.square().sum().item()
-    return math.sqrt(off / total) if total else 0.0
+    return math.sqrt(error / total) if total else 0.0
 
 
 def _write(tensors: Iterator[tuple[str, Tensor]], directory: Path, shard_bytes: int) -> None:
-    """Shards under passing names first: how many there are is known at the end, and stands in their names."""
+    """Write shards under temporary names, because their final names contain their number, which is known at the end."""
     shards: list[list[str]] = []
-    waiting: dict[str, Tensor] = {}
+    pending: dict[str, Tensor] = {}
     size = total = 0
 
-    def passing(number: int) -> Path:
+    def temporary(number: int) -> Path:
         return directory / f"{number}.partial"
 
     def flush() -> None:
-        save_file(waiting, passing(len(shards)), metadata={"format": "pt"})
-        shards.append(list(waiting))
-        waiting.clear()
+        save_file(pending, temporary(len(shards)), metadata={"format": "pt"})
+        shards.append(list(pending))
+        pending.clear()
 
     for name, tensor in tensors:
-        if waiting and size + tensor.nbytes > shard_bytes:
+        if pending and size + tensor.nbytes > shard_bytes:
             flush()
             size = 0
-        waiting[name] = tensor.contiguous()
+        pending[name] = tensor.contiguous()
         size += tensor.nbytes
         total += tensor.nbytes
     flush()
-    for number, file_name in enumerate(saving.shard_names(len(shards))):
-        passing(number).rename(directory / file_name)
-    saving.write_index(directory, shards, total)
+    for number, file_name in enumerate(write.shard_names(len(shards))):
+        temporary(number).rename(directory / file_name)
+    write.write_index(directory, shards, total)
 
 
 def _weight_bytes(directory: Path) -> int:
-    return sum(file.stat().st_size for file in checkpoint.weight_files(directory))
+    return sum(file.stat().st_size for file in huggingface.weight_files(directory))
 
 
-# --- for people -----------------------------------------------------------------------------------------------------
+# --- rendering ------------------------------------------------------------------------------------------------------
 
 _COLUMNS = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
@@ -138,7 +138,7 @@ _HEADS = ("q", "k", "v", "o", "gate", "up", "down", "e.gate_up", "e.down")
 
 def render(report: Report, console: Console) -> None:
     console.print(
-        Text(f"Relative error of each matrix in {report.format}, per cent of its root mean square (e.: experts)")
+        Text(f"Relative error of each matrix in {report.format}, percent of its root mean square (e.: experts)")
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for head in ("", *_HEADS):
@@ -148,8 +148,8 @@ def render(report: Report, console: Console) -> None:
         if not is_table(name):
             row, column = _place(name)
             rows.setdefault(row, {})[column] = error
-    for row, found in sorted(rows.items(), key=lambda item: _in_order(item[0])):
-        table.add_row(row, *(f"{100 * found[c]:.2f}" if c in found else "" for c in _COLUMNS))
+    for row, errors in sorted(rows.items(), key=lambda item: _row_order(item[0])):
+        table.add_row(row, *(f"{100 * errors[c]:.2f}" if c in errors else "" for c in _COLUMNS))
     console.print(table)
     for name in filter(is_table, report.errors):
         console.print(Text(f"{name.removesuffix('.weight').removeprefix('model.')}  {100 * report.errors[name]:.2f}"))
@@ -159,7 +159,7 @@ def render(report: Report, console: Console) -> None:
 
 
 def _place(name: str) -> tuple[str, str]:
-    """Row and column of a tensor in the table."""
+    """Return row and column of a tensor in the table."""
     stem = name.removesuffix(".weight")
     if match := re.search(r"^model\.(decoder|encoder)\..*?layers\.(\d+)\.(.*)$", stem):
         stack = "layer" if match[1] == "decoder" else "encoder layer"
@@ -167,6 +167,6 @@ def _place(name: str) -> tuple[str, str]:
     return "conditioning", f"mlp.{stem.rpartition('.')[2]}"
 
 
-def _in_order(row: str) -> tuple[str, int]:
+def _row_order(row: str) -> tuple[str, int]:
     label, _, number = row.rpartition(" ")
     return label, int(number) if number.isdigit() else 0

@@ -1,9 +1,8 @@
-"""The formats by name, which tensors they are for, and what those are called in a file.
+"""The formats by name, the tensors they apply to, and the names of their tensors in a file.
 
-A model is kept in `fp8`, or with its experts at four bits, `int4` or `nvfp4`. Those are nine tenths of all weights; at
-four bits, too, the other matrices are FP8. With the tokens of a canvas a product with one of them takes longer to
-compute than to read, and widening its weights would only add to that. With `-layers` behind the name the embeddings,
-which are the head as well, stay as they are.
+A model is stored in `fp8`, or with its experts, nine tenths of all weights, at four bits: `int4` or `nvfp4`. The other
+matrices are then FP8: with the tokens of a canvas, their products are compute-bound, and widening four-bit weights
+would only add to that. The suffix `-layers` leaves the embeddings, which are also the head, as they are.
 """
 
 import math
@@ -32,7 +31,7 @@ class Format:
         return Packed(self.name, tuple(shape), tensors, self.unpack)
 
     def stored(self, parameter: str, shape: Sequence[int]) -> Layout:
-        """Name, shape and dtype of what a file holds for this parameter."""
+        """Return shape and dtype of the stored tensors of a parameter, by name."""
         try:
             return {stored_name(parameter, key): found for key, found in self.layout(shape).items()}
         except InputError as error:
@@ -57,13 +56,13 @@ FORMATS = MappingProxyType(
 def check_known(quantization: str) -> None:
     if quantization.removesuffix(LAYERS) not in FORMATS:
         raise InputError(
-            f"unknown format {quantization!r} to quantize to; known are {', '.join(FORMATS)}, "
-            f"and each with {LAYERS} behind it, which leaves the embeddings as they are"
+            f"unknown quantization {quantization!r}; known are {', '.join(FORMATS)}, "
+            f"and each with {LAYERS} appended, which leaves the embeddings as they are"
         )
 
 
 def stored_name(parameter: str, key: str) -> str:
-    """`…q_proj.weight` has a `…q_proj.weight_scale`, and the experts' `…gate_up_proj` a `…gate_up_proj_scale`."""
+    """Return the file name of a part: `…q_proj.weight_scale` of `…q_proj.weight`, `…up_proj_scale` of `…up_proj`."""
     return parameter + key.removeprefix("weight")
 
 
@@ -76,14 +75,14 @@ def is_expert(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """The embeddings of the vocabulary, and the head where it is not the same tensor."""
+    """Return whether this is the embedding of the vocabulary, or a head with its own tensor."""
     return not _TABLES.isdisjoint(name.split("."))
 
 
 def format_of(name: str, shape: Sequence[int], quantization: str) -> Format | None:
-    """What a tensor of this name in the text model is kept in. None: it stays as it is.
+    """Return the format of a tensor of the text model, or None if it is not packed.
 
-    Router, norms and scalars do: they are small, and what they decide is not.
+    Router, norms and scalars are not packed: they are small, and their precision matters.
     """
     check_known(quantization)
     packed = _MATRICES if quantization.endswith(LAYERS) else _MATRICES | _TABLES
@@ -92,43 +91,45 @@ def format_of(name: str, shape: Sequence[int], quantization: str) -> Format | No
     return FORMATS[quantization.removesuffix(LAYERS) if is_expert(name) else "fp8"]
 
 
-# --- tensors on their way into a model ----------------------------------------------------------------------------
+# --- load ---------------------------------------------------------------------------------------------------------
 
 
 def gather(
     quantization: str, shapes: Mapping[str, Sequence[int]], stored: Iterable[tuple[str, Tensor]], device: torch.device
 ) -> Iterator[tuple[str, Tensor | Packed]]:
-    """Packed matrices out of their tensors, which may come in any order; what is not packed passes as it is."""
-    formats = {name: found for name, shape in shapes.items() if (found := format_of(name, shape, quantization))}
+    """Yield packed matrices from their stored tensors, in any order, and all other tensors unchanged."""
+    formats = {name: format for name, shape in shapes.items() if (format := format_of(name, shape, quantization))}
     layouts = {parameter: format.layout(shapes[parameter]) for parameter, format in formats.items()}
     parts = {stored_name(parameter, key): (parameter, key) for parameter, keys in layouts.items() for key in keys}
-    arrived: dict[str, Tensors] = {parameter: {} for parameter in layouts}
+    collected: dict[str, Tensors] = {parameter: {} for parameter in layouts}
     for name, tensor in stored:
         if name not in parts:
             yield name, tensor
             continue
         parameter, key = parts[name]
         _, dtype = layouts[parameter][key]
-        arrived[parameter][key] = tensor.to(device=device, dtype=dtype, copy=True)
-        if len(arrived[parameter]) == len(layouts[parameter]):
-            yield parameter, formats[parameter].packed(shapes[parameter], arrived.pop(parameter))
+        collected[parameter][key] = tensor.to(device=device, dtype=dtype, copy=True)
+        if len(collected[parameter]) == len(layouts[parameter]):
+            yield parameter, formats[parameter].packed(shapes[parameter], collected.pop(parameter))
 
 
 def pack_all(
     quantization: str, stored: Iterable[tuple[str, Tensor]], device: torch.device
 ) -> Iterator[tuple[str, Tensor | Packed]]:
-    """Every matrix packed as it comes, from the values as they are stored: the same numbers as `gesso quantize`."""
+    """Pack every matrix as it is read, from its stored values: the same numbers as `gesso quantize`."""
     for name, tensor in stored:
         format = format_of(name, tensor.shape, quantization)
         yield name, format.quantize(name, tensor.to(device)) if format else tensor
         clear(device, tensor.shape)
 
 
-LARGE = 10**8  # values: experts and embeddings of a large model
+LARGE = 10**8  # values; experts and embeddings of a large model have more
 
 
 def clear(device: torch.device, shape: Sequence[int]) -> None:
-    """What packing took of a GPU goes back to it. Else what stays of the next would be put in the midst of it,
-    and the rest of it could be given to nobody else."""
+    """Return the GPU memory of packing a large tensor to the driver.
+
+    Otherwise the next packed tensor is placed inside the cached block and fragments it.
+    """
     if device.type == "cuda" and math.prod(shape) > LARGE:
         torch.cuda.empty_cache()

@@ -1,11 +1,11 @@
-"""FP8: e4m3 values and one float32 scale an output channel. Names and layout of compressed-tensors' `float-quantized`.
+"""FP8: e4m3 values and one float32 scale per output channel, as in compressed-tensors' `float-quantized`.
 
     weight        float8_e4m3fn  [O, I]
     weight_scale  float32        [O, 1]     value = weight · weight_scale
 
-Experts have a leading E on both. The largest value of a channel becomes 448, the largest of e4m3, and the scale is
-never zero: a channel of zeros has the smallest there is. No scale is searched for: a floating-point grid is much the
-same at every scale. O out, I in.
+Experts have a leading dimension E on both. The scale maps the largest value of a channel to 448, the largest of e4m3.
+It is never zero: a channel of zeros has the smallest scale. A search for a better scale would gain little, because a
+floating-point grid is nearly the same at every scale. O out, I in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from gesso.checkpoint.quantize.matrices import Layout, Tensors, check, each
 
 LARGEST = 448.0
 TINY = torch.finfo(torch.float32).tiny
-ROWS = 16384  # of a matrix in float32 at once: the embeddings of the 26B would be 3 GB
+ROWS = 16384  # of a matrix in float32 at once; all embeddings of the 26B would take 3 GB
 
 
 def pack(weight: Tensor) -> Tensors:
@@ -29,9 +29,9 @@ def pack(weight: Tensor) -> Tensors:
 
 def _pack(weight_OI: Tensor) -> Tensors:
     top_O1 = weight_OI.abs().amax(1, keepdim=True)
-    # By a tensor: a GPU would multiply by the reciprocal of a number, which rounds otherwise than a CPU's division.
+    # Divide by a tensor: for a Python number, a GPU multiplies by the reciprocal, which rounds differently than a CPU.
     scale_O1 = (top_O1 / top_O1.new_tensor(LARGEST)).clamp(min=TINY)
-    # Clamped: beyond 448 torch makes NaN, and the division may land a bit above.
+    # Clamp: torch converts values above 448 to NaN, and the division may exceed it slightly.
     scaled_OI = (weight_OI / scale_O1).clamp_(-LARGEST, LARGEST)
     return {"weight": scaled_OI.to(torch.float8_e4m3fn), "weight_scale": scale_O1}
 

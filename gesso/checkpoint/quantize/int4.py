@@ -1,4 +1,4 @@
-"""int4: whole numbers -8..7, 32 of a row sharing a bfloat16 scale. Layout of compressed-tensors' `pack-quantized`.
+"""int4: integers -8..7, with one bfloat16 scale per 32 values of a row, as in compressed-tensors' `pack-quantized`.
 
     weight_packed  int32     [O, I / 8]
     weight_scale   bfloat16  [O, I / 32]
@@ -6,12 +6,12 @@
 
     value[o, i] = (nibble[o, i] - 8) · weight_scale[o, i // 32]
 
-A nibble is the number plus 8. As bytes (`weight_packed.view(torch.uint8)`, [O, I / 2]), byte j of a row holds value 2j
-in its low half and 2j + 1 in its high half; as words, value 8j + k is at bit 4k of word j. Experts have a leading E on
-every tensor. I must be a multiple of 32. The scale is never zero.
+A nibble is the integer plus 8. As bytes (`weight_packed.view(torch.uint8)`, [O, I / 2]), byte j of a row has value 2j
+in its low half and 2j + 1 in its high half; as words, value 8j + k is at bit 4k of word j. Experts have a leading
+dimension E on every tensor. I must be a multiple of 32. The scale is never zero.
 
-Of four scales a group takes the one with the smallest squared error; that lowers the error of normal values by 10 %
-against the largest value at 7, and of heavier tails as much. O out, I in, G groups of a row, N = 32.
+Each group takes the best of four scales by squared error. That lowers the error by 10 % for normal values, against the
+scale that maps the largest value to 7, and as much for heavier tails. O out, I in, G groups per row, N = 32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from torch import Tensor
 from gesso.checkpoint.quantize.matrices import Layout, Tensors, best_scale, check, each
 
 GROUP = 32
-# What the largest value of a group is divided by. Chosen by trying all sets of four from 6.5 to 11.
+# Candidate scales are the largest value of a group over these: the best of all sets of four from 6.5 to 11.
 DIVISORS = (7.0, 7.5, 8.0, 8.5)
 TINY = torch.finfo(torch.bfloat16).tiny
 
@@ -44,10 +44,10 @@ def _pack(weight_OI: Tensor) -> Tensors:
     }
 
 
-def _scale(wanted_OG1: Tensor) -> Tensor:
-    """As it will be stored, so that values are rounded for the scale they get back. Zeros have a scale of 1."""
-    stored_OG1 = wanted_OG1.clamp(TINY, torch.finfo(torch.bfloat16).max).to(torch.bfloat16).float()
-    return torch.where(wanted_OG1 > 0, stored_OG1, 1.0)
+def _scale(exact_OG1: Tensor) -> Tensor:
+    """Return the scale as it is stored, so that values are rounded for that scale. A group of zeros has scale 1."""
+    stored_OG1 = exact_OG1.clamp(TINY, torch.finfo(torch.bfloat16).max).to(torch.bfloat16).float()
+    return torch.where(exact_OG1 > 0, stored_OG1, 1.0)
 
 
 def _round(scaled_OGN: Tensor) -> Tensor:

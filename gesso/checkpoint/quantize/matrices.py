@@ -1,6 +1,6 @@
-"""What the formats share: one matrix at a time, blocks of it, the best of a few scales.
+"""Shared parts of the formats: checks, packing experts one by one, the best of a few scales.
 
-E experts, O out, I in, G blocks of a row, N values of a block.
+E experts, O out, I in, G blocks per row, N values per block.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +15,10 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of ea
 
 
 def each(pack: Callable[[Tensor], Tensors], weight: Tensor) -> Tensors:
-    """Pack a matrix [O, I], or the experts of a stack [E, O, I] one by one: in float32, one is 16 MB at the 26B shape
-    and all of them are 2 GB."""
+    """Pack a matrix [O, I], or the experts of a stack [E, O, I] one by one.
+
+    In float32 one expert of the 26B takes 16 MB, and all of a layer 2 GB.
+    """
     check(weight.shape)
     if weight.ndim == 2:
         return pack(_finite(weight))
@@ -26,24 +28,24 @@ def each(pack: Callable[[Tensor], Tensors], weight: Tensor) -> Tensors:
 
 def check(shape: Sequence[int], block: int = 1) -> None:
     if len(shape) not in (2, 3) or 0 in shape:
-        raise InputError(f"only a matrix [out, in] or experts [experts, out, in] can be packed, got {list(shape)}")
+        raise InputError(f"expected a matrix [out, in] or experts [experts, out, in], got shape {list(shape)}")
     if shape[-1] % block:
-        raise InputError(f"{shape[-1]} inputs cannot be cut into blocks of {block}; use fp8, which has no blocks")
+        raise InputError(f"{shape[-1]} inputs cannot be divided into blocks of {block}; use fp8, which has no blocks")
 
 
 def _finite(weight_OI: Tensor) -> Tensor:
     if not weight_OI.is_floating_point():
-        raise InputError(f"only floating-point values can be packed, got {weight_OI.dtype}")
+        raise InputError(f"expected floating-point values, got {weight_OI.dtype}")
     weight_OI = weight_OI.detach().float()
     if not weight_OI.isfinite().all():
-        raise InputError("it holds NaN or infinite values, which no scale can bring into range")
+        raise InputError("it contains NaN or infinite values, which no scale can represent")
     return weight_OI
 
 
 def best_scale(x_OGN: Tensor, scales: Iterable[Tensor], rounded: Callable[[Tensor], Tensor]) -> Tensor:
-    """For each block, the scale [O, G, 1] whose rounding errors have the smallest sum of squares; of equals, the first.
+    """Return for each block the scale [O, G, 1] with the smallest squared rounding error; the first of equal ones.
 
-    A scale that clips the largest value a little serves the other values better.
+    A scale that slightly clips the largest value can represent the others better.
     """
     best_OG1, least_OG1 = torch.empty(0), torch.empty(0)
     for scale_OG1 in scales:

@@ -1,5 +1,5 @@
-"""NVFP4: e2m1 values, 16 of a row sharing an e4m3 scale, and a float32 scale for the matrix. Names and layout of
-compressed-tensors' `nvfp4-pack-quantized`.
+"""NVFP4: e2m1 values, one e4m3 scale per 16 values of a row and one float32 scale per matrix, as in compressed-tensors'
+`nvfp4-pack-quantized`.
 
     weight_packed        uint8          [O, I / 2]
     weight_scale         float8_e4m3fn  [O, I / 16]
@@ -8,13 +8,14 @@ compressed-tensors' `nvfp4-pack-quantized`.
     value[o, i] = e2m1[o, i] · weight_scale[o, i // 16] / weight_global_scale
 
 The global scale *divides*: it is 448 · 6 / the largest value of the matrix, so that the block with that value has the
-largest e4m3 scale. (Files of other tools call its inverse `weight_scale_2`.) Byte j of a row holds value 2j in its low
+largest e4m3 scale. (Files of other tools call its inverse `weight_scale_2`.) Byte j of a row has value 2j in its low
 half and 2j + 1 in its high half; a half is a sign bit and three bits that count through 0, 0.5, 1, 1.5, 2, 3, 4, 6.
-Experts have a leading E on every tensor, so a global scale each. I must be a multiple of 16. No scale is ever zero.
+Experts have a leading dimension E on every tensor, so one global scale each. I must be a multiple of 16. No scale is
+ever zero.
 
-Of four scales a block takes the one with the smallest squared error, 11 % lower for normal values than with the largest
-value at 6. Two of them put it at 4 and at 6 (arXiv 2512.02010): between these e2m1 has nothing, and a value of 5/6 of
-the largest would lose a tenth of itself. O out, I in, G blocks of a row, N = 16.
+Each block takes the best of four scales by squared error, 11 % lower for normal values than the scale that maps the
+largest value to 6. Two of the four map it to 4 and to 6 (arXiv 2512.02010): e2m1 has no value between these, and a
+value of 5/6 of the largest would lose a tenth of itself. O out, I in, G blocks per row, N = 16.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from gesso.checkpoint.quantize.matrices import Layout, Tensors, best_scale, chec
 
 BLOCK = 16
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# What the largest value of a block is divided by. Chosen by trying all sets of four from 3.5 to 7.5.
+# Candidate scales are the largest value of a block over these: the best of all sets of four from 3.5 to 7.5.
 DIVISORS = (6.0, 4.0, 5.5, 6.5)
 LARGEST_SCALE, SMALLEST_SCALE = 448.0, 2.0**-9  # of e4m3
 
@@ -51,15 +52,15 @@ def _pack(weight_OI: Tensor) -> Tensors:
     }
 
 
-def _scale(wanted_OG1: Tensor) -> Tensor:
-    """As it will be stored, so that values are rounded for the scale they get back."""
-    return wanted_OG1.clamp(SMALLEST_SCALE, LARGEST_SCALE).to(torch.float8_e4m3fn).float()
+def _scale(exact_OG1: Tensor) -> Tensor:
+    """Return the scale as it is stored, so that values are rounded for that scale."""
+    return exact_OG1.clamp(SMALLEST_SCALE, LARGEST_SCALE).to(torch.float8_e4m3fn).float()
 
 
 def _round(scaled: Tensor) -> Tensor:
-    """To the nearest of VALUES, of two equally near the one with the even code, as e4m3 and IEEE numbers are rounded.
+    """Round to the nearest of VALUES, ties to the even code, as for e4m3 and IEEE numbers.
 
-    Steps are 0.5 below 2, 1 below 4, 2 above: half the power of two below the value, which is its exponent's bits.
+    Steps are 0.5 below 2, 1 below 4, 2 above: half the power of two below the value, which its exponent bits give.
     """
     scaled = scaled.clamp(-VALUES[-1], VALUES[-1])
     step = (scaled.abs().clamp_(min=1.0).view(torch.int32) & 0x7F80_0000).view(torch.float32) / 2

@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import gesso
 from gesso.adapters import files as adapters
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import write as saving
-from gesso.checkpoint.quantize import convert as command
+from gesso.checkpoint import huggingface, write
+from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize import packed as packed_module
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.checkpoint.quantize.packed import Packed
@@ -31,11 +30,11 @@ CPU = torch.device("cpu")
 
 
 def load(directory, dtype=torch.float32, quantize=None):
-    return checkpoint.load(directory, Config.from_directory(directory), CPU, dtype, quantize)
+    return huggingface.load(directory, Config.from_directory(directory), CPU, dtype, quantize)
 
 
 def stored(directory):
-    return {name: t for file in checkpoint.weight_files(directory) for name, t in load_file(file).items()}
+    return {name: t for file in huggingface.weight_files(directory) for name, t in load_file(file).items()}
 
 
 def same(a, b):
@@ -58,10 +57,10 @@ def source(tmp_path_factory):
     """The model in the box in bfloat16, as real checkpoints are, with a template and a vision tower that sees."""
     made = tmp_path_factory.mktemp("quantize")
     tiny.make(made / "float32")
-    saving.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
-    tensors = load_file(made / "source" / checkpoint.SINGLE)
+    write.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
+    tensors = load_file(made / "source" / huggingface.SINGLE)
     tensors |= {name: torch.randn_like(t) for name, t in tensors.items() if is_vision(name)}
-    save_file(tensors, made / "source" / checkpoint.SINGLE, metadata={"format": "pt"})
+    save_file(tensors, made / "source" / huggingface.SINGLE, metadata={"format": "pt"})
     (made / "source" / "chat_template.jinja").write_text("{{ messages }}")
     return made / "source"
 
@@ -69,7 +68,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module", params=list(FORMATS))
 def quantized(request, source, tmp_path_factory):
     target = tmp_path_factory.mktemp(request.param) / "quantized"
-    report = command.quantize(source, target, request.param)
+    report = convert.quantize(source, target, request.param)
     return request.param, target, report
 
 
@@ -94,7 +93,7 @@ def test_every_matrix_of_every_layer_and_the_embeddings_are_packed_and_nothing_e
     matrices = {key for key in matrices if parts & set(key.split("."))}
     assert report.errors.keys() == matrices
     packed = {name for name, module in load(target).named_modules() if isinstance(module, Packed)}
-    assert {checkpoint.checkpoint_name(name) for name in packed} == matrices
+    assert {huggingface.checkpoint_name(name) for name in packed} == matrices
 
 
 def test_the_stored_tensors_have_the_conventional_names(quantized):
@@ -128,20 +127,20 @@ def test_errors_are_those_of_the_stored_values(source, quantized):
     name, target, report = quantized
     before, model = stored(source), load(target)
     for path in ("decoder.layers.1.self_attn.k_proj.weight", "decoder.layers.3.experts.gate_up_proj"):
-        exact = before[checkpoint.checkpoint_name(path)].float()
+        exact = before[huggingface.checkpoint_name(path)].float()
         off = (model.get_submodule(path).dense(torch.float32) - exact).norm() / exact.norm()
-        assert report.errors[checkpoint.checkpoint_name(path)] == pytest.approx(off.item(), rel=1e-4)
+        assert report.errors[huggingface.checkpoint_name(path)] == pytest.approx(off.item(), rel=1e-4)
     assert all(0 < error < 0.12 for error in report.errors.values())
-    assert report.bytes == sum(file.stat().st_size for file in checkpoint.weight_files(target))
+    assert report.bytes == sum(file.stat().st_size for file in huggingface.weight_files(target))
     assert report.bytes < 0.75 * report.source_bytes
 
 
 def test_shards_hold_the_same_and_an_index_names_them(source, quantized, tmp_path):
     name, target, _ = quantized
-    command.quantize(source, tmp_path / "sharded", name, shard_bytes=50_000)
-    files = checkpoint.weight_files(tmp_path / "sharded")
+    convert.quantize(source, tmp_path / "sharded", name, shard_bytes=50_000)
+    files = huggingface.weight_files(tmp_path / "sharded")
     assert len(files) > 3
-    index = json.loads((tmp_path / "sharded" / checkpoint.INDEX).read_text())
+    index = json.loads((tmp_path / "sharded" / huggingface.INDEX).read_text())
     one, many = stored(target), stored(tmp_path / "sharded")
     assert one.keys() == many.keys() == index["weight_map"].keys()
     assert all(same(one[key], many[key]) for key in one)
@@ -155,12 +154,12 @@ def test_shards_hold_the_same_and_an_index_names_them(source, quantized, tmp_pat
 def plain(model):
     """The same model with every packed matrix as a tensor of its values."""
     config = replace(model.config, quantization=None, raw={**model.config.raw, "quantization_config": None})
-    dense = checkpoint.empty_model(config)
+    dense = huggingface.empty_model(config)
     for name, parameter in model.named_parameters():
-        checkpoint.assign(dense, name, parameter.detach())
+        huggingface.assign(dense, name, parameter.detach())
     for name, module in model.named_modules():
         if isinstance(module, Packed):
-            checkpoint.assign(dense, name, module.dense(model.dtype))
+            huggingface.assign(dense, name, module.dense(model.dtype))
     return dense.eval()
 
 
@@ -182,7 +181,7 @@ def test_a_large_vocabulary_is_unpacked_in_stretches(quantized, monkeypatch):
 
 def test_embeddings_stay_as_they_are_where_only_layers_are_packed(source, quantized, tmp_path):
     name = quantized[0] + LAYERS
-    command.quantize(source, tmp_path / "layers", name)
+    convert.quantize(source, tmp_path / "layers", name)
     key = "model.decoder.embed_tokens.weight"
     assert same(stored(source)[key], stored(tmp_path / "layers")[key])
     assert Config.from_directory(tmp_path / "layers").quantization == name
@@ -195,7 +194,7 @@ def test_embeddings_stay_as_they_are_where_only_layers_are_packed(source, quanti
 
 def test_embeddings_are_packed_where_a_group_of_the_config_names_them(source, quantized, tmp_path):
     """Whoever wrote it: other programs name what they leave alone in other words, or not at all."""
-    command.quantize(source, tmp_path / "layers", quantized[0] + LAYERS)
+    convert.quantize(source, tmp_path / "layers", quantized[0] + LAYERS)
     raw = json.loads((tmp_path / "layers" / "config.json").read_text())
     for ignore in ([], ["re:.*lm_head.*", "re:.*embed_tokens.*"]):
         raw["quantization_config"]["ignore"] = ignore
@@ -238,7 +237,7 @@ def test_a_quantized_directory_generates(source, quantized):
 def test_a_loaded_one_can_be_saved_and_loaded_again(source, quantized, tmp_path):
     name, target, _ = quantized
     for i, model in enumerate((load(target, torch.bfloat16), load(source, torch.bfloat16, quantize=name))):
-        saving.save(model, tmp_path / str(i), source=source)
+        write.save(model, tmp_path / str(i), source=source)
         first, again = stored(target), stored(tmp_path / str(i))
         assert first.keys() == again.keys()
         assert all(same(first[key], again[key]) for key in first)
@@ -249,8 +248,8 @@ def test_untied_networks_quantize_too(tmp_path):
     config = Config.from_dict({**tiny.CONFIG, "tie_word_embeddings": False})
     model = DiffusionGemma(config)
     randomise(model, 0, std=0.2)
-    saving.save(model, tmp_path / "untied", files={"tokenizer.json": tiny.tokenizer_json()})
-    report = command.quantize(tmp_path / "untied", tmp_path / "small", "int4")
+    write.save(model, tmp_path / "untied", files={"tokenizer.json": tiny.tokenizer_json()})
+    report = convert.quantize(tmp_path / "untied", tmp_path / "small", "int4")
     assert sum(name.startswith("model.encoder.") for name in report.errors) == 4 * 9 - 1 + 1
     assert "lm_head.weight" in report.errors
     quantized = load(tmp_path / "small")
@@ -261,7 +260,7 @@ def test_the_same_format_twice_is_once_and_another_is_refused(quantized):
     name, target, _ = quantized
     assert load(target, quantize=name).config.quantization == name
     other = next(format for format in FORMATS if format != name)
-    with pytest.raises(InputError, match=f"quantized to {name} already"):
+    with pytest.raises(InputError, match=f"already quantized to {name}"):
         load(target, quantize=other)
     with pytest.raises(InputError, match="fp8, int4, nvfp4"):
         load(target, quantize="q4_0")
@@ -284,12 +283,12 @@ def damaged(quantized, tmp_path):
     """A copy to be damaged: `change(tensors)` rewrites its weights."""
     name, target, _ = quantized
     model = load(target, torch.bfloat16)
-    saving.save(model, tmp_path / "copy", source=target)
+    write.save(model, tmp_path / "copy", source=target)
 
     def change(act):
         tensors = stored(tmp_path / "copy")
         act(tensors)
-        save_file(tensors, tmp_path / "copy" / checkpoint.SINGLE, metadata={"format": "pt"})
+        save_file(tensors, tmp_path / "copy" / huggingface.SINGLE, metadata={"format": "pt"})
         return tmp_path / "copy"
 
     return change
@@ -353,7 +352,7 @@ def test_the_command_prints_every_layer_and_the_size(source, tmp_path, main):
     for row in ("layer 0", "layer 3", "conditioning", "MB, from"):
         assert row in shown.out
     data = json.loads(main("quantize", str(source), str(tmp_path / "json"), "--to", "nvfp4", "--json").out)
-    assert data["errors"].keys() == command.quantize(source, tmp_path / "again", "nvfp4").errors.keys()
+    assert data["errors"].keys() == convert.quantize(source, tmp_path / "again", "nvfp4").errors.keys()
     assert data["format"] == "nvfp4"
 
 
@@ -381,9 +380,9 @@ def test_an_interrupted_run_leaves_nothing(source, tmp_path, monkeypatch, error)
             raise error
         written.append(save_file(*arguments, **options))
 
-    monkeypatch.setattr(command, "save_file", save_some)
+    monkeypatch.setattr(convert, "save_file", save_some)
     with pytest.raises(type(error)):
-        command.quantize(source, tmp_path / "out", "fp8", shard_bytes=50_000)
+        convert.quantize(source, tmp_path / "out", "fp8", shard_bytes=50_000)
     assert len(written) == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -392,9 +391,9 @@ def test_an_infinite_weight_is_refused_by_name_and_leaves_nothing(source, tmp_pa
     name = "model.decoder.layers.1.experts.down_proj"
     model = load(source)
     model.decoder.layers[1].experts.down_proj.data[3, 2, 1] = float("inf")
-    saving.save(model, tmp_path / "bad", source=source)
+    write.save(model, tmp_path / "bad", source=source)
     for attempt in (
-        lambda: command.quantize(tmp_path / "bad", tmp_path / "out", "int4"),
+        lambda: convert.quantize(tmp_path / "bad", tmp_path / "out", "int4"),
         lambda: load(tmp_path / "bad", quantize="int4"),
     ):
         with pytest.raises(gesso.GessoError, match=name):
@@ -406,30 +405,30 @@ def test_sizes_that_do_not_fit_the_blocks_are_refused_by_name(tmp_path):
     text = {**tiny.CONFIG["text_config"], "moe_intermediate_size": 24}
     model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text}))
     randomise(model, 0)
-    saving.save(model, tmp_path / "odd", files={"tokenizer.json": tiny.tokenizer_json()})
+    write.save(model, tmp_path / "odd", files={"tokenizer.json": tiny.tokenizer_json()})
     for attempt in (
-        lambda: command.quantize(tmp_path / "odd", tmp_path / "out", "int4"),
+        lambda: convert.quantize(tmp_path / "odd", tmp_path / "out", "int4"),
         lambda: load(tmp_path / "odd", quantize="int4"),
     ):
         with pytest.raises(InputError, match=r"layers\.0\.experts\.down_proj .* blocks of 32"):
             attempt()
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
-    command.quantize(tmp_path / "odd", tmp_path / "out", "fp8")
+    convert.quantize(tmp_path / "odd", tmp_path / "out", "fp8")
 
 
 PEAK = """
 import sys
 from pathlib import Path
-from gesso.checkpoint.quantize import convert as command
+from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize.formats import Format
 
 def resident(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 
-command.quantize(Path(sys.argv[1]), Path(sys.argv[3]), "fp8")  # small: what is imported on the way is there now
+convert.quantize(Path(sys.argv[1]), Path(sys.argv[3]), "fp8")  # small: what is imported on the way is there now
 before = resident("RssAnon")
 peak = before
-save = command.save_file
+save = convert.save_file
 quantize = Format.quantize
 
 def watched(act):
@@ -440,8 +439,8 @@ def watched(act):
         return made
     return run
 
-command.save_file, Format.quantize = watched(save), watched(quantize)
-command.quantize(Path(sys.argv[2]), Path(sys.argv[4]), "fp8", shard_bytes=2**22)
+convert.save_file, Format.quantize = watched(save), watched(quantize)
+convert.quantize(Path(sys.argv[2]), Path(sys.argv[4]), "fp8", shard_bytes=2**22)
 print(peak - before)
 """
 
@@ -452,7 +451,7 @@ def test_memory_holds_a_shard_and_a_tensor_not_the_model(source, tmp_path):
             "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}  # fmt: skip
     model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text})).to(torch.bfloat16)
     randomise(model, 0)
-    saving.save(model, tmp_path / "large", files={"tokenizer.json": tiny.tokenizer_json()})
+    write.save(model, tmp_path / "large", files={"tokenizer.json": tiny.tokenizer_json()})
     largest = max(p.nbytes for p in model.parameters()) / 2**20
     whole = sum(p.nbytes for p in model.parameters()) / 2**20
     paths = (source, tmp_path / "large", tmp_path / "small out", tmp_path / "large out")

@@ -186,7 +186,7 @@ def test_values_that_are_not_finite_are_refused_by_name(name, bad):
 @pytest.mark.parametrize(("name", "block"), [("int4", 32), ("nvfp4", 16)])
 def test_inputs_that_do_not_fill_their_blocks_are_refused(name, block):
     for act in (FORMATS[name].pack, lambda weight: FORMATS[name].layout(weight.shape)):
-        with pytest.raises(InputError, match=f"{block + 8} inputs cannot be cut into blocks of {block}"):
+        with pytest.raises(InputError, match=f"{block + 8} inputs cannot be divided into blocks of {block}"):
             act(weights(4, block + 8))
     assert fp8.pack(weights(4, 13))["weight"].shape == (4, 13), "fp8 has no blocks"
 
