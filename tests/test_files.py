@@ -1,4 +1,4 @@
-"""Reading of bounded regular files and atomic replacement of files."""
+"""Read bounded regular files and replace files atomically."""
 
 import os
 import stat
@@ -29,7 +29,7 @@ def test_only_regular_files_are_read(tmp_path, pipe):
         files.read_bytes(type(tmp_path)("/dev/zero"))
 
 
-def test_an_open_descriptor_is_read_by_its_name(tmp_path):
+def test_open_descriptor_is_read_by_its_name(tmp_path):
     """Process substitution, as in `gesso infill <(command)`, passes the name of an open pipe."""
     reading, writing = os.pipe()
     os.write(writing, b"from a command")
@@ -38,14 +38,14 @@ def test_an_open_descriptor_is_read_by_its_name(tmp_path):
     os.close(reading)
 
 
-def test_a_file_at_the_limit_is_read_and_one_beyond_it_is_not(tmp_path):
+def test_file_at_the_size_limit_is_read_and_one_beyond_is_rejected(tmp_path):
     (tmp_path / "file").write_bytes(b"x" * 10)
     assert len(files.read_bytes(tmp_path / "file", 10)) == 10
     with pytest.raises(OSError, match="larger than 9 bytes"):
         files.read_bytes(tmp_path / "file", 9)
 
 
-def test_every_reader_refuses_a_named_pipe_without_waiting(pipe):
+def test_every_reader_rejects_a_named_pipe_without_waiting(pipe):
     for read in (files.read_text, recipe.load, read_keys, lambda path: list(read_puzzles(path))):
         with pytest.raises(InputError, match="named pipe"):
             read(pipe)
@@ -54,32 +54,32 @@ def test_every_reader_refuses_a_named_pipe_without_waiting(pipe):
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 10_000, "a = " + "9" * 5000, "a = \x00", "\udcff"])
-def test_a_recipe_that_cannot_be_parsed_is_an_input_error(tmp_path, text):
+def test_unparsable_recipe_is_an_input_error(tmp_path, text):
     (tmp_path / "recipe.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match="cannot be read as TOML"):
         recipe.load(tmp_path / "recipe.toml")
 
 
-def test_json_as_deep_as_the_limit_is_parsed():
+def test_json_at_the_depth_limit_is_parsed():
     assert files.parse_json("[" * files.DEPTH_LIMIT + "]" * files.DEPTH_LIMIT)
     with pytest.raises(ValueError, match="64 levels"):
         files.parse_json("[" * (files.DEPTH_LIMIT + 1) + "]" * (files.DEPTH_LIMIT + 1))
 
 
-def test_replacing_keeps_the_mode_and_leaves_nothing_else(tmp_path):
+def test_replacing_keeps_the_mode_and_leaves_no_other_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     path.chmod(0o640)
     with files.replacing(path) as new:
         new.write(b"new")
         (unfinished,) = set(os.listdir(tmp_path)) - {"file"}
-        assert stat.S_IMODE((tmp_path / unfinished).stat().st_mode) == 0o600, "not readable by others before it is done"
+        assert stat.S_IMODE((tmp_path / unfinished).stat().st_mode) == 0o600, "private until it is complete"
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new" and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_new_file_has_the_mode_of_the_umask(tmp_path):
+def test_new_file_has_the_mode_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         with files.replacing(tmp_path / "file") as new:
@@ -89,7 +89,7 @@ def test_a_new_file_has_the_mode_of_the_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_an_error_while_writing_or_checking_keeps_the_old_file(tmp_path):
+def test_error_while_writing_or_checking_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
 

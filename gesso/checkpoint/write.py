@@ -1,11 +1,11 @@
 """Write checkpoints in the Hugging Face layout, atomically: a directory that `transformers` loads."""
 
 import json
-import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ def save(
         write_companions(partial, raw, source)
         for name, text in files.items():
             (partial / name).write_text(text, encoding="utf-8")
-        _write_weights(model, partial, source, shard_bytes)
+        write_shards(chain(_text_tensors(model).items(), _vision_tensors(model, source)), partial, shard_bytes)
 
 
 @contextmanager
@@ -75,19 +75,42 @@ def write_companions(directory: Path, raw: Mapping[str, Any], source: Path | Non
     (directory / "config.json").write_text(json.dumps(dict(raw), indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(model: "DiffusionGemma", directory: Path, source: Path | None, shard_bytes: int) -> None:
+def write_shards(tensors: Iterable[tuple[str, "Tensor"]], directory: Path, shard_bytes: int) -> None:
+    """Write tensors into files of at most `shard_bytes`, or of one larger tensor, and an index if there are several.
+
+    A file is written when it is full, under a temporary name: the final name contains the number of files.
+    """
     from safetensors.torch import save_file
 
-    text = _text_tensors(model)
-    sizes = {name: tensor.nbytes for name, tensor in text.items()}
-    for name, shape in vision_tensors(model.config).items():
-        sizes[name] = math.prod(shape) * model.dtype.itemsize
-    shards = _shards(sizes, shard_bytes)
-    for file_name, shard in zip(shard_names(len(shards)), shards, strict=True):
-        tensors = {name: text[name].detach().cpu().contiguous() for name in shard if name in text}
-        tensors |= _vision_tensors(model, [name for name in shard if name not in text], source)
-        save_file(tensors, directory / file_name, metadata={"format": "pt"})
-    write_index(directory, shards, sum(sizes.values()))
+    shards: list[list[str]] = []
+    pending: dict[str, Tensor] = {}
+    size = total = 0
+
+    def temporary(number: int) -> Path:
+        return directory / f"{number}.partial"
+
+    def flush() -> None:
+        save_file(pending, temporary(len(shards)), metadata={"format": "pt"})
+        shards.append(list(pending))
+        pending.clear()
+
+    for name, tensor in tensors:
+        if pending and size + tensor.nbytes > shard_bytes:
+            flush()
+            size = 0
+        pending[name] = tensor.detach().cpu().contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    flush()
+    if len(shards) == 1:
+        temporary(0).rename(directory / SINGLE)
+        return
+    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for number, file_name in enumerate(names):
+        temporary(number).rename(directory / file_name)
+    weight_map = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _text_tensors(model: "DiffusionGemma") -> dict[str, "Tensor"]:
@@ -102,41 +125,17 @@ def _text_tensors(model: "DiffusionGemma") -> dict[str, "Tensor"]:
     return tensors
 
 
-def shard_names(count: int) -> list[str]:
-    if count == 1:
-        return [SINGLE]
-    return [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-
-
-def write_index(directory: Path, shards: Sequence[Sequence[str]], total_size: int) -> None:
-    """Write the index that names the file of each tensor. A single file needs none."""
-    if len(shards) == 1:
-        return
-    files = zip(shard_names(len(shards)), shards, strict=True)
-    weight_map = {name: file_name for file_name, shard in files for name in shard}
-    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _vision_tensors(model: "DiffusionGemma", names: list[str], source: Path | None) -> dict[str, "Tensor"]:
-    """Return the vision tensors of `source`, and zeros for those that it lacks."""
+def _vision_tensors(model: "DiffusionGemma", source: Path | None) -> Iterator[tuple[str, "Tensor"]]:
+    """Yield the vision tensors of `source`, and zeros for those that it lacks."""
     import torch
 
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(source) if source is not None and names else []:
+    files: dict[str, Path] = {}
+    for file in weight_files(source) if source is not None else ():
         with opened(file) as stored:
-            tensors |= {name: stored.get_tensor(name).to(model.dtype) for name in set(names) & set(stored.keys())}
-    shapes = vision_tensors(model.config)
-    return {name: tensors.get(name, torch.zeros(shapes[name], dtype=model.dtype)) for name in names}
-
-
-def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    used = 0
-    for name, size in sizes.items():
-        if shards[-1] and used + size > limit:
-            shards.append([])
-            used = 0
-        shards[-1].append(name)
-        used += size
-    return shards
+            files |= dict.fromkeys(stored.keys(), file)
+    for name, shape in vision_tensors(model.config).items():
+        if name in files:
+            with opened(files[name]) as stored:
+                yield name, stored.get_tensor(name).to(model.dtype)
+        else:
+            yield name, torch.zeros(shape, dtype=model.dtype)

@@ -1,4 +1,4 @@
-"""What comes in the box: found by name, whole, small, the same to `transformers`; how well it does is not asked."""
+"""The bundled models: found by name, complete, small, and the same in `transformers`. Their quality is not tested."""
 
 import json
 import logging
@@ -27,47 +27,47 @@ def loaded():
     return {name: gesso.load(name) for name in bundled.DIRECTORIES}
 
 
-def test_the_names_in_the_box_are_these():
+def test_names_of_bundled_models():
     assert tuple(bundled.DIRECTORIES) == (bundled.BASE, bundled.SOLVER) == ("gesso-mini", "gesso-sudoku")
 
 
 @names
-def test_a_name_in_the_box_is_found_wherever_a_checkpoint_is_named(name, tmp_path, monkeypatch):
+def test_bundled_name_takes_precedence_over_a_directory(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
     assert huggingface.find(name) == bundled.directory(name) == bundled.DIRECTORIES[name]
-    assert huggingface.find(f"./{name}").samefile(tmp_path / name), "a directory of that name is another thing"
+    assert huggingface.find(f"./{name}").samefile(tmp_path / name), "a path always means the directory"
     assert huggingface.find(tmp_path / name) == tmp_path / name
 
 
-def test_without_a_name_the_base_is_meant(loaded, caplog):
+def test_default_checkpoint_is_gesso_mini(loaded, caplog):
     with caplog.at_level(logging.WARNING, logger="gesso"):
         g = gesso.load()
     assert g.directory == huggingface.find(None) == bundled.directory("gesso-mini")
     assert torch.equal(g.model.head, loaded["gesso-mini"].model.head)
-    assert caplog.records == [], "nothing to warn of"
+    assert caplog.records == [], "no warnings"
 
 
 @pytest.mark.parametrize("recipe", ["box-overfit", "sudoku"])
-def test_recipes_name_the_model_in_the_box(request, recipe):
+def test_recipes_start_from_the_bundled_model(request, recipe):
     read = load_recipe(request.config.rootpath / "recipes" / f"{recipe}.toml")
     assert directory_of(read) == bundled.directory("gesso-mini")
 
 
 @names
-def test_an_installation_without_the_weights_says_so(name, tmp_path, monkeypatch):
+def test_missing_bundled_weights_are_an_error(name, tmp_path, monkeypatch):
     monkeypatch.setitem(bundled.DIRECTORIES, name, tmp_path / name)
     with pytest.raises(CheckpointError, match=rf"{name} is missing from this installation.*config\.json"):
         gesso.load(name)
 
 
-def test_a_word_that_is_neither_names_what_is_in_the_box():
+def test_unknown_name_lists_the_bundled_models():
     with pytest.raises(CheckpointError, match="no directory 'gesso-maxi'.*gesso-mini, gesso-sudoku"):
         gesso.load("gesso-maxi")
 
 
 @names
-def test_transformers_loads_it_whole_and_computes_the_same(name, loaded):
+def test_bundled_model_computes_the_same_in_transformers(name, loaded):
     directory = bundled.directory(name)
     theirs, report = DiffusionGemmaForBlockDiffusion.from_pretrained(
         directory, dtype=torch.float32, output_loading_info=True
@@ -88,7 +88,7 @@ def test_transformers_loads_it_whole_and_computes_the_same(name, loaded):
 
 
 @names
-def test_its_files_are_small_and_in_bfloat16(name):
+def test_bundled_files_are_small_and_in_bfloat16(name):
     directory = bundled.directory(name)
     weights = huggingface.weight_files(directory)
     assert all(file.stat().st_size <= 15 * MB for file in weights)
@@ -104,12 +104,12 @@ def test_its_files_are_small_and_in_bfloat16(name):
     assert {file.name for file in directory.glob("*.safetensors")} == {file.name for file in weights}, "no stray file"
 
 
-def test_the_whole_box_is_small():
+def test_all_bundled_models_together_are_small():
     assert sum(file.stat().st_size for path in bundled.DIRECTORIES.values() for file in path.iterdir()) <= 48 * MB
 
 
 @names
-def test_its_tokenizer_spells_digits_singly_and_has_every_special_token(name, loaded):
+def test_bundled_tokenizer_has_single_digits_and_every_special_token(name, loaded):
     tokenizer, config = loaded[name].tokenizer, loaded[name].config
     assert tokenizer.vocab_size == config.vocab_size
     for text in ("1234567890", " 1 2 3 4 5 6 7 8 9 0"):
@@ -123,7 +123,7 @@ def test_its_tokenizer_spells_digits_singly_and_has_every_special_token(name, lo
 
 
 @names
-def test_it_has_a_chat_template_of_its_own(name, loaded):
+def test_bundled_model_has_a_chat_template(name, loaded):
     assert (bundled.directory(name) / "chat_template.jinja").is_file()
     ids = loaded[name].tokenizer.chat([{"role": "user", "content": "Hi"}])
     assert loaded[name].tokenizer.decode(ids, special=True).startswith("<bos><|turn>")

@@ -1,4 +1,4 @@
-"""Directories in and out: what loads, what is refused and how it says so, and what `transformers` makes of ours."""
+"""Load and save checkpoints: round trips through `transformers`, errors, generation defaults."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def load(directory, dtype=torch.float32):
 
 @pytest.fixture
 def directory(tmp_path):
-    """A fresh one, to be damaged."""
+    """A checkpoint that a test may damage."""
     return tiny.make(tmp_path / "model")
 
 
@@ -46,12 +46,12 @@ def edit_config(directory, change):
     (directory / "config.json").write_text(json.dumps(raw))
 
 
-# --- out and back in ----------------------------------------------------------------------------------------------
+# --- save and load ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 2, 9])
 @pytest.mark.parametrize("shard_bytes", [10**9, 20_000])
-def test_what_gesso_saves_transformers_loads_whole_and_computes_the_same(tmp_path, seed, shard_bytes):
+def test_saved_checkpoint_loads_and_computes_the_same_in_transformers(tmp_path, seed, shard_bytes):
     oracle.checkpoint(tmp_path / "from", seed)
     ours = load(tmp_path / "from")
     write.save(ours, tmp_path / "to", source=tmp_path / "from", shard_bytes=shard_bytes)
@@ -67,20 +67,20 @@ def test_what_gesso_saves_transformers_loads_whole_and_computes_the_same(tmp_pat
         assert (expected - ours.denoise(canvas, cache)).abs().max() < 1e-4
     before, after = (load_tensors(tmp_path / name) for name in ("from", "to"))
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before), "the vision tower came along, to the bit"
+    assert all(torch.equal(before[name], after[name]) for name in before), "the vision tower is copied exactly"
 
 
 def load_tensors(directory):
     return {name: t for file in huggingface.weight_files(directory) for name, t in load_file(file).items()}
 
 
-def test_a_model_made_from_nothing_loads_in_transformers_too(directory):
+def test_checkpoint_without_source_loads_in_transformers(directory):
     _, report = DiffusionGemmaForBlockDiffusion.from_pretrained(directory, output_loading_info=True)
     assert {key: list(value) for key, value in report.items() if value} == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_config(directory, tmp_path, dtype):
+def test_dtype_applies_to_every_tensor_and_the_saved_config(directory, tmp_path, dtype):
     model = load(directory, dtype)
     assert {p.dtype for p in model.parameters()} == {dtype}
     write.save(model, tmp_path / "half", source=directory)
@@ -89,7 +89,7 @@ def test_the_dtype_asked_for_is_the_dtype_of_every_tensor_and_of_the_saved_confi
     assert torch.equal(load(tmp_path / "half", dtype).head, model.head)
 
 
-def test_saving_keeps_tokenizer_template_and_fields_gesso_does_not_know(directory, tmp_path):
+def test_save_keeps_tokenizer_template_and_unknown_fields(directory, tmp_path):
     (directory / "chat_template.jinja").write_text("{{ messages }}")
     edit_config(directory, lambda raw: raw.update(image_token_id=258_880, someone_elses={"a": 1}))
     write.save(load(directory), tmp_path / "copy", source=directory)
@@ -99,7 +99,7 @@ def test_saving_keeps_tokenizer_template_and_fields_gesso_does_not_know(director
     assert (raw["image_token_id"], raw["someone_elses"]) == (258_880, {"a": 1})
 
 
-def test_a_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
+def test_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
     model = load(directory)
     monkeypatch.setattr("safetensors.torch.save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
@@ -107,14 +107,14 @@ def test_a_failed_save_leaves_nothing_behind(directory, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def test_saving_over_something_is_refused(directory):
+def test_save_to_nonempty_directory_is_rejected(directory):
     before = sorted(path.name for path in directory.iterdir())
     with pytest.raises(InputError, match="not empty"):
         write.save(load(directory), directory)
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
-def test_the_vision_tower_is_left_out_with_one_line(directory, caplog):
+def test_vision_tower_is_left_out_with_one_warning(directory, caplog):
     tiny.give_eyes(directory)
     with caplog.at_level(logging.WARNING, logger="gesso"):
         model = load(directory)
@@ -122,13 +122,13 @@ def test_the_vision_tower_is_left_out_with_one_line(directory, caplog):
     assert not any("vision" in name for name, _ in model.named_parameters())
 
 
-def test_a_vision_tower_of_zeros_is_none_and_needs_no_words(directory, caplog):
+def test_vision_tower_of_zeros_gives_no_warning(directory, caplog):
     with caplog.at_level(logging.WARNING, logger="gesso"):
         load(directory)
     assert caplog.records == []
 
 
-def test_a_long_load_shows_its_progress_on_a_terminal_and_only_there(directory, monkeypatch):
+def test_long_load_shows_progress_only_on_a_terminal(directory, monkeypatch):
     shown = {}
     for terminal in (True, False):
         screen = io.StringIO()
@@ -172,8 +172,8 @@ print(peak - before, sum(sizes.values()), max(sizes.values()))
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the process's memory from /proc")
 @pytest.mark.parametrize("shard_bytes", [10**10, 10**8])
-def test_loading_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
-    """In bfloat16 on disk, float32 in memory, 300 MB: two copies or a file left mapped would show."""
+def test_load_memory_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
+    """300 MB, bfloat16 on disk and float32 in memory: a second copy or a mapped file would exceed the limit."""
     raw = json.loads(json.dumps(tiny.CONFIG))
     raw["text_config"] |= {"hidden_size": 512, "moe_intermediate_size": 768, "num_experts": 16, "dtype": "bfloat16"}
     model = DiffusionGemma(Config.from_dict(raw)).to(torch.bfloat16)
@@ -186,11 +186,11 @@ def test_loading_peaks_at_the_model_plus_one_tensor(tmp_path, shard_bytes):
     )
     grown, total, largest = map(int, run.stdout.split())
     assert total > 250 * 10**6
-    # One tensor on its way is there twice: as read (half the size, being bfloat16) and as converted.
+    # One tensor exists twice: as read (bfloat16, half the size) and as converted.
     assert grown < total + 1.6 * largest + 30 * 10**6
 
 
-# --- what cannot be loaded ----------------------------------------------------------------------------------------
+# --- errors -------------------------------------------------------------------------------------------------------
 
 
 def refused(directory, *words):
@@ -201,18 +201,18 @@ def refused(directory, *words):
     return str(caught.value)
 
 
-def test_a_file_cut_off_is_named(directory):
+def test_truncated_file_is_named(directory):
     path = directory / huggingface.SINGLE
     path.write_bytes(path.read_bytes()[:-100])
     refused(directory, huggingface.SINGLE, "corrupt or truncated")
 
 
-def test_a_file_of_garbage_is_named(directory):
+def test_corrupt_file_is_named(directory):
     (directory / huggingface.SINGLE).write_bytes(b"\xff" * 1000)
     refused(directory, huggingface.SINGLE, "corrupt")
 
 
-def test_a_pickle_is_never_opened(directory):
+def test_pickle_is_never_opened(directory):
     (directory / huggingface.SINGLE).rename(directory / "pytorch_model.bin")
     refused(directory, "no weights", huggingface.SINGLE)
 
@@ -232,13 +232,13 @@ def test_missing_and_surplus_tensors_are_named(directory):
     refused(directory, "model.decoder.norm.weight", "model.decoder.layers.9.mlp.up_proj.weight", "surplus")
 
 
-def test_a_wrong_shape_is_named_with_both_shapes(directory):
+def test_wrong_shape_is_named_with_both_shapes(directory):
     damage(directory, lambda t: t.update({"model.decoder.norm.weight": torch.ones(63)}))
     refused(directory, "model.decoder.norm.weight", "[63]", "[64]")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_not_numbers_are_named(directory, bad):
+def test_nan_and_infinite_weights_are_named(directory, bad):
     def change(tensors):
         tensors["model.decoder.layers.2.experts.down_proj"][3, 5, 7] = bad
 
@@ -273,12 +273,12 @@ def test_weights_that_are_not_numbers_are_named(directory, bad):
         ),
     ],
 )
-def test_a_configuration_gesso_would_compute_wrongly_is_refused_by_name(directory, change, words):
+def test_unsupported_config_is_rejected_by_name(directory, change, words):
     edit_config(directory, change)
     refused(directory, *words)
 
 
-def test_an_unknown_field_is_named_in_a_warning(directory, caplog):
+def test_unknown_config_field_is_named_in_a_warning(directory, caplog):
     edit_config(directory, lambda raw: raw["text_config"].update(novelty=3))
     with caplog.at_level(logging.WARNING, logger="gesso"):
         Config.from_directory(directory)
@@ -286,13 +286,13 @@ def test_an_unknown_field_is_named_in_a_warning(directory, caplog):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
-def test_a_config_that_is_no_json_object_is_named(directory, text):
+def test_config_that_is_no_json_object_is_named(directory, text):
     (directory / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     refused(directory, "config.json")
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../elsewhere.safetensors", 3, ""])
-def test_an_index_reaches_no_file_outside_its_directory(tmp_path, name):
+def test_index_with_a_path_outside_its_directory_is_rejected(tmp_path, name):
     oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
     index = json.loads((tmp_path / "model" / huggingface.INDEX).read_text())
     index["weight_map"]["model.decoder.norm.weight"] = name
@@ -300,7 +300,7 @@ def test_an_index_reaches_no_file_outside_its_directory(tmp_path, name):
     refused(tmp_path / "model", huggingface.INDEX, repr(name))
 
 
-def test_a_path_that_is_not_there_says_what_was_tried(tmp_path):
+def test_missing_path_is_rejected_with_the_alternatives(tmp_path):
     for name in (tmp_path / "nowhere", "just-a-word", "", "./nothing", "../nothing", "a--b/c d"):
         with pytest.raises(CheckpointError, match="no directory"):
             huggingface.find(name)
@@ -309,14 +309,14 @@ def test_a_path_that_is_not_there_says_what_was_tried(tmp_path):
         huggingface.find(tmp_path / "file")
 
 
-def test_a_hub_name_offline_says_how_to_go_on(own_cache, monkeypatch):
+def test_hub_name_offline_names_the_setting(own_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(own_cache / "hub"))
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
         huggingface.find("nobody/nothing-at-all")
 
 
-def test_a_hub_name_is_found_in_the_local_hub_cache_when_offline(directory, tmp_path, monkeypatch):
-    """The layout huggingface_hub keeps: refs/main names the snapshot."""
+def test_hub_name_is_found_in_the_local_cache_offline(directory, tmp_path, monkeypatch):
+    """The cache has the layout of huggingface_hub: refs/main names the snapshot."""
     import huggingface_hub.constants
 
     repo = tmp_path / "hub" / "models--someone--small"
@@ -328,10 +328,10 @@ def test_a_hub_name_is_found_in_the_local_hub_cache_when_offline(directory, tmp_
     assert load(huggingface.find("someone/small")).config.vocab_size == 384
 
 
-# --- settings -----------------------------------------------------------------------------------------------------
+# --- generation defaults ------------------------------------------------------------------------------------------
 
 
-def test_the_generation_config_sets_the_defaults(directory):
+def test_generation_config_sets_the_defaults(directory):
     raw = {
         "max_new_tokens": 99, "max_denoising_steps": 7, "t_min": 0.1, "t_max": 0.9, "stability_threshold": 2,
         "confidence_threshold": 0.5, "eos_token_id": [1, 5], "sampler_config":
@@ -345,7 +345,7 @@ def test_the_generation_config_sets_the_defaults(directory):
     assert g.generate("a", seed=0, stopping="fixed", max_new_tokens=4).usage.denoising_steps in (7, 14)
 
 
-def test_without_a_generation_config_the_reference_defaults_hold(directory):
+def test_defaults_without_generation_config_are_those_of_the_reference(directory):
     (directory / "generation_config.json").unlink()
     defaults = GenerationDefaults.from_directory(directory, Config.from_directory(directory))
     assert defaults == GenerationDefaults(eos_token_ids=(1, 106, 50))
@@ -361,7 +361,7 @@ def test_without_a_generation_config_the_reference_defaults_hold(directory):
         ({"t_max": "hot"}, "t_max"),
     ],
 )
-def test_a_generation_config_that_cannot_be_followed_is_refused(directory, raw, word):
+def test_unsupported_generation_config_is_rejected(directory, raw, word):
     (directory / "generation_config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match=word):
         gesso.load(directory)

@@ -57,7 +57,7 @@ MALFORMED = {
     "per_layer_config beyond the layers": (text_config(per_layer_config={"9": {}}), "per_layer_config"),
     "targets of a number": (quantized(5), "targets"),
     "targets of objects": (quantized([{}]), "targets"),
-    # Used to pass without a word.
+    # Used to be accepted.
     "NaN rope_theta": (rope(rope_theta=NAN), "rope_theta"),
     "infinite rope_theta": (rope(rope_theta=INF), "rope_theta"),
     "negative rope_theta": (rope(rope_theta=-1.0), "rope_theta"),
@@ -88,14 +88,14 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_config_field_is_rejected_by_name(case, tmp_path):
+def test_malformed_config_field_is_rejected_by_name(case, tmp_path):
     raw, field = MALFORMED[case]
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match=field):
         vision_tensors(Config.from_directory(tmp_path))
 
 
-def test_an_error_about_a_long_value_is_short(tmp_path):
+def test_error_about_a_long_value_is_short(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         Config.from_dict(text_config(rms_norm_eps="x" * 10**6))
     assert len(str(caught.value)) < 500
@@ -119,7 +119,7 @@ def test_json_that_python_cannot_parse_is_a_checkpoint_error(directory, text):
             (directory / name).write_bytes(before)
 
 
-def test_a_model_of_a_hundred_thousand_layers_is_refused_at_once(directory):
+def test_model_of_a_hundred_thousand_layers_is_rejected_at_once(directory):
     raw = json.loads((directory / "config.json").read_text())
     raw["text_config"] |= {"num_hidden_layers": 100_000, "layer_types": None}
     (directory / "config.json").write_text(json.dumps(raw))
@@ -129,7 +129,7 @@ def test_a_model_of_a_hundred_thousand_layers_is_refused_at_once(directory):
     assert time.monotonic() - started < 2
 
 
-def test_a_vision_tower_of_a_billion_layers_is_refused_at_once(directory):
+def test_vision_tower_of_a_billion_layers_is_rejected_at_once(directory):
     raw = json.loads((directory / "config.json").read_text())
     raw["vision_config"]["num_hidden_layers"] = 10**9
     (directory / "config.json").write_text(json.dumps(raw))
@@ -137,7 +137,7 @@ def test_a_vision_tower_of_a_billion_layers_is_refused_at_once(directory):
         describe(directory, "deep")
 
 
-def test_integer_weights_are_a_problem_that_names_the_tensor(directory):
+def test_integer_weights_are_reported_by_name(directory):
     tensors = load_file(directory / SINGLE)
     tensors["model.decoder.norm.weight"] = tensors["model.decoder.norm.weight"].to(torch.int16)
     save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
@@ -168,16 +168,16 @@ def test_integer_weights_are_a_problem_that_names_the_tensor(directory):
         ({"eos_token_id": -1}, "eos_token_id"),
     ],
 )
-def test_info_reports_a_generation_setting_that_cannot_be_used(directory, raw, field):
+def test_info_reports_invalid_generation_setting(directory, raw, field):
     (directory / "generation_config.json").write_text(json.dumps(raw))
     (problem,) = describe(directory, "model").problems
     assert "generation_config.json" in problem and field in problem
 
 
-# --- the tokenizer and its template -------------------------------------------------------------------------------
+# --- tokenizer and template ---------------------------------------------------------------------------------------
 
 
-def test_info_reports_a_tokenizer_larger_than_the_vocabulary(tmp_path):
+def test_info_reports_tokenizer_larger_than_the_vocabulary(tmp_path):
     directory = make(tmp_path / "small", vocab_size=300)
     assert any("384" in problem and "300" in problem for problem in describe(directory, "small").problems)
 
@@ -187,19 +187,19 @@ def test_info_reports_a_tokenizer_larger_than_the_vocabulary(tmp_path):
     ["{% for", "{{ messages.nothing.at.all }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
      "{% endfor %}"],
 )  # fmt: skip
-def test_info_reports_a_template_that_renders_no_message(directory, template):
+def test_info_reports_template_that_fails_to_render(directory, template):
     (directory / "chat_template.jinja").write_text(template)
     assert any("template" in problem for problem in describe(directory, "model").problems)
 
 
-# --- files that are no plain files, and large ones ----------------------------------------------------------------
+# --- named pipes and oversized files ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name",
     ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", SINGLE],
 )
-def test_a_named_pipe_in_a_checkpoint_is_refused_and_never_waited_for(directory, name):
+def test_named_pipe_in_a_checkpoint_is_rejected_without_waiting(directory, name):
     (directory / name).unlink(missing_ok=True)
     os.mkfifo(directory / name)
     try:
@@ -210,9 +210,9 @@ def test_a_named_pipe_in_a_checkpoint_is_refused_and_never_waited_for(directory,
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"])
-def test_a_file_far_too_large_is_refused_unread(directory, name):
+def test_oversized_file_is_rejected_unread(directory, name):
     with open(directory / name, "wb") as file:
-        file.truncate(1 << 40)  # sparse: it takes no room on disk
+        file.truncate(1 << 40)  # sparse, so it takes no disk space
     try:
         problems = describe(directory, "model").problems
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""gesso's list of vision tensors against the tower transformers builds and saves."""
+"""Compare the list of vision tensors with the tower that `transformers` builds and saves."""
 
 import json
 import random
@@ -37,7 +37,7 @@ SMALL = {
 
 
 def random_vision(seed: int) -> dict:
-    """A vision config that gives each optional field a value or, now and then, leaves it to its default."""
+    """Return a random vision config in which some optional fields are left out."""
     draw = random.Random(seed)
     kv_heads = draw.choice([1, 2, 3])
     fields = {
@@ -78,19 +78,19 @@ def reference_tensors(raw: dict) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_names_and_shapes_are_those_of_the_reference_whatever_the_vision_config(seed):
+def test_vision_tensors_equal_reference_for_random_configs(seed):
     raw = raw_config(vision_config=random_vision(seed))
     assert vision_tensors(Config.from_dict(raw)) == reference_tensors(raw)
 
 
 @pytest.mark.parametrize("outer", [{}, {"vision_config": None}, {"vision_config": {}}], ids=["absent", "null", "empty"])
-def test_without_a_vision_config_the_tower_is_the_reference_default(outer):
+def test_vision_tensors_without_vision_config_are_the_default(outer):
     raw = raw_config(**outer)
     assert vision_tensors(Config.from_dict(raw)) == reference_tensors(raw)
 
 
 @pytest.mark.parametrize("extras", [False, True])
-def test_names_and_shapes_are_those_of_a_saved_file(extras, tmp_path):
+def test_vision_tensors_equal_a_saved_file(extras, tmp_path):
     safetensors = pytest.importorskip("safetensors")
     raw = raw_config(vision_config=SMALL | {"standardize": extras, "use_clipped_linears": extras})
     reference_model(raw, "cpu").save_pretrained(tmp_path)
@@ -105,7 +105,7 @@ def test_names_and_shapes_are_those_of_a_saved_file(extras, tmp_path):
 
 @pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.parametrize("clipped", [False, True])
-def test_buffers_are_what_the_reference_does_not_count_as_parameters(standardize, clipped):
+def test_vision_buffers_are_not_parameters_of_the_reference(standardize, clipped):
     raw = raw_config(vision_config=SMALL | {"standardize": standardize, "use_clipped_linears": clipped})
     tensors = vision_tensors(Config.from_dict(raw))
     parameters = {name for name, _ in reference_model(raw, "meta").named_parameters() if "vision" in name}
@@ -113,7 +113,7 @@ def test_buffers_are_what_the_reference_does_not_count_as_parameters(standardize
     assert bool(set(tensors) - parameters) == (standardize or clipped)
 
 
-def test_text_tensors_are_not_taken_for_vision():
+def test_text_tensors_are_not_vision_tensors():
     for name in ("model.decoder.embed_tokens.weight", "model.encoder.language_model.layers.0.layer_scalar",
                  "model.decoder.self_conditioning.pre_norm.weight", "lm_head.weight"):  # fmt: skip
         assert not is_vision(name)
@@ -125,7 +125,7 @@ def test_text_tensors_are_not_taken_for_vision():
     [({"head_dim": "72"}, "head_dim"), ({"patch_size": 0}, "patch_size"), ({"hidden_size": None}, "hidden_size"),
      ([1], "vision_config")],
 )  # fmt: skip
-def test_a_vision_config_that_cannot_be_read_is_refused_by_field(vision, named):
+def test_malformed_vision_config_is_rejected_by_field(vision, named):
     with pytest.raises(CheckpointError, match=named):
         vision_tensors(Config.from_dict(raw_config(vision_config=vision)))
 

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: streams, exit codes, terminals, Ctrl-C."""
+"""The command line: streams, exit codes, terminals, Ctrl-C."""
 
 import io
 import json
@@ -52,7 +52,7 @@ def run_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[
 
 
 class Terminal:
-    """The program on a terminal of its own; stdout is the terminal too, or a pipe."""
+    """The program on its own terminal; stdout is that terminal or a pipe."""
 
     def __init__(self, *arguments: str, stdout: int | None = None) -> None:
         self.fd, inside = pty.openpty()
@@ -60,8 +60,8 @@ class Terminal:
         self.process = subprocess.Popen(
             [*GESSO, *arguments], stdin=inside, stderr=inside, stdout=inside if stdout is None else stdout,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's "&" has it ignored
-            env=dict(os.environ),  # not the C library's: there, pytest's readline has put LINES and COLUMNS of its own
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # ignored after a shell's "&"
+            env=dict(os.environ),  # pytest's readline sets LINES and COLUMNS in the C library's environment
         )  # fmt: skip
         os.close(inside)
         self.raw, self.seen = b"", 0
@@ -71,14 +71,14 @@ class Terminal:
         return self.raw.decode(errors="replace").replace("\r\n", "\n")
 
     def read(self, until: str | None = None, timeout: float = 40) -> None:
-        """Up to the next occurrence of some text, or up to the end of the program."""
+        """Read up to the next occurrence of a text, or to the end of the program."""
         deadline = time.monotonic() + timeout
         while until is None or (at := self.raw.find(until.encode(), self.seen)) < 0:
             assert time.monotonic() < deadline, f"waited for {until!r}, got {self.raw[self.seen :]!r}"
             if select.select([self.fd], [], [], 0.1)[0]:
                 try:
                     self.raw += os.read(self.fd, 65536)
-                except OSError:  # Linux says so when the other side is closed
+                except OSError:  # on Linux, when the other side is closed
                     assert until is None, f"ended before {until!r}: {self.raw!r}"
                     return
         self.seen = at + len(until.encode())
@@ -96,7 +96,7 @@ class Terminal:
 
 
 def screen(output: str) -> list[str]:
-    """The lines that a terminal shows after this output, as far as rich's live view needs a terminal."""
+    """Return the lines that a terminal shows after this output; supports the codes of rich's live view."""
     lines, row = [""], 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", output):
         if part == "\n":
@@ -115,7 +115,7 @@ def screen(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["--version"]])
-def test_help_needs_none_of_what_takes_long_to_import(arguments: list[str]) -> None:
+def test_help_imports_no_slow_packages(arguments: list[str]) -> None:
     script = (
         "import runpy, sys\n"
         "try:\n    runpy.run_module('gesso', run_name='__main__', alter_sys=True)\n"
@@ -132,7 +132,7 @@ def test_version(main: Main) -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"]])
-def test_help_tells_the_exit_codes(main: Main, command: list[str]) -> None:
+def test_help_lists_the_exit_codes(main: Main, command: list[str]) -> None:
     done = main(*command, "--help")
     assert done.code == 0
     assert "Exit codes: 0" in done.out and "130" in done.out
@@ -146,7 +146,7 @@ def test_every_diffusion_setting_is_an_option(main: Main, command: str) -> None:
     assert "--no-eos-settles" in help
 
 
-def test_options_that_are_not_given_override_nothing() -> None:
+def test_options_not_given_override_nothing() -> None:
     assert Denoising().diffusion() == {}
     given = {"preset": "fast", "eos_settles": False, "t_min": 0.1}
     assert Denoising(**given).diffusion() == given
@@ -168,7 +168,7 @@ def test_options_that_are_not_given_override_nothing() -> None:
         ["generate"],
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_2_before_anything_is_loaded(
+def test_bad_usage_is_one_line_and_exit_code_2_before_loading(
     main: Main, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setattr(gesso, "load", lambda *_, **__: pytest.fail("loaded a model first"))
@@ -184,7 +184,7 @@ def test_stdin_that_is_not_text_is_bad_input() -> None:
 
 
 @pytest.mark.parametrize("command", [["info"], ["generate", "hi", "--model"], ["chat", "--model"]])
-def test_a_checkpoint_that_cannot_be_read_is_exit_code_1(main: Main, tmp_path: Path, command: list[str]) -> None:
+def test_unreadable_checkpoint_is_exit_code_1(main: Main, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "config.json").write_text("{")
     for path in (tmp_path, tmp_path / "absent"):
         done = main(*command, str(path))
@@ -192,14 +192,14 @@ def test_a_checkpoint_that_cannot_be_read_is_exit_code_1(main: Main, tmp_path: P
         assert re.fullmatch(r"gesso: .+\n", done.err)
 
 
-def test_the_model_may_be_named_in_the_environment(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_from_the_environment(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GESSO_MODEL", str(tmp_path / "absent"))
     for command in (["info"], ["generate", "hi"], ["chat"]):
         done = main(*command)
         assert done.code == 1 and "absent" in done.err
 
 
-def test_nothing_that_a_terminal_obeys_is_printable() -> None:
+def test_printable_removes_all_control_characters() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     shown = terminal.printable(everything)
     assert len(shown) == len(everything)
@@ -209,7 +209,7 @@ def test_nothing_that_a_terminal_obeys_is_printable() -> None:
     assert terminal.printable(plain) == plain
 
 
-def test_terminals_get_harmless_text_and_pipes_the_text_itself(
+def test_text_is_escaped_on_terminals_but_not_on_pipes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal.print_text("a\x1b[31mb")
@@ -222,10 +222,10 @@ def test_terminals_get_harmless_text_and_pipes_the_text_itself(
 # --- generate -------------------------------------------------------------------------------------------------------
 
 
-def test_stdout_has_the_text_and_stderr_all_else_without_escape_codes(
+def test_stdout_has_only_the_text_and_stderr_no_escape_codes(
     tiny: gesso.Gesso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_eyes(make(tmp_path / "model"))  # which loading warns of
+    give_eyes(make(tmp_path / "model"))  # a vision tower, which gives a warning
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = run_process("generate", "hi", *SHORT, "-m", str(tmp_path / "model"))
     expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)
@@ -243,7 +243,7 @@ def test_same_seed_same_text(main: Main) -> None:
     assert first == second != other
 
 
-def test_json_is_one_object_with_everything(main: Main, tiny: gesso.Gesso) -> None:
+def test_json_answer_is_one_object_with_all_fields(main: Main, tiny: gesso.Gesso) -> None:
     done = main("generate", "hi", *SHORT, "--json")
     found = json.loads(done.out)
     expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)
@@ -256,7 +256,7 @@ def test_json_is_one_object_with_everything(main: Main, tiny: gesso.Gesso) -> No
 
 
 @pytest.mark.parametrize("dash", [["-"], []])
-def test_a_prompt_from_stdin_is_the_prompt_less_its_last_line_break(main: Main, dash: list[str]) -> None:
+def test_prompt_from_stdin_loses_its_last_line_break(main: Main, dash: list[str]) -> None:
     assert main("generate", *dash, *SHORT, stdin="one\ntwo\n").out == main("generate", "one\ntwo", *SHORT).out
 
 
@@ -274,7 +274,7 @@ def test_options_reach_the_model(main: Main) -> None:
 
 
 @pytest.mark.parametrize("bad", [["--device", "abacus"], ["--dtype", "int3"], ["--t-max", "0.1"], ["--seed", "9" * 30]])
-def test_input_that_only_the_model_can_judge_is_exit_code_2(main: Main, bad: list[str]) -> None:
+def test_input_that_the_model_rejects_is_exit_code_2(main: Main, bad: list[str]) -> None:
     done = main("generate", "hi", *SHORT, *bad)
     assert (done.code, done.out) == (2, "")
     assert re.fullmatch(r"(gesso: .+\n)+", done.err)
@@ -292,7 +292,7 @@ def test_characters_that_stdout_cannot_write_are_replaced(
     assert stdout.buffer.getvalue() == text.encode("ascii", "replace") + b"\n"
 
 
-def test_a_disk_that_is_full_is_told_in_one_line() -> None:
+def test_full_disk_is_reported_in_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*GESSO, "--version"], stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == 1
@@ -300,7 +300,7 @@ def test_a_disk_that_is_full_is_told_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("command", [["--version"], ["chat", *SHORT, "--json"]])
-def test_a_reader_that_leaves_ends_it_quietly(command: list[str]) -> None:
+def test_closed_pipe_ends_the_command_quietly(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([*GESSO, *command], input=b"one\ntwo\n", stdout=writer, stderr=subprocess.PIPE, timeout=60)
@@ -309,7 +309,7 @@ def test_a_reader_that_leaves_ends_it_quietly(command: list[str]) -> None:
     assert all(line.startswith("gesso: ") for line in done.stderr.decode().splitlines())
 
 
-# --- the live view --------------------------------------------------------------------------------------------------
+# --- live view ------------------------------------------------------------------------------------------------------
 
 
 def test_the_live_view_fits_the_terminal_and_leaves_only_the_text(tiny: gesso.Gesso) -> None:
@@ -328,13 +328,13 @@ def test_the_live_view_fits_the_terminal_and_leaves_only_the_text(tiny: gesso.Ge
     assert view.count(HIDE) == 0 and view.count(SHOW) == 1
     lines = screen(view)
     assert 4 < len(lines) <= ROWS
-    assert [line for line in lines if line][:-1] == [], "the view is gone, the usage line is there"
+    assert [line for line in lines if line][:-1] == [], "the view is removed, the usage line remains"
     assert "256/256" not in before and "4 steps" in "".join(lines)
     assert not set(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.output)) & {"\x1b", "\x00", "\x07", "\x9b"}
 
 
 @pytest.mark.parametrize("unwanted", [["--no-live"], ["--json"]])
-def test_no_live_view_when_none_is_wanted(main: Main, monkeypatch: pytest.MonkeyPatch, unwanted: list[str]) -> None:
+def test_no_live_view_with_no_live_or_json(main: Main, monkeypatch: pytest.MonkeyPatch, unwanted: list[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert HIDE in main("generate", "hi", *SHORT).err
     done = main("generate", "hi", *SHORT, *unwanted)
@@ -342,7 +342,7 @@ def test_no_live_view_when_none_is_wanted(main: Main, monkeypatch: pytest.Monkey
     assert HIDE not in done.err and "canvas 1 ·" not in done.err
 
 
-def test_settled_tokens_are_bright_and_the_others_dim() -> None:
+def test_live_view_shows_settled_tokens_bold_and_others_dim() -> None:
     model: Any = SimpleNamespace(
         tokenizer=SimpleNamespace(special_ids={0}), decode=lambda tokens: "".join(map(chr, tokens))
     )
@@ -356,7 +356,7 @@ def test_settled_tokens_are_bright_and_the_others_dim() -> None:
     ]  # fmt: skip
 
 
-def test_ctrl_c_is_exit_code_130_and_the_cursor_comes_back() -> None:
+def test_ctrl_c_is_exit_code_130_and_restores_the_cursor() -> None:
     terminal = Terminal("generate", "hi", *ENDLESS)
     terminal.read(until="step 2/")
     terminal.interrupt()
@@ -372,7 +372,7 @@ def answers(output: str) -> list[Any]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_chat_over_a_pipe_answers_every_line_and_remembers(main: Main, tiny: gesso.Gesso) -> None:
+def test_chat_over_a_pipe_answers_every_line_with_history(main: Main, tiny: gesso.Gesso) -> None:
     done = main("chat", *SHORT, "--json", "--system", "Be brief.", stdin="one\n\ntwo\n")
     first, second = answers(done.out)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
@@ -383,27 +383,27 @@ def test_chat_over_a_pipe_answers_every_line_and_remembers(main: Main, tiny: ges
     assert second["tokens"] == list(tiny.chat(messages, steps=2, max_new_tokens=8, seed=3).tokens)
 
 
-def test_chat_without_json_prints_the_answers_alone(main: Main) -> None:
+def test_chat_without_json_prints_only_the_answers(main: Main) -> None:
     expected = answers(main("chat", *SHORT, "--json", stdin="one\ntwo\n").out)
     done = main("chat", *SHORT, "--no-thinking", stdin="one\ntwo\n")
     assert done.code == 0
     assert done.out == "".join(answer["text"] + "\n" for answer in expected)
 
 
-def test_reset_forgets_what_was_said(main: Main) -> None:
+def test_chat_reset_clears_the_conversation(main: Main) -> None:
     first, second, third = answers(main("chat", *SHORT, "--json", stdin="one\none\n/reset\none\n").out)
     assert first["tokens"] == third["tokens"]
     assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"] == third["usage"]["prompt_tokens"]
 
 
-def test_retry_asks_again_with_the_next_seed(main: Main) -> None:
+def test_chat_retry_uses_the_next_seed(main: Main) -> None:
     found = answers(main("chat", *SHORT, "--json", stdin="one\n/retry\n/seed 3\n/retry\n/seed 7\n/retry\n").out)
     assert [answer["seed"] for answer in found] == [3, 4, 3, 7]
     assert found[0]["tokens"] == found[2]["tokens"] != found[1]["tokens"]
     assert len({answer["usage"]["prompt_tokens"] for answer in found}) == 1
 
 
-def test_commands_answer_on_stderr_and_exit_ends(main: Main) -> None:
+def test_chat_commands_answer_on_stderr(main: Main) -> None:
     done = main("chat", *SHORT, "--json", stdin="/paint\n/seed x\n/retry\n/help\n/exit\none\n")
     assert (done.code, done.out) == (0, "")
     for said in ("gesso: no such command: /paint", "/seed x", "nothing to retry", "/reset "):
@@ -418,7 +418,7 @@ def test_thoughts_go_to_stderr(tiny: gesso.Gesso, capsys: pytest.CaptureFixture[
     assert output.err.startswith("let me␇ see\n")
 
 
-def test_a_stopped_answer_leaves_the_conversation_as_it_was(
+def test_interrupted_answer_leaves_the_conversation_unchanged(
     main: Main, tiny: gesso.Gesso, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def talk(*lines: str) -> chat.Conversation:
@@ -452,7 +452,7 @@ def test_ctrl_c_stops_an_answer_then_the_chat() -> None:
     terminal.type("/paint\n")
     terminal.read(until="no such command")
     terminal.read(until="> ")
-    time.sleep(0.3)  # readline prints its prompt a moment before it listens to signals
+    time.sleep(0.3)  # readline prints its prompt shortly before it handles signals
     terminal.interrupt()
     assert terminal.end() == 130
     assert terminal.output.rindex(SHOW) > terminal.output.rindex(HIDE)
@@ -476,7 +476,7 @@ def test_ctrl_d_ends_the_chat(main: Main, monkeypatch: pytest.MonkeyPatch) -> No
 # --- info -----------------------------------------------------------------------------------------------------------
 
 
-def test_info_describes_the_model_in_the_box(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_describes_the_bundled_model(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GESSO_MODEL")
     done = main("info")
     assert done.code == 0 and "experts" in done.out and "\x1b" not in done.out
@@ -488,7 +488,7 @@ def test_info_describes_the_model_in_the_box(main: Main, monkeypatch: pytest.Mon
     assert named == found
 
 
-def test_info_lists_problems_and_that_is_no_failure(main: Main, tiny_directory: Path, tmp_path: Path) -> None:
+def test_info_with_problems_is_exit_code_0(main: Main, tiny_directory: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((tiny_directory / "config.json").read_text())
     done = main("info", str(tmp_path), "--json")
     assert done.code == 0

@@ -1,4 +1,4 @@
-"""`gesso infill` and `gesso edit`: a file in, the same file with something new in it out."""
+"""`gesso infill` and `gesso edit` on the command line."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def file(tmp_path):
     return make
 
 
-def test_infill_prints_the_file_with_its_holes_filled_and_leaves_the_file_alone(main, file):
+def test_infill_prints_the_filled_text_and_leaves_the_file_unchanged(main, file):
     text = "\ufeffdef f(x):\r\n    return <FILL>\r\n\nprint(<FILL>)"
     path = file(text)
     ran = main("infill", str(path), *SHORT)
@@ -37,7 +37,7 @@ def test_infill_prints_the_file_with_its_holes_filled_and_leaves_the_file_alone(
     assert ran.err.count("seed 3") == 2
 
 
-def test_middle_and_json_give_the_same_as_the_whole_text(main, file):
+def test_infill_middle_and_json_match_the_whole_text(main, file):
     path = str(file("a = <FILL>\nb = 2\n"))
     whole = main("infill", path, *SHORT).out
     middle = main("infill", path, "--middle", *SHORT).out.removesuffix("\n")
@@ -48,7 +48,7 @@ def test_middle_and_json_give_the_same_as_the_whole_text(main, file):
     assert said["middles"][0]["method"] == "pinned"
 
 
-def test_infill_and_edit_take_every_setting_that_generate_takes(main, file):
+def test_infill_and_edit_accept_diffusion_settings(main, file):
     path = str(file("a = <FILL>\n"))
     settings = ["--t-max", "2.5", "--t-min", "2.5", "--entropy-bound", "5", "--canvas-length", "16", "--steps", "3"]
     warm = main("infill", path, "--seed", "3", "--max-new-tokens", "4", "--json", *settings)
@@ -58,7 +58,7 @@ def test_infill_and_edit_take_every_setting_that_generate_takes(main, file):
     assert refused.code == 2 and "t_max" in refused.err
 
 
-def test_more_candidates_are_more_work_for_the_same_holes(main, file):
+def test_candidates_add_denoising_steps(main, file):
     path = str(file("a = <FILL>\nb = 2\n"))
     one, same, four = (
         json.loads(main("infill", path, "--json", *SHORT, *given).out)["middles"][0]
@@ -69,14 +69,14 @@ def test_more_candidates_are_more_work_for_the_same_holes(main, file):
     assert main("infill", path, *SHORT, "--candidates", "0").code == 2
 
 
-def test_infill_reads_stdin_with_a_marker_of_ones_own(main):
+def test_infill_reads_stdin_with_a_custom_marker(main):
     ran = main("infill", "-", "--marker", "[…]", *SHORT, stdin="a […] b\n")
     assert ran.code == 0
     assert ran.out.startswith("a ")
     assert ran.out.endswith(" b\n")
 
 
-def test_in_place_writes_the_file_and_keeps_its_mode_and_its_link(main, file, tmp_path):
+def test_in_place_keeps_mode_and_symbolic_link(main, file, tmp_path):
     path = file("a = <FILL>\r\n")
     path.chmod(0o750)
     link = tmp_path / "link"
@@ -90,7 +90,7 @@ def test_in_place_writes_the_file_and_keeps_its_mode_and_its_link(main, file, tm
     assert sorted(os.listdir(tmp_path)) == ["link", "text.py"]
 
 
-def test_edit_changes_the_span_alone(main, file):
+def test_edit_changes_only_the_span(main, file):
     path = file("héllo wörld, how are you?\r\n")
     ran = main("edit", str(path), "--span", "6:11", "--level", "0.5", *BRIEF)
     assert ran.code == 0
@@ -118,7 +118,7 @@ def test_edit_changes_the_span_alone(main, file):
         ("some text", ["edit"], "--span"),
     ],
 )
-def test_bad_input_is_exit_code_2_one_line_and_an_untouched_file(main, file, text, arguments, words):
+def test_bad_input_is_exit_code_2_and_leaves_the_file_unchanged(main, file, text, arguments, words):
     path = file(text)
     before = path.read_bytes()
     command, *rest = arguments
@@ -129,7 +129,7 @@ def test_bad_input_is_exit_code_2_one_line_and_an_untouched_file(main, file, tex
     assert path.read_bytes() == before
 
 
-def test_what_is_no_file_is_said(main, tmp_path):
+def test_path_that_is_no_file_is_rejected(main, tmp_path):
     assert "cannot be read: No such file" in main("infill", str(tmp_path / "none")).err
     assert "cannot be read: Is a directory" in main("edit", str(tmp_path), "--span", "0:1").err
     ran = main("infill", "-", "--in-place", stdin="a <FILL>")
@@ -142,7 +142,7 @@ def test_what_is_no_file_is_said(main, tmp_path):
 
 @pytest.fixture
 def saved_meanwhile(monkeypatch):
-    """Have somebody else save the file while the model writes."""
+    """Return a function that changes a file while the model generates."""
     from gesso.api import Gesso
 
     def save(path, text):
@@ -160,7 +160,7 @@ def saved_meanwhile(monkeypatch):
 
 
 @pytest.mark.parametrize("command", [["edit", "--span", "0:3"], ["infill"], ["infill", "--middle"]])
-def test_a_file_saved_meanwhile_is_kept_and_the_result_printed(main, file, saved_meanwhile, command):
+def test_file_changed_meanwhile_is_kept_and_the_result_printed(main, file, saved_meanwhile, command):
     path = file("one <FILL> two\n")
     saved_meanwhile(path, "one <FILL> two\nand a line of somebody else\n")
     ran = main(command[0], str(path), "--in-place", *command[1:], *SHORT)
@@ -171,7 +171,7 @@ def test_a_file_saved_meanwhile_is_kept_and_the_result_printed(main, file, saved
     assert os.listdir(path.parent) == ["text.py"]
 
 
-def test_a_file_deleted_meanwhile_is_not_made_again(main, file, monkeypatch):
+def test_file_deleted_meanwhile_is_not_created_again(main, file, monkeypatch):
     from gesso.api import Gesso
 
     path, original = file("one two three\n"), Gesso.edit
@@ -181,7 +181,7 @@ def test_a_file_deleted_meanwhile_is_not_made_again(main, file, monkeypatch):
     assert "two three" in ran.out
 
 
-def test_with_json_the_result_of_a_file_saved_meanwhile_is_in_the_json(main, file, saved_meanwhile):
+def test_result_for_a_file_changed_meanwhile_is_in_the_json(main, file, saved_meanwhile):
     path = file("one two three\n")
     saved_meanwhile(path, "else\n")
     ran = main("edit", str(path), "--in-place", "--json", "--span", "0:3", *SHORT)
@@ -199,7 +199,7 @@ def test_in_place_follows_no_planted_link(main, file, tmp_path):
     assert not path.is_symlink() and path.read_text().endswith(" two three\n")
 
 
-def test_a_named_pipe_is_refused_and_never_waited_for(main, tmp_path):
+def test_named_pipe_is_rejected_without_waiting(main, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     ran = main("edit", str(tmp_path / "pipe"), "--span", "0:1")
     assert ran.code == 2 and "it is a named pipe, expected a regular file" in ran.err

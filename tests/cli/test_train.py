@@ -1,4 +1,4 @@
-"""The commands around training: `gesso train` and `gesso eval`, as they are typed."""
+"""`gesso train` and `gesso eval` on the command line."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    """The README's recipe, cut to three steps, in a directory of its own."""
+    """The README's recipe with three steps, in a temporary directory."""
     shutil.copytree(RECIPES, tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "recipes" / "box-overfit.toml"
@@ -22,7 +22,7 @@ def recipe(tmp_path, monkeypatch):
     return path
 
 
-def test_a_look_at_the_data_trains_nothing(recipe, tmp_path, capsys):
+def test_train_check_reports_without_training(recipe, tmp_path, capsys):
     assert main(["train", str(recipe), "--check", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["rows"], report["good"], report["rejected"]) == (4, 4, [])
@@ -31,20 +31,20 @@ def test_a_look_at_the_data_trains_nothing(recipe, tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
-def test_bad_rows_are_shown_with_their_lines(recipe, tmp_path, capsys):
+def test_train_reports_bad_rows_with_their_lines(recipe, tmp_path, capsys):
     rows = tmp_path / "recipes" / "box-overfit.jsonl"
     rows.write_text(rows.read_text() + "not json\n" + json.dumps({"prompt": "x", "completion": ""}) + "\n")
     assert main(["train", str(recipe), "--check"]) == 0
     shown = capsys.readouterr().out
     assert "box-overfit.jsonl:5" in shown
     assert "box-overfit.jsonl:6" in shown
-    assert main(["train", str(recipe)]) == 2, "training itself stops, as the recipe says"
+    assert main(["train", str(recipe)]) == 2, "the recipe has on_bad_row = stop"
     assert "box-overfit.jsonl:5" in capsys.readouterr().err
 
 
-def test_a_recipe_trains_and_what_it_leaves_is_a_model(recipe, tmp_path, capsys):
+def test_trained_model_can_be_evaluated(recipe, tmp_path, capsys):
     assert main(["train", str(recipe)]) == 0
-    assert main(["train", str(recipe)]) == 0, "run again, there is nothing left to do"
+    assert main(["train", str(recipe)]) == 0, "a finished run can be run again"
     model = str(tmp_path / "runs" / "box-overfit" / "model")
     capsys.readouterr()
     plot = tmp_path / "accuracy.svg"
@@ -74,7 +74,7 @@ def test_a_recipe_trains_and_what_it_leaves_is_a_model(recipe, tmp_path, capsys)
     assert [evaluation["settings"]["steps"] for evaluation in found] == [1, 2]
     chosen = [found[0]["settings"][name] for name in ("t_max", "t_min", "entropy_bound")]
     assert chosen == [0.5, 0.25, 0.2]
-    assert found[0]["fingerprint"] == found[1]["fingerprint"], "the same items under both limits"
+    assert found[0]["fingerprint"] == found[1]["fingerprint"], "the same items for both settings"
     assert plot.read_text().startswith("<svg")
 
 
@@ -87,6 +87,6 @@ def test_a_recipe_trains_and_what_it_leaves_is_a_model(recipe, tmp_path, capsys)
         (["bench", "everything"], "everything"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(command, word, capsys):
+def test_invalid_arguments_are_exit_code_2(command, word, capsys):
     assert main(command) == 2
     assert word in capsys.readouterr().err

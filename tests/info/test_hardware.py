@@ -1,4 +1,4 @@
-"""What fits on a card and how fast a step could be: figures by another way, laws they obey, and the page of them."""
+"""Plans for graphics cards: independent figures, invariants, and the tables in docs/hardware.md."""
 
 import json
 import re
@@ -28,7 +28,7 @@ H200 = CARDS["h200"]
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    """Plans for the 26B by card, made once each."""
+    """A cached function that plans the 26B for a card."""
     directory = write(tmp_path_factory.mktemp("real"), REAL)
     return cache(lambda card, steps=16: plan(directory, card, steps))
 
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory) -> Path:
 
 
 def workspace(batch: int) -> int:
-    """Of the 26B. It depends on the shape only, and not on the card."""
+    """Return the workspace of the 26B, which does not depend on the card."""
     return workspace_bytes(Config.from_dict(REAL), batch, PREFILL, 256)
 
 
@@ -54,16 +54,16 @@ def text_of(found: Plan) -> str:
 
 
 def variants(**changes: float | None) -> Card:
-    """A card that holds everything, with something changed."""
+    """Return a card with unlimited memory and the given changes."""
     return replace(H200, driver_mib=10**9, **changes)
 
 
-# --- figures, by hand ---------------------------------------------------------------------------------------------
+# --- independent figures ------------------------------------------------------------------------------------------
 
 
-def test_a_step_of_the_26b_reads_52_gigabytes_in_bf16(real):
-    """Straight from the published count: text weights at 2 bytes, the embedding once more, the cache at 8K."""
-    weights = 2 * (25_250_986_752 + 60)  # and a scalar a layer for encoder and decoder, which the card does not count
+def test_step_of_the_26b_reads_52_gigabytes_in_bf16(real):
+    """Computed from the published count: text weights at 2 bytes, the embedding once more, the cache at 8K."""
+    weights = 2 * (25_250_986_752 + 60)  # with one scalar per layer and stack, which the card omits
     decoder_only = weights - 2 * 30
     embedding = 2 * 262_144 * 2816
     ring_and_globals = 25 * 2 * 1023 * 8 * 256 * 2 + 20_480 * 8192
@@ -73,8 +73,8 @@ def test_a_step_of_the_26b_reads_52_gigabytes_in_bf16(real):
     assert floor.memory_seconds == pytest.approx(52.36e9 / 4.8e12, rel=1e-3)
 
 
-def test_a_step_of_the_26b_takes_two_point_eight_trillion_operations(real):
-    """Layer by layer, as matrix products of a canvas of 256 tokens."""
+def test_step_of_the_26b_takes_two_point_eight_trillion_operations(real):
+    """Computed layer by layer, as matrix products of a canvas of 256 tokens."""
     tokens, hidden, total = 256, 2816, 0
     total += 3 * 2 * tokens * hidden * 2112  # self-conditioning
     total += 2 * 2 * tokens * hidden * 262_144  # lm_head, soft embedding
@@ -89,8 +89,8 @@ def test_a_step_of_the_26b_takes_two_point_eight_trillion_operations(real):
     assert round(total / 1e12, 2) == 2.83
 
 
-def test_matrices_run_at_the_rate_of_their_precision_and_the_rest_at_that_of_bf16(real):
-    """Active weights less router and norms, 2 operations each, are what fp8 makes twice as fast."""
+def test_only_matrices_run_at_the_rate_of_their_precision(real):
+    """Only the products with active weights, without router and norms, run twice as fast in fp8."""
     active, router = 3_840_375_552, 30 * 128 * 2816
     norms = 30 * (8 * 2816 + 128) + 25 * 2 * 256 + 5 * 2 * 512 + 2 * 2816
     matrices = 2 * 256 * (active - router - norms)
@@ -98,7 +98,7 @@ def test_matrices_run_at_the_rate_of_their_precision_and_the_rest_at_that_of_bf1
     assert bf16 - fp8 == pytest.approx(matrices / 1e15 - matrices / 2e15, rel=1e-9)
 
 
-def test_tokens_a_second_are_canvases_over_steps(real):
+def test_tokens_per_second_are_canvases_over_steps(real):
     for fit in real(H200, steps=10).fits:
         for floor in fit.floors:
             assert floor.tokens_per_second == pytest.approx(floor.batch * 256 / (10 * floor.seconds))
@@ -107,7 +107,7 @@ def test_tokens_a_second_are_canvases_over_steps(real):
     assert eight.seconds == sixteen.seconds
 
 
-def test_the_share_of_experts_hit_is_what_drawing_gives():
+def test_expert_share_matches_a_simulation():
     import random
 
     draws = random.Random(0)
@@ -118,7 +118,7 @@ def test_the_share_of_experts_hit_is_what_drawing_gives():
     assert expert_share(128, 8, 256) > 0.9999999
 
 
-def test_the_largest_context_is_the_last_that_fits(tmp_path):
+def test_largest_context_is_the_last_that_fits(tmp_path):
     directory = write(tmp_path, REAL)
     weights = of(plan(directory, H200), "4-bit").weight_bytes
     rings = 2 * 25 * 2 * 1023 * 8 * 256 * 2  # in use, and their copy
@@ -131,19 +131,19 @@ def test_the_largest_context_is_the_last_that_fits(tmp_path):
         assert of(plan(directory, one_less), "4-bit").largest_context == tokens - 1
 
 
-def test_an_untied_encoder_takes_memory_but_no_time(tiny, tmp_path):
+def test_untied_encoder_takes_memory_but_no_time(tiny, tmp_path):
     untied = write(tmp_path, TINY | {"tie_word_embeddings": False})
     one, two = (of(plan(directory, H200), "bf16") for directory in (tiny, untied))
     assert two.weight_bytes > 1.5 * one.weight_bytes
-    assert two.floors[0].bytes == one.floors[0].bytes  # the head is a tensor of its own, no longer a second pass
+    assert two.floors[0].bytes == one.floors[0].bytes  # its head is a separate tensor that replaces the second read
     assert two.floors[0].operations == one.floors[0].operations
 
 
-# --- laws ---------------------------------------------------------------------------------------------------------
+# --- invariants ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("change", ["bandwidth_gbs", "bf16_tflops", "fp8_tflops", "fp4_tflops"])
-def test_a_better_card_is_never_slower(real, change):
+def test_better_card_is_never_slower(real, change):
     base = variants(fp4_tflops=4000.0, bandwidth_gbs=1000)
     better = replace(base, **{change: 2 * getattr(base, change)})
     for slow, fast in zip(real(base).fits, real(better).fits, strict=True):
@@ -152,7 +152,7 @@ def test_a_better_card_is_never_slower(real, change):
             assert after.tokens_per_second >= before.tokens_per_second
 
 
-def test_lower_precision_never_needs_more_memory_or_time_where_the_card_has_it(real):
+def test_native_lower_precision_never_needs_more_memory_or_time(real):
     fits = real(variants(fp4_tflops=4000.0)).fits
     for wide, narrow in zip(fits, fits[1:], strict=False):
         assert narrow.weight_bytes < wide.weight_bytes
@@ -161,7 +161,7 @@ def test_lower_precision_never_needs_more_memory_or_time_where_the_card_has_it(r
             assert after.seconds <= before.seconds
 
 
-def test_a_larger_batch_is_never_faster_a_step_and_never_slower_a_token(real):
+def test_larger_batch_is_never_faster_per_step_or_slower_per_token(real):
     for card in CARDS.values():
         for fit in real(card).fits:
             for small, large in zip(fit.floors, fit.floors[1:], strict=False):
@@ -169,15 +169,15 @@ def test_a_larger_batch_is_never_faster_a_step_and_never_slower_a_token(real):
                 assert large.tokens_per_second >= small.tokens_per_second * (1 - 1e-9)
 
 
-def test_the_floor_is_the_larger_of_memory_and_compute_and_names_it(real):
+def test_floor_is_the_larger_of_memory_and_compute(real):
     for card in CARDS.values():
         for floor in (floor for fit in real(card).fits for floor in fit.floors):
             assert floor.seconds == max(floor.memory_seconds, floor.compute_seconds)
             assert floor.limit == ("memory" if floor.seconds == floor.memory_seconds else "compute")
 
 
-def test_without_the_format_in_hardware_weights_shrink_but_compute_is_that_of_bf16(real):
-    """Four bits on Hopper or Ada: the bytes of 4-bit, and its experts the operations of bf16."""
+def test_precision_not_in_hardware_computes_at_the_rate_of_bf16(real):
+    """On Hopper or Ada, 4-bit has the bytes of 4-bit, and its experts run at the rate of bf16."""
     bf16, fp8, four = real(variants(fp4_tflops=None)).fits
     assert not four.in_hardware
     assert four.floors[0].bytes < bf16.floors[0].bytes / 2
@@ -192,7 +192,7 @@ def test_without_the_format_in_hardware_weights_shrink_but_compute_is_that_of_bf
     assert all(card.has("fp8") for card in CARDS.values())
 
 
-def test_every_batch_with_a_floor_fits_and_the_first_without_does_not(real):
+def test_floors_cover_exactly_the_batches_that_fit(real):
     for card in CARDS.values():
         for fit in real(card).fits:
             room = fit.rooms[0]
@@ -205,10 +205,10 @@ def test_every_batch_with_a_floor_fits_and_the_first_without_does_not(real):
                 assert workspace(more) + more * room.sequence_bytes > free
 
 
-# --- advice -------------------------------------------------------------------------------------------------------
+# --- recommendation -----------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_does_not_fit_says_so_and_by_how_much(real):
+def test_model_that_does_not_fit_reports_missing_bytes(real):
     small = replace(H200, driver_mib=8 * 1024)
     found = real(small)
     assert found.choice is None
@@ -220,16 +220,16 @@ def test_a_model_that_does_not_fit_says_so_and_by_how_much(real):
     assert "Does not fit" in text and "9.82 GB short" in text and "tokens/s at" not in text
 
 
-def test_the_choice_is_fp8_where_it_fits_and_pays(real, tiny):
+def test_choice_is_fp8_where_it_fits_and_is_faster(real, tiny):
     choices = {name: real(card).choice for name, card in CARDS.items()}
     assert choices == {name: "4-bit" if name == "rtx-4090" else "fp8" for name in CARDS}
     assert "fp8 is 2.71 GB short" in real(CARDS["rtx-4090"]).reason
     assert "computes it in bf16" in real(CARDS["rtx-4090"]).reason
     assert "bf16 is" in real(CARDS["rtx-5090"]).reason and "short" in real(CARDS["rtx-5090"]).reason
-    assert plan(tiny, H200).choice == "bf16", "fp8 would hardly shorten a step"
+    assert plan(tiny, H200).choice == "bf16", "fp8 would gain little"
 
 
-def test_a_context_shorter_than_the_tables_is_reckoned_at_its_own_length(tmp_path):
+def test_short_context_is_computed_at_its_own_length(tmp_path):
     text = TINY["text_config"] | {"max_position_embeddings": 100}
     found = plan(write(tmp_path, TINY | {"text_config": text}), H200)
     assert found.context == 100
@@ -240,26 +240,26 @@ def test_a_context_shorter_than_the_tables_is_reckoned_at_its_own_length(tmp_pat
 # --- cards --------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_card_is_refused_with_the_known_ones():
+def test_unknown_card_is_rejected_with_the_known_ones():
     with pytest.raises(InputError, match="rtx-3090") as error:
         find("rtx-3090")
     assert all(name in str(error.value) for name in CARDS)
 
 
-def test_every_card_names_its_source_and_has_sensible_figures():
+def test_every_card_has_a_source_and_plausible_figures():
     for name, card in CARDS.items():
         assert card.name == name
-        assert "checked" in card.source, "said to be checked, or said not to be"
+        assert "checked" in card.source, "the source states whether figures were checked"
         assert 0.85 * card.memory_gb * 1e9 < card.usable_bytes <= card.memory_gb * 2**30
         rates = [r for r in (card.bf16_tflops, card.fp8_tflops, card.fp4_tflops) if r is not None]
         assert rates == sorted(rates)
     assert all("memory" in CARDS[name].note.lower() for name in ("dgx-spark", "dgx-station"))
 
 
-# --- the two views ------------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------------
 
 
-def test_the_human_view_fits_80_columns_and_loses_nothing(real):
+def test_rendered_report_fits_80_columns_and_is_complete(real):
     for card in CARDS.values():
         text = text_of(real(card))
         assert max(map(len, text.splitlines())) <= 80
@@ -269,7 +269,7 @@ def test_the_human_view_fits_80_columns_and_loses_nothing(real):
         assert card.source in re.sub(r"\s+", " ", joined)
 
 
-def test_the_command_adds_the_plan_and_changes_nothing_else(tiny, capsys):
+def test_gpu_option_adds_the_plan_to_the_report(tiny, capsys):
     assert cli.main(["info", str(tiny), "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert "gpu" not in plain
@@ -287,20 +287,20 @@ def test_the_command_adds_the_plan_and_changes_nothing_else(tiny, capsys):
     ("arguments", "said"),
     [(["--gpu", "toaster"], "rtx-4090"), (["--steps", "4"], "--gpu"), (["--gpu", "h100", "--steps", "0"], "--steps")],
 )
-def test_bad_options_are_refused_before_the_model_is_read(arguments, said, capsys, tmp_path):
+def test_invalid_options_are_rejected_before_the_model_is_read(arguments, said, capsys, tmp_path):
     assert cli.main(["info", str(tmp_path / "nowhere"), *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_importing_the_rooms_does_not_import_torch():
+def test_importing_fit_does_not_import_torch():
     code = "import sys, gesso.info.fit, gesso.info.hardware; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- the page -----------------------------------------------------------------------------------------------------
+# --- docs ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_tables_on_the_page_are_what_the_code_computes(real):
+def test_tables_in_the_docs_match_the_code(real):
     page = PAGE.read_text(encoding="utf-8")
     for name, card in CARDS.items():
         found = real(card)
@@ -308,7 +308,7 @@ def test_the_tables_on_the_page_are_what_the_code_computes(real):
         assert f"\n{precision_row(name, found)}\n" in page, precision_row(name, found)
 
 
-def test_the_page_has_a_word_for_every_card_and_the_command():
+def test_docs_describe_every_card_and_the_command():
     page = PAGE.read_text(encoding="utf-8")
     for name, card in CARDS.items():
         assert f"**{card.title}.**" in page
@@ -317,7 +317,7 @@ def test_the_page_has_a_word_for_every_card_and_the_command():
 
 
 def chosen_row(name: str, found: Plan) -> str:
-    """The computed columns of the first table: the chosen precision."""
+    """Return the computed columns of the first table: the chosen precision."""
     fit = found.chosen()
     assert fit is not None
     by_batch = {floor.batch: f"{floor.tokens_per_second:,.0f}" for floor in fit.floors}
@@ -335,7 +335,7 @@ def chosen_row(name: str, found: Plan) -> str:
 
 
 def precision_row(name: str, found: Plan) -> str:
-    """Of the second: each precision at batch 1, or what it lacks."""
+    """Return a row of the second table: each precision at batch 1, or the missing bytes."""
     cells = [
         f"{fit.missing_bytes / 1e9:.1f} GB short"
         if fit.missing_bytes

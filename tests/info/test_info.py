@@ -1,4 +1,4 @@
-"""The report of `gesso info`: numbers against the published ones and the reference, findings against broken files."""
+"""The report of `gesso info`: published figures, the reference's counts, problems of broken files."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from gesso.info.render import render_report
 from gesso.info.report import Report, describe
 from tests.tiny import make
 
-# google/diffusiongemma-26B-A4B-it, the fields that have to do with size.
+# The fields of google/diffusiongemma-26B-A4B-it that determine its size.
 REAL = {
     "model_type": "diffusion_gemma",
     "dtype": "bfloat16",
@@ -93,21 +93,21 @@ def saved(tmp_path) -> Path:
 # --- numbers ------------------------------------------------------------------------------------------------------
 
 
-def test_the_26b_has_the_published_number_of_parameters(real):
+def test_26b_has_the_published_number_of_parameters(real):
     assert real.parameters.total == 25_823_778_864
     assert real.parameters.text + real.parameters.vision == real.parameters.total
     assert real.parameters.active == real.parameters.text - 30 * 120 * 3 * 704 * 2816
     assert round(real.parameters.active / 1e9, 1) == 3.8
 
 
-def test_the_26b_cache_is_20480_bytes_a_token_and_a_fixed_ring(real):
+def test_26b_cache_is_20480_bytes_per_token_and_a_fixed_ring(real):
     cache = {cell.context: cell.cache_bytes for cell in real.memory}
     ring = 25 * 2 * (1024 - 1) * 8 * 256 * 2  # layers, key and value, window - 1, heads, head dim, bytes
     assert round(ring / 1e9, 1) == 0.2
     assert cache == {context: ring + 20_480 * context for context in (8_192, 32_768, 262_144)}
 
 
-def test_the_26b_weights_follow_the_stated_rule_in_every_precision(real):
+def test_26b_weights_follow_the_memory_rules_in_every_precision(real):
     hidden = 2816
     matrices = [(262_144, hidden), (2112, hidden), (2112, hidden), (hidden, 2112)]  # embedding, self-conditioning
     other = hidden + hidden + 2 * 30  # their two norms, encoder and decoder scalars
@@ -132,7 +132,7 @@ def test_the_26b_weights_follow_the_stated_rule_in_every_precision(real):
     assert {cell.precision: cell.weight_bytes for cell in real.memory} == expected
 
 
-def test_every_precision_meets_every_context_and_sums_weights_and_cache(real):
+def test_memory_has_every_precision_and_context(real):
     assert [(c.precision, c.context) for c in real.memory] == [(p, c) for p in PRECISIONS for c in CONTEXTS]
     for cell in real.memory:
         assert not cell.beyond_context
@@ -141,7 +141,7 @@ def test_every_precision_meets_every_context_and_sums_weights_and_cache(real):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_parameters_are_those_the_reference_counts(tied, tmp_path):
+def test_parameter_counts_equal_reference(tied, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     raw = TINY | {"tie_word_embeddings": tied}
@@ -160,7 +160,7 @@ def test_odd_matrix_sizes_round_up_to_whole_bytes(tmp_path):
     assert weights["4-bit"] >= ceil(weights["bf16"] * 4.5 / 16)
 
 
-def test_architecture_tells_sliding_from_global_layers(real):
+def test_architecture_separates_sliding_and_global_layers(real):
     a = real.architecture
     assert (a.layers, a.sliding_layers, a.global_layers, a.hidden_size) == (30, 25, 5, 2816)
     assert {(s.kind, s.layers, s.query_heads, s.kv_heads, s.head_dim) for s in a.attention} == {
@@ -171,20 +171,20 @@ def test_architecture_tells_sliding_from_global_layers(real):
     assert (a.window, a.context, a.canvas) == (1024, 262_144, 256)
 
 
-def test_a_context_beyond_the_models_is_marked_and_not_computed(tmp_path):
+def test_context_beyond_the_model_is_marked_and_not_computed(tmp_path):
     report = describe(write(tmp_path / "tiny", TINY), "tiny")
     for cell in report.memory:
         assert cell.beyond_context == (cell.context > 32_768)
         assert (cell.cache_bytes is None) == (cell.total_bytes is None) == cell.beyond_context
     text = text_of(report).partition("\nMemory")[2].partition("\nFiles")[0]
-    assert text.count("beyond") == len(PRECISIONS) + 2  # a sum each, the cache, and what the word means
+    assert text.count("beyond") == len(PRECISIONS) + 2  # one total each, the cache, and the caption
     assert "32,768 tokens" in text
 
 
-# --- the directory ------------------------------------------------------------------------------------------------
+# --- directory ----------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_with_only_a_config_is_reported_without_weights(tmp_path):
+def test_directory_without_weights_is_reported(tmp_path):
     directory = write(tmp_path / "bare", TINY)
     add_tokenizer(directory)
     report = describe(directory, "bare")
@@ -195,17 +195,17 @@ def test_a_directory_with_only_a_config_is_reported_without_weights(tmp_path):
     assert "No problem found" not in text_of(report)
 
 
-def test_a_sound_checkpoint_has_no_problems_and_names_what_is_stored(saved):
+def test_valid_checkpoint_has_no_problems(saved):
     report = describe(saved, "saved")
     assert report.problems == ()
     assert report.weights.files == len(list(saved.glob("*.safetensors"))) > 1
     assert report.weights.vision
-    buffers = 2 * 3 + 2 * 16  # a scalar a layer for encoder and decoder; bias and scale of the tower's output
+    buffers = 2 * 3 + 2 * 16  # one scalar per layer for encoder and decoder; bias and scale of the tower's output
     assert report.weights.values_by_dtype == {"F32": report.parameters.total + buffers}
     assert "No problem found that would prevent loading" in text_of(report)
 
 
-def test_a_checkpoint_without_its_vision_tower_loads_and_says_so(saved):
+def test_checkpoint_without_vision_tower_is_reported(saved):
     from safetensors.torch import load_file, save_file
 
     tensors = {name: t for shard in saved.glob("*.safetensors") for name, t in load_file(shard).items()}
@@ -235,12 +235,12 @@ def test_every_file_is_listed_with_its_size_and_role(saved):
     }
 
 
-def test_a_missing_tokenizer_is_a_problem(tmp_path):
+def test_missing_tokenizer_is_a_problem(tmp_path):
     (problem,) = describe(write(tmp_path / "mute", TINY), "mute").problems
     assert "tokenizer.json" in problem
 
 
-def test_a_missing_shard_is_named_and_the_others_are_still_read(saved):
+def test_missing_shard_is_named_and_the_others_are_read(saved):
     shard = sorted(saved.glob("*.safetensors"))[0]
     shard.unlink()
     report = describe(saved, "saved")
@@ -249,25 +249,25 @@ def test_a_missing_shard_is_named_and_the_others_are_still_read(saved):
     assert shard.name in text_of(report, width=200)
 
 
-def test_a_damaged_shard_is_named(saved):
+def test_damaged_shard_is_named(saved):
     shard = sorted(saved.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:20])
     assert any(shard.name in problem for problem in describe(saved, "saved").problems)
 
 
-def test_an_index_that_cannot_be_read_is_a_problem_not_a_crash(saved):
+def test_unreadable_index_is_a_problem(saved):
     (saved / "model.safetensors.index.json").write_text("{}")
     assert any("weight_map" in problem for problem in describe(saved, "saved").problems)
 
 
-def test_weights_of_another_configuration_are_a_problem(saved):
+def test_weights_of_another_config_are_a_problem(saved):
     raw = json.loads((saved / "config.json").read_text())
     raw["text_config"]["vocab_size"] = 97
     (saved / "config.json").write_text(json.dumps(raw))
     assert any("embed_tokens" in problem for problem in describe(saved, "saved").problems)
 
 
-def test_generation_defaults_that_gesso_refuses_are_a_problem(tmp_path):
+def test_invalid_generation_defaults_are_a_problem(tmp_path):
     directory = write(tmp_path / "model", TINY)
     add_tokenizer(directory)
     (directory / "generation_config.json").write_text('{"max_denoising_steps": 0}')
@@ -275,22 +275,22 @@ def test_generation_defaults_that_gesso_refuses_are_a_problem(tmp_path):
     assert "generation_config.json" in problem
 
 
-def test_without_a_config_there_is_nothing_to_describe(tmp_path):
+def test_directory_without_config_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="config.json"):
         describe(tmp_path, "empty")
 
 
-# --- the two views ------------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_survives_json(real):
+def test_report_as_json(real):
     data = json.loads(json.dumps(asdict(real)))
     assert data["parameters"]["total"] == 25_823_778_864
     assert data["memory_rules"] == list(MEMORY_RULES)
     assert len(data["memory"]) == 9
 
 
-def test_the_human_view_fits_80_columns_and_loses_nothing(real):
+def test_rendered_report_fits_80_columns_and_is_complete(real):
     text = text_of(real)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
@@ -300,7 +300,7 @@ def test_the_human_view_fits_80_columns_and_loses_nothing(real):
     assert all(rule in joined for rule in MEMORY_RULES)
 
 
-def test_brackets_in_a_name_are_shown_not_read_as_markup(tmp_path):
+def test_brackets_in_names_are_not_markup(tmp_path):
     directory = write(tmp_path / "model", TINY)
     (directory / "[red]notes.txt").touch()
     text = text_of(describe(directory, "[/owner]"))
@@ -314,7 +314,7 @@ def test_importing_info_does_not_import_torch():
     )
 
 
-def test_names_out_of_files_reach_the_terminal_as_text_only(tmp_path):
+def test_control_characters_in_names_are_not_printed(tmp_path):
     make(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     tensors = load_file(weights)

@@ -1,4 +1,4 @@
-"""The bound of a pass's memory: its constants are those of the kernels, and it is near what was measured."""
+"""The workspace bound: close to measured memory, with the constants of the kernels."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -19,13 +19,13 @@ def real(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("batch", "measured"), [(8, 2.95), (32, 10.06)])
-def test_workspace_bound_covers_measured_memory_and_is_at_most_half_as_much_again(real, batch, measured):
+def test_workspace_bound_is_between_measured_memory_and_1_5_times_that(real, batch, measured):
     """Measured on an H200 at the 26B shape in fp8: reserved after batches of many sizes, without the CUDA context."""
     bound = workspace_bytes(real, batch, 2048, 256) - CONTEXT_BYTES
     assert measured * GB <= bound <= 1.5 * measured * GB
 
 
-def test_the_bound_covers_the_buffers_of_the_vocabulary_kernels_counted_by_hand(real):
+def test_workspace_bound_covers_the_vocabulary_kernels(real):
     for batch in (8, 16, 32):
         tokens = 256 * batch
         stored, tiles = 2 * tokens * 262_144, 4 * 4 * tokens * 2048
@@ -33,13 +33,13 @@ def test_the_bound_covers_the_buffers_of_the_vocabulary_kernels_counted_by_hand(
         assert workspace_bytes(real, batch, 0, 256) >= CONTEXT_BYTES + stored + tiles + partial + soft
 
 
-def test_one_request_that_needs_all_logits_fits_whatever_the_batch(real):
+def test_workspace_bound_covers_one_request_with_all_logits(real):
     logits = 4 * 256 * 262_144
     for batch in (1, 2, 8):
         assert workspace_bytes(real, batch, 2048, 256) - CONTEXT_BYTES >= 5 * logits
 
 
-def test_more_work_never_takes_less_memory(real):
+def test_workspace_grows_with_the_work(real):
     for name, values in {"batch": range(1, 40), "prefill": (256, 2048, 8192), "canvas_length": (16, 64, 256)}.items():
         base = {"batch": 4, "prefill": 2048, "canvas_length": 256}
         sizes = [workspace_bytes(real, **base | {name: value}) for value in values]
@@ -52,7 +52,7 @@ def test_float32_stores_no_logits_of_all_canvases(real):
     assert grown < 4 * 24 * 256 * 262_144 / 2, "less than half of the float32 logits of 24 canvases"
 
 
-def test_the_constants_are_those_of_the_kernels():
+def test_workspace_constants_equal_those_of_the_kernels():
     pytest.importorskip("triton")
     import torch
 

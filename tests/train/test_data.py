@@ -1,4 +1,4 @@
-"""What training reads: the responses and only they are learnt, every bad row is named, the order is fixed."""
+"""Training data: only responses are targets, every bad row is named, the order is fixed."""
 
 import gzip
 import io
@@ -34,20 +34,20 @@ CALL = {
 }
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "blue"}
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks", "parameters": {}}}]
-# As some checkpoints do: with thinking off, generation starts after an empty thought that the history never shows.
+# As in some checkpoints: with thinking off, generation starts after an empty thought that the history does not have.
 EMPTY_THOUGHT_TEMPLATE = """{{ bos_token }}
 {%- for m in messages %}{{ '<|turn>' + m.role + '\n' + m.content + '<turn|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|turn>assistant\n' }}
 {%- if not enable_thinking %}{{ '<|channel>thought\n<channel|>' }}{% endif %}{% endif %}"""
 
-# Nothing but special tokens between turns, so that a special token also stands where a span off by one would end.
+# Only special tokens between turns, so that a span that is off by one also ends at a special token.
 DENSE_TEMPLATE = """{{ bos_token }}
 {%- for m in messages %}{{ '<|turn>' + m.role + '\n' + m.content + '<turn|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|turn>assistant\n' }}{% endif %}"""
 
 
 def make_tokenizer(directory: Path, template: str | None = None) -> Tokenizer:
-    """The tiny one's, with one merge, so that text can come out in other tokens when it is cut elsewhere."""
+    """Return the tiny tokenizer with one merge, so that the tokens depend on where a text is cut."""
     directory.mkdir(exist_ok=True)
     raw = json.loads(tokenizer_json())
     vocabulary = raw["model"]["vocab"]
@@ -89,7 +89,7 @@ def reason(tmp_path: Path, tokenizer: Tokenizer, row: Any, **settings: Any) -> s
     return read.reason
 
 
-def learnt(example: Example, tokenizer: Tokenizer) -> list[str]:
+def targets(example: Example, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.decode(example.tokens[start:end], special=True) for start, end in example.spans]
 
 
@@ -97,10 +97,10 @@ def thought(text: str, answer: str) -> dict[str, str]:
     return {"role": "assistant", "content": f"<|channel>thought\n{text}<channel|>{answer}"}
 
 
-# --- what is learnt -------------------------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------------------------
 
 
-def test_a_completion_and_its_eos_are_learnt_after_bos_and_prompt(tmp_path, tokenizer):
+def test_completion_and_eos_are_targets_after_bos_and_prompt(tmp_path, tokenizer):
     example = one(tmp_path, tokenizer, {"prompt": "ab", "completion": "cd", "id": 7, "text": None})
     assert list(example.tokens) == [2, *tokenizer.encode("abcd", bos=False), EOS]
     assert example.spans == ((3, 6),)
@@ -108,23 +108,23 @@ def test_a_completion_and_its_eos_are_learnt_after_bos_and_prompt(tmp_path, toke
 
 
 @pytest.mark.parametrize("text", ["abc", "<bos>abc", "abc<eos>"])
-def test_all_of_a_text_is_learnt_after_one_bos_up_to_one_eos(tmp_path, tokenizer, text):
+def test_whole_text_is_target_with_one_bos_and_one_eos(tmp_path, tokenizer, text):
     example = one(tmp_path, tokenizer, {"text": text})
     assert list(example.tokens) == [2, *tokenizer.encode("abc", bos=False), EOS]
     assert example.spans == ((1, 5),)
 
 
-def test_every_response_of_a_conversation_is_learnt_and_nothing_else(tmp_path, tokenizer):
+def test_only_responses_of_a_conversation_are_targets(tmp_path, tokenizer):
     system = {"role": "system", "content": "Be brief."}
     messages = [system, USER, REPLY, {"role": "user", "content": "And?"}, {"role": "model", "content": " No.\n"}]
     example = one(tmp_path, tokenizer, {"messages": messages})
-    assert learnt(example, tokenizer) == ["So.<turn|>", " No.\n<turn|>"]
+    assert targets(example, tokenizer) == ["So.<turn|>", " No.\n<turn|>"]
     assert (
         tokenizer.decode(example.tokens, special=True) == tokenizer.render(messages, generation_prompt=False).rstrip()
     )
 
 
-def test_each_response_starts_where_generation_would_start(tmp_path, tokenizer):
+def test_response_starts_where_generation_would_start(tmp_path, tokenizer):
     messages = [USER, REPLY, USER, CALL, RESULT, {"role": "assistant", "content": "Blue."}, USER, REPLY]
     example = one(tmp_path, tokenizer, {"messages": messages, "tools": TOOLS})
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -133,54 +133,54 @@ def test_each_response_starts_where_generation_would_start(tmp_path, tokenizer):
         assert list(example.tokens[:start]) == tokenizer.chat(messages[:index], tools=TOOLS)
 
 
-def test_a_call_is_learnt_up_to_the_token_that_hands_over_to_the_tool(tmp_path, tokenizer):
+def test_tool_call_target_ends_with_its_special_token(tmp_path, tokenizer):
     row = {"messages": [USER, CALL, RESULT, REPLY], "tools": TOOLS}
     call = '<|tool_call>call:look{at:<|"|>sky<|"|>}<tool_call|>'
-    assert learnt(one(tmp_path, tokenizer, row), tokenizer) == [call + "<|tool_response>", "So.<turn|>"]
-    assert learnt(one(tmp_path, tokenizer, {"messages": [USER, CALL]}), tokenizer) == [call + "<turn|>"]
+    assert targets(one(tmp_path, tokenizer, row), tokenizer) == [call + "<|tool_response>", "So.<turn|>"]
+    assert targets(one(tmp_path, tokenizer, {"messages": [USER, CALL]}), tokenizer) == [call + "<turn|>"]
 
 
 @pytest.mark.parametrize("template", [None, DENSE_TEMPLATE])
-def test_a_response_that_would_melt_into_its_prompt_keeps_its_own_tokens(tmp_path, template):
+def test_response_that_would_merge_with_its_prompt_keeps_its_tokens(tmp_path, template):
     tokenizer = make_tokenizer(tmp_path / "model", template)
     newline = {"role": "assistant", "content": "\nSo."}
     example = one(tmp_path, tokenizer, {"messages": [USER, newline]})
     assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER])
-    assert learnt(example, tokenizer) == ["\nSo.<turn|>"]
-    # As history it is written "model\n\nSo.", in other tokens: there it can only be context.
+    assert targets(example, tokenizer) == ["\nSo.<turn|>"]
+    # As history it is rendered as "model\n\nSo.", in other tokens, so it can only be context.
     example = one(tmp_path, tokenizer, {"messages": [USER, newline, USER, REPLY]})
     assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER, newline, USER])
-    assert (learnt(example, tokenizer), example.context_only) == (["So.<turn|>"], 1)
+    assert (targets(example, tokenizer), example.context_only) == (["So.<turn|>"], 1)
 
 
-def test_the_last_thought_is_learnt_with_thinking_switched_on(tmp_path, tokenizer):
+def test_last_thought_is_target_with_thinking_on(tmp_path, tokenizer):
     example = one(tmp_path, tokenizer, {"messages": [USER, thought("Hm.", "So.")]})
-    assert learnt(example, tokenizer) == ["<|channel>thought\nHm.<channel|>So.<turn|>"]
+    assert targets(example, tokenizer) == ["<|channel>thought\nHm.<channel|>So.<turn|>"]
     assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER], thinking=True)
 
 
 @pytest.mark.parametrize("first", [thought("Oh.", "So."), REPLY])
-def test_responses_before_a_thinking_one_are_context(tmp_path, tokenizer, first):
+def test_responses_before_a_thought_are_context_only(tmp_path, tokenizer, first):
     example = one(tmp_path, tokenizer, {"messages": [USER, first, USER, thought("Hm.", "No.")]})
-    assert (learnt(example, tokenizer), example.context_only) == (["<|channel>thought\nHm.<channel|>No.<turn|>"], 1)
+    assert (targets(example, tokenizer), example.context_only) == (["<|channel>thought\nHm.<channel|>No.<turn|>"], 1)
     assert "Oh." not in tokenizer.decode(example.tokens)
 
 
-def test_an_earlier_thought_is_dropped_from_history_and_its_answer_is_context(tmp_path, tokenizer):
+def test_earlier_thought_is_dropped_and_its_answer_is_context_only(tmp_path, tokenizer):
     example = one(tmp_path, tokenizer, {"messages": [USER, thought("Hm.", "No."), USER, REPLY]})
-    assert (learnt(example, tokenizer), example.context_only) == (["So.<turn|>"], 1)
+    assert (targets(example, tokenizer), example.context_only) == (["So.<turn|>"], 1)
     assert "<|think|>" not in tokenizer.decode(example.tokens, special=True)
 
 
-def test_a_template_that_opens_with_an_empty_thought_has_its_last_response_learnt_after_it(tmp_path):
+def test_template_with_empty_thought_keeps_it_before_the_last_response(tmp_path):
     tokenizer = make_tokenizer(tmp_path / "model", EMPTY_THOUGHT_TEMPLATE)
     example = one(tmp_path, tokenizer, {"messages": [USER, REPLY, USER, {"role": "assistant", "content": "No."}]})
     start = example.spans[0][0]
     assert list(example.tokens[:start]) == tokenizer.chat([USER, REPLY, USER])
     assert tokenizer.decode(example.tokens[:start], special=True).endswith("<|channel>thought\n<channel|>")
-    assert (learnt(example, tokenizer), example.context_only) == (["No.<turn|>"], 1)
+    assert (targets(example, tokenizer), example.context_only) == (["No.<turn|>"], 1)
     kept = one(tmp_path, tokenizer, {"messages": [USER, thought("Hm.", "So.")]})
-    assert learnt(kept, tokenizer) == ["<|channel>thought\nHm.<channel|>So.<turn|>"]
+    assert targets(kept, tokenizer) == ["<|channel>thought\nHm.<channel|>So.<turn|>"]
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_a_template_that_opens_with_an_empty_thought_has_its_last_response_learn
         ("{{ raise_exception('never') }}", "never"),
     ],
 )
-def test_a_template_that_hides_what_to_learn_is_named(tmp_path, template, wanted):
+def test_template_that_hides_the_response_is_rejected_with_the_reason(tmp_path, template, wanted):
     assert wanted in reason(tmp_path, make_tokenizer(tmp_path / "model", template), {"messages": [USER, REPLY]})
 
 
-# --- what is rejected -----------------------------------------------------------------------------------------------
+# --- rejected rows --------------------------------------------------------------------------------------------------
 
 BAD_ROWS: list[tuple[Any, str]] = [
     (b"", "empty line"),
@@ -245,25 +245,25 @@ BAD_ROWS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("row", "wanted"), BAD_ROWS)
-def test_a_bad_row_is_rejected_with_the_reason(tmp_path, tokenizer, row, wanted):
+def test_bad_row_is_rejected_with_the_reason(tmp_path, tokenizer, row, wanted):
     assert wanted in reason(tmp_path, tokenizer, row)
 
 
 @pytest.mark.parametrize("row", [{"text": "a"}, {"prompt": "", "completion": "a"}])
-def test_a_response_with_nothing_before_it_is_rejected(tmp_path, row):
+def test_response_without_context_is_rejected(tmp_path, row):
     directory = tmp_path / "model"
     make_tokenizer(directory)
     (directory / "tokenizer_config.json").write_text('{"bos_token": null}')
     assert "nothing comes before the response" in reason(tmp_path, Tokenizer.from_directory(directory), row)
 
 
-def test_a_row_one_token_too_long_is_rejected_and_its_length_told(tmp_path, tokenizer):
+def test_row_one_token_too_long_is_rejected_with_its_length(tmp_path, tokenizer):
     row = {"text": "abcd"}  # with bos and eos, six tokens
     assert reason(tmp_path, tokenizer, row, max_length=5) == "too long: 6 tokens, max_length is 5"
     assert dataset(tokenizer, write(tmp_path / "a.jsonl", row), max_length=6).good == 1
 
 
-def test_no_row_is_lost_between_files_good_and_bad(tmp_path, tokenizer):
+def test_every_row_of_every_file_is_read_good_or_bad(tmp_path, tokenizer):
     first = write(tmp_path / "a.jsonl", {"text": "a"}, *(row for row, _ in BAD_ROWS), {"text": "b"})
     second = tmp_path / "b.jsonl"
     second.write_bytes(
@@ -291,7 +291,7 @@ def test_on_bad_row_stop_names_the_first_twenty_with_file_and_line(tmp_path, tok
 
 
 @pytest.mark.parametrize("rows", [[], [b"{"]])
-def test_training_on_no_good_row_is_refused(tmp_path, tokenizer, rows):
+def test_dataset_without_good_rows_is_rejected(tmp_path, tokenizer, rows):
     with pytest.raises(InputError, match="no row to train on"):
         dataset(tokenizer, write(tmp_path / "a.jsonl", *rows)).batches(2)
 
@@ -303,25 +303,25 @@ def test_training_on_no_good_row_is_refused(tmp_path, tokenizer, rows):
         ("max_length", 8.0), ("max_length", True), ("on_bad_row", "ignore"), ("seed", -1), ("seed", "0"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_named(setting, value):
+def test_invalid_data_setting_is_named(setting, value):
     with pytest.raises(InputError, match=f"{setting} must be"):
         DataSettings(**({"files": ("a.jsonl",), "max_length": 8} | {setting: value}))
 
 
-# --- archives -------------------------------------------------------------------------------------------------------
+# --- compressed files -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("library", [gzip, lzma])
-def test_an_archive_reads_as_its_contents(tmp_path, tokenizer, library):
+def test_compressed_file_reads_like_its_content(tmp_path, tokenizer, library):
     plain = write(tmp_path / "a.jsonl", *({"text": "x" * n} for n in range(1, 9)))
     packed = tmp_path / f"a.jsonl.{'gz' if library is gzip else 'xz'}"
     content = Path(plain).read_bytes()
-    packed.write_bytes(library.compress(content[:100]) + library.compress(content[100:]))  # two, as `cat` makes
+    packed.write_bytes(library.compress(content[:100]) + library.compress(content[100:]))  # two streams, as `cat` makes
     read = dataset(tokenizer, str(packed)).read()
     assert [row.tokens for row in read] == [row.tokens for row in dataset(tokenizer, plain).read()]
 
 
-def test_a_zstd_archive_of_several_frames_reads_as_its_contents(tmp_path, tokenizer):
+def test_zstd_file_of_several_frames_reads_like_its_content(tmp_path, tokenizer):
     zstandard = pytest.importorskip("zstandard")
     plain = write(tmp_path / "a.jsonl", *({"text": "x" * n} for n in range(1, 9)))
     content = Path(plain).read_bytes()
@@ -335,8 +335,8 @@ def test_a_zstd_archive_of_several_frames_reads_as_its_contents(tmp_path, tokeni
     "suffix, harm",
     [*itertools.product(("gz", "zst"), ("cut", "other", "tail")), ("xz", "cut"), ("xz", "other")],
 )
-def test_a_broken_archive_is_named_and_not_read_in_part(tmp_path, tokenizer, suffix, harm):
-    """Only what stands behind an xz archive goes unseen: its library passes over it."""
+def test_broken_compressed_file_is_rejected_by_name(tmp_path, tokenizer, suffix, harm):
+    """Data after the end of an xz stream is not covered: the library ignores it."""
     libraries = {"gz": "gzip", "xz": "lzma", "zst": "zstandard"}
     compress = pytest.importorskip(libraries[suffix]).compress
     whole = compress(random.Random(0).randbytes(1000))
@@ -346,25 +346,25 @@ def test_a_broken_archive_is_named_and_not_read_in_part(tmp_path, tokenizer, suf
         dataset(tokenizer, str(packed))
 
 
-def test_zstd_without_its_package_says_what_to_install(tmp_path, tokenizer, monkeypatch):
+def test_zstd_without_its_package_names_the_package_to_install(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.jsonl.zst").write_bytes(b"(")
     with pytest.raises(InputError, match=r"pip install 'gesso\[train\]'"):
         dataset(tokenizer, str(tmp_path / "a.jsonl.zst"))
 
 
-def test_no_room_for_the_tokens_says_where_and_leaves_the_files_alone(tmp_path, tokenizer, monkeypatch):
+def test_missing_temporary_directory_is_named(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="nowhere.*set TMPDIR"):
         dataset(tokenizer, write(tmp_path / "a.jsonl", {"text": "a"}))
 
 
-def test_a_missing_file_is_named(tmp_path, tokenizer):
+def test_missing_data_file_is_named(tmp_path, tokenizer):
     with pytest.raises(InputError, match=r"gone\.jsonl: no such file"):
         dataset(tokenizer, str(tmp_path / "gone.jsonl"))
 
 
-# --- the order ------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------------------------
 
 
 def first_batches(lengths: np.ndarray, batch_size: int, count: int, seed: int = 0, start: int = 0) -> list[list[int]]:
@@ -372,7 +372,7 @@ def first_batches(lengths: np.ndarray, batch_size: int, count: int, seed: int = 
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(1, 1), (1, 4), (3, 8), (8, 4), (103, 10), (1000, 3), (700, 4)])
-def test_any_start_gives_what_an_uninterrupted_iteration_gives_from_there(rows, batch_size):
+def test_order_from_any_start_equals_uninterrupted_order(rows, batch_size):
     lengths = np.random.default_rng(1).integers(2, 500, rows)
     batches = first_batches(lengths, batch_size, 800)
     for start in (*range(0, 120, 7), 255, 256, 257, 332, 333, 334, 700):
@@ -380,7 +380,7 @@ def test_any_start_gives_what_an_uninterrupted_iteration_gives_from_there(rows, 
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(1, 4), (3, 8), (103, 10), (1000, 3)])
-def test_every_row_comes_once_an_epoch(rows, batch_size):
+def test_every_row_comes_once_per_epoch(rows, batch_size):
     lengths = np.random.default_rng(1).integers(2, 500, rows)
     epochs = 3 * batch_size
     seen = Counter(row for batch in first_batches(lengths, batch_size, epochs * rows // batch_size) for row in batch)
@@ -389,7 +389,7 @@ def test_every_row_comes_once_an_epoch(rows, batch_size):
     assert max(Counter(row for batch in whole for row in batch).values(), default=1) == 1
 
 
-def test_rows_of_similar_length_share_a_batch_and_batches_come_in_no_order_of_length():
+def test_rows_of_similar_length_share_a_batch_in_random_order():
     lengths = np.random.default_rng(1).integers(2, 10_000, 8 * WINDOW * 4)
     batches = first_batches(lengths, 8, WINDOW * 4)
     spread = np.mean([np.ptp(lengths[batch]) for batch in batches])
@@ -398,20 +398,20 @@ def test_rows_of_similar_length_share_a_batch_and_batches_come_in_no_order_of_le
     assert abs(np.corrcoef(means, range(WINDOW))[0, 1]) < 0.5
 
 
-def test_rows_of_a_small_dataset_meet_others_in_every_epoch():
+def test_small_dataset_gets_new_batches_in_every_epoch():
     met = {frozenset(batch) for batch in first_batches(np.arange(8), 4, 200)}
-    assert len(met) > 60  # of the 70 there are; two, if all rows were sorted
+    assert len(met) > 60  # of 70 possible batches; if all rows were sorted, there would be two
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_epochs_and_seeds_differ_in_order():
     lengths = np.full(64, 9)
     first, second = (first_batches(lengths, 64, 1, start=start)[0] for start in (0, 1))
     other = first_batches(lengths, 64, 1, seed=1)[0]
     assert len({tuple(first), tuple(second), tuple(other), tuple(range(64))}) == 4
 
 
-def test_the_order_stays_what_it_was():
-    """A run is resumed by later versions of gesso and numpy, in the order it began with."""
+def test_order_is_stable_across_versions():
+    """Later versions of gesso and numpy must resume a run in its original order."""
     assert first_batches(np.arange(34) % 9, 4, 5, seed=7, start=6) == [
         [27, 28, 1, 2],
         [5, 7, 17, 8],
@@ -421,7 +421,7 @@ def test_the_order_stays_what_it_was():
     ]
 
 
-def test_the_ranks_together_have_the_batch_of_one_process(tmp_path, tokenizer):
+def test_batches_of_all_ranks_equal_those_of_one_process(tmp_path, tokenizer):
     rows = dataset(tokenizer, write(tmp_path / "a.jsonl", *({"text": "x" * n} for n in range(1, 24))))
     ranks = [list(islice(rows.batches(6, start=2, rank=rank, world=3), 9)) for rank in range(3)]
     together = [sum(shares, ()) for shares in zip(*ranks, strict=True)]
@@ -430,13 +430,13 @@ def test_the_ranks_together_have_the_batch_of_one_process(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"world": 3}, {"rank": 1}, {"rank": -1}, {"start": -1}])
-def test_batches_that_cannot_be_cut_are_refused_at_once(tmp_path, tokenizer, wrong):
+def test_invalid_batch_arguments_are_rejected_at_once(tmp_path, tokenizer, wrong):
     rows = dataset(tokenizer, write(tmp_path / "a.jsonl", {"text": "a"}))
     with pytest.raises(InputError, match="cannot cut batches"):
         rows.batches(**({"batch_size": 4} | wrong))
 
 
-def test_batches_hold_the_rows_that_were_read(tmp_path, tokenizer):
+def test_batches_contain_the_rows_of_the_files(tmp_path, tokenizer):
     name = write(tmp_path / "a.jsonl", {"text": "ä"}, b"{", {"messages": [USER, REPLY]}, {"text": "ß" * 9})
     other = write(tmp_path / "b.jsonl", {"prompt": "p", "completion": "c"})
     rows = dataset(tokenizer, name, other)
@@ -446,7 +446,7 @@ def test_batches_hold_the_rows_that_were_read(tmp_path, tokenizer):
     ]
 
 
-def test_the_files_may_change_once_they_are_read(tmp_path, tokenizer):
+def test_files_may_change_after_they_are_read(tmp_path, tokenizer):
     name = write(tmp_path / "a.jsonl", {"text": "a"})
     rows = dataset(tokenizer, name)
     before = list(rows.read())
@@ -454,7 +454,7 @@ def test_the_files_may_change_once_they_are_read(tmp_path, tokenizer):
     assert list(rows.read()) == before == [*next(rows.batches(1))]
 
 
-# --- --check --------------------------------------------------------------------------------------------------------
+# --- data report ----------------------------------------------------------------------------------------------------
 
 
 def shown(report: Any, styled: bool = False) -> str:
@@ -464,7 +464,7 @@ def shown(report: Any, styled: bool = False) -> str:
     return stream.getvalue()
 
 
-def test_the_check_marks_targets_counts_everything_and_names_every_rejected_row(tmp_path, tokenizer):
+def test_data_report_marks_targets_and_names_every_rejected_row(tmp_path, tokenizer):
     two = {"messages": [USER, thought("Hm.", "No."), USER, REPLY]}
     name = write(tmp_path / "a.jsonl", two, *[b"{"] * 50, {"prompt": "[b]p", "completion": "c\x1b[2J"}, {"text": "a"})
     report = inspect(dataset(tokenizer, name), tokenizer, examples=2)
@@ -479,20 +479,20 @@ def test_the_check_marks_targets_counts_everything_and_names_every_rejected_row(
     assert "«" not in shown(report, styled=True) and "\x1b[1;4mSo.<turn|>" in shown(report, styled=True)
 
 
-def test_the_check_is_ready_for_json(tmp_path, tokenizer):
+def test_data_report_as_json(tmp_path, tokenizer):
     report = inspect(dataset(tokenizer, write(tmp_path / "a.jsonl", {"text": "a"}, b"{")), tokenizer)
     data = json.loads(json.dumps(asdict(report)))
     assert data["samples"][0]["parts"] == [{"text": "<bos>", "learnt": False}, {"text": "a<eos>", "learnt": True}]
     assert data["rejected"][0]["line"] == 2
 
 
-def test_the_check_of_nothing_good_still_reports(tmp_path, tokenizer):
+def test_data_report_without_good_rows(tmp_path, tokenizer):
     report = inspect(dataset(tokenizer, write(tmp_path / "a.jsonl", b"{")), tokenizer)
     assert report.histogram == () and "0 good, 1 rejected" in shown(report)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
-def test_the_histogram_has_few_bins_of_one_round_width_and_counts_all(tmp_path, tokenizer, count):
+def test_histogram_has_at_most_12_bins_of_one_width_and_counts_all(tmp_path, tokenizer, count):
     texts = [{"text": "x" * (1 + 73 * n)} for n in range(count)]
     bins = inspect(dataset(tokenizer, write(tmp_path / "a.jsonl", *texts)), tokenizer).histogram
     assert 1 <= len(bins) <= 12 and sum(bin.examples for bin in bins) == count
@@ -500,20 +500,20 @@ def test_the_histogram_has_few_bins_of_one_round_width_and_counts_all(tmp_path, 
     assert all(left.high + 1 == right.low for left, right in zip(bins, bins[1:], strict=False))
 
 
-def test_a_long_example_is_shown_without_its_middle(tmp_path, tokenizer):
+def test_long_example_is_shown_without_its_middle(tmp_path, tokenizer):
     name = write(tmp_path / "a.jsonl", {"prompt": "p" * 3900, "completion": "c"})
     text = shown(inspect(dataset(tokenizer, name), tokenizer))
     assert "«c<eos>»" in text and "characters …]" in text and "p" * 1001 not in text
 
 
-# --- views of texts -------------------------------------------------------------------------------------------------
+# --- views ----------------------------------------------------------------------------------------------------------
 
 CODE = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(200))
 
 
 @pytest.fixture(scope="module")
 def filler(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer that has the marks of fill-in-the-middle."""
+    """Return a tokenizer with the markers of fill-in-the-middle."""
     directory = tmp_path_factory.mktemp("filler")
     raw = json.loads(tokenizer_json())
     for i, mark in zip((107, 108, 109), FILL, strict=True):
@@ -530,7 +530,7 @@ def views(tmp_path: Path, tokenizer: Tokenizer, count: int, canvas: int, **setti
     return [example for batch in islice(batches, count // 10) for example in batch]
 
 
-def test_a_long_text_is_seen_whole_in_stretches_and_continued_with_a_full_canvas(tmp_path, filler):
+def test_views_of_a_long_text_cover_it_and_fill_the_canvas(tmp_path, filler):
     tokens = filler.encode(CODE)
     seen: set[int] = set()
     for example in views(tmp_path, filler, 500, 32):
@@ -540,12 +540,12 @@ def test_a_long_text_is_seen_whole_in_stretches_and_continued_with_a_full_canvas
         ((start, end),) = example.spans
         assert 1 <= start < end and (end - start == 32 or end == len(example.tokens))
         if end - start < 32:
-            assert example.tokens[-1] == EOS, "only the end of the text may be filled up with ends"
+            assert example.tokens[-1] == EOS, "only the end of the text may leave the canvas unfilled"
         seen.update(range(CODE.index(text), CODE.index(text) + len(text)))
     assert len(seen) == len(CODE) and len(tokens) > 10 * 200
 
 
-def test_a_hole_and_what_is_around_it_are_the_text(tmp_path, filler):
+def test_hole_and_its_context_form_the_text(tmp_path, filler):
     lines = 0
     found = views(tmp_path, filler, 300, 64, infill=1.0)
     for example in found:
@@ -559,7 +559,7 @@ def test_a_hole_and_what_is_around_it_are_the_text(tmp_path, filler):
     assert lines > 0.7 * len(found), "most holes are whole lines"
 
 
-def test_views_are_drawn_anew_every_time_and_alike_in_every_run(tmp_path, filler):
+def test_views_differ_per_example_and_repeat_per_run(tmp_path, filler):
     first = views(tmp_path, filler, 200, 32, infill=0.5)
     assert first == views(tmp_path, filler, 200, 32, infill=0.5)
     assert first != views(tmp_path, filler, 200, 32, infill=0.5, seed=1)
@@ -568,7 +568,7 @@ def test_views_are_drawn_anew_every_time_and_alike_in_every_run(tmp_path, filler
     assert 60 < holes < 140
 
 
-def test_prompts_are_filled_up_to_one_length_with_other_rows(tmp_path, filler):
+def test_prompts_are_filled_to_one_length_with_other_rows(tmp_path, filler):
     talk = [{"prompt": f"{n}?", "completion": f"{n}! " * n} for n in range(1, 40)]
     name = write(tmp_path / "both.jsonl", {"text": CODE}, *talk)
     rows = dataset(filler, name, cut=True, infill=0.3, max_length=200, repeat=(2,), prompt_lengths=(100, 40))
@@ -578,7 +578,7 @@ def test_prompts_are_filled_up_to_one_length_with_other_rows(tmp_path, filler):
         for example in batch:
             ((start, end),) = example.spans
             assert start == prompt and start < end <= start + canvas and end == len(example.tokens)
-            if example.line > 1:  # one canvas of the answer, after what comes before it
+            if example.line > 1:  # one canvas of the answer, after its context
                 row = whole[example.line]
                 ((first, _),) = row.spans
                 places = range(first, len(row.tokens), canvas)
@@ -586,25 +586,25 @@ def test_prompts_are_filled_up_to_one_length_with_other_rows(tmp_path, filler):
                 assert any(example.tokens[-len(tail) :] == tail for tail in ends)
 
 
-def test_holes_need_a_tokenizer_that_has_the_marks(tmp_path, tokenizer):
+def test_infill_needs_a_tokenizer_with_markers(tmp_path, tokenizer):
     with pytest.raises(InputError, match="fim_prefix"):
         views(tmp_path, tokenizer, 10, 32, infill=0.5)
 
 
 @pytest.mark.parametrize("canvas, settings", [(200, {}), (64, {"prompt_lengths": (100, 150)}), (1, {"infill": 0.5})])
-def test_a_canvas_that_does_not_go_into_an_example_is_refused(tmp_path, filler, canvas, settings):
+def test_canvas_longer_than_an_example_is_rejected(tmp_path, filler, canvas, settings):
     with pytest.raises(InputError, match=f"canvas of {canvas} .* max_length = 200"):
         views(tmp_path, filler, 10, canvas, **settings)
 
 
-def test_an_epoch_passes_over_a_file_as_often_as_asked(tmp_path, tokenizer):
+def test_repeat_sets_passes_over_a_file_per_epoch(tmp_path, tokenizer):
     files = [write(tmp_path / f"{name}.jsonl", {"text": name * 9}) for name in "ab"]
     rows = dataset(tokenizer, *files, repeat=(3, 1))
     seen = [example.source for batch in islice(rows.batches(4), 2) for example in batch]
     assert (seen.count(files[0]), seen.count(files[1])) == (6, 2)
 
 
-def test_many_rows_are_read_by_several_processes_alike(tmp_path, tokenizer, monkeypatch):
+def test_several_processes_read_the_same_rows(tmp_path, tokenizer, monkeypatch):
     rows = [{"text": f"{n} " * (n % 7 + 1)} for n in range(700)] + [{"text": ""}, {"prompt": "a", "completion": "b"}]
     name = write(tmp_path / "many.jsonl", *rows)
     alone = list(dataset(tokenizer, name).read())

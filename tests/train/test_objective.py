@@ -1,4 +1,4 @@
-"""The training loss, recomputed independently with `transformers` as the network, for every option.
+"""The training loss for every option, compared with a computation by `transformers`.
 
 B examples, K canvases, C canvas, V vocabulary.
 """
@@ -34,7 +34,7 @@ def pair(request, tmp_path):
 
 
 def examples(config, count=5, seed=0):
-    """Prompts and responses of many lengths, below and above canvas and window; one example with two responses."""
+    """Return prompts and responses of lengths below and above canvas and window, and an example with two responses."""
     generator = torch.Generator().manual_seed(seed)
     length, window = config.canvas_length, config.sliding_window
     shapes = [(1, 3), (window, length), (2 * window + 1, 2 * length + 3), (5, 3 * length), (window - 1, 1)]
@@ -57,7 +57,7 @@ def make(config, settings, rows, seed=3, draws=1):
 
 
 def reference_losses(reference, config, settings, rows, batch, seed=3):
-    """One example and one canvas at a time, with the reference's own passes and its own cache."""
+    """Compute the losses one canvas at a time, with the passes and the cache of the reference."""
     decoder, encoder = [], []
     softmax_size = config.vocab_size
     for b, example in enumerate(rows):
@@ -112,7 +112,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "default")
-def test_the_loss_is_what_the_reference_network_gives_canvas_by_canvas(pair, options):
+def test_loss_equals_reference_canvas_by_canvas(pair, options):
     reference, model = pair
     settings = ObjectiveSettings(**options)
     rows = examples(model.config)
@@ -125,7 +125,7 @@ def test_the_loss_is_what_the_reference_network_gives_canvas_by_canvas(pair, opt
     assert (losses.total_B - total).abs().max() < 2e-5 * total.abs().max()
 
 
-def test_gradients_are_those_of_the_reference(pair):
+def test_gradients_equal_reference(pair):
     reference, model = pair
     settings = ObjectiveSettings(canvases_per_example="all")
     rows = examples(model.config, count=3)
@@ -143,7 +143,7 @@ def test_gradients_are_those_of_the_reference(pair):
         assert (parameter.grad - expected).abs().max() < 1e-4 * expected.abs().max() + 1e-7, name
 
 
-def test_checkpointing_activations_and_chunking_logits_change_nothing(pair, monkeypatch):
+def test_gradients_unchanged_by_checkpointing_and_chunking(pair, monkeypatch):
     _, model = pair
     settings = ObjectiveSettings()
     batch, noise = make(model.config, settings, examples(model.config))
@@ -158,7 +158,7 @@ def test_checkpointing_activations_and_chunking_logits_change_nothing(pair, monk
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def test_no_tensor_of_all_positions_by_vocabulary_is_ever_made(pair, monkeypatch):
+def test_logits_of_all_positions_are_never_in_memory_at_once(pair, monkeypatch):
     _, model = pair
     monkeypatch.setattr(objectives, "CHUNK_BYTES", 4 * model.config.vocab_size * 4)
     made = []
@@ -169,8 +169,8 @@ def test_no_tensor_of_all_positions_by_vocabulary_is_ever_made(pair, monkeypatch
     assert max(made) == 4
 
 
-def test_without_self_conditioning_the_soft_embedding_is_exactly_zero(pair):
-    """Zero logits would be the mean embedding instead: a known mistake elsewhere."""
+def test_soft_embedding_is_zero_without_self_conditioning(pair):
+    """Zero logits would give the mean embedding, a known mistake of other implementations."""
     _, model = pair
     seen = []
     condition = model.self_conditioning.condition
@@ -183,8 +183,8 @@ def test_without_self_conditioning_the_soft_embedding_is_exactly_zero(pair):
     assert [bool((row == 0).all()) for row in soft_BKCH] == [i % 2 == 1 for i in range(len(rows))]
 
 
-def test_a_canvas_sees_the_text_before_it_and_itself_and_nothing_else(pair):
-    """Changing any token a canvas must not see leaves its hidden states as they are; one it sees changes them."""
+def test_canvas_attends_only_to_itself_and_the_text_before_it(pair):
+    """Hidden states of a canvas change only with tokens that it attends to."""
     _, model = pair
     settings = ObjectiveSettings(canvases_per_example="all")
     rows = [examples(model.config)[2]]
@@ -206,7 +206,7 @@ def test_a_canvas_sees_the_text_before_it_and_itself_and_nothing_else(pair):
     assert not torch.allclose(base[0, 1], seen[0, 1], atol=1e-5)
 
 
-def test_the_last_canvas_of_a_response_is_filled_with_eos():
+def test_last_canvas_of_a_response_is_filled_with_eos():
     example = Example(tuple(range(10, 30)), ((3, 12), (15, 16)), "test", 1)
     assert canvases(example, 4, eos=1) == [
         (3, [13, 14, 15, 16]),
@@ -216,7 +216,7 @@ def test_the_last_canvas_of_a_response_is_filled_with_eos():
     ]
 
 
-def test_the_one_canvas_is_chosen_uniformly_and_repeatably():
+def test_canvas_choice_is_uniform_and_deterministic():
     example = Example(tuple(range(100)), ((1, 41),), "test", 1)
 
     def start(first):
@@ -231,27 +231,27 @@ def test_the_one_canvas_is_chosen_uniformly_and_repeatably():
     assert all(150 < count < 250 for count in counts)
 
 
-def test_tokens_are_replaced_with_probability_t_by_uniform_ones():
+def test_noise_replaces_tokens_with_probability_t():
     clean = torch.full((400, 1, 64), 3)
     noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
     changed_B = (noise.noisy_BKC != 3).float().mean((1, 2))
     assert (changed_B - noise.t_BK[:, 0]).abs().mean() < 0.05
     assert abs(noise.t_BK.mean().item() - 0.5) < 0.05
     assert noise.t_BK.min() >= 1e-3
-    assert noise.conditioned_R.tolist() == list(range(1, 400, 2)), "half of the examples, evenly"
+    assert noise.conditioned_R.tolist() == list(range(1, 400, 2)), "every second example"
     again = corrupt(clean[10:12], 1000, conditioning=0.5, seed=1, first=10)
-    assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "an example is corrupted alike in any batch"
+    assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "noise does not depend on the batch"
 
 
 def test_noise_is_drawn_on_the_device_of_the_canvases():
-    """The seed of a run is a plain integer, but the numbers of its examples are a tensor on the model's device."""
+    """The seed of a run is an integer, but the numbers of its examples are a tensor on the model's device."""
     clean = torch.zeros(3, 2, 8, dtype=torch.long, device="meta")  # rejects tensors on the CPU, as a GPU does
     noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
     assert noise.t_BK.device == noise.noisy_BKC.device == clean.device
     assert noise.noisy_BKC.shape == clean.shape
 
 
-def test_noise_falls_into_one_stretch_of_a_canvas_that_is_partly_pinned():
+def test_pinned_share_has_noise_in_one_section_only():
     clean = torch.full((400, 2, 64), 3)
     whole = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
     half = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
@@ -261,22 +261,22 @@ def test_noise_falls_into_one_stretch_of_a_canvas_that_is_partly_pinned():
         places = (noisy_KC != 3).any(0).nonzero().flatten().tolist()
         if places:
             inside = slice(places[0], places[-1] + 1)
-            assert torch.equal(noisy_KC[:, inside], free_KC[:, inside]), "inside the stretch nothing is spared"
+            assert torch.equal(noisy_KC[:, inside], free_KC[:, inside]), "the noise inside the section is unchanged"
 
 
-def test_a_canvas_is_shown_at_as_many_levels_of_noise_as_asked():
+def test_draws_set_the_noise_levels_per_canvas():
     rows = [Example(tuple(range(10, 30)), ((12, 20),), "test", i) for i in range(500)]
     shape = {"canvas_length": 8, "per_example": 1, "eos": 1, "pad": 0, "learn_text": "all", "seed": 0, "first": 0}
     batch = collate(rows, **shape, draws=4)
     assert batch.clean_BKC.shape == (500, 4, 8) and batch.common_start == 12
     t_BK = corrupt(batch.clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
     alone = corrupt(collate(rows, **shape).clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
-    assert torch.equal(t_BK[:, :1], alone), "the first is what it would be by itself"
-    assert (t_BK.sort(-1).values.diff(dim=-1) > 0.1).all(), "far apart"
-    assert ((t_BK * 4).long().flatten().bincount(minlength=4) - 500).abs().max() < 75, "and evenly spread"
+    assert torch.equal(t_BK[:, :1], alone), "the first level is the same with one draw"
+    assert (t_BK.sort(-1).values.diff(dim=-1) > 0.1).all(), "levels are far apart"
+    assert ((t_BK * 4).long().flatten().bincount(minlength=4) - 500).abs().max() < 75, "levels are evenly spread"
 
 
-def test_text_that_nobody_learns_or_sees_is_left_out():
+def test_text_without_targets_or_canvases_is_left_out():
     rows = [Example(tuple(range(30)), ((10, 30),), "test", 1), Example(tuple(range(12)), ((4, 12),), "test", 2)]
     batch = collate(
         rows, canvas_length=8, per_example=None, eos=1, pad=0, learn_text="none", seed=0, first=0, multiple=16
@@ -286,7 +286,7 @@ def test_text_that_nobody_learns_or_sees_is_left_out():
     assert batch.text_BS.shape == (2, 32) and not batch.target_BS.any()
 
 
-def test_a_prompt_without_any_target_gives_zero_not_nan(pair):
+def test_example_without_targets_has_zero_loss(pair):
     _, model = pair
     rows = [Example((5,), ((0, 1),), "test", 1)]
     batch, noise = make(model.config, ObjectiveSettings(), rows)
@@ -296,7 +296,7 @@ def test_a_prompt_without_any_target_gives_zero_not_nan(pair):
     assert token_losses(torch.zeros(0, 4), torch.zeros(7, 4), torch.zeros(0, dtype=torch.long), 30.0).shape == (0,)
 
 
-def test_the_balance_loss_is_one_when_experts_share_evenly_and_more_when_they_do_not(pair):
+def test_balance_loss_is_one_for_even_routing_and_more_otherwise(pair):
     _, model = pair
     settings = ObjectiveSettings(balance_weight=0.1)
     batch, noise = make(model.config, settings, examples(model.config))
@@ -313,8 +313,8 @@ def test_the_balance_loss_is_one_when_experts_share_evenly_and_more_when_they_do
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("attention", ["split", "blocks"])
-def test_every_way_to_attend_sees_the_same(pair, attention, monkeypatch):
-    """Without a mask where examples are of one shape; and as blocks, whose kernel needs a GPU only to be fast."""
+def test_attention_variants_agree(pair, attention, monkeypatch):
+    """Compare the mask with split attention, for examples of one shape, and with block attention, run on the CPU."""
     _, model = pair
     settings, length = ObjectiveSettings(), model.config.sliding_window - 1
     if attention == "split":
@@ -355,12 +355,12 @@ def test_no_row_of_the_mask_is_empty():
         {"draws": ()},
     ],
 )
-def test_bad_options_are_named(options):
+def test_invalid_objective_setting_is_named(options):
     with pytest.raises(InputError, match=next(iter(options))):
         ObjectiveSettings(**options)
 
 
-def test_an_untied_model_is_refused(tmp_path):
+def test_untied_model_is_rejected(tmp_path):
     seed = next(seed for seed in range(24) if seed not in TIED)
     oracle.checkpoint(tmp_path / "model", seed)
     model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
@@ -368,12 +368,12 @@ def test_an_untied_model_is_refused(tmp_path):
         Objective(model, ObjectiveSettings())
 
 
-# --- the differentiable rollout -----------------------------------------------------------------------------------
+# --- rollout ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_gradients_flow_through_every_step_of_a_rollout(tmp_path, steps):
-    """Against finite differences along random directions of all weights at once."""
+def test_rollout_gradients_match_finite_differences(tmp_path, steps):
+    """Compare with finite differences along random directions of all weights."""
     oracle.checkpoint(tmp_path / "model", TIED[0], calm=True)
     model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
     objective = Objective(model, ObjectiveSettings())
@@ -403,8 +403,8 @@ def test_gradients_flow_through_every_step_of_a_rollout(tmp_path, steps):
         assert found.item() == pytest.approx(expected.item(), rel=0.03, abs=2e-3)
 
 
-def test_every_step_of_a_rollout_counts(tmp_path):
-    """The first step's noise reaches the last step's loss: its embedding gets a gradient."""
+def test_rollout_loss_depends_on_the_first_step(tmp_path):
+    """The embedding of the initial noise gets a gradient from the loss of the last step."""
     oracle.checkpoint(tmp_path / "model", TIED[0])
     model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
     objective = Objective(model, ObjectiveSettings())

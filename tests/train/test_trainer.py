@@ -1,4 +1,4 @@
-"""Runs of the trainer on a tiny model: they learn, resume, share the work, and stop when they must."""
+"""Training runs of a tiny model: learning, resuming, several processes, errors."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def rows(tmp_path):
 
 @pytest.fixture
 def small(tmp_path):
-    """Two layers and canvases of 16, so that a step is quick."""
+    """A checkpoint with two layers and canvases of 16, for fast steps."""
     two = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     return with_short_canvases(make(tmp_path / "small", **two))
 
@@ -94,7 +94,7 @@ def losses(out):
     return [(line["step"], line["loss"], line["gradient"]) for line in metrics(out)]
 
 
-def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, rows, deeper):
+def test_tiny_model_memorizes_eight_examples(tmp_path, rows, deeper):
     recipe = load(write_recipe(tmp_path, rows, deeper, steps=250))
     run, optimizer = replace(recipe.run, batch_size=8, save_every=250), replace(recipe.optimizer, lr=4e-3)
     recipe = replace(recipe, run=run, optimizer=optimizer)
@@ -107,7 +107,7 @@ def test_a_tiny_model_learns_eight_examples_by_heart_and_writes_them(tmp_path, r
         assert g.generate(row["prompt"], max_new_tokens=32, seed=1).text == row["completion"]
 
 
-def test_a_run_in_legs_gives_the_losses_of_one_go_to_the_last_digit(tmp_path, rows, small):
+def test_resumed_run_has_identical_losses(tmp_path, rows, small):
     whole = load(write_recipe(tmp_path, rows, small, out="whole"))
     train(whole, report=lambda _: None)
     for steps in (4, 8, 12):
@@ -119,7 +119,7 @@ def test_a_run_in_legs_gives_the_losses_of_one_go_to_the_last_digit(tmp_path, ro
 
 
 def stop_after(recipe, step):
-    """Leave a run by an error right after the given step, as a power cut would."""
+    """Abort a run by an error right after the given step, like a power failure."""
 
     class Cut(Exception):
         pass
@@ -134,7 +134,7 @@ def stop_after(recipe, step):
         return
 
 
-def test_killed_at_any_moment_a_run_goes_on_as_if_nothing_had_happened(tmp_path, rows, small):
+def test_killed_run_resumes_with_identical_losses(tmp_path, rows, small):
     train(load(write_recipe(tmp_path, rows, small, out="whole", steps=24)), report=lambda _: None)
     recipe = write_recipe(tmp_path, rows, small, out="killed", steps=24)
     command = [sys.executable, "-c", RUN, str(recipe)]
@@ -165,7 +165,7 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-torch.backends.mkldnn.set_flags(False)  # as in these tests
+torch.backends.mkldnn.set_flags(False)  # as in conftest.py
 from gesso.train.run import train
 from gesso.train.recipe import load
 train(load(Path(sys.argv[1])), report=lambda _: None)
@@ -175,7 +175,7 @@ train(load(Path(sys.argv[1])), report=lambda _: None)
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
     train(load(write_recipe(tmp_path, rows, small, out="one", steps=2)), report=lambda _: None)
     recipe = write_recipe(tmp_path, rows, small, out="two", steps=2)
-    for _ in range(2):  # the second time resumes, finds nothing to do, and must not mind
+    for _ in range(2):  # the second time resumes a finished run
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -188,7 +188,7 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
             for rank in range(2)
         ]  # fmt: skip
         assert [process.wait(120) for process in processes] == [0, 0]
-    # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so that rounding grows from there on.
+    # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so rounding errors grow quickly.
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert one["step"] == two["step"]
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
@@ -198,8 +198,8 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
         assert (a - b).norm() < 1e-3 * a.norm()
 
 
-def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small, monkeypatch):
-    """The same examples in the same order, eight at once or twice four."""
+def test_accumulated_batches_equal_one_large_batch(tmp_path, rows, small, monkeypatch):
+    """Compare one batch of eight with two batches of four, with the same examples in the same order."""
     from gesso.train.data import Dataset, Example
 
     def in_order(self, batch_size, *place, **options):
@@ -217,7 +217,7 @@ def test_accumulating_batches_equals_one_large_batch(tmp_path, rows, small, monk
         assert found[0][name] == pytest.approx(found[1][name], rel=1e-4), name
 
 
-def test_muon_straightens_matrices_and_a_run_with_it_goes_on_to_the_last_digit(tmp_path, rows, small):
+def test_muon_orthogonalizes_matrices_and_resumes_exactly(tmp_path, rows, small):
     straight = orthogonal(torch.randn(3, 40, 24, generator=torch.Generator().manual_seed(0)))
     sizes = torch.linalg.svdvals(straight)
     assert sizes.min() > 0.5 and sizes.max() < 1.5
@@ -226,7 +226,7 @@ def test_muon_straightens_matrices_and_a_run_with_it_goes_on_to_the_last_digit(t
     for out, legs in (("whole", (6,)), ("legs", (2, 6))):
         for steps in legs:
             run = replace(recipe.run, out=str(tmp_path / out), steps=6, save_every=2)
-            if steps == 2:  # cut off after it: one leg of no time for each step
+            if steps == 2:  # two runs that are out of time after one step
                 for _ in range(2):
                     train(replace(recipe, run=run), lambda _: None, minutes=0)
             else:
@@ -236,7 +236,7 @@ def test_muon_straightens_matrices_and_a_run_with_it_goes_on_to_the_last_digit(t
     assert encoder[-1] < encoder[0] - 0.3
 
 
-def test_muon_leaves_weights_alone_when_told_that_a_gradient_is_not_finite():
+def test_muon_skips_the_step_if_found_inf_is_set():
     weight = torch.nn.Parameter(torch.randn(4, 6))
     before, optimizer = weight.detach().clone(), Muon([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
     weight.grad, optimizer.found_inf = torch.full((4, 6), float("nan")), torch.tensor(1.0)
@@ -247,14 +247,14 @@ def test_muon_leaves_weights_alone_when_told_that_a_gradient_is_not_finite():
     assert weight.isfinite().all() and not torch.equal(weight, before)
 
 
-def test_batches_made_ahead_by_other_processes_are_the_same(tmp_path, rows, small):
+def test_workers_prepare_the_same_batches(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=5))
     for name, workers in (("none", 0), ("two", 2)):
         train(replace(recipe, run=replace(recipe.run, out=str(tmp_path / name), workers=workers)), lambda _: None)
     assert losses(tmp_path / "none") == losses(tmp_path / "two")
 
 
-def test_canvases_take_the_lengths_asked_for_in_turn(tmp_path, rows, small, monkeypatch):
+def test_batches_take_the_canvas_lengths_in_turn(tmp_path, rows, small, monkeypatch):
     from gesso.train.objective import Objective
 
     seen, forward = [], Objective.forward
@@ -268,11 +268,11 @@ def test_canvases_take_the_lengths_asked_for_in_turn(tmp_path, rows, small, monk
     assert seen == [8, 32, 8, 32]
     one = replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8,)))
     train(replace(one, run=replace(one.run, out=str(tmp_path / "one"), steps=1)), lambda _: None)
-    assert gesso.load(tmp_path / "one" / "model").config.canvas_length == 8, "what it learnt with, it is given"
-    assert gesso.load(tmp_path / "out" / "model").config.canvas_length == 16, "several: the model's own"
+    assert gesso.load(tmp_path / "one" / "model").config.canvas_length == 8, "the length of the training"
+    assert gesso.load(tmp_path / "out" / "model").config.canvas_length == 16, "the model's own, after several lengths"
 
 
-def test_training_from_scratch_begins_with_everything_of_one_size(deeper):
+def test_initial_residual_stream_has_constant_scale(deeper):
     config = Config.from_directory(deeper)
     model = DiffusionGemma(config)
     begin(model, seed=0)
@@ -280,10 +280,12 @@ def test_training_from_scratch_begins_with_everything_of_one_size(deeper):
     for layer in model.decoder.layers:
         layer.register_forward_hook(lambda _, given, out: sizes.append(out[0].square().mean().sqrt().item()))
     model.encode(torch.randint(0, config.vocab_size, (1, 64)), model.new_cache(1, 128))
-    assert len(sizes) == 4 and all(0.7 < size < 2.0 for size in sizes), "the stream neither dies nor explodes"
+    assert len(sizes) == 4 and all(0.7 < size < 2.0 for size in sizes), (
+        "the residual stream neither vanishes nor explodes"
+    )
 
 
-def test_under_autocast_the_stream_between_layers_is_as_narrow_as_the_products(tmp_path, rows, small, monkeypatch):
+def test_autocast_narrows_the_residual_stream(tmp_path, rows, small, monkeypatch):
     seen = set()
     call = Layer.forward
 
@@ -297,17 +299,17 @@ def test_under_autocast_the_stream_between_layers_is_as_narrow_as_the_products(t
     assert seen == {torch.bfloat16}
 
 
-def test_a_run_stopped_by_the_clock_goes_on_where_it_was(tmp_path, rows, small):
+def test_run_out_of_time_resumes_exactly(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
     train(replace(recipe, run=replace(recipe.run, out=str(tmp_path / "whole"))), lambda _: None)
     for legs in range(4):
         assert len(losses(tmp_path / "out")) == legs if legs else True
-        train(recipe, lambda _: None, minutes=0)  # one step, and its time is up
-        assert (tmp_path / "out" / "model").is_dir(), "what there is can be looked at"
+        train(recipe, lambda _: None, minutes=0)  # out of time after one step
+        assert (tmp_path / "out" / "model").is_dir(), "the current model is exported"
     assert losses(tmp_path / "out") == losses(tmp_path / "whole")
 
 
-def test_what_is_exported_has_the_dtype_and_the_shards_asked_for(tmp_path, rows, small):
+def test_export_has_requested_dtype_and_shards(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=1))
     train(replace(recipe, run=replace(recipe.run, export_dtype="bfloat16", export_shard=100_000)), lambda _: None)
     found = tmp_path / "out" / "model"
@@ -317,7 +319,7 @@ def test_what_is_exported_has_the_dtype_and_the_shards_asked_for(tmp_path, rows,
     gesso.load(found)
 
 
-def test_what_is_not_finite_stops_the_run_and_leaves_its_examples(tmp_path, rows, small, monkeypatch):
+def test_loss_not_finite_stops_the_run_and_saves_its_examples(tmp_path, rows, small, monkeypatch):
     from gesso.train.objective import Objective
 
     forward = Objective.forward
@@ -343,7 +345,7 @@ def test_what_is_not_finite_stops_the_run_and_leaves_its_examples(tmp_path, rows
     assert state.latest(tmp_path / "out").name == "step-00000004"
 
 
-def test_the_average_is_what_is_exported(tmp_path, rows, small):
+def test_export_contains_the_average(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
     for name, ema in (("plain", 0.0), ("average", 0.9)):
         run = replace(recipe.run, out=str(tmp_path / name), ema=ema)
@@ -354,7 +356,7 @@ def test_the_average_is_what_is_exported(tmp_path, rows, small):
 
 
 @pytest.mark.parametrize("extra", ["autocast", "checkpoint_activations"])
-def test_options_that_save_memory_train_alike(tmp_path, rows, small, extra):
+def test_memory_options_keep_the_losses(tmp_path, rows, small, extra):
     recipe = load(write_recipe(tmp_path, rows, small, steps=3))
     changed = {"autocast": "bfloat16"} if extra == "autocast" else {"checkpoint_activations": True}
     for name, options in (("plain", {}), ("changed", changed)):
@@ -365,7 +367,7 @@ def test_options_that_save_memory_train_alike(tmp_path, rows, small, extra):
         assert one[1] == pytest.approx(two[1], rel=tolerance)
 
 
-def test_an_adapter_trains_with_the_base_untouched_and_is_exported(tmp_path, rows, small):
+def test_adapter_trains_and_is_exported(tmp_path, rows, small):
     lora = '\n[lora]\nrank = 4\ntargets = ["attention", "experts"]\n'
     path = write_recipe(tmp_path, rows, small, steps=40, extra=lora)
     path.write_text(path.read_text().replace("scratch = true", "scratch = false"))
@@ -385,7 +387,7 @@ def test_an_adapter_trains_with_the_base_untouched_and_is_exported(tmp_path, row
     )
 
 
-def test_the_model_is_scored_while_it_trains_and_training_does_not_feel_it(tmp_path, rows, small):
+def test_eval_during_training_leaves_losses_unchanged(tmp_path, rows, small):
     plain = load(write_recipe(tmp_path, rows, small, out="plain", steps=4))
     train(plain, report=lambda _: None)
     scored = load(write_recipe(tmp_path, rows, small, out="scored", steps=4, extra=EVAL))
@@ -406,7 +408,7 @@ steps = 2
 """
 
 
-def test_metrics_reach_tensorboard(tmp_path, rows, small):
+def test_metrics_are_written_to_tensorboard(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=2))
     train(replace(recipe, run=replace(recipe.run, tensorboard=True, log_every=1)), report=lambda _: None)
     files = list((tmp_path / "out" / "tensorboard").glob("events.out.*"))
@@ -414,7 +416,7 @@ def test_metrics_reach_tensorboard(tmp_path, rows, small):
     assert b"loss" in files[0].read_bytes()
 
 
-def test_a_run_with_other_settings_is_not_mixed_into_an_old_one(tmp_path, rows, small):
+def test_resuming_with_other_settings_is_rejected(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
     train(recipe, report=lambda _: None)
     changed = replace(recipe, optimizer=replace(recipe.optimizer, lr=1e-3), run=replace(recipe.run, steps=8))
@@ -422,7 +424,7 @@ def test_a_run_with_other_settings_is_not_mixed_into_an_old_one(tmp_path, rows, 
         train(changed, report=lambda _: None)
 
 
-def test_a_run_made_longer_exports_anew(tmp_path, rows, small):
+def test_longer_run_exports_again(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
     heads = []
     for steps in (4, 4, 8):
@@ -433,7 +435,7 @@ def test_a_run_made_longer_exports_anew(tmp_path, rows, small):
     assert len(metrics(tmp_path / "out")) == 8
 
 
-def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
+def test_learning_rate_warms_up_and_follows_a_cosine():
     rates = [learning_rate(1.0, 0.1, 4, step, 12) for step in range(13)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4] == 1.0
@@ -454,7 +456,7 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine():
         (lambda text: text.replace("[run]", "[run"), "TOML"),
     ],
 )
-def test_a_recipe_that_says_something_unknown_is_refused_by_name(tmp_path, rows, small, change, words):
+def test_invalid_recipe_is_rejected_by_name(tmp_path, rows, small, change, words):
     path = write_recipe(tmp_path, rows, small)
     path.write_text(change(path.read_text()))
     with pytest.raises(InputError, match=words):

@@ -1,4 +1,4 @@
-"""A learnt vocabulary: any text comes back, digits and line breaks stand alone, a cut at a line break cuts tokens."""
+"""Learned vocabularies: round trips, single digits and line breaks, cuts at line breaks."""
 
 import json
 import random
@@ -38,13 +38,13 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_any_text_comes_back(tokenizer, text):
+def test_any_text_round_trips(tokenizer, text):
     ids = encode(tokenizer, text)
     assert tokenizer.decode(ids) == text
     assert not tokenizer.special_ids & set(ids)
 
 
-def test_random_characters_come_back(tokenizer):
+def test_random_characters_round_trip(tokenizer):
     rng = random.Random(0)
     for _ in range(300):
         points = [
@@ -54,11 +54,11 @@ def test_random_characters_come_back(tokenizer):
         assert tokenizer.decode(encode(tokenizer, text)) == text
 
 
-def test_cutting_at_a_line_break_is_cutting_tokens(tokenizer):
+def test_cut_at_a_line_break_cuts_tokens(tokenizer):
     for text in [*SOURCES, "\n".join(NASTY)]:
         whole = encode(tokenizer, text)
         lines = re.findall(r"[^\n]*\n|[^\n]+", text)
-        assert [i for line in lines for i in encode(tokenizer, line)] == whole, "cut at every one"
+        assert [i for line in lines for i in encode(tokenizer, line)] == whole, "cut at every line break"
         breaks = [i for i, character in enumerate(text) if character == "\n"]
         for at in breaks[:: len(breaks) // 10 + 1]:
             before, after = encode(tokenizer, text[:at]), encode(tokenizer, text[at + 1 :])
@@ -66,25 +66,25 @@ def test_cutting_at_a_line_break_is_cutting_tokens(tokenizer):
             assert encode(tokenizer, text[: at + 1]) + after == before + encode(tokenizer, text[at:]) == whole
 
 
-def test_no_piece_holds_a_line_break_and_more(directory):
+def test_line_break_is_always_a_token_by_itself(directory):
     pieces = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     assert [piece for piece in pieces if "\n" in piece] == ["\n"]
     assert sorted(pieces.values()) == list(range(SIZE))
 
 
-def test_a_digit_is_a_token_and_so_is_a_cell(tokenizer):
+def test_digit_and_grid_cell_are_single_tokens(tokenizer):
     assert tokenizer.pieces(encode(tokenizer, "12")) == ["1", "2"]
     assert tokenizer.pieces(encode(tokenizer, "5 3 0 0\n6 9")) == ["5", " 3", " 0", " 0", "\n", "6", " 9"]
     assert len(set(encode(tokenizer, "0123456789 0 1 2 3 4 5 6 7 8 9"))) == 20
 
 
-def test_indentation_stands_apart_from_the_word(tokenizer):
+def test_indentation_is_separate_from_the_word(tokenizer):
     assert tokenizer.pieces(encode(tokenizer, "        return None")) == ["        ", "return ", "None"]
     assert tokenizer.pieces(encode(tokenizer, "    self.assertTrue(x)"))[:2] == ["    ", "self."]
 
 
 @pytest.mark.parametrize("word", ["assertEqual", "Hannah", "troodrind", "_private", "x"])
-def test_a_word_is_the_same_tokens_wherever_it_stands(tokenizer, word):
+def test_word_has_the_same_tokens_in_any_position(tokenizer, word):
     alone = encode(tokenizer, word)
     for before, after in (("(", ")"), ('"', '": '), (" ", " "), ("the ", ", "), ("\n    ", "\n"), ("a.", "2")):
         around = encode(tokenizer, before), encode(tokenizer, after)
@@ -107,6 +107,6 @@ def test_transformers_reads_the_same_ids(directory, tokenizer):
         assert oracle.encode(text, add_special_tokens=False) == encode(tokenizer, text)
 
 
-def test_too_little_text_is_refused():
+def test_too_little_text_is_rejected():
     with pytest.raises(InputError, match="cannot learn 4096 tokens"):
         learn(["def f(): pass\n"])

@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gesso.checkpoint import huggingface, write
@@ -51,7 +50,7 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
     errors: dict[str, float] = {}
     with write.whole(target) as partial:
         write.write_companions(partial, config.quantized(to).raw, directory)
-        _write(_packed(directory, to, errors), partial, shard_bytes)
+        write.write_shards(_packed(directory, to, errors), partial, shard_bytes)
     return Report(
         format=to,
         source=str(directory),
@@ -94,33 +93,6 @@ def relative_error(weight: Tensor, packed: Packed) -> float:
         error += (rounded.dense(exact.dtype) - exact).square().sum().item()
         total += exact.square().sum().item()
     return math.sqrt(error / total) if total else 0.0
-
-
-def _write(tensors: Iterator[tuple[str, Tensor]], directory: Path, shard_bytes: int) -> None:
-    """Write shards under temporary names, because their final names contain their number, which is known at the end."""
-    shards: list[list[str]] = []
-    pending: dict[str, Tensor] = {}
-    size = total = 0
-
-    def temporary(number: int) -> Path:
-        return directory / f"{number}.partial"
-
-    def flush() -> None:
-        save_file(pending, temporary(len(shards)), metadata={"format": "pt"})
-        shards.append(list(pending))
-        pending.clear()
-
-    for name, tensor in tensors:
-        if pending and size + tensor.nbytes > shard_bytes:
-            flush()
-            size = 0
-        pending[name] = tensor.contiguous()
-        size += tensor.nbytes
-        total += tensor.nbytes
-    flush()
-    for number, file_name in enumerate(write.shard_names(len(shards))):
-        temporary(number).rename(directory / file_name)
-    write.write_index(directory, shards, total)
 
 
 def _weight_bytes(directory: Path) -> int:

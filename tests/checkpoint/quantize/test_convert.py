@@ -1,4 +1,4 @@
-"""Quantized checkpoints: written whole or not at all, loaded as they are, and the same as their values in float32."""
+"""Quantized checkpoints: written atomically, loaded without unpacking, equal to their dequantized values."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def same(a, b):
 
 
 def logits(model, dtype=torch.float32):
-    """Of a canvas after a prompt, with self-conditioning: every matrix has its part in them."""
+    """Return the logits of a canvas after a prompt, with self-conditioning: they depend on every matrix."""
     generator = torch.Generator().manual_seed(1)
     ids, canvas = (torch.randint(0, 384, (2, n), generator=generator) for n in (9, 6))
     cache = model.new_cache(2, 32)
@@ -54,7 +54,7 @@ def logits(model, dtype=torch.float32):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """The model in the box in bfloat16, as real checkpoints are, with a template and a vision tower that sees."""
+    """A tiny checkpoint in bfloat16, like published ones, with a template and a vision tower that is not zero."""
     made = tmp_path_factory.mktemp("quantize")
     tiny.make(made / "float32")
     write.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
@@ -72,10 +72,10 @@ def quantized(request, source, tmp_path_factory):
     return request.param, target, report
 
 
-# --- the directory ------------------------------------------------------------------------------------------------
+# --- directory ----------------------------------------------------------------------------------------------------
 
 
-def test_everything_but_the_matrices_is_carried_over_to_the_bit(source, quantized):
+def test_quantize_copies_everything_but_the_matrices_exactly(source, quantized):
     name, target, report = quantized
     before, after = stored(source), stored(target)
     untouched = before.keys() - report.errors.keys()
@@ -86,7 +86,7 @@ def test_everything_but_the_matrices_is_carried_over_to_the_bit(source, quantize
         assert (target / file).read_text() == (source / file).read_text()
 
 
-def test_every_matrix_of_every_layer_and_the_embeddings_are_packed_and_nothing_else(source, quantized):
+def test_quantize_packs_exactly_the_matrices_and_embeddings(source, quantized):
     name, target, report = quantized
     parts = {"self_attn", "mlp", "experts", "self_conditioning", "embed_tokens"}
     matrices = {key for key, t in stored(source).items() if t.ndim > 1 and not is_vision(key)}
@@ -96,8 +96,8 @@ def test_every_matrix_of_every_layer_and_the_embeddings_are_packed_and_nothing_e
     assert {huggingface.checkpoint_name(name) for name in packed} == matrices
 
 
-def test_the_stored_tensors_have_the_conventional_names(quantized):
-    """At four bits are the experts; the other matrices are FP8."""
+def test_stored_tensors_have_the_names_of_compressed_tensors(quantized):
+    """Experts have four bits; the other matrices are FP8."""
     name, target, _ = quantized
     keys = {
         "fp8": {"weight", "weight_scale"},
@@ -111,7 +111,7 @@ def test_the_stored_tensors_have_the_conventional_names(quantized):
     assert found == keys[name]
 
 
-def test_the_config_names_the_format_and_keeps_the_rest(source, quantized):
+def test_quantized_config_names_the_format_and_keeps_the_rest(source, quantized):
     name, target, _ = quantized
     before, after = (json.loads((d / "config.json").read_text()) for d in (source, target))
     given = after.pop("quantization_config")
@@ -123,7 +123,7 @@ def test_the_config_names_the_format_and_keeps_the_rest(source, quantized):
     assert Config.from_directory(target).quantization == name
 
 
-def test_errors_are_those_of_the_stored_values(source, quantized):
+def test_reported_errors_match_the_stored_values(source, quantized):
     name, target, report = quantized
     before, model = stored(source), load(target)
     for path in ("decoder.layers.1.self_attn.k_proj.weight", "decoder.layers.3.experts.gate_up_proj"):
@@ -135,7 +135,7 @@ def test_errors_are_those_of_the_stored_values(source, quantized):
     assert report.bytes < 0.75 * report.source_bytes
 
 
-def test_shards_hold_the_same_and_an_index_names_them(source, quantized, tmp_path):
+def test_shards_contain_the_same_tensors_and_have_an_index(source, quantized, tmp_path):
     name, target, _ = quantized
     convert.quantize(source, tmp_path / "sharded", name, shard_bytes=50_000)
     files = huggingface.weight_files(tmp_path / "sharded")
@@ -152,7 +152,7 @@ def test_shards_hold_the_same_and_an_index_names_them(source, quantized, tmp_pat
 
 
 def plain(model):
-    """The same model with every packed matrix as a tensor of its values."""
+    """Return the same model with every packed matrix replaced by its dequantized values."""
     config = replace(model.config, quantization=None, raw={**model.config.raw, "quantization_config": None})
     dense = huggingface.empty_model(config)
     for name, parameter in model.named_parameters():
@@ -164,12 +164,12 @@ def plain(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_logits_are_those_of_the_dequantized_weights(quantized, dtype):
+def test_logits_equal_those_of_the_dequantized_weights(quantized, dtype):
     model = load(quantized[1], dtype)
     assert torch.equal(logits(model), logits(plain(model)))
 
 
-def test_a_large_vocabulary_is_unpacked_in_stretches(quantized, monkeypatch):
+def test_large_vocabulary_is_unpacked_in_chunks(quantized, monkeypatch):
     model = load(quantized[1])
     hidden_TH = torch.randn(7, model.config.hidden_size)
     whole = model.logits(hidden_TH)
@@ -179,21 +179,21 @@ def test_a_large_vocabulary_is_unpacked_in_stretches(quantized, monkeypatch):
     torch.testing.assert_close(model.soft_embedding(whole), expected)
 
 
-def test_embeddings_stay_as_they_are_where_only_layers_are_packed(source, quantized, tmp_path):
+def test_layers_suffix_leaves_the_embeddings_unpacked(source, quantized, tmp_path):
     name = quantized[0] + LAYERS
     convert.quantize(source, tmp_path / "layers", name)
     key = "model.decoder.embed_tokens.weight"
     assert same(stored(source)[key], stored(tmp_path / "layers")[key])
     assert Config.from_directory(tmp_path / "layers").quantization == name
     assert torch.equal(logits(load(tmp_path / "layers")), logits(load(source, quantize=name)))
-    # Asked to pack what is packed, but for its embeddings: it is what it is.
+    # Loading with the format of a checkpoint whose embeddings are not packed changes nothing.
     assert load(tmp_path / "layers", quantize=quantized[0]).config.quantization == name
     with pytest.raises(InputError, match="already"):
         load(quantized[1], quantize=name)
 
 
-def test_embeddings_are_packed_where_a_group_of_the_config_names_them(source, quantized, tmp_path):
-    """Whoever wrote it: other programs name what they leave alone in other words, or not at all."""
+def test_embeddings_are_packed_only_if_a_config_group_names_them(source, quantized, tmp_path):
+    """Only the targets count: other programs write other `ignore` lists, or none."""
     convert.quantize(source, tmp_path / "layers", quantized[0] + LAYERS)
     raw = json.loads((tmp_path / "layers" / "config.json").read_text())
     for ignore in ([], ["re:.*lm_head.*", "re:.*embed_tokens.*"]):
@@ -201,7 +201,7 @@ def test_embeddings_are_packed_where_a_group_of_the_config_names_them(source, qu
         assert Config.from_dict(raw).quantization == quantized[0] + LAYERS
 
 
-def test_the_packed_form_is_what_stays_in_memory(source, quantized):
+def test_loaded_weights_stay_packed_in_memory(source, quantized):
     name, target, _ = quantized
     model, dense = load(target, torch.bfloat16), load(source, torch.bfloat16)
     kept = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -211,11 +211,11 @@ def test_the_packed_form_is_what_stays_in_memory(source, quantized):
     promised = {cell.precision: cell.weight_bytes for cell in describe(source, "source").memory}
     if name == "fp8":
         assert kept == promised["fp8"]
-    else:  # besides, a global scale or a shape for each matrix: nothing at a real size
+    else:  # plus a global scale or a shape per matrix, which is negligible at a real size
         assert 0 <= kept - promised["4-bit"] <= 16 * 9 * 8 * 5
 
 
-def test_quantizing_while_loading_gives_the_same_numbers_as_the_directory(source, quantized):
+def test_quantize_on_load_equals_quantized_directory(source, quantized):
     name, target, _ = quantized
     on_the_fly, from_disk = load(source, quantize=name), load(target)
     packed = dict(from_disk.named_buffers())
@@ -225,7 +225,7 @@ def test_quantizing_while_loading_gives_the_same_numbers_as_the_directory(source
     assert torch.equal(logits(on_the_fly), logits(from_disk))
 
 
-def test_a_quantized_directory_generates(source, quantized):
+def test_quantized_directory_generates_the_same_text(source, quantized):
     name, target, _ = quantized
     texts = {
         g.generate("def", max_new_tokens=12, steps=6, seed=3).text
@@ -234,7 +234,7 @@ def test_a_quantized_directory_generates(source, quantized):
     assert len(texts) == 1
 
 
-def test_a_loaded_one_can_be_saved_and_loaded_again(source, quantized, tmp_path):
+def test_quantized_model_saves_and_loads_again(source, quantized, tmp_path):
     name, target, _ = quantized
     for i, model in enumerate((load(target, torch.bfloat16), load(source, torch.bfloat16, quantize=name))):
         write.save(model, tmp_path / str(i), source=source)
@@ -244,7 +244,7 @@ def test_a_loaded_one_can_be_saved_and_loaded_again(source, quantized, tmp_path)
         assert Config.from_directory(tmp_path / str(i)).quantization == name
 
 
-def test_untied_networks_quantize_too(tmp_path):
+def test_untied_model_can_be_quantized(tmp_path):
     config = Config.from_dict({**tiny.CONFIG, "tie_word_embeddings": False})
     model = DiffusionGemma(config)
     randomise(model, 0, std=0.2)
@@ -256,7 +256,7 @@ def test_untied_networks_quantize_too(tmp_path):
     assert torch.equal(logits(quantized), logits(plain(quantized)))
 
 
-def test_the_same_format_twice_is_once_and_another_is_refused(quantized):
+def test_quantize_again_is_accepted_only_in_the_same_format(quantized):
     name, target, _ = quantized
     assert load(target, quantize=name).config.quantization == name
     other = next(format for format in FORMATS if format != name)
@@ -266,7 +266,7 @@ def test_the_same_format_twice_is_once_and_another_is_refused(quantized):
         load(target, quantize="q4_0")
 
 
-def test_info_finds_nothing_wrong(quantized, main):
+def test_info_reports_no_problems_of_a_quantized_checkpoint(quantized, main):
     name, target, _ = quantized
     found = main("info", str(target), "--json")
     report = json.loads(found.out)
@@ -280,7 +280,7 @@ def test_info_finds_nothing_wrong(quantized, main):
 
 @pytest.fixture
 def damaged(quantized, tmp_path):
-    """A copy to be damaged: `change(tensors)` rewrites its weights."""
+    """Return a function that copies the checkpoint and changes its tensors."""
     name, target, _ = quantized
     model = load(target, torch.bfloat16)
     write.save(model, tmp_path / "copy", source=target)
@@ -297,12 +297,12 @@ def damaged(quantized, tmp_path):
 SCALE = "model.decoder.layers.2.experts.down_proj_scale"
 
 
-def test_a_missing_scale_is_named(damaged):
+def test_missing_scale_is_named(damaged):
     with pytest.raises(CheckpointError, match=f"missing tensors: {SCALE}"):
         load(damaged(lambda tensors: tensors.pop(SCALE)))
 
 
-def test_a_scale_of_the_wrong_shape_is_named(damaged):
+def test_scale_of_the_wrong_shape_is_named(damaged):
     with pytest.raises(CheckpointError, match=f"tensor {SCALE} has shape"):
         load(damaged(lambda tensors: tensors.update({SCALE: tensors[SCALE][:-1].contiguous()})))
 
@@ -313,7 +313,7 @@ def test_codes_of_the_wrong_dtype_are_named(damaged, quantized):
         load(damaged(lambda tensors: tensors.update({name: torch.zeros(tensors[name].shape, dtype=torch.float16)})))
 
 
-def test_a_scale_that_is_nan_is_named(damaged):
+def test_nan_scale_is_named(damaged):
     def poison(tensors):
         scale = tensors[SCALE].float()
         scale[1, 0, 0] = float("nan")
@@ -335,7 +335,7 @@ def test_a_scale_that_is_nan_is_named(damaged):
         lambda given: given.clear(),
     ],
 )
-def test_quantization_gesso_cannot_read_is_refused(change):
+def test_unsupported_quantization_config_is_rejected(change):
     raw = json.loads(json.dumps(Config.from_dict(tiny.CONFIG).quantized("int4").raw, default=dict))
     assert Config.from_dict(raw).quantization == "int4"
     change(raw["quantization_config"])
@@ -343,10 +343,10 @@ def test_quantization_gesso_cannot_read_is_refused(change):
         Config.from_dict(raw)
 
 
-# --- the command --------------------------------------------------------------------------------------------------
+# --- command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_every_layer_and_the_size(source, tmp_path, main):
+def test_quantize_command_prints_every_layer_and_the_size(source, tmp_path, main):
     shown = main("quantize", str(source), str(tmp_path / "out"), "--to", "nvfp4")
     assert shown.code == 0
     for row in ("layer 0", "layer 3", "conditioning", "MB, from"):
@@ -356,7 +356,7 @@ def test_the_command_prints_every_layer_and_the_size(source, tmp_path, main):
     assert data["format"] == "nvfp4"
 
 
-def test_bad_words_and_places_are_refused_before_anything_is_written(source, quantized, tmp_path, main):
+def test_quantize_command_rejects_bad_arguments_before_writing(source, quantized, tmp_path, main):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     for arguments, word in [
@@ -372,7 +372,7 @@ def test_bad_words_and_places_are_refused_before_anything_is_written(source, qua
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
-def test_an_interrupted_run_leaves_nothing(source, tmp_path, monkeypatch, error):
+def test_interrupted_quantize_leaves_nothing_behind(source, tmp_path, monkeypatch, error):
     written = []
 
     def save_some(*arguments, **options):
@@ -380,14 +380,14 @@ def test_an_interrupted_run_leaves_nothing(source, tmp_path, monkeypatch, error)
             raise error
         written.append(save_file(*arguments, **options))
 
-    monkeypatch.setattr(convert, "save_file", save_some)
+    monkeypatch.setattr("safetensors.torch.save_file", save_some)
     with pytest.raises(type(error)):
         convert.quantize(source, tmp_path / "out", "fp8", shard_bytes=50_000)
     assert len(written) == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_infinite_weight_is_refused_by_name_and_leaves_nothing(source, tmp_path):
+def test_infinite_weight_is_rejected_by_name(source, tmp_path):
     name = "model.decoder.layers.1.experts.down_proj"
     model = load(source)
     model.decoder.layers[1].experts.down_proj.data[3, 2, 1] = float("inf")
@@ -401,7 +401,7 @@ def test_an_infinite_weight_is_refused_by_name_and_leaves_nothing(source, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]
 
 
-def test_sizes_that_do_not_fit_the_blocks_are_refused_by_name(tmp_path):
+def test_sizes_that_do_not_fit_the_blocks_are_rejected_by_name(tmp_path):
     text = {**tiny.CONFIG["text_config"], "moe_intermediate_size": 24}
     model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text}))
     randomise(model, 0)
@@ -419,16 +419,17 @@ def test_sizes_that_do_not_fit_the_blocks_are_refused_by_name(tmp_path):
 PEAK = """
 import sys
 from pathlib import Path
+import safetensors.torch
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize.formats import Format
 
 def resident(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 
-convert.quantize(Path(sys.argv[1]), Path(sys.argv[3]), "fp8")  # small: what is imported on the way is there now
+convert.quantize(Path(sys.argv[1]), Path(sys.argv[3]), "fp8")  # a small one first, so that all imports are done
 before = resident("RssAnon")
 peak = before
-save = convert.save_file
+save = safetensors.torch.save_file
 quantize = Format.quantize
 
 def watched(act):
@@ -439,14 +440,14 @@ def watched(act):
         return made
     return run
 
-convert.save_file, Format.quantize = watched(save), watched(quantize)
+safetensors.torch.save_file, Format.quantize = watched(save), watched(quantize)
 convert.quantize(Path(sys.argv[2]), Path(sys.argv[4]), "fp8", shard_bytes=2**22)
 print(peak - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_holds_a_shard_and_a_tensor_not_the_model(source, tmp_path):
+def test_quantize_memory_is_a_shard_and_a_tensor(source, tmp_path):
     text = {**tiny.CONFIG["text_config"], "hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 32,
             "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}  # fmt: skip
     model = DiffusionGemma(Config.from_dict({**tiny.CONFIG, "text_config": text})).to(torch.bfloat16)
@@ -463,13 +464,13 @@ def test_memory_holds_a_shard_and_a_tensor_not_the_model(source, tmp_path):
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def test_an_adapter_on_quantized_weights_gets_the_gradients_of_the_dequantized_ones(quantized):
+def test_adapter_on_quantized_weights_gets_dequantized_gradients(quantized):
     packed = load(quantized[1])
     before, gradients = logits(packed), []
     ids = torch.randint(0, 384, (1, 12))
     for model in (packed, plain(packed)):
         adapters.add(model, adapters.LoraSettings(rank=2), "small")
-        assert torch.equal(logits(model), before), "B is zero at first"
+        assert torch.equal(logits(model), before), "B is initially zero"
         cache = model.new_cache(1, 16)
         model.encode(ids[:, :4], cache)
         torch.nn.functional.cross_entropy(model.denoise(ids[:, 4:], cache)[0], ids[0, 4:]).backward()
@@ -479,7 +480,7 @@ def test_an_adapter_on_quantized_weights_gets_the_gradients_of_the_dequantized_o
     assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
 
 
-def test_an_adapter_is_saved_and_loaded_on_quantized_weights_and_not_merged(quantized, tmp_path):
+def test_adapter_on_quantized_weights_is_saved_and_loaded_but_not_merged(quantized, tmp_path):
     settings = adapters.LoraSettings(rank=2)
     model, again = load(quantized[1]), load(quantized[1])
     adapters.add(model, settings)
@@ -493,7 +494,7 @@ def test_an_adapter_is_saved_and_loaded_on_quantized_weights_and_not_merged(quan
         adapters.merge(again)
 
 
-def test_a_recipe_trains_an_adapter_and_refuses_the_weights_themselves(quantized, tmp_path):
+def test_recipe_trains_an_adapter_but_rejects_quantized_weights(quantized, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     recipe = tmp_path / "recipe.toml"
     whole = (
@@ -510,7 +511,7 @@ def test_a_recipe_trains_an_adapter_and_refuses_the_weights_themselves(quantized
     adapters.load(load(quantized[1]), tmp_path / "out" / "adapter", "learnt")
 
 
-def test_encoder_and_decoder_changed_apart_still_share_their_packed_weights(quantized):
+def test_split_encoder_and_decoder_share_packed_weights(quantized):
     model = load(quantized[1])
     before = logits(model)
     adapters._split(model)

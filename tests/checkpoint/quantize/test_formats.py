@@ -1,4 +1,4 @@
-"""The formats by themselves: bits where they belong, errors within what each format can promise, nothing silent."""
+"""The quantization formats: exact bits, error bounds, rejected input."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def weights(*shape: int) -> torch.Tensor:
 
 
 def hostile() -> dict[str, torch.Tensor]:
-    """Matrices [6, 64] that a scale may break on."""
+    """Return matrices [6, 64] that are difficult to scale."""
     rows = torch.randn(6, 64)
     with_zeros = rows.clone()
     with_zeros[2], with_zeros[4, :32] = 0, 0
@@ -25,7 +25,7 @@ def hostile() -> dict[str, torch.Tensor]:
         "zeros": torch.zeros(6, 64),
         "rows and blocks of zeros": with_zeros,
         "tiny": rows * 1e-38,
-        "below what float32 counts evenly": rows * 1e-42,
+        "subnormal in float32": rows * 1e-42,
         "huge": (rows * 1e37).clamp(-3e38, 3e38),
         "one outlier": torch.cat([rows.flatten()[:-1] * 1e-4, torch.tensor([1e4])]).view(6, 64),
         "one value": torch.full((6, 64), -0.37),
@@ -35,7 +35,7 @@ def hostile() -> dict[str, torch.Tensor]:
 # --- bits ---------------------------------------------------------------------------------------------------------
 
 
-def test_fp8_stores_e4m3_and_a_scale_a_row():
+def test_fp8_stores_e4m3_and_one_scale_per_row():
     row = torch.tensor([[448.0, -224.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [-896.0, 2.0, 896.0, 4.0]])
     packed = fp8.pack(row)
     assert packed["weight_scale"].tolist() == [[1.0], [fp8.TINY], [2.0]]
@@ -47,7 +47,7 @@ def test_fp8_stores_e4m3_and_a_scale_a_row():
     assert torch.equal(fp8.unpack(packed), row)
 
 
-def test_int4_stores_the_even_value_in_the_low_half_plus_eight():
+def test_int4_stores_value_plus_eight_with_even_values_in_the_low_half():
     values = torch.arange(64) % 16 - 8
     row = torch.cat([values[:32] * 0.5, values[32:] * 2.0])[None]
     packed = int4.pack(row)
@@ -60,7 +60,7 @@ def test_int4_stores_the_even_value_in_the_low_half_plus_eight():
     assert torch.equal(int4.unpack(packed), row)
 
 
-def test_nvfp4_stores_sign_and_e2m1_codes_and_a_global_scale_that_divides():
+def test_nvfp4_stores_e2m1_codes_and_a_dividing_global_scale():
     values = torch.tensor([*E2M1, *(-v for v in E2M1)])
     row = torch.cat([values * 448, values])[None]
     packed = nvfp4.pack(row)
@@ -84,7 +84,7 @@ def test_e2m1_rounds_to_nearest_and_ties_to_the_even_code():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_experts_are_packed_one_by_one_and_lead_every_tensor(name):
+def test_experts_are_packed_one_by_one(name):
     format = FORMATS[name]
     stack = weights(3, 5, 64) * torch.tensor([1.0, 100.0, 0.01])[:, None, None]
     packed = format.pack(stack)
@@ -97,7 +97,7 @@ def test_experts_are_packed_one_by_one_and_lead_every_tensor(name):
 
 @pytest.mark.parametrize("shape", [(7, 64), (3, 5, 96)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_layout_says_what_is_made(name, shape):
+def test_layout_matches_packed_tensors(name, shape):
     format = FORMATS[name]
     packed = format.pack(weights(*shape).bfloat16())
     assert {key: (tuple(t.shape), t.dtype) for key, t in packed.items()} == format.layout(shape)
@@ -108,8 +108,8 @@ def test_the_layout_says_what_is_made(name, shape):
 
 
 def bound(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """The largest error each value may have, where the first scale of the format is used."""
-    if name == "fp8":  # half a step: 2^-4 of the value, or 2^-10 of the scale where e4m3 counts evenly
+    """Return the largest error of each value with the first scale of the format."""
+    if name == "fp8":  # half a step: 2^-4 of the value, or 2^-10 of the scale where e4m3 is subnormal
         scale = weight.abs().amax(-1, keepdim=True) / 448
         return torch.maximum(weight.abs() / 16, scale * 2**-10)
     if name == "int4":  # half a step, and a bfloat16 scale that may be 2^-8 off
@@ -119,21 +119,21 @@ def bound(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_error_is_within_what_the_format_promises(name):
+def test_error_is_within_the_bound_of_the_format(name):
     weight = weights(64, 256)
     off = (FORMATS[name].unpack(FORMATS[name].pack(weight)) - weight).abs()
     limit = bound(name, weight).reshape(weight.shape)
     if name == "fp8":
         assert (off <= limit * 1.0001).all()
         return
-    # The search may trade one value's error for those of its neighbours; the sum of squares is never more than that.
+    # The search may raise the error of one value to lower those of its neighbours, but never the sum of squares.
     size = 32 if name == "int4" else 16
     squares = (t.unflatten(-1, (-1, size)).square().sum(-1) for t in (off, limit))
     assert torch.less_equal(*squares).all()
 
 
 @pytest.mark.parametrize(("name", "most"), [("fp8", 0.028), ("int4", 0.092), ("nvfp4", 0.087)])
-def test_normal_values_lose_a_known_part(name, most):
+def test_error_of_normal_values_is_known(name, most):
     weight = torch.randn(128, 512)
     error = (FORMATS[name].unpack(FORMATS[name].pack(weight)) - weight).norm() / weight.norm()
     assert 0.5 * most < error < most
@@ -141,7 +141,7 @@ def test_normal_values_lose_a_known_part(name, most):
 
 @pytest.mark.parametrize(("module", "most"), [(int4, 0.94), (nvfp4, 0.92)])
 @pytest.mark.parametrize("kind", ["normal", "heavy"])
-def test_the_search_is_worth_its_time(module, most, kind, monkeypatch):
+def test_scale_search_lowers_the_error(module, most, kind, monkeypatch):
     weight = torch.randn(128, 512) if kind == "normal" else weights(128, 512)
     searched = (module.unpack(module.pack(weight)) - weight).norm()
     monkeypatch.setattr(module, "DIVISORS", module.DIVISORS[:1])
@@ -149,7 +149,7 @@ def test_the_search_is_worth_its_time(module, most, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_packing_what_was_packed_changes_little(name):
+def test_packing_twice_changes_little(name):
     once = FORMATS[name].unpack(FORMATS[name].pack(weights(16, 64)))
     twice = FORMATS[name].unpack(FORMATS[name].pack(once))
     assert (twice - once).norm() <= 0.03 * once.norm()
@@ -157,7 +157,7 @@ def test_packing_what_was_packed_changes_little(name):
 
 @pytest.mark.parametrize("kind", hostile())
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_scale_is_ever_zero_or_nan_and_zeros_stay_zeros(name, kind):
+def test_scales_are_positive_and_finite_and_zeros_stay_zeros(name, kind):
     weight = hostile()[kind]
     packed = FORMATS[name].pack(weight)
     for key, tensor in packed.items():
@@ -171,12 +171,12 @@ def test_no_scale_is_ever_zero_or_nan_and_zeros_stay_zeros(name, kind):
         assert (back - weight).norm() <= 0.12 * weight.norm()
 
 
-# --- refusals -----------------------------------------------------------------------------------------------------
+# --- rejected input -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
-def test_values_that_are_not_finite_are_refused_by_name(name, bad):
+def test_values_that_are_not_finite_are_rejected_by_name(name, bad):
     weight = weights(2, 4, 64)
     weight[1, 2, 3] = bad
     with pytest.raises(InputError, match=f"layers.0.experts.down_proj cannot be stored as {name}.*NaN or infinite"):
@@ -184,14 +184,14 @@ def test_values_that_are_not_finite_are_refused_by_name(name, bad):
 
 
 @pytest.mark.parametrize(("name", "block"), [("int4", 32), ("nvfp4", 16)])
-def test_inputs_that_do_not_fill_their_blocks_are_refused(name, block):
+def test_inputs_that_do_not_fill_blocks_are_rejected(name, block):
     for act in (FORMATS[name].pack, lambda weight: FORMATS[name].layout(weight.shape)):
         with pytest.raises(InputError, match=f"{block + 8} inputs cannot be divided into blocks of {block}"):
             act(weights(4, block + 8))
     assert fp8.pack(weights(4, 13))["weight"].shape == (4, 13), "fp8 has no blocks"
 
 
-def test_vectors_empty_and_whole_numbers_are_refused():
+def test_vectors_empty_and_integer_tensors_are_rejected():
     for wrong in (torch.ones(32), torch.ones(0, 32), torch.ones(4, 32, dtype=torch.int8)):
         for format in FORMATS.values():
             with pytest.raises(InputError):
@@ -200,20 +200,20 @@ def test_vectors_empty_and_whole_numbers_are_refused():
         format_of("decoder.norm.weight", (8,), "int3")
 
 
-def test_names_in_a_file_follow_the_parameter():
+def test_stored_names_extend_the_parameter_name():
     assert stored_name("a.q_proj.weight", "weight_packed") == "a.q_proj.weight_packed"
     assert stored_name("a.q_proj.weight", "weight") == "a.q_proj.weight"
     assert stored_name("a.experts.down_proj", "weight_global_scale") == "a.experts.down_proj_global_scale"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_router_and_norms_stay_as_they_are(name):
+def test_router_and_norms_are_not_packed(name):
     assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
     assert format_of("decoder.layers.0.self_attn.q_norm.weight", (8,), name) is None
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_embeddings_are_fp8_unless_only_layers_are_packed(name):
+def test_embeddings_are_fp8_without_the_layers_suffix(name):
     for table in ("decoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head", "lm_head.weight"):
         assert format_of(table, (8, 8), name) is FORMATS["fp8"]
         assert format_of(table, (8, 8), name + LAYERS) is None
@@ -221,7 +221,7 @@ def test_embeddings_are_fp8_unless_only_layers_are_packed(name):
     assert format_of(*matrix, name + LAYERS) is format_of(*matrix, name) is FORMATS[name]
 
 
-def test_a_tall_matrix_is_packed_in_stretches_to_the_same_numbers(monkeypatch):
+def test_tall_matrix_packs_to_the_same_numbers_in_chunks(monkeypatch):
     weight = torch.randn(37, 8)
     whole = FORMATS["fp8"].quantize("a", weight)
     monkeypatch.setattr(fp8, "ROWS", 10)
@@ -229,14 +229,14 @@ def test_a_tall_matrix_is_packed_in_stretches_to_the_same_numbers(monkeypatch):
         assert torch.equal(tensor.float(), whole.tensors[key].float())
 
 
-def test_at_four_bits_are_the_experts_and_the_other_matrices_are_fp8():
+def test_experts_are_four_bit_and_other_matrices_fp8():
     for name in FORMATS:
         assert format_of("decoder.layers.0.experts.down_proj", (2, 8, 8), name) is FORMATS[name]
         assert format_of("decoder.layers.0.mlp.down_proj.weight", (8, 8), name) is FORMATS["fp8"]
         assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
 
 
-def test_moving_to_another_dtype_leaves_the_codes_alone():
+def test_moving_to_another_dtype_keeps_the_codes():
     for name, format in FORMATS.items():
         packed = format.quantize("w", weights(4, 64))
         before = packed.dense(torch.float32)
