@@ -39,7 +39,7 @@ FLOATS = ("F32", "BF16", "F16", "F64")  # safetensors dtypes of weights that are
 
 
 def find(name: str | Path | None) -> Path:
-    """Return the directory of a bundled model (None: gesso-mini), a local directory, or a hub name.
+    """Return the directory of a checkpoint: a bundled model (None: gesso-mini), a local directory or a hub name.
 
     The name of a bundled model always means that model; a local directory of the same name is given as `./name` or as
     a `Path`. A hub checkpoint is downloaded once, and an interrupted download is resumed.

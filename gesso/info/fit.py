@@ -68,7 +68,7 @@ class Floor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Capacity:
     """Number of sequences of one length that fit at once."""
 
     context: int
@@ -89,7 +89,7 @@ class Fit:
     free_bytes: int
     missing_bytes: int
     largest_context: int
-    rooms: tuple[Room, ...]
+    rooms: tuple[Capacity, ...]  # by context; a key of the JSON output
     floors: tuple[Floor, ...]  # of the batches that fit
 
 
@@ -138,7 +138,7 @@ def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, co
     free = card.usable_bytes - _workspace(config, 1) - weights
     contexts = [c for c in CONTEXTS if c <= config.max_position_embeddings] or [context]
     rooms = tuple(
-        Room(context=c, sequence_bytes=size, sequences=_sequences(config, card.usable_bytes - weights, size))
+        Capacity(context=c, sequence_bytes=size, sequences=_sequences(config, card.usable_bytes - weights, size))
         for c, size in ((c, sequence_bytes(config, c)) for c in contexts)
     )
     load = _load(config, model, precision)

@@ -60,7 +60,7 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """Attention geometry of one layer. A global layer has no value projection: its values are the projected keys."""
+    """Attention geometry of one layer. A global layer has no value projection: it uses the key projection."""
 
     sliding: bool
     head_dim: int

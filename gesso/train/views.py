@@ -1,6 +1,6 @@
 """Views of a long text as one example: a section of it to continue, or a section with a hole to fill.
 
-A text row is a document, which may be longer than an example. A view is drawn anew each time the text comes up, as a
+A text row is a document, which may be longer than an example. A new view is drawn each time the text comes up, as a
 function of the seed and the number of the example alone.
 """
 
