@@ -17,6 +17,7 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import huggingface as checkpoint
 from gesso.checkpoint import random_weights as untrained
 from gesso.checkpoint import write as saving
+from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
 from gesso.engine.engine import Engine
@@ -29,7 +30,7 @@ from gesso.infill.boundary import Healer
 from gesso.infill.filling import EditResult, HolesResult, InfillResult
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import Diffusion, GenerationDefaults, choose
+from gesso.settings import Diffusion, choose
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # An answer may open with these; with any other special token it would be empty.

@@ -1,15 +1,12 @@
-"""Denoising settings that a caller may choose, their bounds, the presets, and the defaults of a checkpoint."""
+"""Denoising settings that a caller may choose, their bounds, and the presets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
-from gesso.checks import integer, is_integer, mapping, number, shown
-from gesso.errors import CheckpointError, InputError
-from gesso.files import read_json
-from gesso.model.config import SIZES, Config, first, token_ids
+from gesso.checks import integer, is_integer, number, shown
+from gesso.errors import InputError
 
 SAMPLERS = ("entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive")
 STOPPINGS = ("stable", "plateau", "fixed")
@@ -25,11 +22,10 @@ BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "stability": (0, 1000),
         "confidence": (1e-9, 1e6),
         "greed": (0.0, 1.0),
-        "canvas_length": SIZES["canvas_length"],
+        "canvas_length": (1, 4096),
         "settle": (0, 1000),
     }
 )
-MOST_NEW_TOKENS = SIZES["max_position_embeddings"][1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,47 +88,6 @@ PRESETS: Mapping[str, Diffusion] = MappingProxyType(
         "fast": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True),
     }
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationDefaults:
-    """What a checkpoint wants when the caller says nothing."""
-
-    diffusion: Diffusion = PRESETS["balanced"]
-    max_new_tokens: int = 256
-    eos_token_ids: tuple[int, ...] = (1,)
-
-    @classmethod
-    def from_directory(cls, directory: Path, config: Config) -> Self:
-        path = directory / "generation_config.json"
-        raw = read_json(path) if path.exists() else {}
-        try:
-            return cls._from_dict(raw, config)
-        except (CheckpointError, InputError) as error:
-            raise CheckpointError(f"{path.name}: {error}") from None
-
-    @classmethod
-    def _from_dict(cls, raw: Mapping[str, Any], config: Config) -> Self:
-        sampler = mapping(raw.get("sampler_config"), "sampler_config")
-        name = sampler.get("_cls_name", "EntropyBoundSamplerConfig")
-        if name != "EntropyBoundSamplerConfig":
-            raise CheckpointError(f"sampler_config {shown(name)} is unknown; expected EntropyBoundSamplerConfig")
-        given = {
-            "steps": raw.get("max_denoising_steps"),
-            "entropy_bound": sampler.get("entropy_bound"),
-            "t_max": raw.get("t_max"),
-            "t_min": raw.get("t_min"),
-            "stability": raw.get("stability_threshold"),
-            "confidence": raw.get("confidence_threshold"),
-        }
-        eos = raw.get("eos_token_id")
-        return cls(
-            diffusion=Diffusion(**{key: value for key, value in given.items() if value is not None}),
-            max_new_tokens=integer(first(raw.get("max_new_tokens"), 256), "max_new_tokens", 1, MOST_NEW_TOKENS),
-            eos_token_ids=config.eos_token_ids
-            if eos is None
-            else tuple(integer(token, "eos_token_id", 0, config.vocab_size - 1) for token in token_ids(eos)),
-        )
 
 
 # What "autoregressive" is as a diffusion: canvases of one token that take one step.

@@ -33,6 +33,7 @@ from rich.progress import Progress
 from gesso.api import Gesso
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint.generation import GenerationDefaults
 from gesso.engine.events import Result
 from gesso.engine.request import Request, Score
 from gesso.eval.python_infill import read_source
@@ -43,7 +44,6 @@ from gesso.infill.filling import InfillResult
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import GenerationDefaults
 
 SHORTEST = 500  # characters of a file
 STRIDE = 128

@@ -20,7 +20,7 @@ BELOW = {
     "checks": {"errors"},
     "files": {"errors"},
     "printable": set(),
-    "settings": BASE | {"diffusion"},
+    "settings": BASE,
     "model": BASE | {"adapters", "ops"},
     "adapters": BASE | {"model", "ops", "checkpoint"},
     "ops": BASE,

@@ -133,9 +133,9 @@ def scorer(directory: Path, settings: "EvalSettings") -> "Score":
     """What `[eval]` in a recipe asks for: the task's scores for a model in training, by name."""
     from gesso.api import Gesso
     from gesso.chat.tokenizer import Tokenizer
+    from gesso.checkpoint.generation import GenerationDefaults
     from gesso.eval.evaluate import evaluate
     from gesso.model.config import Config
-    from gesso.settings import GenerationDefaults
 
     chosen = task(settings.task)
     items = list(chosen.items("validation", settings.count, settings.seed))

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint import huggingface
+from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.vision import is_buffer, is_vision, vision_tensors
 from gesso.errors import CheckpointError, InputError
 from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, weight_bytes
 from gesso.model.config import Config
-from gesso.settings import GenerationDefaults
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from gesso.model.transformer import DiffusionGemma

@@ -5,10 +5,10 @@ from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import Guides
 from gesso.serve.errors import ApiError
 from gesso.serve.settings import ServerSettings
-from gesso.settings import GenerationDefaults
 
 
 class ModelFrontend:

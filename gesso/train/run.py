@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import huggingface
+from gesso.checkpoint.generation import GenerationDefaults
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import GenerationDefaults
 from gesso.train import data_report
 from gesso.train.data import Dataset, Source
 from gesso.train.processes import join_processes

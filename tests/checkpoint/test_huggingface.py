@@ -17,7 +17,7 @@ from gesso.checkpoint import huggingface, write
 from gesso.errors import CheckpointError, InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import Diffusion, GenerationDefaults
+from gesso.settings import Diffusion
 from tests import oracle, tiny
 
 CPU = torch.device("cpu")

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.huggingface import SINGLE
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import CheckpointError
 from gesso.info.report import describe
 from gesso.model.config import Config
-from gesso.settings import GenerationDefaults
 from tests.tiny import CONFIG, make
 
 NAN, INF = float("nan"), float("inf")
