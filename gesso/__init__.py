@@ -1,10 +1,10 @@
-"""DiffusionGemma for one's own machine: text that comes out of noise, a canvas at a time.
+"""Run DiffusionGemma on your own machine: text from noise, one canvas after another.
 
 >>> import gesso
 >>> g = gesso.load()
 >>> g.generate("def fib(n):", max_new_tokens=64, seed=7).text
 
-Importing this package imports no torch; `load` does.
+Importing this package does not import torch; `load` does.
 """
 
 import importlib
@@ -13,15 +13,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gesso.errors import CheckpointError, GessoError, InputError
-from gesso.settings import PRESETS, Diffusion
+from gesso.settings import PRESETS, Diffusion, DiffusionOptions
 
 if TYPE_CHECKING:
     import torch
 
-    from gesso.api import Gesso
+    from gesso.api import ChatResult, Gesso
+    from gesso.engine.events import Commit, Done, Draft, Result, Usage
+    from gesso.infill.filling import EditResult, HolesResult, InfillResult
+    from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
 
 __version__ = "0.1.0"
-__all__ = ["PRESETS", "CheckpointError", "Diffusion", "GessoError", "InputError", "load"]
+__all__ = [
+    "PRESETS",
+    "ChatOptions",
+    "ChatResult",
+    "CheckpointError",
+    "Commit",
+    "Diffusion",
+    "DiffusionOptions",
+    "Done",
+    "Draft",
+    "EditResult",
+    "GenerateOptions",
+    "Gesso",
+    "GessoError",
+    "HolesResult",
+    "InfillOptions",
+    "InfillResult",
+    "InputError",
+    "Result",
+    "TextOptions",
+    "Usage",
+    "load",
+]
 
 
 def load(
@@ -34,14 +59,16 @@ def load(
     max_batch: int = 8,
     max_length: int | None = None,
 ) -> "Gesso":
-    """Load a checkpoint: a directory, a hub name, or a model in the box: gesso-mini (also None) or gesso-sudoku.
+    """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
-    `device` defaults to the first GPU, or the CPU; `dtype` to bfloat16 on a GPU and float32 on the CPU. `quantize`
-    (fp8, int4, nvfp4; with -layers behind it, all but the embeddings) packs the weights while they load; a directory
-    that `gesso quantize` wrote needs no such word.
-    `adapter` is the directory of one in peft's format, or several by name, of which the first acts until
-    `Gesso.use_adapter` says otherwise. `max_batch` requests share the engine at once; `max_length` bounds prompt and
-    answer below what the model itself allows.
+    device: for example "cpu" or "cuda:1". Default: the first GPU, or else the CPU.
+    dtype: default: bfloat16 on a GPU, float32 on the CPU.
+    quantize: pack the weights while they load: "fp8", "int4" or "nvfp4"; with "-layers" appended, without the
+        embeddings. A directory that `gesso quantize` wrote does not need it.
+    adapter: directory of an adapter in peft's format, or several by name. The first is active until
+        `Gesso.use_adapter` switches to another.
+    max_batch: most requests that run at once.
+    max_length: most tokens of prompt and answer together, if less than the model's own limit.
     """
     from gesso.api import load as load_model
 
@@ -56,16 +83,17 @@ def load(
     )
 
 
+# Names whose modules import torch, imported on first access.
 _LAZY = {
-    "Gesso": "gesso.api",
-    "ChatResult": "gesso.api",
+    **dict.fromkeys(("Gesso", "ChatResult"), "gesso.api"),
     **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.filling"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
+    **dict.fromkeys(("ChatOptions", "GenerateOptions", "InfillOptions", "TextOptions"), "gesso.options"),
 }
 
+if not TYPE_CHECKING:  # a type checker would accept any attribute of a module with this function
 
-def __getattr__(name: str) -> Any:
-    """The types of what comes back, imported (and torch with them) when first asked for."""
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'gesso' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        raise AttributeError(f"module 'gesso' has no attribute {name!r}")

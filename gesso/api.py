@@ -1,4 +1,4 @@
-"""The Python interface: a loaded model with its tokenizer and its engine."""
+"""The Python API: a loaded model with its tokenizer and its engine."""
 
 import secrets
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -30,16 +30,17 @@ from gesso.infill.boundary import Healer
 from gesso.infill.filling import EditResult, HolesResult, InfillResult
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import Diffusion, choose
+from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
+from gesso.settings import SETTINGS, Diffusion, DiffusionOptions, PresetName, choose, unknown_settings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# An answer may open with these; with any other special token it would be empty.
+# Special tokens that may begin an answer. With any other, the answer would be empty.
 OPENINGS = ("<|channel>", "<|tool_call>")
 
 
 @dataclass(frozen=True)
 class ChatResult(Result):
-    """`text` is the answer alone; the thoughts and the tool calls stand beside it."""
+    """The answer to a conversation. `text` has neither the thoughts nor the tool calls."""
 
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -47,6 +48,8 @@ class ChatResult(Result):
 
 
 class Gesso:
+    """A loaded model that generates, chats, infills and edits. `gesso.load` returns one."""
+
     def __init__(
         self,
         model: DiffusionGemma,
@@ -68,38 +71,52 @@ class Gesso:
     def config(self) -> Config:
         return self.model.config
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> Result:
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Continue a prompt, given as text or as token ids.
 
-        Options: `max_new_tokens`, `seed` (None draws one; the result tells which), `preset`, `stop` (a string or
-        several), `pins` ({position in the new text: token id}), `resume` (a draft event of an earlier run with the
-        same arguments), `top_logprobs` (have commit events say how likely their tokens were, and so many others),
-        `draft_logprobs` (the same of drafts, at a cost in every step), and every field of `gesso.Diffusion`. What the
-        text must be, one of: `choice` (texts, one of which is written), `regex` (Rust's syntax), `json_schema`,
-        `grammar` (EBNF).
+        Length and seed:
+            max_new_tokens: most tokens to write. Default: the checkpoint's, or less where the context ends.
+            seed: the same seed gives the same text. Default: random; the result has it.
+            stop: a string, or several, before which the text ends.
+
+        Diffusion:
+            preset: "quality", "balanced" or "fast", or a `gesso.Diffusion`. Default: the checkpoint's settings.
+            steps, entropy_bound, t_max, t_min, stability, confidence, greed, sampler, stopping, canvas_length,
+            eos_settles, settle: the fields of `gesso.Diffusion`; they take precedence over the preset.
+
+        Constraint, one at most:
+            choice: texts, one of which is written.
+            regex: a regular expression in Rust's syntax.
+            json_schema: a JSON schema.
+            grammar: a grammar in EBNF.
+
+        Canvas and probabilities:
+            pins: {position in the new text: token id}.
+            resume: a draft event of an earlier run with the same arguments, to continue from.
+            top_logprobs: add the logprobs of tokens, and of this many alternatives, to commit events.
+            draft_logprobs: the same for draft events; every step takes longer.
         """
         return _last(self.stream(prompt, **options))
 
-    def stream(self, prompt: str | Sequence[int], **options: Any) -> Generator[Event]:
-        """The same as `generate`, as events: `draft` after every step, `commit` for a finished canvas, `done`."""
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event]:
+        """Continue a prompt as `generate` does, and yield events.
+
+        `draft` follows every denoising step, `commit` every finished canvas, and `done` ends the stream.
+        """
         request = self.request(prompt, **options)
-        self.engine.check(request)  # here and now, not when the first event is asked for
+        self.engine.check(request)  # at the call, not when the first event is read
         return self._events(request)
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool = False,
-        **options: Any,
-    ) -> ChatResult:
-        """Answer a conversation, OpenAI-style messages; `options` as for `generate`.
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatResult:
+        """Answer a conversation of OpenAI-style messages. Options, beside those of `generate`:
 
-        `tool_choice` is "auto", "none", "required", or the tool to call by its name; where one has to be called, the
-        arguments are valid under its parameters. `parallel_tool_calls` allows several.
+        tools: tools in OpenAI's format. Default: none.
+        thinking: let the model think before the answer. Default: False.
+        tool_choice: "auto" (the default), "none", "required", or the name of the tool to call. The arguments of a
+            required call are valid under the tool's parameters.
+        parallel_tool_calls: allow several calls where one is required. Default: False.
         """
-        done = _last(self.stream_chat(messages, tools=tools, thinking=thinking, **options))
+        done = _last(self.stream_chat(messages, **options))
         answer = self.read_answer(done)
         return ChatResult(
             **{**vars(done), "text": answer.text},
@@ -108,15 +125,9 @@ class Gesso:
             malformed_calls=answer.malformed,
         )
 
-    def stream_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool = False,
-        **options: Any,
-    ) -> Generator[Event]:
-        request = self.chat_request(messages, tools=tools, thinking=thinking, **options)
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Generator[Event]:
+        """Answer a conversation as `chat` does, and yield the events of `stream`."""
+        request = self.chat_request(messages, **options)
         self.engine.check(request)
         return self._events(request)
 
@@ -128,9 +139,9 @@ class Gesso:
         thinking: bool = False,
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = False,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Request:
-        """What `chat` with these arguments asks of the engine."""
+        """Return the engine request of `chat` with these arguments."""
         guide = self.guides.calls(check_tools(tools) or (), tool_choice, parallel_tool_calls)
         if thinking and (guide or any(options.get(name) is not None for name in NAMES)):
             raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
@@ -142,28 +153,30 @@ class Gesso:
         prefix: str,
         suffix: str,
         *,
-        method: str = "auto",
+        method: Method = "auto",
         lengths: Sequence[int] | None = None,
         context: int | None = None,
         candidates: int = 1,
-        **options: Any,
+        **options: Unpack[TextOptions],
     ) -> InfillResult:
-        """Write what is missing between two texts; `options` as for `generate`, without `pins` and `resume`.
+        """Write the text that is missing between two texts. Options, beside those of `generate` (no pins, no resume):
 
-        `method`: "prompt" shows the suffix by the tokenizer's markers for it, "pinned" pins it in the canvas behind
-        holes of several lengths (`lengths`; None: searched up to `max_new_tokens`) and takes the likeliest, "auto" is
-        the former where there are markers. `context`: the model sees only so many tokens of either side. `candidates`:
-        so many are written side by side, with the seed and the next ones, and the likeliest is taken.
+        method: "prompt" shows the suffix in the prompt, between the tokenizer's markers; "pinned" pins it in the
+            canvas after holes of several lengths and keeps the most likely; "auto" is "prompt" if the tokenizer has
+            markers, or else "pinned".
+        lengths: tokens of the holes to try with "pinned". Default: searched, up to max_new_tokens.
+        context: show the model only this many tokens on each side. Default: all.
+        candidates: write this many in parallel, from consecutive seeds, and keep the most likely.
         """
         plan = filling.infill(
             self, prefix, suffix, method=method, lengths=lengths, context=context, candidates=candidates, **options
         )
         return self._carry_out(plan)
 
-    def infill_holes(self, parts: Sequence[str], **options: Any) -> HolesResult:
-        """Fill the holes between several texts, from left to right; `options` as for `infill`.
+    def infill_holes(self, parts: Sequence[str], **options: Unpack[InfillOptions]) -> HolesResult:
+        """Fill the holes between several texts, from left to right. Options as for `infill`.
 
-        A hole sees all that is filled and given before it, and what is given between it and the next one.
+        The model sees the text before a hole, earlier holes filled, and the given text up to the next hole.
         """
         return filling.infill_holes(self, parts, **options)
 
@@ -174,15 +187,15 @@ class Gesso:
         *,
         instruction: str | None = None,
         level: float = 1.0,
-        method: str = "auto",
+        method: Method = "auto",
         context: int | None = None,
-        **options: Any,
+        **options: Unpack[TextOptions],
     ) -> EditResult:
-        """Write the characters `text[start:end]` of a span anew and leave the others as they are; else as `infill`.
+        """Replace the characters `text[start:end]` of a span and keep the others. Other options as for `infill`.
 
-        `level` 1 knows nothing of what is there. A lower one is the share of the span's tokens, drawn by the seed, that
-        become noise and are written anew; the others stand, and so does their number. An `instruction` is a user's
-        turn ahead of the text.
+        level: share of the span's tokens that become noise and are written again, chosen by the seed. The others
+            stay, and so does their number. At 1, the model does not see the present text of the span.
+        instruction: description of the change, a user message before the text.
         """
         plan = filling.edit(
             self, text, span, instruction=instruction, level=level, method=method, context=context, **options
@@ -214,31 +227,32 @@ class Gesso:
         return Healer(self.tokenizer)
 
     def read_answer(self, result: Result) -> Answer:
-        """Thoughts, tool calls and text of an answer, complete or not."""
+        """Return the thoughts, tool calls and text of an answer, complete or not."""
         return read(result.tokens, result.text, self.decode)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Text of what the model wrote. Embeddings are often padded beyond the tokenizer: such ids mean nothing."""
+        """Return the text of tokens. Ids beyond the tokenizer are skipped: many models pad their embeddings."""
         return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
 
     def use_adapter(self, name: str | None) -> None:
-        """Have the named adapter act from now on; None: the base model. Not while requests run."""
+        """Switch to the named adapter, or with None to the base model. Rejected while requests run."""
         if self.engine.busy:
-            raise InputError("requests are running; change the adapter when they are done")
+            raise InputError("requests are running; switch the adapter after they finish")
         adapters.activate(self.model, name)
-        self.engine.forget()  # what the cache holds was computed with the other one
+        self.engine.forget()  # the KV cache was computed with the other adapter
 
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint that `transformers` loads too."""
+        """Write a checkpoint directory that `transformers` can load, too."""
         saving.save(self.model, Path(directory), source=self.directory)
 
     def request(
         self,
         prompt: str | Sequence[int],
         *,
+        guide: Guide | None = None,
         max_new_tokens: int | None = None,
         seed: int | None = None,
-        preset: str | Diffusion | None = None,
+        preset: PresetName | Diffusion | None = None,
         stop: str | Sequence[str] = (),
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
@@ -248,15 +262,20 @@ class Gesso:
         regex: str | None = None,
         json_schema: Mapping[str, Any] | bool | None = None,
         grammar: str | None = None,
-        guide: Guide | None = None,
-        **diffusion: Any,
+        **diffusion: Unpack[DiffusionOptions],
     ) -> Request:
-        """What `generate` with these arguments asks of the engine; for those who step `Gesso.engine` themselves."""
+        """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
+
+        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`.
+        """
+        if unknown := diffusion.keys() - SETTINGS.keys():
+            also = [name for name in GenerateOptions.__annotations__ if name not in SETTINGS]
+            raise InputError(unknown_settings(unknown, also))
         ids = self._ids(prompt)
         asked = self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar)
         if asked and guide:
-            raise InputError("a text has one constraint; this one must be a tool call already")
-        if max_new_tokens is None:  # as many as the checkpoint wants, or as there is room for
+            raise InputError("a text has one constraint, and a tool call is required already; leave out the other")
+        if max_new_tokens is None:
             max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
         if seed is None:
             seed = secrets.randbits(32) if resume is None else resume.request.seed
@@ -282,7 +301,7 @@ class Gesso:
             raise InputError(f"the prompt must be text or a list of token ids, got {type(prompt).__name__}")
         if not isinstance(prompt, str):
             return list(prompt)
-        if not prompt:  # the bos token alone would make a valid request, and never what an empty string meant
+        if not prompt:  # the bos token alone would be a valid request, but nobody means it
             raise InputError("the prompt is empty; give some text to continue")
         return self.tokenizer.encode(prompt)
 
@@ -350,7 +369,7 @@ def find_device(device: str | torch.device | None) -> torch.device:
     except RuntimeError as error:
         raise InputError(f"unknown device {device!r}: {str(error).splitlines()[0]}") from None
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' was asked for, but torch sees no GPU; use device='cpu' or install a CUDA build")
+        raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
     return found
 
 

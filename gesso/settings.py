@@ -1,108 +1,243 @@
-"""Denoising settings that a caller may choose, their bounds, and the presets."""
+"""The one schema of diffusion settings: names, types, defaults, bounds, help texts and presets.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+Command-line options, HTTP fields, studio controls and the reference table are generated from `OPTIONS`. To add a
+setting, declare a field of `Diffusion`, and repeat its name and type in `DiffusionOptions` for type checkers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
-from gesso.checks import integer, is_integer, number, shown
+from gesso.checks import integer, number, shown
 from gesso.errors import InputError
 
-SAMPLERS = ("entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive")
-STOPPINGS = ("stable", "plateau", "fixed")
+SamplerName = Literal["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive"]
+StoppingName = Literal["stable", "plateau", "fixed"]
+PresetName = Literal["quality", "balanced", "fast"]
+SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
+STOPPINGS: tuple[StoppingName, ...] = get_args(StoppingName)
+Custom = Callable[..., Any]  # an object that follows the Protocol `Sampler` or `Stopping` of `gesso.diffusion`
+T = TypeVar("T")
 
-# Least and greatest value of every numeric setting, both included; integers for settings that count something. Beyond
-# them the arithmetic in float32 overflows, or a request takes longer than anybody waits.
-BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "steps": (1, 1000),
-        "entropy_bound": (1e-9, 1e6),
-        "t_max": (1e-3, 100.0),
-        "t_min": (1e-3, 100.0),
-        "stability": (0, 1000),
-        "confidence": (1e-9, 1e6),
-        "greed": (0.0, 1.0),
-        "canvas_length": (1, 4096),
-        "settle": (0, 1000),
-    }
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The declaration of one setting."""
+
+    name: str
+    kind: str  # a type of JSON Schema: integer, number, boolean or string
+    default: Any
+    help: str
+    bounds: tuple[float, float] | None = None  # least and greatest value, both included
+    choices: tuple[str, ...] = ()
+    custom: bool = False  # Python callers may pass a callable in place of a choice
+    label: str  # of the studio's control
+    basic: bool = False  # the studio shows the control without a click on "Advanced"
+
+    def check(self, value: Any) -> None:
+        """Reject a value of the wrong type or outside the bounds or choices."""
+        name = f"diffusion setting {self.name}"
+        if value is None and self.default is None:
+            return
+        if self.bounds is not None:
+            check_bounds = integer if self.kind == "integer" else number
+            check_bounds(value, name, *self.bounds, InputError)
+        elif self.kind == "boolean":
+            if not isinstance(value, bool):
+                raise InputError(f"{name} must be true or false, got {shown(value)}")
+        elif not (value in self.choices if isinstance(value, str) else self.custom and callable(value)):
+            raise InputError(f"{name} must be one of {', '.join(self.choices)}, got {shown(value)}")
+
+    def parse(self, text: str) -> Any:
+        """Convert a command-line argument. Text of another type is returned as it is; `check` rejects it."""
+        convert = {"integer": int, "number": float}.get(self.kind, str)
+        try:
+            return convert(text)
+        except ValueError:
+            return text
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return the setting as JSON Schema, for the HTTP API and the studio."""
+        schema: dict[str, Any] = {"title": self.label, "description": self.help, "type": self.kind}
+        if self.bounds is not None:
+            schema["minimum"], schema["maximum"] = self.bounds
+        if self.choices:
+            schema["enum"] = list(self.choices)
+        return schema
+
+    @property
+    def range(self) -> str:
+        """The bounds or choices in words; empty for a boolean."""
+        if self.bounds is None:
+            return ", ".join(self.choices)
+        return " to ".join(f"{bound:,}" if self.kind == "integer" else f"{bound:g}" for bound in self.bounds)
+
+
+def setting(default: T, help: str, **metadata: Any) -> T:
+    """Declare a field of `Diffusion`; `metadata` are further fields of `Setting`."""
+    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diffusion:
-    """How a canvas is denoised. One set of names for Python, the command line and HTTP.
+    """How a canvas is denoised. Python, the command line and HTTP use the same names.
 
-    `sampler` and `stopping` are names (see `gesso.diffusion`) or objects of your own that follow their Protocols.
+    `sampler` and `stopping` are names, or objects that follow the Protocols `Sampler` and `Stopping` of
+    `gesso.diffusion`. Beyond the bounds, float32 arithmetic overflows or a request takes longer than anyone waits.
     """
 
-    steps: int = 48
-    entropy_bound: float = 0.1
-    t_max: float = 0.8
-    t_min: float = 0.4
-    stability: int = 1
-    confidence: float = 0.005
-    # The chance that a position takes its likeliest token where it would take a draw. Unlike a lower temperature, it
-    # leaves the entropies alone, by which the process judges how sure it is.
-    greed: float = 0.0
-    sampler: Any = "entropy-bound"
-    stopping: Any = "stable"
-    canvas_length: int | None = None  # None: the checkpoint's
-    # Judge convergence only up to the first end of text: what follows it is padding nobody reads.
-    eos_settles: bool = False
-    # A prefix becomes final once each of its positions took the same token so many steps in a row, each time with an
-    # entropy below `confidence`; 0: nothing is final before the canvas is. What is final is never taken back.
-    settle: int = 0
+    steps: int = setting(48, "Maximum number of denoising steps per canvas.", bounds=(1, 1000), basic=True)
+    entropy_bound: float = setting(
+        0.1,
+        "Uncertainty that the entropy-bound sampler accepts per step, in nats. Higher is faster.",
+        bounds=(1e-9, 1e6),
+        basic=True,
+    )
+    t_max: float = setting(0.8, "Temperature of the first step.", bounds=(1e-3, 100.0), label="First temperature")
+    t_min: float = setting(
+        0.4, "Temperature that the last step approaches.", bounds=(1e-3, 100.0), label="Last temperature"
+    )
+    stability: int = setting(
+        1, "Steps without a change of the most likely tokens before a canvas is done.", bounds=(0, 1000)
+    )
+    confidence: float = setting(0.005, "Mean entropy below which a canvas is done, in nats.", bounds=(1e-9, 1e6))
+    # Unlike a lower temperature, it does not change the entropies, from which sampler and stopping rule decide.
+    greed: float = setting(
+        0.0, "Probability that a position takes its most likely token instead of a draw.", bounds=(0.0, 1.0)
+    )
+    sampler: SamplerName | Custom = setting(
+        "entropy-bound",
+        "Rule that selects the positions that take their predicted token.",
+        choices=SAMPLERS,
+        custom=True,
+        basic=True,
+    )
+    stopping: StoppingName | Custom = setting(
+        "stable", "Rule that ends a canvas.", choices=STOPPINGS, custom=True, label="Stopping rule"
+    )
+    # The same bounds as canvas_length in config.json.
+    canvas_length: int | None = setting(None, "Tokens per canvas. Default: the checkpoint's.", bounds=(1, 4096))
+    # The positions after the first end of text are padding.
+    eos_settles: bool = setting(
+        False, "Check convergence only up to the first end of text.", label="Check up to end of text"
+    )
+    # A prefix is final once each of its positions took the same token this many steps in a row, each time with an
+    # entropy below `confidence`. Final tokens never change.
+    settle: int = setting(
+        0, "Unchanged steps after which a prefix is final. 0: a canvas is final as a whole.", bounds=(0, 1000)
+    )
 
     def __post_init__(self) -> None:
-        for name, (low, high) in BOUNDS.items():
-            value = getattr(self, name)
-            if name == "canvas_length" and value is None:
-                continue
-            check_bounds = integer if is_integer(low) else number
-            check_bounds(value, f"diffusion setting {name}", low, high, InputError)
-
-        def check(ok: bool, name: str, wanted: str) -> None:
-            if not ok:
-                raise InputError(f"diffusion setting {name} must be {wanted}, got {shown(getattr(self, name))}")
-
-        check(isinstance(self.eos_settles, bool), "eos_settles", "True or False")
-        check(self.t_max >= self.t_min, "t_max", f"a number not below t_min ({self.t_min})")
-        for name, known in (("sampler", SAMPLERS), ("stopping", STOPPINGS)):
-            value = getattr(self, name)
-            check(value in known if isinstance(value, str) else callable(value), name, f"one of {', '.join(known)}")
-        if self.autoregressive:
-            for name, wanted in NEXT_TOKEN.items():
-                check(getattr(self, name) == wanted, name, f"{wanted} with sampler autoregressive: a token at a time")
+        for declared in SETTINGS.values():
+            declared.check(getattr(self, declared.name))
+        if self.t_max < self.t_min:
+            raise InputError(
+                f"diffusion setting t_max must be a number not below t_min ({self.t_min}), got {self.t_max}"
+            )
+        for name, required in NEXT_TOKEN.items() if self.autoregressive else ():
+            if (value := getattr(self, name)) != required:
+                raise InputError(
+                    f"diffusion setting {name} must be {required} with sampler autoregressive, which writes one token "
+                    f"at a time; got {shown(value)}"
+                )
 
     @property
     def autoregressive(self) -> bool:
-        """The causal encoder writes token by token, from left to right; no canvas is denoised."""
+        """Whether the causal encoder writes token by token, from left to right, and no canvas is denoised."""
         return bool(self.sampler == "autoregressive")
 
 
-# `balanced` is the reference's own setting, to the digit.
-PRESETS: Mapping[str, Diffusion] = MappingProxyType(
+class DiffusionOptions(TypedDict, total=False):
+    """The fields of `Diffusion` as keyword arguments."""
+
+    steps: int
+    entropy_bound: float
+    t_max: float
+    t_min: float
+    stability: int
+    confidence: float
+    greed: float
+    sampler: SamplerName | Custom
+    stopping: StoppingName | Custom
+    canvas_length: int | None
+    eos_settles: bool
+    settle: int
+
+
+def _kind(annotation: Any) -> str:
+    kinds = {int: "integer", float: "number", bool: "boolean"}
+    return next((kinds[part] for part in (annotation, *get_args(annotation)) if part in kinds), "string")
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {
+        item.name: Setting(
+            name=item.name,
+            kind=_kind(item.type),
+            default=item.default,
+            **{"label": _label(item.name), **item.metadata},
+        )
+        for item in fields(Diffusion)
+    }
+)
+# The autoregressive sampler as a diffusion: canvases of one token that take one step.
+NEXT_TOKEN: DiffusionOptions = {"steps": 1, "canvas_length": 1, "stopping": "fixed", "settle": 0}
+
+PRESETS: Mapping[PresetName, Diffusion] = MappingProxyType(
     {
         "quality": Diffusion(steps=96, entropy_bound=0.05, stability=2, confidence=0.002),
-        "balanced": Diffusion(),
+        "balanced": Diffusion(),  # exactly the reference's defaults
         "fast": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True),
     }
 )
+PRESET = Setting(
+    name="preset",
+    kind="string",
+    default=None,
+    help="Starting values: quality takes more steps, fast takes fewer. Other options take precedence.",
+    choices=tuple(PRESETS),
+    label="Preset",
+    basic=True,
+)
+# Everything that command line, HTTP API and studio offer.
+OPTIONS: Mapping[str, Setting] = MappingProxyType({"preset": PRESET, **SETTINGS})
 
 
-# What "autoregressive" is as a diffusion: canvases of one token that take one step.
-NEXT_TOKEN = MappingProxyType({"steps": 1, "canvas_length": 1, "stopping": "fixed", "settle": 0})
-FIELDS = frozenset(item.name for item in fields(Diffusion))
+def unknown_settings(names: Iterable[str], also: Iterable[str] = ()) -> str:
+    """Return the error message for unknown setting names; `also` are other names that the caller accepts."""
+    others = f"; other options are {', '.join(also)}" if also else ""
+    return f"unknown diffusion setting {', '.join(sorted(names))}; known are {', '.join(SETTINGS)}{others}"
 
 
-def choose(defaults: Diffusion, preset: str | Diffusion | None = None, **given: Any) -> Diffusion:
-    """The settings of one request: the preset (or the checkpoint's defaults) with the caller's own values on top."""
-    if unknown := set(given) - FIELDS:
-        raise InputError(f"unknown diffusion settings {sorted(unknown)}; known are {sorted(FIELDS)}")
-    if isinstance(preset, str):
-        if preset not in PRESETS:
-            raise InputError(f"unknown preset {preset!r}; known are {', '.join(PRESETS)}, or give a gesso.Diffusion")
-        preset = PRESETS[preset]
+def choose(
+    defaults: Diffusion, preset: PresetName | Diffusion | None = None, **given: Unpack[DiffusionOptions]
+) -> Diffusion:
+    """Return the settings of a request: the preset, or else `defaults`, with the given values on top."""
+    if unknown := given.keys() - SETTINGS.keys():
+        raise InputError(unknown_settings(unknown))
+    if not isinstance(preset, Diffusion):
+        PRESET.check(preset)
+        preset = defaults if preset is None else PRESETS[preset]
     if given.get("sampler") == "autoregressive":
         given = {**NEXT_TOKEN, **given}
-    return replace(defaults if preset is None else preset, **given)
+    return replace(preset, **given)
+
+
+def reference() -> str:
+    """Return the settings and presets as Markdown tables."""
+    rows = ["| setting | type | default | values | description |", "|---|---|---|---|---|"]
+    for declared in SETTINGS.values():
+        default = "the checkpoint's" if declared.default is None else f"`{declared.default}`"
+        values = "true, false" if declared.kind == "boolean" else declared.range
+        rows.append(f"| `{declared.name}` | {declared.kind} | {default} | {values} | {declared.help} |")
+    rows += ["", "| preset | settings that differ from the defaults |", "|---|---|"]
+    for name, preset in PRESETS.items():
+        different = {key: getattr(preset, key) for key, one in SETTINGS.items() if getattr(preset, key) != one.default}
+        shown_values = ", ".join(f"`{key}={value}`" for key, value in different.items()) or "none"
+        rows.append(f"| `{name}` | {shown_values} |")
+    return "\n".join(rows) + "\n"

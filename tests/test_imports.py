@@ -13,7 +13,7 @@ MODEL = BASE | {"model", "adapters"}
 WEIGHTS = MODEL | {"checkpoint", "bundled"}
 TEXT = BASE | {"chat"}
 ENGINE = MODEL | {"diffusion", "ops", "constraints", "chat"}
-API = ENGINE | WEIGHTS | {"engine", "infill", "api"}
+API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options"}
 # Each package with the packages it may import, itself aside.
 BELOW = {
     "errors": set(),
@@ -31,6 +31,7 @@ BELOW = {
     "constraints": TEXT | {"ops"},
     "engine": ENGINE | {"infill", "api"},
     "infill": ENGINE | {"engine", "api"},
+    "options": BASE | {"engine"},
     "api": API | {"eval"},
     "info": WEIGHTS | {"chat", "serve", "ops"},
     "train": WEIGHTS | {"diffusion", "chat", "ops", "eval"},

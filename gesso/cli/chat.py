@@ -1,4 +1,4 @@
-"""`gesso chat`: what was said so far, and what is typed next."""
+"""`gesso chat`: a conversation in the terminal or over a pipe."""
 
 import sys
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gesso.cli.delivery import deliver
-from gesso.cli.options import Asking, Constraint, Denoising, Json, Live, Loading, with_options
+from gesso.cli.options import GenerationOptions, Json, Live, Loading, with_options
 from gesso.cli.terminal import complain, follow, lines, note
 from gesso.errors import InputError
 
@@ -17,40 +17,38 @@ if TYPE_CHECKING:
 
 HELP = """\
 /reset   forget the conversation, keep the system message
-/retry   the last question again, with the next seed
-/seed N  draw the answers from this seed
+/retry   answer the last question again, with the next seed
+/seed N  use this seed for the next answers
 /exit    leave, as Ctrl-D does
-A message that begins with a slash: put a space before it. Ctrl-C stops an answer."""
+If a message begins with a slash, put a space before it. Ctrl-C stops an answer."""
 SEEDS = 2**64
 
 
 @with_options
 def chat(
-    system: Annotated[str | None, typer.Option(help="What the model should know before the conversation.")] = None,
-    thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Let the model think first.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Think before the answer.")] = False,
     live: Live = True,
     json: Json = False,
     *,
     loading: Loading,
-    asking: Asking,
-    constraint: Constraint,
-    denoising: Denoising,
+    options: GenerationOptions,
 ) -> None:
-    """Talk with the model; with piped stdin, every line is a message."""
+    """Chat with the model. With piped stdin, every line is a message."""
     interactive = sys.stdin.isatty()
-    asked = {**asking.asked(), **constraint.constraint(), **denoising.diffusion(), "thinking": thinking}
-    conversation = Conversation(loading.load(), asked, system, live=live, json=json)
+    keywords = {**options.keywords(), "thinking": thinking}
+    conversation = Conversation(loading.load(), keywords, system, live=live, json=json)
     if interactive:
-        note("/help lists the commands, Ctrl-D ends.")
+        note("/help lists the commands, Ctrl-D ends the chat.")
     for line in lines(interactive):
         if line.split() == ["/exit"]:
             return
         try:
-            conversation.hear(line)
+            conversation.handle(line)
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            note("stopped; the conversation is as it was before the question")
+            note("stopped; the question is not part of the conversation")
         except InputError as error:
             if not interactive:
                 raise
@@ -59,23 +57,24 @@ def chat(
 
 @dataclass
 class Conversation:
-    """What was said, and what the next answer is drawn from."""
+    """The messages so far, and the options and seed of the next answer."""
 
     model: "Gesso"
-    options: Mapping[str, Any]  # of `Gesso.stream_chat`
+    options: Mapping[str, Any]  # keyword arguments of `Gesso.stream_chat`
     system: str | None
     live: bool = False
     json: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
-    question: str | None = None  # the last one, answered or not
-    before: list[dict[str, str]] = field(default_factory=list)  # the messages it was asked after
-    last_seed: int | None = None  # of its answer
+    question: str | None = None  # the last question, answered or not
+    before: list[dict[str, str]] = field(default_factory=list)  # the messages before that question
+    last_seed: int | None = None  # of the answer to that question
 
     def __post_init__(self) -> None:
         self.seed = self.options.get("seed")
         self.reset()
 
-    def hear(self, line: str) -> None:
+    def handle(self, line: str) -> None:
+        """Carry out a command, or answer a message."""
         match line.split() if line.startswith("/") else ["", line.strip()]:
             case ["", question]:
                 if question:
@@ -89,7 +88,7 @@ class Conversation:
             case ["/retry"]:
                 self.retry()
             case _:
-                complain(f"no such command: {line.strip()}; /help lists them")
+                complain(f"no such command: {line.strip()}; /help lists the commands")
 
     def ask(self, question: str, before: list[dict[str, str]]) -> None:
         self.question, self.before, self.last_seed = question, before, None
@@ -97,14 +96,14 @@ class Conversation:
         events = self.model.stream_chat(asked, **{**self.options, "seed": self.seed})
         result = follow(self.model, events, self.live and not self.json)
         answer = self.model.read_answer(result)
-        # Only now: a question whose answer was stopped is no part of the conversation.
+        # Only now: if the answer is stopped, the question must not stay in the conversation.
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         self.last_seed = result.seed
         deliver(replace(result, text=answer.text), as_json=self.json, thinking=answer.thinking)
 
     def retry(self) -> None:
         if self.question is None:
-            complain("nothing to retry: no question was asked yet")
+            complain("nothing to retry; ask a question first")
             return
         if self.seed is not None and self.seed == self.last_seed:
             self.seed = (self.seed + 1) % SEEDS  # the same seed would give the same answer

@@ -1,8 +1,8 @@
-"""The options that commands share, as typer reads them: one name, one meaning, one help text."""
+"""The options that several commands share, as typer reads them."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,51 +12,63 @@ import gesso
 from gesso.bundled import BASE, SOLVER
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
-from gesso.settings import BOUNDS, FIELDS, PRESETS, SAMPLERS, STOPPINGS, Diffusion, choose
+from gesso.settings import OPTIONS, SETTINGS, Diffusion, Setting, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
 
 EXIT_CODES = (
-    "Exit codes: 0 all is well; 1 the model or its checkpoint cannot be used; 2 the command or its input cannot be; "
-    "130 stopped with Ctrl-C."
+    "Exit codes: 0 success; 1 unusable model or checkpoint; 2 unusable command or input; 130 stopped with Ctrl-C."
 )
-MODEL_HELP = f"Directory or hub name of a checkpoint, or {SOLVER}; without it, the model in the box, {BASE}."
+MODEL_HELP = f"Checkpoint directory or hub name, or {SOLVER}. Default: the bundled model {BASE}."
 
 
-def diffusion_option(help: str, *, min: int | None = None, names: Sequence[str] = ()) -> Any:
-    def known(value: str | None) -> str | None:
-        if names and value is not None and value not in names:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
+def setting_option(setting: Setting) -> Any:
+    """Return the typer option of a diffusion setting. The schema checks the value, so that its message is shown."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            setting.check(value)
         return value
 
+    if setting.kind == "boolean":
+        return typer.Option(help=setting.help, callback=check, rich_help_panel="Diffusion")
     return typer.Option(
-        help=help, min=min, metavar="|".join(names) or None, callback=known, rich_help_panel="Diffusion"
+        help=setting.help if setting.choices else f"{setting.help} From {setting.range}.",
+        parser=setting.parse,
+        metavar="|".join(setting.choices) or {"integer": "<int>", "number": "<float>"}[setting.kind],
+        callback=check,
+        rich_help_panel="Diffusion",
     )
 
 
+def setting_type(setting: Setting) -> Any:
+    """Return the type by which typer reads an option: a boolean is a pair of flags, others have their own parser."""
+    return bool | None if setting.kind == "boolean" else Any
+
+
 def _constraint(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel="What the text must be")
+    return typer.Option(help=help, rich_help_panel="Constraints")
 
 
 Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; without it, the first GPU or the CPU.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the first GPU, or else the CPU.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text; default: chance.")]
-Live = Annotated[bool, typer.Option("--live/--no-live", help="Watch the canvas, where stderr is a terminal.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object for each answer, on one line.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text. Default: random.")]
+Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas live if stderr is a terminal.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per answer, on one line.")]
 
 Candidates = Annotated[
-    int, typer.Option(min=1, help="Write so many side by side and keep the one the causal encoder finds likeliest.")
+    int, typer.Option(min=1, help="Write this many in parallel and keep the most likely by the causal encoder.")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """Which model, and where it runs."""
+    """The model to load, and its device and dtype."""
 
     model: Model = None
-    adapter: Annotated[str | None, typer.Option(help="Directory of an adapter on top of the model.")] = None
+    adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
     device: Device = None
     dtype: Dtype = None
 
@@ -64,64 +76,61 @@ class Loading:
         return gesso.load(self.model or default, adapter=self.adapter, device=self.device, dtype=self.dtype, **engine)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Denoising:
-    """Every diffusion setting. None is "not given": the preset decides, or the checkpoint."""
+_SettingOptions = make_dataclass(
+    "_SettingOptions",
+    [(name, Annotated[setting_type(one), setting_option(one)], None) for name, one in OPTIONS.items()],
+    frozen=True,
+    kw_only=True,
+)
 
-    preset: Annotated[str | None, diffusion_option("Settings to start from.", names=tuple(PRESETS))] = None
-    steps: Annotated[int | None, diffusion_option("The most denoising steps a canvas may take.", min=1)] = None
-    entropy_bound: Annotated[float | None, diffusion_option("How much uncertainty a step may accept, in nats.")] = None
-    t_max: Annotated[float | None, diffusion_option("Temperature of the first step.")] = None
-    t_min: Annotated[float | None, diffusion_option("Temperature of the last step.")] = None
-    stability: Annotated[int | None, diffusion_option("Steps without a change before a canvas is done.", min=0)] = None
-    confidence: Annotated[float | None, diffusion_option("Mean entropy below which a canvas is done.")] = None
-    greed: Annotated[float | None, diffusion_option("Chance of the likeliest token instead of a draw.")] = None
-    sampler: Annotated[str | None, diffusion_option("Which positions take their token.", names=SAMPLERS)] = None
-    stopping: Annotated[str | None, diffusion_option("When a canvas is done.", names=STOPPINGS)] = None
-    canvas_length: Annotated[int | None, diffusion_option("Tokens of a canvas.", min=1)] = None
-    eos_settles: Annotated[bool | None, diffusion_option("Judge a canvas only up to its first end of text.")] = None
-    settle: Annotated[int | None, diffusion_option("Steps after which a prefix is final.", min=0)] = None
+
+@dataclass(frozen=True, kw_only=True)
+class Denoising(_SettingOptions):  # type: ignore[valid-type, misc]
+    """All diffusion settings. None: not given, so the preset or the checkpoint decides."""
 
     def diffusion(self) -> dict[str, Any]:
-        """What was given, as keyword arguments; ask before a large model takes minutes to load: it is checked here."""
-        given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        # Whether t_max is compatible with t_min depends on the checkpoint: these defaults fit any value.
-        choose(Diffusion(t_min=BOUNDS["t_min"][0], t_max=BOUNDS["t_max"][1]), **given)
-        return given if self.preset is None else {**given, "preset": self.preset}
+        """Return the given settings as keyword arguments. Invalid combinations are rejected before a model loads."""
+        given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}
+        settings = {name: value for name, value in given.items() if name in SETTINGS}
+        # Whether one temperature suits the other depends on the checkpoint: as the default of both, it always does.
+        temperature = settings.get("t_min", settings.get("t_max", 1.0))
+        choose(Diffusion(t_min=temperature, t_max=temperature), **settings)
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
-    """What is asked for, and how much of it."""
+class GenerationOptions(Denoising):
+    """The options of one answer: length, seed, stop strings, constraint and diffusion settings."""
 
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens an answer may have.")] = None
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens per answer.")] = None
     seed: Seed = None
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None
+    choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat once per text.")] = None
+    regex: Annotated[str | None, _constraint("Answer with a text that matches, in Rust's regex syntax.")] = None
+    json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in this file.")] = None
+    grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in this file.")] = None
 
-    def asked(self) -> dict[str, Any]:
-        return {"max_new_tokens": self.max_new_tokens, "seed": self.seed, "stop": self.stop or ()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constraint:
-    """What the text must be: one of these at most."""
-
-    choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat it for each.")] = None
-    regex: Annotated[str | None, _constraint("Answer with a text that matches; Rust's regex syntax.")] = None
-    json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in a file.")] = None
-    grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in a file.")] = None
-
-    def constraint(self) -> dict[str, Any]:
-        given: dict[str, Any] = {"choice": self.choice, "regex": self.regex}
-        given["json_schema"] = None if self.json_schema is None else _read_json(self.json_schema)
-        given["grammar"] = None if self.grammar is None else read_text(self.grammar)
-        return {name: value for name, value in given.items() if value is not None}
+    def keywords(self) -> dict[str, Any]:
+        """Return the keyword arguments for the methods of `gesso.Gesso`."""
+        given = {
+            "choice": self.choice,
+            "regex": self.regex,
+            "json_schema": None if self.json_schema is None else _read_json(self.json_schema),
+            "grammar": None if self.grammar is None else read_text(self.grammar),
+        }
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+            "stop": self.stop or (),
+            **{name: value for name, value in given.items() if value is not None},
+            **self.diffusion(),
+        }
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Typer reads options off a signature: there, parameters that are dataclasses of options give way to their fields.
+    """Return the command with a signature that typer reads: each dataclass of options is replaced by its fields.
 
-    A field by the name of a parameter of the command's own is left out: the command has its own idea of it.
+    A parameter of the command hides a field of the same name.
     """
     parameters = inspect.signature(command).parameters.values()
     own = [p for p in parameters if not is_dataclass(p.annotation)]

@@ -1,6 +1,6 @@
 """`gesso infill` and `gesso edit`: rewrite parts of a file.
 
-The other parts are written as they were read, byte for byte.
+The other parts keep every byte.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gesso.cli.options import Asking, Candidates, Constraint, Denoising, Loading, with_options
+from gesso.cli.options import Candidates, GenerationOptions, Loading, with_options
 from gesso.cli.terminal import note, print_as_is, print_json, print_text, whole_stdin
 from gesso.errors import InputError
 from gesso.files import read_bytes, read_text, replacing
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 MARKER = "<FILL>"
 
-Source = Annotated[str, typer.Argument(metavar="FILE", help="A UTF-8 text; - for stdin.")]
+Source = Annotated[str, typer.Argument(metavar="FILE", help="UTF-8 text file; - for stdin.")]
 Method = Annotated[
     str,
     typer.Option(
         metavar="auto|prompt|pinned",
-        help="How the model sees what follows: in the prompt, or pinned in the canvas after a hole of searched length.",
+        help="Show the text after a hole in the prompt, or pin it in the canvas and search the length of the hole.",
     ),
 ]
 Context = Annotated[
-    int | None, typer.Option(min=1, help="Show the model only so many tokens on each side; default: all.")
+    int | None, typer.Option(min=1, help="Show the model only this many tokens on each side. Default: all.")
 ]
-InPlace = Annotated[bool, typer.Option("--in-place", help="Write the file anew instead of printing its text.")]
-Json = Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")]
+InPlace = Annotated[bool, typer.Option("--in-place", help="Replace the file instead of printing its text.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the full result as one JSON object.")]
 
 
 @with_options
 def infill(
     file: Source,
-    marker: Annotated[str, typer.Option(help="What marks a hole in the file.")] = MARKER,
-    middle: Annotated[bool, typer.Option("--middle", help="Print only what fills the holes.")] = False,
+    marker: Annotated[str, typer.Option(help="Text that marks a hole in the file.")] = MARKER,
+    middle: Annotated[bool, typer.Option("--middle", help="Print only the new text of each hole.")] = False,
     in_place: InPlace = False,
     method: Method = "auto",
     context: Context = None,
@@ -47,9 +47,7 @@ def infill(
     json: Json = False,
     *,
     loading: Loading,
-    asking: Asking,
-    constraint: Constraint,
-    denoising: Denoising,
+    options: GenerationOptions,
 ) -> None:
     """Fill the holes of a text, from left to right."""
     if not marker:
@@ -58,17 +56,10 @@ def infill(
     parts = text.split(marker)
     if len(parts) == 1:
         raise InputError(
-            f"{_name(file)} has no hole: write {marker} where text is missing, or name the --marker it has"
+            f"{_name(file)} has no hole; write {marker} where text is missing, or give its marker with --marker"
         )
-    settings = {
-        "method": method,
-        "context": context,
-        "candidates": candidates,
-        **asking.asked(),
-        **constraint.constraint(),
-        **denoising.diffusion(),
-    }
-    found = loading.load().infill_holes(parts, **settings)
+    keywords = {"method": method, "context": context, "candidates": candidates, **options.keywords()}
+    found = loading.load().infill_holes(parts, **keywords)
     failure = _replace(file, text, found.text) if in_place else None
     if json:
         print_json({"text": found.text, "middles": [asdict(filled) for filled in found.middles]})
@@ -87,34 +78,27 @@ def infill(
 @with_options
 def edit(
     file: Source,
-    span: Annotated[str, typer.Option(metavar="START:END", help="Characters to write anew, counted from 0.")],
+    span: Annotated[str, typer.Option(metavar="START:END", help="Characters to replace, counted from 0.")],
     level: Annotated[
-        float, typer.Option(help="Above 0, at most 1: how far from what is there. 1 is written anew.")
+        float,
+        typer.Option(help="Share of the tokens to replace, above 0 and at most 1; 1 ignores the present text."),
     ] = 1.0,
-    instruction: Annotated[str | None, typer.Option(help="What to change, in words.")] = None,
+    instruction: Annotated[str | None, typer.Option(help="Description of the change.")] = None,
     in_place: InPlace = False,
     method: Method = "auto",
     context: Context = None,
     json: Json = False,
     *,
     loading: Loading,
-    asking: Asking,
-    constraint: Constraint,
-    denoising: Denoising,
+    options: GenerationOptions,
 ) -> None:
-    """Write a span of a text anew, and leave the rest as it is."""
+    """Replace a span of a text and keep the rest."""
     from gesso.infill.edit import check_span
 
     text = _read(file, in_place)
     where = check_span(text, _span(span), level)  # before a large model is loaded
-    settings = {
-        "method": method,
-        "context": context,
-        **asking.asked(),
-        **constraint.constraint(),
-        **denoising.diffusion(),
-    }
-    found = loading.load().edit(text, where, level=level, instruction=instruction, **settings)
+    keywords = {"method": method, "context": context, **options.keywords()}
+    found = loading.load().edit(text, where, level=level, instruction=instruction, **keywords)
     failure = _replace(file, text, found.text) if in_place else None
     if json:
         print_json(asdict(found))
@@ -129,7 +113,7 @@ def edit(
 def _span(text: str) -> tuple[int, int]:
     match = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
     if not match:
-        raise InputError(f"--span is START:END, two numbers of characters such as 12:40; got {text!r}")
+        raise InputError(f"--span must be START:END in characters, such as 12:40; got {text!r}")
     return int(match[1]), int(match[2])
 
 
@@ -151,13 +135,13 @@ def _name(file: str) -> str:
 def _read(file: str, in_place: bool) -> str:
     if file == "-":
         if in_place:
-            raise InputError("--in-place needs a file to write to; stdin has no place")
+            raise InputError("--in-place needs a file to write to; stdin has none")
         return whole_stdin()
     return read_text(Path(file))
 
 
 def _replace(file: str, before: str, after: str) -> str | None:
-    """Write a new text to a file that still has the text it had before; return the reason if that fails.
+    """Replace the text of a file, unless the file has changed since it was read. Return the reason of a failure.
 
     The file is replaced atomically. A symbolic link stays a link.
     """
@@ -165,7 +149,7 @@ def _replace(file: str, before: str, after: str) -> str | None:
 
     def check_unchanged() -> None:
         if read_bytes(path) != before.encode("utf-8"):
-            raise InputError(f"{file} changed while the model was writing and was left as it is")
+            raise InputError(f"{file} changed while the model was writing; it was not replaced")
 
     try:
         with replacing(path, check=check_unchanged) as new:

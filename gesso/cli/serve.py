@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from gesso.bundled import SOLVER
-from gesso.cli.options import Device, Dtype, Model, diffusion_option
+from gesso.cli.options import Device, Dtype, Model, setting_option
 from gesso.cli.terminal import print_text
 from gesso.errors import InputError
+from gesso.settings import SETTINGS
 
 
 def _auto(help: str, kind: type = int) -> Any:
@@ -74,7 +75,7 @@ def serve(
     step_timeout: Annotated[
         float, typer.Option(help="Seconds after which a step that does not end is given up.", rich_help_panel="Limits")
     ] = 300.0,
-    settle: Annotated[int, diffusion_option("Steps after which a prefix is final; 0: with the canvas.", min=0)] = 1,
+    settle: Annotated[int, setting_option(SETTINGS["settle"])] = 1,
     api_key_file: Annotated[
         Path | None, typer.Option(help="Keys that clients need, one a line; or set GESSO_API_KEYS.")
     ] = None,

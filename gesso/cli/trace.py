@@ -1,11 +1,11 @@
-"""`gesso trace`: write a text, and a file in which others can watch it being written."""
+"""`gesso trace`: generate a text and write a file that replays its denoising steps."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gesso.cli.options import Asking, Constraint, Denoising, Json, Live, Loading, with_options
+from gesso.cli.options import GenerationOptions, Json, Live, Loading, with_options
 from gesso.cli.terminal import follow, note, print_json, print_text
 from gesso.errors import InputError
 
@@ -14,33 +14,31 @@ KINDS = (".html", ".svg", ".gif")
 
 @with_options
 def trace(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="run.html to scrub and look into; run.svg or run.gif to show.")
+        Path, typer.Option("--output", "-o", help="run.html: an interactive page; run.svg or run.gif: an animation.")
     ] = Path("run.html"),
     live: Live = True,
     json: Json = False,
     *,
     loading: Loading,
-    asking: Asking,
-    constraint: Constraint,
-    denoising: Denoising,
+    options: GenerationOptions,
 ) -> None:
-    """Continue a text and write a file that shows how it came out of noise."""
+    """Continue a text and write a file that replays its denoising steps."""
     kind = output.suffix.lower()
     if kind not in KINDS:
-        raise InputError(f"{output}: expected a name that ends in {', '.join(KINDS)}")
+        raise InputError(f"{output} has an unknown file type; end its name in {', '.join(KINDS)}")
     if kind == ".gif":
         from gesso.trace import gif
     if not output.parent.is_dir():
-        raise InputError(f"there is no directory {output.parent} to write {output.name} to")
-    asked = {**asking.asked(), **constraint.constraint(), **denoising.diffusion()}
+        raise InputError(f"cannot write {output.name}: there is no directory {output.parent}; create it first")
+    keywords = options.keywords()
     model = loading.load()
     from gesso.trace import html, svg
     from gesso.trace.run import CANDIDATES, Run, recorded
 
     drafts: list[dict[str, Any]] = []
-    events = model.stream(prompt, draft_logprobs=CANDIDATES, **asked)
+    events = model.stream(prompt, draft_logprobs=CANDIDATES, **keywords)
     result = follow(model, recorded(model, events, drafts), live and not json)
     run = Run(prompt, drafts, result)
     if kind == ".gif":

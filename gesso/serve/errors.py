@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gesso.errors import InputError
+from gesso.settings import unknown_settings
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -39,6 +40,11 @@ def from_validation(error: ValidationError) -> ApiError:
     # pydantic puts the branches of a union into the path (`stop`, `list[str]`); a client never wrote those.
     path = [str(part) for part in first["loc"]]
     name = ".".join(part for part in path if part.isidentifier() or part.isdecimal()) or None
+    if first["type"] == "diffusion_setting":
+        return ApiError(400, first["msg"], param=name)  # the message names the setting, as in Python
+    if first["type"] == "extra_forbidden" and path[:-1] == ["diffusion"]:
+        message = unknown_settings([path[-1][:80]], also=("preset", "pins", "drafts"))
+        return ApiError(400, message, param=name, code="unsupported")
     if first["type"] == "extra_forbidden":
         return ApiError(
             400, f"{name} is not a field this server supports; leave it out", param=name, code="unsupported"

@@ -2,10 +2,22 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from gesso.errors import InputError
-from gesso.settings import BOUNDS, PRESETS, SAMPLERS, STOPPINGS
+from gesso.settings import OPTIONS, Setting
 
 # OpenAI's fields that this server does not act on. A value that means "off" is as good as none: many clients send it.
 OFF: dict[str, tuple[Any, ...]] = {
@@ -74,44 +86,37 @@ Drafts = Annotated[
 ]
 
 
-def within(setting: str) -> Any:
-    """Return the bounds of a diffusion setting."""
-    low, high = BOUNDS[setting]
-    return Field(ge=low, le=high)
+def setting_field(setting: Setting) -> Any:
+    """Return the type of a field for a diffusion setting: the schema checks its value and describes it."""
 
-
-class DiffusionFields(Fields):
-    """The settings of `gesso.Diffusion`, by the same names, and what only this server has."""
-
-    preset: str | None = None
-    steps: Annotated[int, within("steps")] | None = None
-    entropy_bound: Annotated[float, within("entropy_bound")] | None = None
-    t_max: Annotated[float, within("t_max")] | None = None
-    t_min: Annotated[float, within("t_min")] | None = None
-    stability: Annotated[int, within("stability")] | None = None
-    confidence: Annotated[float, within("confidence")] | None = None
-    greed: Annotated[float, within("greed")] | None = None
-    sampler: str | None = None
-    stopping: str | None = None
-    canvas_length: Annotated[int, within("canvas_length")] | None = None
-    eos_settles: bool | None = None
-    settle: Annotated[int, within("settle")] | None = None
-    pins: dict[str, int] = Field(default={}, description="Token by position in the new text.")
-    drafts: Drafts = Field(default=False, description="Stream every canvas after every step, as extra events.")
-
-    @field_validator("preset", "sampler", "stopping")
-    @classmethod
-    def _known(cls, value: str | None, info: Any) -> str | None:
-        known = {"preset": tuple(PRESETS), "sampler": SAMPLERS, "stopping": STOPPINGS}[info.field_name]
-        if value is not None and value not in known:
-            raise ValueError(f"expected one of {', '.join(known)}, got {value!r}")
+    def check(value: Any) -> Any:
+        try:
+            setting.check(value)
+        except InputError as error:
+            raise PydanticCustomError("diffusion_setting", "{message}", {"message": str(error)}) from None
         return value
+
+    return Annotated[Any, PlainValidator(check), WithJsonSchema(setting.json_schema())]
+
+
+# None is a factory's value, so that the API's description has no default: preset and checkpoint decide.
+_settings: dict[str, Any] = {
+    name: (setting_field(one), Field(default_factory=lambda: None)) for name, one in OPTIONS.items()
+}
+SettingFields = create_model("SettingFields", __base__=Fields, **_settings)
+
+
+class DiffusionFields(SettingFields):  # type: ignore[valid-type, misc]
+    """The settings of `gesso.Diffusion`, by the same names, a preset, and options that only the server has."""
+
+    pins: dict[str, int] = Field(default={}, description="Token ids by position in the new text.")
+    drafts: Drafts = Field(default=False, description="Stream the canvas after every step, as extra events.")
 
     @field_validator("pins")
     @classmethod
     def _positions(cls, pins: dict[str, int]) -> dict[str, int]:
         if wrong := [at for at in pins if not (at.isascii() and at.isdecimal() and len(at) < 10)]:
-            raise ValueError(f"a position is a number from 0 on, got {wrong[0]!r}")
+            raise ValueError(f"a position must be a number from 0 on, got {wrong[0]!r}")
         return pins
 
 

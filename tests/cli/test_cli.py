@@ -424,7 +424,7 @@ def test_interrupted_answer_leaves_the_conversation_unchanged(
     def talk(*lines: str) -> chat.Conversation:
         conversation = chat.Conversation(tiny, {"steps": 2, "max_new_tokens": 8, "seed": 3}, system=None)
         for line in lines:
-            conversation.hear(line)
+            conversation.handle(line)
         return conversation
 
     def interrupted(_: Any, events: Iterator[Any], __: Any) -> None:
@@ -435,9 +435,9 @@ def test_interrupted_answer_leaves_the_conversation_unchanged(
     for line in ("two", "/retry"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(chat, "follow", interrupted)
-            conversation.hear(line)
+            conversation.handle(line)
         assert conversation.messages == talk("one").messages
-    conversation.hear("three")
+    conversation.handle("three")
     assert conversation.messages == talk("one", "three").messages
 
 

@@ -105,7 +105,7 @@ def test_edit_changes_only_the_span(main, file):
 @pytest.mark.parametrize(
     ("text", "arguments", "words"),
     [
-        ("no hole", ["infill"], "has no hole: write <FILL>"),
+        ("no hole", ["infill"], "has no hole; write <FILL>"),
         ("a <FILL> b", ["infill", "--marker", ""], "--marker is empty"),
         ("a <FILL><FILL> b", ["infill"], "nothing between them"),
         ("<FILL>", ["infill"], "no text around"),
@@ -113,7 +113,7 @@ def test_edit_changes_only_the_span(main, file):
         ("a <FILL> b", ["infill", "--method", "magic"], "unknown method"),
         ("some text", ["edit", "--span", "3:99"], "outside the text"),
         ("some text", ["edit", "--span", "5:2"], "reversed"),
-        ("some text", ["edit", "--span", "5"], "--span is START:END"),
+        ("some text", ["edit", "--span", "5"], "--span must be START:END"),
         ("some text", ["edit", "--span", "1:3", "--level", "2"], "level must be"),
         ("some text", ["edit"], "--span"),
     ],
@@ -134,7 +134,7 @@ def test_path_that_is_no_file_is_rejected(main, tmp_path):
     assert "cannot be read: Is a directory" in main("edit", str(tmp_path), "--span", "0:1").err
     ran = main("infill", "-", "--in-place", stdin="a <FILL>")
     assert (ran.code, ran.out) == (2, "")
-    assert "stdin has no place" in ran.err
+    assert "stdin has none" in ran.err
 
 
 # --- writing in place ---------------------------------------------------------------------------------------------

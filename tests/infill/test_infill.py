@@ -298,7 +298,7 @@ def test_a_stop_string_ends_a_pinned_middle_and_is_not_looked_for_beyond_it(tiny
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"pins": {0: 5}}, "pins belongs to generate"),
         ({"resume": None}, "resume belongs to generate"),
-        ({"wings": 2}, "unknown diffusion settings"),
+        ({"wings": 2}, "unknown diffusion setting wings"),
         ({"prefix": "x" * 9000}, "context=N"),
     ],
 )
