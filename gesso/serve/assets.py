@@ -1,7 +1,10 @@
 """The studio's files, and under which rules a browser gets them: nothing from elsewhere, and no text as markup."""
 
+import json
 from importlib import resources
 from pathlib import Path
+
+from gesso.settings import OPTIONS
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -18,9 +21,16 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 
 
 def files() -> dict[str, bytes]:
-    """All files of the studio, by name."""
+    """Return all files of the studio by name, with the module generated from the settings schema."""
     folder = resources.files("gesso.serve").joinpath("studio")
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return {**held, "schema.js": schema_module()}
+
+
+def schema_module() -> bytes:
+    """Return a JavaScript module with all diffusion settings, from which settings.js makes its controls."""
+    settings = [{"name": one.name, "basic": one.basic, **one.json_schema()} for one in OPTIONS.values()]
+    return f"export const SETTINGS = {json.dumps(settings, indent=2)};\n".encode()
 
 
 def content_type(name: str) -> str:

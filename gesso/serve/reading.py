@@ -114,7 +114,8 @@ class Reading:
     ) -> dict[str, Any]:
         asked, defaults = self.asked, self.frontend.defaults
         given = asked.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
-        given.setdefault("settle", self.frontend.settings.settle)
+        if given.get("sampler") != "autoregressive":  # which allows settle 0 only
+            given.setdefault("settle", self.frontend.settings.settle)
         chosen = choose(defaults.diffusion, **given)
         if asked.temperature < 1:
             # A lower temperature would also lower the entropies by which the process judges how sure it is: at half

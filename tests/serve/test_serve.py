@@ -233,6 +233,13 @@ def test_drafts_say_what_each_position_holds_and_why_a_canvas_ends(server):
     assert all("candidates" not in event["draft"] for event in plain if "draft" in event)
 
 
+def test_autoregressive_sampler_works_with_the_servers_default_settle(server):
+    diffusion = {"sampler": "autoregressive", "drafts": {"candidates": 3}}
+    body = {"prompt": "Hello", "max_tokens": 3, "seed": 1, "diffusion": diffusion}
+    drafts = [event["draft"] for event in server.events("/v1/completions", body) if "draft" in event]
+    assert [len(draft["tokens"]) for draft in drafts] == [1, 1, 1]
+
+
 def test_holes_and_spans_can_be_watched(server):
     """The drafts change nothing of what fills them."""
     hole = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}
