@@ -1,4 +1,4 @@
-"""The Python interface: light to import, strict with its arguments, chat as OpenAI-style messages."""
+"""The Python API: import time, results and events, chat, and rejected arguments."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ FEW = {"max_new_tokens": 8, "steps": 2}
 
 
 def test_importing_gesso_imports_no_torch_and_takes_less_than_a_second():
-    """The time is what the import alone takes, best of three, so that a busy machine does not fail it."""
+    """The time is that of the import alone, best of three, so that a busy machine does not fail the test."""
     code = (
         "import time, sys; start = time.perf_counter(); import gesso; "
         "print(time.perf_counter() - start, 'torch' in sys.modules)"
@@ -24,7 +24,7 @@ def test_importing_gesso_imports_no_torch_and_takes_less_than_a_second():
     assert min(map(float, seconds)) < 1.0
 
 
-def test_the_names_others_rely_on_are_there(tiny):
+def test_public_names_of_result_and_model(tiny):
     out = tiny.generate("def fib(n):", max_new_tokens=12, seed=7, preset="balanced", steps=2)
     assert isinstance(out.text, str)
     assert len(out.tokens) <= 12
@@ -42,7 +42,7 @@ def test_the_names_others_rely_on_are_there(tiny):
     assert tiny.tokenizer.decode(tiny.tokenizer.encode("héllo")) == "héllo"
 
 
-def test_a_stream_is_drafts_then_commits_then_done(tiny):
+def test_stream_yields_drafts_then_commit_per_canvas_then_done(tiny):
     events = list(tiny.stream("abc", max_new_tokens=40, steps=3, stopping="fixed", canvas_length=16, seed=1))
     assert [type(e) for e in events] == [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit] + [Draft] * 3 + [Commit, Done]
     draft = events[1]
@@ -52,14 +52,14 @@ def test_a_stream_is_drafts_then_commits_then_done(tiny):
     assert events[-1].result.tokens == again.tokens
 
 
-def test_a_seed_not_given_is_drawn_and_told(tiny):
+def test_random_seed_is_in_the_result_and_reproduces_the_text(tiny):
     first, second = (tiny.generate("abc", **FEW) for _ in range(2))
     assert first.seed != second.seed
     assert tiny.generate("abc", seed=first.seed, **FEW).tokens == first.tokens
 
 
-def test_chat_renders_the_template_and_splits_the_answer(tiny):
-    """The answer is pinned, so that what comes back is known: a thought, a tool call, and text."""
+def test_chat_separates_thoughts_tool_calls_and_text(tiny):
+    """Pins make the answer known: a thought, a tool call, and text."""
     written = '<|channel>thought\nhm<channel|>Hi.<|tool_call>call:f{a:<|"|>x<|"|>,n:3}<tool_call|>'
     ids = tiny.tokenizer.encode(written, bos=False)
     out = tiny.chat(
@@ -73,13 +73,13 @@ def test_chat_renders_the_template_and_splits_the_answer(tiny):
     assert [(call.name, call.arguments) for call in out.tool_calls] == [("f", {"a": "x", "n": 3})]
 
 
-def test_an_answer_may_open_with_a_thought_or_a_call_but_not_with_another_control_token(tiny):
+def test_only_thoughts_and_tool_calls_may_begin_an_answer_with_a_special_token(tiny):
     special = {tiny.tokenizer.id_of(piece) for piece in ("<|channel>", "<|tool_call>")}
     assert not special & tiny._never_first
     assert {0, 1, 2, 106, 105, 50} <= tiny._never_first
 
 
-def test_a_stop_string_inside_a_token_ends_a_chat_there(tiny):
+def test_stop_string_inside_a_token_ends_a_chat_there(tiny):
     ids = [tiny.tokenizer.id_of(f"<unused{i}>") for i in (90, 91, 92)]
     special = dict(enumerate(tiny.tokenizer.encode("<|channel>thought\nhm<channel|>", bos=False)))
     pins = special | {len(special) + i: token for i, token in enumerate(ids)}
@@ -87,7 +87,7 @@ def test_a_stop_string_inside_a_token_ends_a_chat_there(tiny):
     assert (out.text, out.thinking, out.finish_reason) == ("<unused90><un", "hm", "stop")
 
 
-def test_a_stream_left_early_or_never_begun_leaves_nothing_behind(tiny):
+def test_closed_and_unread_streams_leave_no_request_running(tiny):
     tiny.stream("abc", **FEW)
     events = tiny.stream("abc", **FEW)
     next(events)
@@ -97,13 +97,13 @@ def test_a_stream_left_early_or_never_begun_leaves_nothing_behind(tiny):
     assert not tiny._inboxes
 
 
-def test_a_loaded_model_saves_and_loads_to_the_same_text(tiny, tmp_path):
+def test_saved_model_loads_and_gives_the_same_text(tiny, tmp_path):
     tiny.save(tmp_path / "copy")
     copy = gesso.load(tmp_path / "copy")
     assert copy.generate("abc", seed=4, **FEW).tokens == tiny.generate("abc", seed=4, **FEW).tokens
 
 
-def test_ids_beyond_the_tokenizer_are_left_out_of_the_text(tiny):
+def test_decode_skips_ids_beyond_the_tokenizer(tiny):
     assert tiny.decode([200, 10_000, 201]) == tiny.decode([200, 201])
 
 
@@ -145,57 +145,57 @@ def test_ids_beyond_the_tokenizer_are_left_out_of_the_text(tiny):
         ({"stop": [3]}, "stop string"),
     ],
 )
-def test_a_bad_option_is_named_and_nothing_is_left_running(tiny, options, words):
+def test_bad_option_is_named_and_leaves_no_request_running(tiny, options, words):
     with pytest.raises(gesso.InputError, match=words):
         tiny.generate("abc", **options)
     assert not tiny.engine.busy
 
 
 @pytest.mark.parametrize("prompt", ["", [], ()])
-def test_an_empty_prompt_is_refused(tiny, prompt):
+def test_empty_prompt_is_rejected(tiny, prompt):
     with pytest.raises(gesso.InputError, match="prompt is empty"):
         tiny.generate(prompt)
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(tiny):
+def test_prompt_beyond_the_context_is_rejected_with_the_numbers(tiny):
     with pytest.raises(gesso.InputError, match=r"8101 tokens and 100 new ones exceed the context of 8192"):
         tiny.generate("a" * 8100, max_new_tokens=100)
 
 
-def test_a_prompt_token_outside_the_vocabulary_is_named(tiny):
+def test_prompt_token_outside_the_vocabulary_is_named(tiny):
     with pytest.raises(gesso.InputError, match="384"):
         tiny.generate([2, 384])
 
 
-def test_bad_input_is_refused_when_the_stream_is_asked_for_not_when_it_is_read(tiny):
+def test_stream_rejects_bad_input_at_the_call(tiny):
     with pytest.raises(gesso.InputError):
         tiny.stream("abc", steps=0)
 
 
-def test_unknown_arguments_of_load_are_refused():
+def test_load_rejects_unknown_arguments():
     with pytest.raises(TypeError, match="quantise"):
         gesso.load(quantise="fp8")
 
 
 @pytest.mark.parametrize("prompt", [None, 5, [2, 3.5], {"a": 1}])
-def test_a_prompt_that_is_neither_text_nor_ids_is_refused(tiny, prompt):
+def test_prompt_of_another_type_is_rejected(tiny, prompt):
     with pytest.raises(gesso.InputError, match="prompt"):
         tiny.generate(prompt)
 
 
-def test_without_a_length_the_answer_takes_the_room_there_is(tiny):
+def test_default_length_ends_with_the_context(tiny):
     out = tiny.generate([200] * 8180, steps=1)
     assert len(out.tokens) <= 12
 
 
-def test_settings_can_be_given_as_an_object(tiny):
+def test_preset_may_be_a_diffusion_object(tiny):
     settings = gesso.Diffusion(steps=3, stopping="fixed")
     out = tiny.generate("abc", preset=settings, max_new_tokens=4, seed=1)
     assert out.usage.denoising_steps in (3, 6)
     assert out.tokens == tiny.generate("abc", steps=3, stopping="fixed", max_new_tokens=4, seed=1).tokens
 
 
-def test_the_types_of_what_comes_back_are_exported(tiny):
+def test_event_and_result_types_are_exported(tiny):
     events = list(tiny.stream("abc", **FEW))
     assert isinstance(events[0], gesso.Draft)
     assert isinstance(events[-2], gesso.Commit)
@@ -204,18 +204,18 @@ def test_the_types_of_what_comes_back_are_exported(tiny):
 
 
 @pytest.mark.parametrize("options", [{"max_batch": 0}, {"max_batch": -1}, {"max_length": 0}, {"max_length": -5}])
-def test_an_engine_without_room_is_refused(tiny_directory, options):
+def test_load_rejects_an_empty_batch_or_context(tiny_directory, options):
     with pytest.raises(gesso.InputError, match=next(iter(options))):
         gesso.load(tiny_directory, **options)
 
 
 @pytest.mark.parametrize("options", [{"device": "gpu"}, {"dtype": "float8"}, {"dtype": torch.int8}])
-def test_unknown_devices_and_dtypes_are_refused(tiny_directory, options):
+def test_load_rejects_unknown_devices_and_dtypes(tiny_directory, options):
     with pytest.raises(gesso.InputError):
         gesso.load(tiny_directory, **options)
 
 
-def test_the_cache_refuses_what_it_cannot_hold_before_writing(tiny):
+def test_cache_rejects_overflow_before_it_writes(tiny):
     cache = tiny.model.new_cache(2, 10)
     with pytest.raises(gesso.InputError, match="context overflow"):
         tiny.model.encode(torch.zeros(2, 11, dtype=torch.long), cache)
