@@ -14,6 +14,7 @@ from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
 from gesso.checkpoint import huggingface, write
+from gesso.checkpoint.generation import GenerationDefaults
 from gesso.errors import CheckpointError, InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
