@@ -111,7 +111,7 @@ class StudioFiles:
     """The studio's files alone, on a free port, and no engine behind them."""
 
     def __enter__(self) -> str:
-        from gesso.serve.assets import HEADERS, content_type, files
+        from gesso.serve.studio_files import HEADERS, content_type, files
 
         held = files()
 

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from gesso.serve.accepted import PreparedJob
+from gesso.serve.prepare.request import PreparedJob
 from gesso.serve.protocol import Drafted, Ended, Failed, Logprobs, Settled, submit_frame
 
 DRAFTS = 64  # kept for a reader; when there are more, the oldest are dropped

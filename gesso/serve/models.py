@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.serve.accepted import Accepted
-from gesso.serve.frontend import ModelFrontend, frontend_of
 from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.metrics import Metrics
-from gesso.serve.prepare_pool import PreparePool
+from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
+from gesso.serve.prepare.pool import PreparePool
+from gesso.serve.prepare.request import Accepted
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 

@@ -16,8 +16,8 @@ from ray.serve.exceptions import RayServeException
 
 from gesso.errors import CheckpointError, InputError
 from gesso.serve import logs
-from gesso.serve.app import create_app
 from gesso.serve.auto import BATCH
+from gesso.serve.http.app import create_app
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 

@@ -10,8 +10,8 @@ from fastapi import FastAPI
 
 from gesso.errors import CheckpointError, InputError
 from gesso.serve import logs
-from gesso.serve.app import create_app
-from gesso.serve.connections import ACCEPTED_AT_ONCE, Connection, protocol
+from gesso.serve.http.app import create_app
+from gesso.serve.http.connections import ACCEPTED_AT_ONCE, Connection, protocol
 from gesso.serve.keys import VARIABLE, is_loopback
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from gesso.serve.errors import ApiError
-from gesso.serve.fair import FairQueue
+from gesso.serve.fair_queue import FairQueue
 from gesso.serve.jobs import Job
 from gesso.serve.keys import without_keys
 from gesso.serve.metrics import Metrics

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from gesso.serve.assets import files
+from gesso.serve.studio_files import files
 from gesso.trace.run import Run
 
 STYLES = ("base.css", "canvas.css", "trace.css")

@@ -18,9 +18,9 @@ from uvicorn.server import ServerState
 from gesso.bench import processes, wire
 from gesso.bench.wire import COMPLETIONS
 from gesso.errors import InputError
-from gesso.serve import guard
-from gesso.serve.app import create_app
-from gesso.serve.connections import protocol
+from gesso.serve.http import middleware
+from gesso.serve.http.app import create_app
+from gesso.serve.http.connections import protocol
 from gesso.serve.keys import read_keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
@@ -194,9 +194,9 @@ def test_ordinary_clients_send_several_requests_on_one_connection():
 
 def test_bodies_held_by_one_client_are_bounded_and_leave_room_for_others(monkeypatch):
     """And their bytes are given back however a request ends: answered, left by its client, refused or timed out."""
-    monkeypatch.setattr(guard, "LEAST_BODIES_BYTES", 0)
+    monkeypatch.setattr(middleware, "LEAST_BODIES_BYTES", 0)
     limits, size = Limits(body_bytes=1000, io_timeout=2), 1000
-    guarded = guard.Guard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
+    guarded = middleware.Guard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
 
     async def measure():
         async with limited_server(protocol(limits), guarded) as address:

@@ -8,7 +8,7 @@ import pytest
 from gesso.chat.answer import Answer, parse
 from gesso.engine.engine import Engine
 from gesso.engine.standing import fewest_with, most_within
-from gesso.serve.stream import Writing
+from gesso.serve.http.sse import Writing
 from tests.diffusion.test_settle import drafts, letters, request, run
 
 

@@ -21,7 +21,7 @@ from gesso.adapters import files as adapters
 from gesso.adapters.lora import adapter_sites
 from gesso.engine.request import Request
 from gesso.serve import protocol
-from gesso.serve.fair import FairQueue
+from gesso.serve.fair_queue import FairQueue
 from gesso.serve.keys import Keys, is_loopback
 from gesso.serve.protocol import (
     SIZES,

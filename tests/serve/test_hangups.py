@@ -19,9 +19,9 @@ from gesso.engine.request import Request
 from gesso.engine.running import Running
 from gesso.model.cache import KVCache
 from gesso.model.config import Config
-from gesso.serve import completions
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job, Mailbox
+from gesso.serve.openai import completions
 from gesso.serve.protocol import Cancel, Submit
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.serve.worker import Worker

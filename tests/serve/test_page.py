@@ -6,9 +6,9 @@ import re
 import httpx
 import pytest
 
-from gesso.serve.app import create_app
-from gesso.serve.assets import files
+from gesso.serve.http.app import create_app
 from gesso.serve.settings import EngineSettings, ServerSettings
+from gesso.serve.studio_files import files
 
 
 @pytest.fixture(scope="module")

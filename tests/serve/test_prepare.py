@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gesso.serve import prepare_pool
-from gesso.serve.accepted import Source
 from gesso.serve.errors import ApiError
-from gesso.serve.prepare_pool import PreparePool
+from gesso.serve.prepare import pool as prepare_pool
+from gesso.serve.prepare.pool import PreparePool
+from gesso.serve.prepare.request import Source
 from gesso.serve.protocol import SIZES
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from gesso.serve.accepted import PreparedJob
 from gesso.serve.errors import ApiError
 from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.metrics import Metrics
+from gesso.serve.prepare.request import PreparedJob
 from gesso.serve.protocol import Ended, Ready
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.serve.supervisor import Supervisor

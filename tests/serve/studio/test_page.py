@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from gesso.serve.app import create_app
+from gesso.serve.http.app import create_app
 from gesso.serve.settings import EngineSettings, ServerSettings
 from tests.serving import serving
 from tests.studio import answering, finished, said, visiting

@@ -8,14 +8,14 @@ from contextlib import aclosing
 from typing import Any
 
 from gesso.chat.answer import ToolCall
-from gesso.serve.accepted import Accepted
-from gesso.serve.chunks import chunks
 from gesso.serve.generation import Generation
+from gesso.serve.http.sse import Delta, Writing, event
 from gesso.serve.jobs import Job
-from gesso.serve.logprobs import chat_logprobs
 from gesso.serve.models import ServedModel
+from gesso.serve.openai.chunks import chunks
+from gesso.serve.openai.logprobs import chat_logprobs
+from gesso.serve.prepare.request import Accepted
 from gesso.serve.protocol import Ended
-from gesso.serve.stream import Delta, Writing, event
 
 
 def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:

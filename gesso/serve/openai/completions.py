@@ -5,14 +5,14 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gesso.serve.accepted import Accepted
-from gesso.serve.chunks import chunks
 from gesso.serve.generation import Generation
+from gesso.serve.http.sse import Delta, Writing
 from gesso.serve.jobs import Job
-from gesso.serve.logprobs import completion_logprobs
 from gesso.serve.models import ServedModel
+from gesso.serve.openai.chunks import chunks
+from gesso.serve.openai.logprobs import completion_logprobs
+from gesso.serve.prepare.request import Accepted
 from gesso.serve.protocol import Ended
-from gesso.serve.stream import Delta, Writing
 
 
 def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:

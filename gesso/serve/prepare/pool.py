@@ -18,10 +18,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gesso.serve.accepted import Source
 from gesso.serve.errors import ApiError
-from gesso.serve.fair import FairQueue
+from gesso.serve.fair_queue import FairQueue
 from gesso.serve.keys import without_keys
+from gesso.serve.prepare.request import Source
 from gesso.serve.protocol import SIZES, Constraint, frame, sizes
 from gesso.serve.settings import QUEUE_SHARE, ServerSettings
 
@@ -115,7 +115,7 @@ class PreparePool:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "gesso.serve.prepare_process",
+                "gesso.serve.prepare.process",
                 json.dumps([each.to_json() for each in self.settings]),
                 stdin=theirs.fileno(),
                 start_new_session=True,  # a process group of its own, which ends as one

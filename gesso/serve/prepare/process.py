@@ -1,4 +1,4 @@
-"""The process in which requests are read: `python -m gesso.serve.prepare_process SETTINGS`, with a socket as stdin.
+"""The process in which requests are read: `python -m gesso.serve.prepare.process SETTINGS`, with a socket as stdin.
 
 It loads the tokenizers once and then forks a child for every request. The kernel limits the child's CPU time and
 memory, and the server kills it when its client leaves. So no request, whatever is in it, can hold up another, and none
@@ -20,8 +20,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gesso.serve import prepare
-from gesso.serve.frontend import ModelFrontend
+from gesso.serve.prepare import endpoints
+from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.protocol import SIZES, frame, sizes
 from gesso.serve.settings import ServerSettings
 
@@ -61,7 +61,7 @@ def serve_one(channel: socket.socket, frontends: list[ModelFrontend]) -> None:
         head, body = receive(channel)
         task: dict[str, Any] = json.loads(head)
         limit(task["seconds"], task["memory"])
-        channel.sendall(frame(*prepare.run(task, body, frontends)))
+        channel.sendall(frame(*endpoints.run(task, body, frontends)))
     except OSError:  # the server has closed its end: the client has left
         pass
     except BaseException:  # a defect of ours: the client gets a 500, the log the reason

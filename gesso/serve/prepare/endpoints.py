@@ -23,8 +23,8 @@ from gesso.serve.fields import (
     TokenizeFields,
     thinks,
 )
-from gesso.serve.frontend import ModelFrontend, characters, frontend_of
-from gesso.serve.reading import Reading
+from gesso.serve.prepare.builder import Reading
+from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 

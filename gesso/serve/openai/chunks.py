@@ -5,9 +5,9 @@ from typing import Any
 
 from gesso.serve.drafts import DraftEvents
 from gesso.serve.generation import Generation
+from gesso.serve.http.sse import DONE, Delta, Writing, event
 from gesso.serve.jobs import Job
 from gesso.serve.protocol import Drafted, Ended, Settled
-from gesso.serve.stream import DONE, Delta, Writing, event
 
 Choices = Callable[[Job, Delta, Ended | None], list[dict[str, Any]]]  # of what is new, and of the end where it is one
 

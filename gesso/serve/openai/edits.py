@@ -4,12 +4,12 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from gesso.serve.accepted import Accepted
 from gesso.serve.drafts import DraftEvents
 from gesso.serve.generation import Generation
+from gesso.serve.http.sse import DONE, event
 from gesso.serve.models import ServedModel
+from gesso.serve.prepare.request import Accepted
 from gesso.serve.protocol import Drafted, Ended
-from gesso.serve.stream import DONE, event
 
 
 def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from gesso.chat.answer import Answer
-from gesso.serve.accepted import Accepted
 from gesso.serve.generation import Generation
+from gesso.serve.http.sse import Writing, event
 from gesso.serve.models import ServedModel
+from gesso.serve.prepare.request import Accepted
 from gesso.serve.protocol import Ended, Settled
-from gesso.serve.stream import Writing, event
 
 
 def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:

@@ -4,8 +4,8 @@ when it has to."""
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from gesso.serve.assets import HEADERS, content_type, files
 from gesso.serve.errors import ApiError
+from gesso.serve.studio_files import HEADERS, content_type, files
 
 PREFIX = "/studio/"
 OPEN = ("/", "/docs", "/openapi.json")

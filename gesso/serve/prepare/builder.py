@@ -8,10 +8,10 @@ from gesso.chat.messages import check_tools
 from gesso.constraints.constraint import expression
 from gesso.constraints.tools import calls_regex, chosen
 from gesso.engine.request import Request
-from gesso.serve.accepted import Accepted, PreparedJob, Source
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import Common, DraftFields
-from gesso.serve.frontend import ModelFrontend, characters, frontend_of
+from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
+from gesso.serve.prepare.request import Accepted, PreparedJob, Source
 from gesso.serve.protocol import Constraint, Submit, submit_payload
 from gesso.settings import choose
 

@@ -14,11 +14,11 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gesso.serve.error_handlers import respond
 from gesso.serve.errors import ApiError
+from gesso.serve.http.error_handlers import respond
+from gesso.serve.http.studio_routes import is_open
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
-from gesso.serve.page import is_open
 from gesso.serve.settings import Limits, ServerSettings
 
 logger = logging.getLogger("gesso.serve")

@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 import gesso
-from gesso.serve import chat, completions, edits, error_handlers, responses
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     ChatFields,
@@ -30,13 +29,15 @@ from gesso.serve.fields import (
     TokenizeFields,
 )
 from gesso.serve.generation import Generation, Gone, unless_gone
-from gesso.serve.guard import Guard, note
+from gesso.serve.http import error_handlers
+from gesso.serve.http.middleware import Guard, note
+from gesso.serve.http.openapi import document, install_schemas
+from gesso.serve.http.sse import EventStream
+from gesso.serve.http.studio_routes import add_studio
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
-from gesso.serve.openapi import document, install_schemas
-from gesso.serve.page import add_studio
+from gesso.serve.openai import chat, completions, edits, responses
 from gesso.serve.settings import ServerSettings
-from gesso.serve.stream import EventStream
 
 TITLE = "Gesso"
 
