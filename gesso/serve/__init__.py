@@ -1,0 +1,21 @@
+"""`gesso serve`: an HTTP server for OpenAI's API and the studio.
+
+Three kinds of processes share the work:
+
+- The server process (`run`, `http/`) holds connections, queues and answers on one event loop. It imports no torch.
+- The prepare process (`prepare/process`) loads the tokenizers once and forks one child per request. The child parses,
+  checks and tokenizes the request, or compiles its constraint, with limits on CPU time and memory.
+- The engine process (`worker`), one per model, loads the weights and runs the denoising steps.
+
+A request passes through these modules:
+
+1. `http/connections` limits open connections; `http/middleware` checks host, key and size; `http/app` has the handlers.
+2. `models` sends the body to `prepare/pool`, where clients take turns. In the child, `prepare/endpoints` checks the
+   fields (`fields`) and `prepare/builder` turns them into jobs. They return as a `prepare/request`.
+3. `generation` queues the jobs at the `supervisor`, which starts, watches and restarts the engine process and forwards
+   jobs to it (`protocol`: the messages, `fair_queue`: the order, `jobs`: a job and its events).
+4. `openai/` turns the events of the jobs into a JSON answer or a stream of server-sent events (`http/sse`).
+
+`settings` has all limits, `auto` chooses precision, context and batch by the available memory, and `ray` runs replicas
+on a Ray cluster. docs/security.md lists the attacks that the limits are made for.
+"""

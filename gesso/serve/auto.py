@@ -1,7 +1,7 @@
-"""What a server takes on when it is not told: precision, context, batch and prefill, by the memory there is.
+"""Choose precision, context, batch and prefill by the available memory, where the settings leave them open.
 
-Rows of the cache grow as texts do, and keep what they have grown to. So the worst that can come is `max_batch` texts of
-`max_length` tokens beside the weights, and that has to fit: the cache of a server that starts never outgrows memory.
+Rows of the KV cache grow with their texts and keep their size. The worst case is therefore `max_batch` texts of
+`max_length` tokens beside the weights. That case must fit, so the cache of a running server never exceeds memory.
 """
 
 import os
@@ -19,17 +19,17 @@ from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config
 from gesso.serve.settings import EngineSettings
 
-BATCH = 8  # requests at once that are worth a shorter context
-BATCH_GPU = 32  # and as many as this where there is room: on a CPU more at once is not more a second
-CONTEXT = 8192  # tokens that are worth a smaller batch, and a narrower precision
-PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU one piece takes as long as a step of those who run
-MOST = 1024  # requests at once that are considered
+BATCH = 8  # preferred to a longer context
+BATCH_GPU = 32  # limit where memory allows it; on a CPU a larger batch gives no more tokens per second
+CONTEXT = 8192  # preferred to a larger batch and to a wider precision
+PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU, one prefill chunk takes as long as a denoising step
+MOST = 1024  # largest batch considered
 PRECISIONS = ("none", "fp8", "int4")  # widest first
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the device the model runs on: all of it, and what nobody uses now."""
+    """Memory in bytes of the device that the model runs on."""
 
     total: int
     free: int
@@ -41,32 +41,32 @@ class Memory:
 
 @dataclass(frozen=True)
 class Choice:
-    settings: EngineSettings  # with nothing left open
+    settings: EngineSettings  # complete
     why: str
     fixed_bytes: int  # weights and workspace: all memory but the KV cache
-    budget_bytes: int  # everything must fit in
+    budget_bytes: int  # limit for weights, workspace and KV cache
 
 
 def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice:
-    """Fill in what the settings leave open; InputError, with the figures, for what cannot fit.
+    """Complete the settings, or raise an InputError with the figures if the model cannot fit.
 
-    `value_bytes` are those of a number in the dtype that products are made in.
+    `value_bytes` is the size of a number in the dtype of the computation.
     """
     _, config = untrained.locate(settings.model)
     prefill = settings.prefill or (PREFILL_GPU if memory.device == "cuda" else PREFILL_CPU)
-    room = Room(config, memory.budget(settings.memory), value_bytes, prefill)
-    narrower = [settings.quantize] if settings.quantize else ["none"] if config.quantization else list(PRECISIONS)
+    fit = MemoryFit(config, memory.budget(settings.memory), value_bytes, prefill)
+    allowed = [settings.quantize] if settings.quantize else ["none"] if config.quantization else list(PRECISIONS)
     wanted = min(settings.max_length or CONTEXT, config.max_position_embeddings)
     batch = settings.max_batch or 1
-    fits = [name for name in narrower if room.sequences(name, wanted) >= batch]
-    if not fits and settings.max_length is None:  # a context below the one that is worth a narrower precision
-        fits = [name for name in narrower[-1:] if room.context(name, batch) >= config.canvas_length]
+    fits = [name for name in allowed if fit.sequences(name, wanted) >= batch]
+    if not fits and settings.max_length is None:  # accept a context shorter than CONTEXT, in the narrowest precision
+        fits = [name for name in allowed[-1:] if fit.context(name, batch) >= config.canvas_length]
     if not fits:
-        raise InputError(_refusal(room, narrower[-1], wanted, batch, settings))
+        raise InputError(_rejection(fit, allowed[-1], wanted, batch, settings))
     quantize = fits[0]
     context = settings.max_length or max(
-        room.context(quantize, settings.max_batch or BATCH),
-        min(wanted, room.context(quantize, batch)),  # not below this as long as so much fits, even once
+        fit.context(quantize, settings.max_batch or BATCH),
+        min(wanted, fit.context(quantize, batch)),  # a smaller batch before a context shorter than CONTEXT
     )
     context = min(context, config.max_position_embeddings)
     most = BATCH_GPU if memory.device == "cuda" else BATCH
@@ -74,16 +74,16 @@ def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice
         settings,
         quantize=None if quantize == "none" else quantize,
         max_length=context,
-        max_batch=settings.max_batch or min(most, room.sequences(quantize, context)),
+        max_batch=settings.max_batch or min(most, fit.sequences(quantize, context)),
         prefill=prefill,
     )
     assert chosen.max_batch is not None
-    fixed = room.weights(quantize) + room.workspace(chosen.max_batch)
-    return Choice(chosen, _reason(room, memory, settings, chosen), fixed, room.budget)
+    fixed = fit.weights(quantize) + fit.workspace(chosen.max_batch)
+    return Choice(chosen, _reason(fit, memory, settings, chosen), fixed, fit.budget)
 
 
-class Room:
-    """What fits in a budget of bytes: weights, the workspace of a batch, and the cache of each sequence in it."""
+class MemoryFit:
+    """Sizes of weights, workspace and KV cache, and the batches and contexts that fit a budget of bytes."""
 
     def __init__(self, config: Config, budget: int, value_bytes: int, prefill: int) -> None:
         self.config, self.budget, self.value_bytes, self.prefill = config, budget, value_bytes, prefill
@@ -113,47 +113,45 @@ class Room:
         return bisect_right(lengths, free // batch, key=self.sequence)
 
 
-def _reason(room: Room, memory: Memory, asked: EngineSettings, chosen: EngineSettings) -> str:
+def _reason(fit: MemoryFit, memory: Memory, given: EngineSettings, chosen: EngineSettings) -> str:
     precision = chosen.quantize or "none"
     assert chosen.max_length is not None and chosen.max_batch is not None
 
-    def by(given: object) -> str:
-        return "as told" if given else "by what fits"
+    def source(value: object) -> str:
+        return "as requested" if value else "largest that fits"
 
-    longest = room.config.max_position_embeddings
-    context = "all the checkpoint has" if chosen.max_length == longest else by(asked.max_length)
-    packed = "" if chosen.quantize is None else f", packed to {chosen.quantize} ({by(asked.quantize)})"
+    longest = fit.config.max_position_embeddings
+    context = "the checkpoint's maximum" if chosen.max_length == longest else source(given.max_length)
+    quantized = f", quantized to {chosen.quantize} ({'as requested' if given.quantize else 'widest that fits'})"
     return (
-        f"{gb(memory.free)} of {gb(memory.total)} are free on the {memory.device} and {gb(room.budget)} may be used; "
-        f"weights take {gb(room.weights(precision))}{packed}, work {gb(room.workspace(chosen.max_batch))}; "
-        f"context {chosen.max_length} ({context}), {gb(room.sequence(chosen.max_length))} a text at most; "
-        f"{chosen.max_batch} requests at once ({by(asked.max_batch)}); "
-        f"{chosen.prefill} prompt tokens between two steps ({'as told' if asked.prefill else 'by the device'})"
+        f"{gb(memory.free)} of {gb(memory.total)} are free on the {memory.device}, {gb(fit.budget)} may be used; "
+        f"weights {gb(fit.weights(precision))}{quantized if chosen.quantize else ''}, "
+        f"workspace {gb(fit.workspace(chosen.max_batch))}; "
+        f"context {chosen.max_length} ({context}), at most {gb(fit.sequence(chosen.max_length))} per text; "
+        f"batch {chosen.max_batch} ({source(given.max_batch)}); "
+        f"prefill {chosen.prefill} tokens per step ({'as requested' if given.prefill else 'default of the device'})"
     )
 
 
-def _refusal(room: Room, quantize: str, context: int, batch: int, settings: EngineSettings) -> str:
-    packed = "" if quantize == "none" else f" packed to {quantize}"
-    needed = room.workspace(batch) + room.weights(quantize) + batch * room.sequence(context)
+def _rejection(fit: MemoryFit, quantize: str, context: int, batch: int, settings: EngineSettings) -> str:
+    quantized = "" if quantize == "none" else f" quantized to {quantize}"
+    needed = fit.workspace(batch) + fit.weights(quantize) + batch * fit.sequence(context)
     texts = f"{batch} texts of {context} tokens" if batch > 1 else f"a text of {context} tokens"
-    possible = room.context(quantize, batch)
+    possible = fit.context(quantize, batch)
     advice = (
         f"a context of {possible} would fit (--max-length)"
         if possible
-        else "a smaller --max-batch, a narrower --quantize, a larger --memory or another device may do"
+        else "try a smaller --max-batch, a narrower --quantize, a larger --memory or another device"
     )
     return (
-        f"the model does not fit: weights{packed} ({gb(room.weights(quantize))}), work ({gb(room.workspace(batch))}) "
-        f"and {texts} ({gb(batch * room.sequence(context))}) are {gb(needed)}, and {gb(room.budget)} may be used "
-        f"(--memory {settings.memory:g}); {advice}"
+        f"the model does not fit: weights{quantized} ({gb(fit.weights(quantize))}), workspace "
+        f"({gb(fit.workspace(batch))}) and {texts} ({gb(batch * fit.sequence(context))}) need {gb(needed)}, and "
+        f"{gb(fit.budget)} may be used (--memory {settings.memory:g}); {advice}"
     )
 
 
 def gb(size: int) -> str:
     return short(size, (" GB", " MB", " kB", " B"))
-
-
-# --- what there is --------------------------------------------------------------------------------------------------
 
 
 def memory_of(device: torch.device) -> Memory:
@@ -164,7 +162,7 @@ def memory_of(device: torch.device) -> Memory:
 
 
 def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
-    """All and free memory of this machine, or of the container that it is for this process."""
+    """Return the total and free memory of this machine, or of the container if that is smaller."""
     try:
         lines = dict(line.split(":", 1) for line in proc.read_text().splitlines())
         total, free = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))

@@ -1,4 +1,4 @@
-"""Drafts of a canvas, from the engine to the events of a stream; docs/serving.md has the fields."""
+"""Drafts of a canvas as events of a stream. docs/serving.md describes the fields."""
 
 import math
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def drafted(draft: "Draft", id: int, run: int = 0) -> Drafted:
+    """Return the message that reports a draft of the engine."""
     canvas = draft.canvas
     return Drafted(
         id=id,
@@ -30,16 +31,16 @@ def drafted(draft: "Draft", id: int, run: int = 0) -> Drafted:
 
 
 class DraftEvents:
-    """The drafts of one stream. What a token stands for is told once, in the first event that has the token."""
+    """Draft events of one stream. The text of a token is sent once, in the first event that has the token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.told: set[int] = set()
+        self.sent: set[int] = set()
 
     def fields(self, drafted: Drafted, index: int = 0) -> dict[str, Any]:
-        """What an event carries under `draft`; `index` is the choice it belongs to."""
+        """Return the event's `draft` object. `index` is the choice that it belongs to."""
         known = [token for token in drafted.tokens if token < self.tokenizer.vocab_size]
-        shown = {"candidates": drafted.candidates} if drafted.candidates else {}
+        candidates = {"candidates": drafted.candidates} if drafted.candidates else {}
         new = self._new([*drafted.tokens, *(token for position in drafted.candidates for token, _ in position)])
         return {
             "index": index,
@@ -56,10 +57,10 @@ class DraftEvents:
             "reason": drafted.reason,
             "pieces": dict(zip(new, self.tokenizer.pieces(new), strict=True)),
             "special": [token for token in new if token in self.tokenizer.special_ids],
-            **shown,
+            **candidates,
         }
 
     def _new(self, tokens: Iterable[int]) -> list[int]:
-        new = {token for token in tokens if token < self.tokenizer.vocab_size} - self.told
-        self.told |= new
+        new = {token for token in tokens if token < self.tokenizer.vocab_size} - self.sent
+        self.sent |= new
         return sorted(new)

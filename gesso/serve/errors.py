@@ -1,4 +1,4 @@
-"""Errors in the form OpenAI's clients expect: a status, and {"error": {message, type, param, code}}."""
+"""Errors in the form that OpenAI's clients expect: a status and {"error": {message, type, param, code}}."""
 
 from typing import Any
 
@@ -29,15 +29,15 @@ class ApiError(Exception):
 
 
 def from_input(error: InputError) -> ApiError:
-    """Convert an InputError; most of our messages begin with the place, such as `messages[2].content: …`."""
+    """Convert an InputError. If its message begins with a field, as in `messages[2].content: …`, set `param`."""
     place, colon, _ = str(error).partition(": ")
     return ApiError(400, str(error), param=place if colon and " " not in place else None)
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """Report the first problem pydantic found, by the name of the field."""
+    """Report the first problem that pydantic found, by the name of the field."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # pydantic puts the branches of a union into the path (`stop`, `list[str]`); a client never wrote those.
+    # pydantic puts the branches of a union into the path (`stop`, `list[str]`); they are not fields.
     path = [str(part) for part in first["loc"]]
     name = ".".join(part for part in path if part.isidentifier() or part.isdecimal()) or None
     if first["type"] == "diffusion_setting":
@@ -46,8 +46,6 @@ def from_validation(error: ValidationError) -> ApiError:
         message = unknown_settings([path[-1][:80]], also=("preset", "pins", "drafts"))
         return ApiError(400, message, param=name, code="unsupported")
     if first["type"] == "extra_forbidden":
-        return ApiError(
-            400, f"{name} is not a field this server supports; leave it out", param=name, code="unsupported"
-        )
+        return ApiError(400, f"{name} is not a supported field; leave it out", param=name, code="unsupported")
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{name}: {message}" if name else f"the body: {message}", param=name)

@@ -1,4 +1,4 @@
-"""The fields of requests. Unknown fields and unsupported values are rejected by name, never ignored."""
+"""The fields of requests. Unknown fields and unsupported values are rejected with their names, never ignored."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +19,8 @@ from pydantic_core import PydanticCustomError
 from gesso.errors import InputError
 from gesso.settings import OPTIONS, Setting
 
-# OpenAI's fields that this server does not act on. A value that means "off" is as good as none: many clients send it.
+# Fields of OpenAI's API that this server does not support. Values that turn them off are accepted, as many clients
+# send them.
 OFF: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -37,11 +38,13 @@ OFF: dict[str, tuple[Any, ...]] = {
 }
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
-# One wrong item is enough to reject a list: half a million errors would take minutes to write down.
+# Stop at the first wrong item: half a million validation errors would take minutes to format.
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+THINKING_AND_CONSTRAINT = "thinking and a constraint cannot be combined: the constraint covers the whole answer"
 
 
 class Fields(BaseModel):
@@ -49,8 +52,8 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_is_off(cls, data: Any) -> Any:
-        """A null is a field not given, here as with OpenAI."""
+    def _drop_disabled(cls, data: Any) -> Any:
+        """Drop fields that are null, as OpenAI does, and unsupported fields that are turned off."""
         if not isinstance(data, dict):
             return data
         return {
@@ -62,7 +65,7 @@ class Fields(BaseModel):
 
 
 def example(body: dict[str, Any]) -> ConfigDict:
-    """A request that could be sent, for the page of the API."""
+    """Return a model config with an example request for the API reference page."""
     return ConfigDict(json_schema_extra={"examples": [body]})
 
 
@@ -72,12 +75,12 @@ def _same(value: Any, other: Any) -> bool:
 
 class DraftFields(Fields):
     candidates: Annotated[int, Field(ge=0, le=20)] = Field(
-        default=0, description="The likeliest tokens of every position, so many; each step then costs more."
+        default=0, description="Most likely tokens to report per position. Each step then costs more."
     )
 
 
 def _kind_of_drafts(value: Any) -> str:
-    """Which of the two was meant, so that an error speaks of that one."""
+    """Return which of the two types was meant, so that errors refer to that one."""
     return "object" if isinstance(value, (dict, DraftFields)) else "boolean"
 
 
@@ -125,30 +128,31 @@ class StreamOptions(Fields):
 
 
 class Common(Fields):
-    """What every endpoint that writes text takes."""
+    """Fields of every endpoint that generates text."""
 
-    model: str | None = Field(default=None, description="The served model or one of its adapters; see /v1/models.")
+    model: str | None = Field(default=None, description="A served model or one of its adapters; see /v1/models.")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(
-        default=1.0, description="Below 1 the draws are greedier, above 1 it scales t_max and t_min."
+        default=1.0, description="Below 1, draws are greedier. Above 1, it scales t_max and t_min."
     )
     seed: Seed | None = None
     stream: bool = False
-    user: str | None = Field(default=None, max_length=512, description="Goes into the log.")
+    user: str | None = Field(default=None, max_length=512, description="Written to the log.")
     diffusion: DiffusionFields = DiffusionFields()
 
 
 class Constraint(Fields):
-    """What the text must be: one of these, by the names they have in Python."""
+    """A constraint on the text, with the names of the Python API. At most one may be given."""
 
-    choice: Texts | None = Field(default=None, description="Texts, one of which is written.")
-    regex: str | None = Field(default=None, description="A regular expression, in Rust's syntax.")
-    grammar: str | None = Field(default=None, description="EBNF.")
+    choice: Texts | None = Field(default=None, description="Texts to choose from.")
+    regex: str | None = Field(default=None, description="A regular expression in Rust's syntax.")
+    grammar: str | None = Field(default=None, description="A grammar in EBNF.")
 
     def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
+        """Return the constraint as {name: value}, or None."""
         named = {"choice": self.choice, "regex": self.regex, "grammar": self.grammar, "json_schema": json_schema}
         given = {name: value for name, value in named.items() if value is not None}
         if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} were given; a text has one constraint")
+            raise InputError(f"{' and '.join(given)} were given; only one constraint is allowed")
         return given or None
 
 
@@ -160,18 +164,18 @@ class Choices(Common, Constraint):
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
+    def _as_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
         if "stream_options" in self.model_fields_set and not self.stream:
-            raise ValueError("stream_options belongs to stream: true")
+            raise ValueError("stream_options needs stream: true")
         return self
 
 
 class SchemaFields(Fields):
-    """A JSON schema to be kept to. It always is; `strict` changes nothing."""
+    """A JSON schema for the answer. It is always enforced; `strict` changes nothing."""
 
     name: str | None = None
     description: str | None = None
@@ -186,11 +190,11 @@ class FormatFields(Fields):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema and type json_schema belong together")
+            raise ValueError("give json_schema if and only if type is json_schema")
         return self
 
     @property
-    def wanted(self) -> dict[str, Any] | bool | None:
+    def requested_schema(self) -> dict[str, Any] | bool | None:
         if self.json_schema is not None:
             return self.json_schema.schema_
         return {"type": "object"} if self.type == "json_object" else None
@@ -214,32 +218,32 @@ class ChatFields(Choices):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Objects | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
-    parallel_tool_calls: bool | None = Field(default=None, description="Whether there may be several; yes.")
+    parallel_tool_calls: bool | None = Field(default=None, description="Allow several calls, as by default.")
     response_format: FormatFields = FormatFields()
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    thinking: bool | None = Field(default=None, description="Think before the answer; as any effort above minimal.")
+    reasoning_effort: Effort | None = None
+    thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
 
     @model_validator(mode="after")
-    def _go_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens and max_completion_tokens are the same; give one")
+            raise ValueError("max_tokens and max_completion_tokens mean the same; give one of them")
         if self.parallel_tool_calls is False and self.tool_choice == "auto":
-            raise ValueError("parallel_tool_calls: false is kept where a call is asked for by tool_choice")
+            raise ValueError("parallel_tool_calls: false needs a tool_choice that requires a call")
         return self
 
     def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
-        asked = super().constraint(self.response_format.wanted if json_schema is None else json_schema)
+        found = super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
         if self.tool_choice not in ("auto", "none"):
-            if asked:
-                raise InputError(f"{next(iter(asked))} and tool_choice were given; a text has one constraint")
+            if found:
+                raise InputError(f"{next(iter(found))} and tool_choice were given; only one constraint is allowed")
             choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
             parallel = self.parallel_tool_calls is not False
-            asked = {"tools": self.tools or [], "choice": choice, "parallel": parallel}
-        if asked and self.thinks:
-            raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
-        return asked
+            found = {"tools": self.tools or [], "choice": choice, "parallel": parallel}
+        if found and self.thinks:
+            raise InputError(THINKING_AND_CONSTRAINT)
+        return found
 
     @property
     def thinks(self) -> bool:
@@ -247,7 +251,7 @@ class ChatFields(Choices):
 
 
 def _kind_of_prompt(value: Any) -> str:
-    """Tell by its first item which kind of prompt was meant, so that only that kind is tried."""
+    """Return the kind of prompt by its first item, so that pydantic validates only that kind."""
     if not isinstance(value, list):
         return "text"
     first = value[0] if value else 0
@@ -267,22 +271,22 @@ class CompletionFields(Choices):
     model_config = example({"prompt": "def mean(values):\n    ", "max_tokens": 64, "diffusion": {"steps": 24}})
 
     prompt: Prompt
-    suffix: str = Field(default="", description="What follows the text to be written.")
+    suffix: str = Field(default="", description="Text after the missing text.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Count = Field(default=1, description="With a suffix: of so many texts the likeliest is the choice.")
+    best_of: Count = Field(default=1, description="With a suffix: generate this many texts, return the most likely.")
 
     @model_validator(mode="after")
-    def _a_hole(self) -> Self:
+    def _check_suffix(self) -> Self:
         if not self.suffix:
             if self.best_of > 1:
-                raise ValueError("best_of goes with suffix: it is the text before one that is chosen among several")
+                raise ValueError("best_of needs a suffix: only infill chooses among several texts")
             return self
         if self.best_of > 1 and self.n > 1:
             raise ValueError("n must be 1 with best_of")
         if not isinstance(self.prompt, str):
-            raise ValueError("suffix goes with one prompt, as text")
-        refused = ("logprobs", "choice", "regex", "grammar")
-        given = [name for name in refused if getattr(self, name) is not None]
+            raise ValueError("suffix needs a single prompt, as text")
+        unsupported = ("logprobs", "choice", "regex", "grammar")
+        given = [name for name in unsupported if getattr(self, name) is not None]
         if self.diffusion.pins:
             given.append("diffusion.pins")
         if given:
@@ -291,28 +295,28 @@ class CompletionFields(Choices):
 
 
 class EditFields(Common):
-    """A span of a text to be written anew."""
+    """A span of a text to rewrite."""
 
     model_config = example({"input": "The sky is green.", "span": [11, 16], "seed": 1})
 
     input: str
     span: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)] = Field(
-        description="Characters: from the first, up to and without the second."
+        description="Start and end of the span in characters; the end is excluded."
     )
     instruction: str | None = None
     level: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="Below 1: the share of the span's tokens that are written anew."
+        default=1.0, description="Below 1: share of the span's tokens to rewrite."
     )
     n: Count = 1
     max_tokens: Count | None = None
 
 
 class ReasoningFields(Fields):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
 
 
 class ResponseFormat(Fields):
-    """As `FormatFields`, in the form of this API: the schema's fields stand beside its type."""
+    """Like `FormatFields`, with the fields of the schema beside its type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -323,11 +327,11 @@ class ResponseFormat(Fields):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("schema and type json_schema belong together")
+            raise ValueError("give schema if and only if type is json_schema")
         return self
 
     @property
-    def wanted(self) -> dict[str, Any] | bool | None:
+    def requested_schema(self) -> dict[str, Any] | bool | None:
         return {"type": "object"} if self.type == "json_object" else self.schema_
 
 
@@ -353,12 +357,12 @@ class TokenizeFields(Fields):
     prompt: str | None = None
     messages: Objects | None = None
     tools: Objects | None = None
-    add_special_tokens: bool = Field(default=True, description="Begin with the token that begins every text.")
+    add_special_tokens: bool = Field(default=True, description="Begin with the bos token.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give prompt or messages, one of the two")
+            raise ValueError("give either prompt or messages")
         return self
 
 

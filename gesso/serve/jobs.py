@@ -1,4 +1,4 @@
-"""One answer to be written, and the mailbox its events are put into."""
+"""A job, which is one answer to generate, and the mailbox for its events."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from gesso.serve.prepare.request import PreparedJob
 from gesso.serve.protocol import Drafted, Ended, Failed, Logprobs, Settled, submit_frame
 
-DRAFTS = 64  # kept for a reader; when there are more, the oldest are dropped
+DRAFTS = 64  # per job; when a client reads too slowly, older drafts are dropped
 JobEvent = Settled | Drafted | Logprobs | Ended | Failed
 
 
 class Mailbox:
-    """The events of the jobs of one HTTP request. The engine never waits; a slow reader misses drafts."""
+    """Events of the jobs of one HTTP request. The engine never waits; a slow reader misses drafts."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[Job, JobEvent]] = deque()
@@ -21,9 +21,9 @@ class Mailbox:
 
     def put(self, job: "Job", event: JobEvent) -> None:
         if isinstance(event, Drafted):
-            waiting = [i for i, (other, old) in enumerate(self._events) if other is job and _may_be_missed(old)]
-            if len(waiting) >= DRAFTS:
-                del self._events[waiting[0]]
+            droppable = [i for i, (other, old) in enumerate(self._events) if other is job and _may_be_dropped(old)]
+            if len(droppable) >= DRAFTS:
+                del self._events[droppable[0]]
         self._events.append((job, event))
         self._filled.set()
 
@@ -34,28 +34,28 @@ class Mailbox:
         return self._events.popleft()
 
 
-def _may_be_missed(event: JobEvent) -> bool:
-    return isinstance(event, Drafted) and event.reason is None  # the last draft of a canvas has the reason for its end
+def _may_be_dropped(event: JobEvent) -> bool:
+    return isinstance(event, Drafted) and event.reason is None  # keep the last draft of a canvas, which has the reason
 
 
 @dataclass(eq=False)
 class Job:
     id: int
-    client: str  # whose turn it takes
+    client: str  # for fair queueing
     prepared: PreparedJob
     mailbox: Mailbox
-    index: int = 0  # which of the choices of its HTTP request
+    index: int = 0  # of the choice in its HTTP request
     adapter: str | None = None
     constraint: bytes = b""  # compiled
-    handed_over: int = 0  # how often an engine got it
+    sent_count: int = 0  # how often it was sent to an engine
     started: bool = False
-    asked_at: float = field(default_factory=time.monotonic)
+    created_at: float = field(default_factory=time.monotonic)
     first_text_at: float | None = None
     logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
-        """Prompt and longest answer. A hole whose length is searched counts as the text around it."""
+        """Tokens of the prompt and the longest answer. If infill chooses the length, only the prompt's text counts."""
         return self.prepared.prompt_tokens + self.prepared.max_new_tokens
 
     def frame(self) -> bytes:

@@ -15,19 +15,19 @@ KEYS_LIMIT = 1 << 20  # bytes
 
 
 def read_keys(file: Path | None) -> tuple[str, ...]:
-    """Read keys: one per line in a file, or separated by commas in the environment."""
+    """Read keys from a file, one per line, or from the environment, separated by commas."""
     if file is None:
         keys = os.environ.get(VARIABLE, "").split(",")
     else:
         keys = [line for line in read_text(file, KEYS_LIMIT).splitlines() if not line.startswith("#")]
     found = tuple(key.strip() for key in keys if key.strip())
     if file is not None and not found:
-        raise InputError(f"{file} holds no key; write one a line")
+        raise InputError(f"{file} contains no key; write one key per line")
     return found
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for child processes, which have no use for the keys."""
+    """Return the environment for child processes, which must not see the keys."""
     return {name: value for name, value in environment.items() if name != VARIABLE}
 
 
@@ -39,9 +39,9 @@ class Keys:
         return bool(self._digests)
 
     def holder(self, authorization: bytes) -> str | None:
-        """A name for whose key this is, which tells nothing of the key; None: nobody's.
+        """Return a name for the holder of a key that reveals nothing about the key, or None for an unknown key.
 
-        Digests have one length, and every one is looked at: how long it takes tells nothing either.
+        All digests have the same length and all are compared, so the time taken reveals nothing either.
         """
         scheme, _, key = authorization.partition(b" ")
         given, found = _digest(key.strip()), None

@@ -1,4 +1,4 @@
-"""One JSON object a line on stderr: what happened, when, to which request. Never a prompt, never an answer."""
+"""Logs as JSON lines on stderr. They never contain prompts or answers."""
 
 import json
 import logging

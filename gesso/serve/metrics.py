@@ -12,39 +12,38 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter("gesso_requests", "HTTP requests answered", ["path", "status"], registry=registry)
-        self.seconds = Histogram(
-            "gesso_request_seconds",
-            "From request to the end of its answer",
-            ["path"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.first_text = Histogram(
-            "gesso_first_text_seconds", "From request to the first settled text", buckets=SECONDS, registry=registry
-        )
-        self.prompt_tokens = Counter("gesso_prompt_tokens", "Tokens read", registry=registry)
-        self.cached_tokens = Counter("gesso_cached_tokens", "Of these, found in the cache", registry=registry)
-        self.completion_tokens = Counter("gesso_completion_tokens", "Tokens written", registry=registry)
-        self.steps = Counter("gesso_denoising_steps", "Denoising steps of all canvases", registry=registry)
-        self.canvases = Counter("gesso_canvases", "Canvases finished", registry=registry)
-        self.waiting = Gauge("gesso_requests_waiting", "Requests not yet with the engine", ["model"], registry=registry)
-        self.running = Gauge("gesso_requests_running", "Requests with the engine", ["model"], registry=registry)
-        self.rejected = Counter("gesso_requests_rejected", "Requests refused because too many wait", registry=registry)
-        self.restarts = Counter("gesso_engine_restarts", "Times the engine process died", registry=registry)
-        self.up = Gauge("gesso_engine_up", "1 while the engine takes requests", ["model"], registry=registry)
-        self.batch = Gauge("gesso_batch_limit", "Requests that can run at once", ["model"], registry=registry)
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"gesso_{name}", help, labels, registry=registry)
+
+        def gauge(name: str, help: str) -> Gauge:
+            return Gauge(f"gesso_{name}", help, ["model"], registry=registry)
+
+        def seconds(name: str, help: str, *labels: str) -> Histogram:
+            return Histogram(f"gesso_{name}_seconds", help, labels, buckets=SECONDS, registry=registry)
+
+        self.requests = counter("requests", "HTTP requests answered", "path", "status")
+        self.seconds = seconds("request", "Time from the request to the end of its answer", "path")
+        self.first_text = seconds("first_text", "Time from the request to its first settled text")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in the KV cache")
+        self.completion_tokens = counter("completion_tokens", "Generated tokens")
+        self.steps = counter("denoising_steps", "Denoising steps of all canvases")
+        self.canvases = counter("canvases", "Finished canvases")
+        self.waiting = gauge("requests_waiting", "Requests waiting for the engine")
+        self.running = gauge("requests_running", "Requests sent to the engine")
+        self.rejected = counter("requests_rejected", "Requests rejected because the queue is full")
+        self.restarts = counter("engine_restarts", "Engine processes that died")
+        self.up = gauge("engine_up", "1 while the engine accepts requests")
+        self.batch = gauge("batch_limit", "Requests that can run at once")
         self.engine = {
-            name: Gauge(f"gesso_engine_{name}", help, ["model"], registry=registry)
-            for name, help in (
-                ("requests", "Requests in the engine process"),
-                ("places", "Places of the engine that they take, in the batch or before it"),
-                ("cache_bytes", "Size of the KV cache"),
-                ("memory_bytes", "Memory of the engine process"),
-                ("device_bytes", "GPU memory reserved by the engine process"),
-            )
+            "requests": gauge("engine_requests", "Requests in the engine process"),
+            "places": gauge("engine_places", "Engine requests for these, running or waiting; infill takes several"),
+            "cache_bytes": gauge("engine_cache_bytes", "Size of the KV cache"),
+            "memory_bytes": gauge("engine_memory_bytes", "Resident memory of the engine process"),
+            "device_bytes": gauge("engine_device_bytes", "GPU memory reserved by the engine process"),
         }
-        ProcessCollector(registry=registry)  # the same of the server's own process, and its open connections
+        ProcessCollector(registry=registry)  # memory and open files of the server process
 
     def count(self, ended: Ended) -> None:
         self.prompt_tokens.inc(ended.usage["prompt_tokens"])

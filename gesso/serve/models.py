@@ -1,4 +1,4 @@
-"""The models of a server: the one it was started with, and bundled ones, whose engines start on demand."""
+"""The models of a server: the main one, and bundled ones whose engines start with their first request."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.metrics import Metrics
 from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
 from gesso.serve.prepare.pool import PreparePool
-from gesso.serve.prepare.request import Accepted
+from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 
@@ -24,37 +24,38 @@ class ServedModel:
 
     @property
     def context(self) -> int:
-        """The context the engine has chosen, or while it loads the longest it may choose."""
+        """The context that the engine chose, or the longest it may choose while it loads."""
         ready = self.supervisor.ready
         return self.frontend.longest if ready is None else ready.max_length
 
 
 class Models:
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
-        everyone = [settings, *(_bundled(settings, name) for name in settings.also)]
-        self.all = [ServedModel(each, metrics) for each in everyone]
+        per_model = [settings, *(_bundled(settings, name) for name in settings.also)]
+        self.all = [ServedModel(each, metrics) for each in per_model]
         self.main = self.all[0]
-        self.pool = PreparePool(everyone)
+        self.pool = PreparePool(per_model)
 
     @property
     def names(self) -> list[str]:
         return [name for model in self.all for name in model.frontend.models]
 
     def of(self, name: str | None) -> ServedModel:
-        """Return the model that a name, of a base model or an adapter, stands for."""
+        """Return the model with this name, or the model of the adapter with this name."""
         frontend = frontend_of([model.frontend for model in self.all], name)
         return next(model for model in self.all if model.frontend is frontend)
 
     async def prepare(self, endpoint: str, body: bytes, client: str) -> tuple[bytes, bytes]:
+        """Run the task of an endpoint in the prepare process. Return a JSON head and a blob."""
         contexts = {model.frontend.name: model.context for model in self.all}
         return await self.pool.prepare(endpoint, body, client, contexts)
 
-    async def accept(self, endpoint: str, body: bytes, client: str) -> tuple[ServedModel, Accepted, list[Job]]:
-        """Read a request and compile its constraint; the jobs are not queued yet."""
-        asked = Accepted.decode(*await self.prepare(endpoint, body, client))
-        model, compiled = self.of(asked.served), b""
-        if asked.constraint is not None and asked.source is not None:
-            compiled = await self.pool.compile(asked.constraint, asked.source, asked.served, client)
+    async def accept(self, endpoint: str, body: bytes, client: str) -> tuple[ServedModel, PreparedRequest, list[Job]]:
+        """Prepare a request and compile its constraint. The jobs are not queued yet."""
+        request = PreparedRequest.decode(*await self.prepare(endpoint, body, client))
+        model, compiled = self.of(request.served), b""
+        if request.constraint is not None:
+            compiled = await self.pool.compile(request.constraint, client)
         mailbox = Mailbox()
         jobs = [
             Job(
@@ -63,19 +64,19 @@ class Models:
                 prepared=prepared,
                 mailbox=mailbox,
                 index=index,
-                adapter=asked.adapter,
+                adapter=request.adapter,
                 constraint=compiled,
             )
-            for index, prepared in enumerate(asked.jobs)
+            for index, prepared in enumerate(request.jobs)
         ]
-        return model, asked, jobs
+        return model, request, jobs
 
     async def start(self) -> None:
         await self.pool.start()
         await self.main.supervisor.start()
 
     async def wake(self, model: ServedModel) -> None:
-        """Start the engine of a model that has none yet; its requests wait as they do at the server's start."""
+        """Start the engine of a model unless it has been started. Requests wait while it loads."""
         if not model.supervisor.started:
             await model.supervisor.start()
 

@@ -1,11 +1,9 @@
 """Messages between the server and its engine process.
 
-A message is one frame on a pipe: the sizes of its two parts, a JSON object, and a blob that the JSON refers to (the
-compiled constraint of a request). The server forwards requests to the engine as it got them from `prepare`, without
-decoding them.
+A message is one frame on a pipe: the sizes of its two parts, a JSON object, and a blob that belongs to it (the compiled
+constraint of a request). The server forwards the payloads that `prepare` encoded to the engine without decoding them.
 """
 
-import dataclasses
 import json
 import struct
 from dataclasses import dataclass
@@ -16,10 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Constraint:
-    """A compiled constraint, by the hash of its source. The blob of the message holds the automaton."""
+    """A compiled constraint, identified by the hash of its source. The message's blob holds the automaton."""
 
     key: str
-    tools: bool  # it constrains tool calls, whose tags are special tokens
+    tools: bool  # whether it constrains tool calls, whose tags are special tokens
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Loading:
-    share: float  # of the weights
+    share: float  # of the weights, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class Ready:
     max_batch: int
     max_length: int
     prefill: int
-    why: str  # the reason for these choices, in a sentence
+    why: str  # the reason for these values, as a sentence
     fixed_bytes: int = 0  # expected size of weights and workspace
-    budget_bytes: int = 0  # for these and the KV cache
+    budget_bytes: int = 0  # memory for weights, workspace and KV cache
 
 
 @dataclass(frozen=True)
@@ -65,31 +63,31 @@ class Broken:
     """The model cannot be loaded."""
 
     message: str
-    final: bool = True  # another attempt would fail too
+    final: bool = True  # another attempt would fail as well
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Sent once per second from a thread of its own, whatever the engine loop does."""
+    """Sent once per second from a separate thread, even while the engine loop is blocked."""
 
-    step_seconds: float = 0.0  # how long the current step has been running; 0: idle or loading
-    requests: int = 0  # that a client waits for
-    places: int = 0  # of the engine, taken by them
+    step_seconds: float = 0.0  # duration of the current step so far; 0 if idle or loading
+    requests: int = 0  # of clients
+    places: int = 0  # engine requests for these; infill takes several
     cache_bytes: int = 0
-    memory_bytes: int = 0  # resident memory of the process; 0: unknown
+    memory_bytes: int = 0  # resident memory of the process; 0 if unknown
     device_bytes: int = 0  # GPU memory reserved by the process
 
 
 @dataclass(frozen=True)
 class Started:
-    """The request has a place in the batch."""
+    """The request has entered the batch."""
 
     id: int
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Tokens that follow those settled before and will not change."""
+    """Tokens that will not change, and follow those reported before."""
 
     id: int
     tokens: list[int]
@@ -97,25 +95,25 @@ class Settled:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A canvas after one more step. Lists have one entry per position."""
+    """A draft: the canvas after a denoising step. Lists have one entry per position."""
 
     id: int
-    run: int  # which of the texts written for this request: infill may write several
+    run: int  # index of the text within this request; infill may generate several
     canvas: int
     attempt: int
     start: int  # of the canvas, in the new text
     step: int
     steps: int  # upper limit
-    tokens: list[int]  # the likeliest
+    tokens: list[int]  # most likely ones
     entropy: list[float]
     states: str  # see `Draft.states`
     reason: str | None  # why this is the last draft of its canvas
-    candidates: list[list[tuple[int, float]]]  # the likeliest tokens and their probabilities, on request
+    candidates: list[list[tuple[int, float]]]  # most likely tokens and their probabilities, on request
 
 
 @dataclass(frozen=True)
 class Logprobs:
-    """One entry per token of a committed canvas: its log-probability, and [token, log-probability] of the likeliest."""
+    """Per token of a committed canvas: its log-probability, and [token, log-probability] of the most likely tokens."""
 
     id: int
     entries: list[tuple[float, list[tuple[int, float]]]]
@@ -135,7 +133,7 @@ class Ended:
 class Failed:
     id: int
     message: str
-    by_input: bool  # the request is at fault, not the engine
+    by_input: bool  # whether the request is at fault, not the engine
 
 
 ToEngine = Submit | Cancel
@@ -146,7 +144,7 @@ _KINDS = {kind.__name__: kind for kind in Message.__args__}
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 SIZES = struct.Struct(">II")
-FRAME_BYTES = 64 * 2**20  # the largest part of a frame; limits on requests keep real ones far below
+FRAME_BYTES = 64 * 2**20  # limit for each part of a frame; the limits on requests keep frames far below it
 
 
 class FrameTooLarge(Exception):
@@ -154,27 +152,29 @@ class FrameTooLarge(Exception):
 
 
 def frame(head: bytes, blob: bytes = b"") -> bytes:
-    if max(len(head), len(blob)) > FRAME_BYTES:
-        raise FrameTooLarge(f"a message of {len(head) + len(blob):,} bytes exceeds the limit of {FRAME_BYTES:,}")
+    _check_sizes(len(head), len(blob))
     return SIZES.pack(len(head), len(blob)) + head + blob
 
 
 def sizes(prefix: bytes) -> tuple[int, int]:
     """Return the sizes of a frame's two parts from its first eight bytes."""
     head, blob = SIZES.unpack(prefix)
-    if max(head, blob) > FRAME_BYTES:
-        raise FrameTooLarge(f"a message of {head + blob:,} bytes exceeds the limit of {FRAME_BYTES:,}")
+    _check_sizes(head, blob)
     return head, blob
 
 
+def _check_sizes(head: int, blob: int) -> None:
+    if max(head, blob) > FRAME_BYTES:
+        raise FrameTooLarge(f"a message of {head + blob:,} bytes exceeds the limit of {FRAME_BYTES:,}")
+
+
 def encode(message: Message, blob: bytes = b"") -> bytes:
-    return frame(_json({"kind": type(message).__name__, **_fields(message)}), blob)
+    return frame(_json({"kind": type(message).__name__, **vars(message)}), blob)
 
 
 def submit_payload(submit: Submit) -> bytes:
-    """Encode all of a Submit but its id, which the server adds (`submit_frame`)."""
-    fields = _fields(submit)
-    del fields["id"]
+    """Encode a Submit without its id, which the server adds (`submit_frame`)."""
+    fields = {name: value for name, value in vars(submit).items() if name != "id"}
     return _json({"kind": "Submit", **fields})
 
 
@@ -191,12 +191,5 @@ def decode(head: bytes) -> Message:
     return message
 
 
-def _fields(message: Message) -> dict[str, Any]:
-    fields = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
-    if isinstance(message, Submit) and message.constraint is not None:
-        fields["constraint"] = dataclasses.asdict(message.constraint)
-    return fields
-
-
 def _json(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps(fields, separators=(",", ":"), default=vars).encode()  # `vars`: a Constraint as an object

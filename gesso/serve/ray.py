@@ -1,9 +1,8 @@
-"""`gesso serve --ray`: the same app as replicas on a Ray cluster that is there, each with an engine of its own.
+"""`gesso serve --ray`: replicas of the server on an existing Ray cluster, each with its own engine.
 
-A replica takes no more requests than its engine runs at once. So whatever has not begun waits in Ray's proxies, not in
-a replica, and outlives any of them; and what is under way when a replica goes for good reasons (fewer are needed, newer
-ones have come) has `drain` seconds to end. Told again, with other settings, Ray puts new replicas in the place of the
-old ones, a few at a time.
+A replica accepts only as many requests as its engine runs at once. The others wait in Ray's proxies and are not lost
+when a replica ends. When Ray removes a replica (scaling down, or an update), its running requests have `drain` seconds
+to finish. Deploying again with other settings replaces the replicas a few at a time.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from gesso.serve.http.app import create_app
 from gesso.serve.settings import ServerSettings
 from gesso.serve.supervisor import Supervisor
 
-APPLICATION = "gesso"  # told again, it is replaced
+APPLICATION = "gesso"  # deploying again replaces it
 HEALTH_SECONDS = 5.0
 
 
@@ -29,44 +28,43 @@ HEALTH_SECONDS = 5.0
 class Cluster:
     least: int = 1  # replicas
     most: int = 1
-    cpus: float = 1.0  # for each
-    address: str = "auto"  # the cluster this machine belongs to
+    cpus: float = 1.0  # per replica
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise InputError(f"replicas go from a number above 0 to one not below it, got {self.least} to {self.most}")
+            raise InputError(f"replicas must be a range N-M with 1 ≤ N ≤ M, got {self.least}-{self.most}")
 
 
 def deploy(settings: ServerSettings, host: str, port: int, cluster: Cluster) -> str:
-    """Start the replicas, or replace those of before; return when they run, with what to say of it."""
+    """Start or replace the replicas, wait until they run, and return a message for the user."""
     try:
-        ray.init(address=cluster.address, ignore_reinit_error=True, log_to_driver=False, logging_level="warning")
+        ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False, logging_level="warning")
     except ConnectionError as error:
-        raise InputError(f"no Ray cluster is to be found; start one with: ray start --head ({error})") from None
+        raise InputError(f"no Ray cluster was found; start one with: ray start --head ({error})") from None
     serve.start(http_options={"host": host, "port": port})
     try:
         serve.run(application(settings, cluster), name=APPLICATION, route_prefix="/")
     except (RuntimeError, RayServeException) as error:
-        raise CheckpointError(f"the replicas did not start: {_trouble() or error}") from None
+        raise CheckpointError(f"the replicas did not start: {_failure_message() or error}") from None
     return (
         f"gesso serves at http://{host}:{port} with {cluster.least} to {cluster.most} replicas; "
-        "serve status shows them, serve shutdown ends them"
+        "`serve status` lists them, `serve shutdown` stops them"
     )
 
 
-def _trouble() -> str | None:
-    """What the replicas died of: the last line of what Ray says of them."""
+def _failure_message() -> str | None:
+    """Return the last line of Ray's message about the replicas, which has the reason of a failure."""
     found = serve.status().applications.get(APPLICATION)
-    said = [line for part in found.deployments.values() for line in part.message.splitlines()] if found else []
-    return next((line.strip() for line in reversed(said) if line.strip()), None)
+    lines = [line for part in found.deployments.values() for line in part.message.splitlines()] if found else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
 
 def application(settings: ServerSettings, cluster: Cluster) -> Any:
     batch = settings.engine.max_batch or BATCH
-    told = replace(settings, engine=replace(settings.engine, max_batch=batch))
+    settings = replace(settings, engine=replace(settings.engine, max_batch=batch))
     gpus = 1 if settings.engine.device != "cpu" and ray.cluster_resources().get("GPU") else 0
     return serve.deployment(
-        _replica(told),
+        _replica(settings),
         name="replica",
         max_ongoing_requests=batch,
         max_queued_requests=settings.limits.queue,
@@ -82,17 +80,17 @@ def application(settings: ServerSettings, cluster: Cluster) -> Any:
 
 
 def _replica(settings: ServerSettings) -> Any:
-    """A class of replicas, made anew where each of them runs."""
+    """Return the class of the replicas. Each replica builds its own app."""
 
     def build() -> Any:
         logs.install()
         return create_app(settings)
 
     class Replica:
-        app: Any  # of the class that `ingress` makes of this one
+        app: Any  # set by `ingress`
 
         async def check_health(self) -> None:
-            """Called before the first request, too: a replica takes none before its engine is ready."""
+            """Wait for the engine. Ray sends no request to a replica before this has returned."""
             supervisor: Supervisor = self.app.state.supervisor
             while supervisor.ready is None and supervisor.state != "broken":
                 await asyncio.sleep(0.05)

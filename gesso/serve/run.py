@@ -21,7 +21,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Server(uvicorn.Server):
-    """Print the address once it listens; exit with status 0 after SIGTERM."""
+    """A uvicorn server that prints its address once it listens and exits with status 0 after SIGTERM."""
 
     def __init__(self, app: FastAPI, config: uvicorn.Config, connection: type[Connection], url: str) -> None:
         super().__init__(config)
@@ -32,8 +32,8 @@ class Server(uvicorn.Server):
         if self.started:
             asyncio.get_running_loop().set_exception_handler(self.connection.on_loop_error)
             for listener in sockets or ():
-                listener.listen(BACKLOG)  # asyncio has set it to the number it accepts at once
-            print(f"gesso serves at {self.url} (the studio: open it in a browser; docs at {self.url}/docs)", flush=True)
+                listener.listen(BACKLOG)  # asyncio has set the backlog to the number it accepts at once
+            print(f"gesso serves at {self.url} (the studio), API reference at {self.url}/docs", flush=True)
             if self.open_browser:
                 webbrowser.open(self.url)
 
@@ -64,7 +64,7 @@ def make_server(settings: ServerSettings, host: str, port: int) -> Server:
         timeout_graceful_shutdown=max(1, int(settings.limits.drain)),
         timeout_keep_alive=30,
         server_header=False,
-        proxy_headers=False,  # any local process could claim any address
+        proxy_headers=False,  # otherwise any local process could claim any address
         h11_max_incomplete_event_size=64 * 1024,
         http=connection,
         ws="none",
@@ -75,21 +75,23 @@ def make_server(settings: ServerSettings, host: str, port: int) -> Server:
 
 
 def listen(host: str, port: int, io_timeout: float) -> socket.socket:
+    """Return a socket that listens at an address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise InputError(f"cannot listen at {host} port {port}: {error.strerror or error}; try --port") from error
+        reason = error.strerror or error
+        raise InputError(f"cannot listen at {host} port {port}: {reason}; choose another --port") from error
     listener.setblocking(False)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # A closed connection stays open while it has something to send: for ever, if the client has stopped reading,
-        # unless the system gives up. Connections inherit this option from the listener.
+        # A closed connection stays open while it has data to send. If the client has stopped reading, that is forever
+        # without this timeout. Connections inherit the option from the listener.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * io_timeout))
     return listener
 
 
 def check_keys(host: str, keys: tuple[str, ...], without_keys: bool) -> tuple[str, ...] | None:
-    """Return the accepted host names; InputError for a server that anybody on the network could use."""
+    """Return the accepted host names, or None for any. Reject a server without keys that the network can reach."""
     if keys:
         return None
     if is_loopback(host):
@@ -98,5 +100,5 @@ def check_keys(host: str, keys: tuple[str, ...], without_keys: bool) -> tuple[st
         return None
     raise InputError(
         f"{host} can be reached from other machines: give keys with --api-key-file or {VARIABLE}, "
-        "or say --without-keys to let everyone in"
+        "or allow access without keys with --without-keys"
     )

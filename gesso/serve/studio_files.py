@@ -1,4 +1,4 @@
-"""The studio's files, and under which rules a browser gets them: nothing from elsewhere, and no text as markup."""
+"""The files of the studio, and the headers they are sent with."""
 
 import json
 from importlib import resources
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gesso.settings import OPTIONS
 
+# The page loads nothing from other hosts and never inserts text as markup.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
@@ -15,7 +16,7 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # the page and its modules are of one version
+    "cache-control": "no-cache",  # the page and its modules must be of the same version
 }
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 

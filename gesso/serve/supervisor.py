@@ -1,16 +1,16 @@
-"""The engine process as the server sees it: started, watched, restarted, and given requests.
+"""Start, watch and restart the engine process, and send requests to it.
 
-The server is one process with an event loop: HTTP, the queue, tokens to text. The model runs in a child process
-(`gesso.serve.worker`) whose stdin and stdout carry messages (`gesso.serve.protocol`). So no handler can hold up a step,
-no step can hold up a handler, and whatever kills the engine (memory, a driver, `kill -9`) leaves the server in place to
-report it and to start another.
+The server process handles HTTP, the queue and detokenization on one event loop. The model runs in a child process
+(`gesso.serve.worker`) that exchanges messages (`gesso.serve.protocol`) over stdin and stdout. Handlers and denoising
+steps therefore cannot delay each other. If the engine dies (memory, a driver, `kill -9`), the server stays up, reports
+it and starts another.
 
-At most one batch of requests, and a few more to fill its gaps, is with the engine at any time; the rest wait here,
-where clients take turns. When the engine dies, requests that it had begun fail: one of them may be the cause. All
-others run on the next engine.
+The engine has at most one batch of requests at any time, and a few more to fill gaps. The others wait here, where
+clients take turns. When the engine dies, the requests that it had started fail, because one of them may be the cause.
+All others run on the next engine.
 
-A heartbeat shows that the engine is alive and how long its current step has taken. An engine without one, or with a
-step that does not end, is killed and replaced.
+Heartbeats show that the engine is alive and how long its current step has taken. If they stop, or a step does not end,
+the engine is killed and replaced.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ from gesso.serve.settings import QUEUE_SHARE, EngineSettings, Limits, places_of_
 
 logger = logging.getLogger("gesso.serve")
 
-START_SECONDS = 60.0  # more until the first heartbeat: Python has to import torch, perhaps from a slow disk
-LOADS = 2  # engines in a row that may die while loading before the server gives up
+START_SECONDS = 60.0  # extra time for the first heartbeat: importing torch from a slow disk takes long
+LOADS = 2  # consecutive engines that may die while loading before the server gives up
 KILLED = -9
 State = Literal["loading", "ready", "stalled", "restarting", "broken", "stopped"]
 
@@ -64,67 +64,64 @@ class Supervisor:
     def __init__(
         self, settings: EngineSettings, limits: Limits, metrics: Metrics, name: str, shared: bool = False
     ) -> None:
-        """Make a supervisor. If the server is `shared`, no client may take all places or all of the queue."""
+        """Create a supervisor. If the server is `shared`, no client may take the whole batch or the whole queue."""
         self.settings, self.limits, self.metrics, self.name, self.shared = settings, limits, metrics, name, shared
         self.state: State = "loading"
         self.progress = 0.0  # of loading
-        self.ready: Ready | None = None  # how the newest engine runs
-        self.trouble: str | None = None  # why the model cannot be loaded, or why the last engine was replaced
+        self.ready: Ready | None = None  # settings of the newest engine
+        self.trouble: str | None = None  # why loading failed, or why the last engine was replaced
         self.when_broken: Callable[[], None] = lambda: None
         self.ids = itertools.count(1)
         self.waiting: FairQueue[Job] = FairQueue()
-        self.running: dict[int, Job] = {}  # those with the engine
-        self.adapter: str | None = None  # that these use
+        self.running: dict[int, Job] = {}  # sent to the engine
+        self.adapter: str | None = None  # of the running jobs
         self.beat = 0.0  # time of the last heartbeat
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self._seconds = 1.0  # of an answer, a running mean
+        self._answer_seconds = 1.0  # running mean
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take in the jobs of one HTTP request, all or none."""
+        """Queue the jobs of one HTTP request, all or none."""
         if self.state == "broken":
             raise ApiError(503, f"the model cannot be loaded: {self.trouble}")
         if len(self.waiting) + len(jobs) > self.limits.queue:
-            raise self._full(f"{len(self.waiting)} requests wait already")
+            raise self._queue_full(f"{len(self.waiting)} requests are already waiting")
         own = sum(job.client == jobs[0].client for job in self.waiting)
         if self.shared and own + len(jobs) > max(self.limits.queue // QUEUE_SHARE, self.limits.choices):
-            raise self._full(f"{own} of your requests wait already")
-        held = sum(job.tokens for job in self.running.values()) + self.waiting_tokens
-        if self.limits.total_tokens is not None and held + sum(job.tokens for job in jobs) > self.limits.total_tokens:
-            raise self._full(f"requests of {held} tokens are under way, and {self.limits.total_tokens} is the limit")
+            raise self._queue_full(f"{own} of your requests are already waiting")
+        held = sum(job.tokens for job in [*self.running.values(), *self.waiting])
+        limit = self.limits.total_tokens
+        if limit is not None and held + sum(job.tokens for job in jobs) > limit:
+            raise self._queue_full(f"waiting and running requests have {held} tokens, and the limit is {limit}")
         for job in jobs:
             self.waiting.put(job)
-        self._feed()
+        self._send_jobs()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Drop jobs whose client has left; those that have ended are not affected."""
+        """Drop jobs whose client has left. Jobs that have ended are not affected."""
         for job in jobs:
             self.waiting.remove(job)
             if self.running.pop(job.id, None) is not None:
                 self._send(encode(Cancel(job.id)))
-        self._feed()
+        self._send_jobs()
 
     @property
     def max_batch(self) -> int:
         return self.ready.max_batch if self.ready else self.settings.max_batch or 1
 
-    @property
-    def waiting_tokens(self) -> int:
-        return sum(job.tokens for job in self.waiting)
-
-    def _full(self, why: str) -> ApiError:
+    def _queue_full(self, why: str) -> ApiError:
         rounds = 1 + len(self.waiting) / self.max_batch
-        seconds = max(1, min(60, math.ceil(self._seconds * rounds)))
+        seconds = max(1, min(60, math.ceil(self._answer_seconds * rounds)))
         self.metrics.rejected.inc()
         return ApiError(429, f"{why}; try again in {seconds} s", code="queue_full", retry_after=seconds)
 
-    def _feed(self) -> None:
-        """Hand over as much as the engine can use. One adapter is active at a time; another waits for all to end."""
-        room = self.max_batch + max(1, self.max_batch // 4)
-        while self.state == "ready" and len(self.running) < room:
-            job = self.waiting.take_first(self._leaves_a_place)
+    def _send_jobs(self) -> None:
+        """Send waiting jobs to the engine. Only one adapter is active at a time; a job for another waits."""
+        most = self.max_batch + max(1, self.max_batch // 4)
+        while self.state == "ready" and len(self.running) < most:
+            job = self.waiting.take_first(self._leaves_a_slot)
             if job is None:
                 break
             if self.running and job.adapter != self.adapter:
@@ -132,19 +129,19 @@ class Supervisor:
                 break
             self.adapter = job.adapter
             self.running[job.id] = job
-            job.handed_over += 1
+            job.sent_count += 1
             self._send(job.frame())
         self.metrics.waiting.labels(self.name).set(len(self.waiting))
         self.metrics.running.labels(self.name).set(len(self.running))
 
-    def _leaves_a_place(self, job: Job) -> bool:
-        """Whether a place in the engine stays free for other clients if this job runs, too."""
+    def _leaves_a_slot(self, job: Job) -> bool:
+        """Whether a slot of the batch stays free for other clients if this job runs as well."""
         if not self.shared or self.max_batch == 1:
             return True
         own = [other for other in self.running.values() if other.client == job.client]
-        return sum(map(self._places, own)) + self._places(job) < self.max_batch or not own
+        return sum(map(self._slots, own)) + self._slots(job) < self.max_batch or not own
 
-    def _places(self, job: Job) -> int:
+    def _slots(self, job: Job) -> int:
         return places_of_plan(self.max_batch, self.ready.device) if job.prepared.planned and self.ready else 1
 
     # --- the process ------------------------------------------------------------------------------------------------
@@ -159,7 +156,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         if self.state != "broken":
-            self._change("stopped")
+            self._set_state("stopped")
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -173,24 +170,24 @@ class Supervisor:
             try:
                 code = await self._run_once()
                 was_ready = self.state in ("ready", "stalled")
-                self._bury(code)
-            except Exception:  # a defect of ours must not end this task, and with it the service
+                self._engine_died(code)
+            except Exception:  # a bug here must not end this task, and with it the service
                 logger.exception("supervisor failed", extra={"fields": {"model": self.name}})
-                self._bury(None)
+                self._engine_died(None)
             failures = 0 if was_ready else failures + 1
             if failures == LOADS and self.state != "broken":
                 self.trouble = f"the engine process died {LOADS} times while loading; {self.trouble}"
-                self._change("broken")
+                self._set_state("broken")
             if self.state == "broken":
                 self._fail_all(self._take_all(), f"the model cannot be loaded: {self.trouble}")
                 self.when_broken()
                 return
-            # Do not restart an engine that dies at once ten times per second.
+            # Back off, so that an engine that dies immediately is not restarted ten times per second.
             pause = 0.1 if time.monotonic() - began > 60 else min(2 * pause, 30)
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> int:
-        """Run one engine process to its end and return its exit status."""
+        """Run one engine process until it ends and return its exit status."""
         self.progress = 0.0
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -199,8 +196,8 @@ class Supervisor:
             json.dumps(dataclasses.asdict(self.settings)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the server, which lets the engine finish
-            # Without expandable segments, batches of many sizes leave the allocator with blocks of many sizes.
+            start_new_session=True,  # Ctrl-C must reach only the server, which lets the engine finish
+            # Without expandable segments, batches of many sizes fragment the allocator's memory.
             env={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **without_keys(os.environ), "PYTHONUNBUFFERED": "1"},
         )
         assert process.stdout is not None
@@ -211,10 +208,10 @@ class Supervisor:
                     head, blob = sizes(await process.stdout.readexactly(SIZES.size))
                     message = decode(await process.stdout.readexactly(head))
                     await process.stdout.readexactly(blob)
-                    self._hear(message)
+                    self._handle(message)
             return await process.wait()
         except FrameTooLarge as error:
-            self.trouble = f"the engine sent {error}"
+            self.trouble = f"invalid output of the engine: {error}"
             return KILLED
         finally:
             watchdog.cancel()
@@ -223,40 +220,40 @@ class Supervisor:
                 await process.wait()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine that gives no sign of life."""
+        """Kill an engine that sends no heartbeat."""
         while True:
             await asyncio.sleep(min(1.0, self.limits.heartbeat / 4))
             silent = time.monotonic() - self.beat
             if silent > self.limits.heartbeat:
                 self._kill(process, f"no heartbeat for {silent:.0f} s")
             elif silent > self.limits.heartbeat / 3 and self.state == "ready":
-                self._change("stalled")
+                self._set_state("stalled")
 
     def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
         logger.error("engine killed", extra={"fields": {"model": self.name, "reason": why}})
         self.trouble = f"the last engine was replaced: {why}"
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             process.kill()
 
-    def _hear(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case Loading(share):
                 self.progress = share
             case Ready():
                 self.ready, self.progress, self.adapter, self.trouble = message, 1.0, None, None
                 self.metrics.batch.labels(self.name).set(message.max_batch)
-                self._change("ready")
+                self._set_state("ready")
                 logger.info("engine ready", extra={"fields": dataclasses.asdict(message)})
-                self._feed()
+                self._send_jobs()
             case Broken(trouble, final):
                 self.trouble = trouble
                 if final:
-                    self._change("broken")
+                    self._set_state("broken")
             case Heartbeat():
                 self.beat = time.monotonic()
                 if self.state == "stalled":
-                    self._change("ready")
-                    self._feed()
+                    self._set_state("ready")
+                    self._send_jobs()
                 self.metrics.record(self.name, message)
                 if message.step_seconds > self.limits.step_timeout and self._process is not None:
                     self._kill(self._process, f"one step took more than {self.limits.step_timeout:g} s")
@@ -266,27 +263,27 @@ class Supervisor:
                 self.running[id].mailbox.put(self.running[id], message)
             case Ended(id) | Failed(id) if id in self.running:
                 job = self.running.pop(id)
-                self._seconds += (time.monotonic() - job.asked_at - self._seconds) / 20
+                self._answer_seconds += (time.monotonic() - job.created_at - self._answer_seconds) / 20
                 job.mailbox.put(job, message)
-                self._feed()
+                self._send_jobs()
 
-    def _bury(self, code: int | None) -> None:
-        """Fail the jobs that a dead engine had begun; the others wait for the next one."""
+    def _engine_died(self, code: int | None) -> None:
+        """Fail the jobs that a dead engine had started. The others wait for the next engine."""
         if self.state in ("broken", "stopped"):
             return
         if self.trouble is None:
-            memory = "; most likely the system ran out of memory" if code == KILLED else ""
+            memory = "; the system probably ran out of memory" if code == KILLED else ""
             self.trouble = f"the engine process ended with status {code}{memory}"
-        self._change("restarting")
+        self._set_state("restarting")
         self.metrics.restarts.inc()
-        # Fail a job after two engines have died on it, even if neither reported that it had begun.
-        begun = [job for job in self.running.values() if job.started or job.handed_over > 1]
-        for job in reversed([job for job in self.running.values() if job not in begun]):
+        # Fail a job after it has crashed two engines, even if neither reported that it had started.
+        started = [job for job in self.running.values() if job.started or job.sent_count > 1]
+        for job in reversed([job for job in self.running.values() if job not in started]):
             self.waiting.put_back(job)
         self.running.clear()
-        lost = {"exit": code, "lost": len(begun), "kept": len(self.waiting), "reason": self.trouble}
+        lost = {"exit": code, "lost": len(started), "kept": len(self.waiting), "reason": self.trouble}
         logger.error("engine died", extra={"fields": {"model": self.name, **lost}})
-        self._fail_all(begun, "the engine died while it wrote this answer; it is being restarted, ask again")
+        self._fail_all(started, "the engine died while generating this answer and is being restarted; try again")
 
     def _fail_all(self, jobs: Sequence[Job], message: str) -> None:
         for job in jobs:
@@ -299,8 +296,8 @@ class Supervisor:
 
     def _send(self, data: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
-            self._process.stdin.write(data)  # buffered here: it never waits
+            self._process.stdin.write(data)  # buffered here, so this never blocks
 
-    def _change(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         self.state = state
         self.metrics.up.labels(self.name).set(state == "ready")

@@ -196,7 +196,7 @@ def test_bodies_held_by_one_client_are_bounded_and_leave_room_for_others(monkeyp
     """And their bytes are given back however a request ends: answered, left by its client, refused or timed out."""
     monkeypatch.setattr(middleware, "LEAST_BODIES_BYTES", 0)
     limits, size = Limits(body_bytes=1000, io_timeout=2), 1000
-    guarded = middleware.Guard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
+    guarded = middleware.RequestGuard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
 
     async def measure():
         async with limited_server(protocol(limits), guarded) as address:

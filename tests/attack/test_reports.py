@@ -9,7 +9,7 @@ from gesso.bench.wire import UNANSWERED, Answer
 
 pytestmark = pytest.mark.attack
 RIGHT = b'{"choices": [{"text": "a", "finish_reason": "stop"}]}'
-DIED = "the engine died while it wrote this answer; it is being restarted, ask again"
+DIED = "the engine died while generating this answer and is being restarted; try again"
 
 
 def test_answers_are_sorted_into_right_wrong_lost_and_refused():

@@ -8,7 +8,7 @@ import pytest
 from gesso.chat.answer import Answer, parse
 from gesso.engine.engine import Engine
 from gesso.engine.standing import fewest_with, most_within
-from gesso.serve.http.sse import Writing
+from gesso.serve.openai.deltas import AnswerDeltas
 from tests.diffusion.test_settle import drafts, letters, request, run
 
 
@@ -104,7 +104,7 @@ def test_text_held_back_for_a_stop_string_costs_few_decodes(tiny):
 def test_a_stream_decoded_in_pieces_is_the_text_decoded_at_once(tiny, chat):
     chance, tokenizer = random.Random(1), tiny.tokenizer
     for _ in range(300):
-        tokens, writing, at = drawn(tokenizer, chance, ascii_bytes=True), Writing(tokenizer, chat), 0
+        tokens, writing, at = drawn(tokenizer, chance, ascii_bytes=True), AnswerDeltas(tokenizer, chat), 0
         while at < len(tokens):
             count = chance.randint(1, 6)
             writing.settle(tokens[at : at + count])
@@ -120,8 +120,8 @@ def test_a_stream_decodes_each_token_a_few_times_only(tiny, monkeypatch):
         decoded.extend(tokens)
         return tiny.decode(tokens, special=special)
 
-    monkeypatch.setattr(Writing, "decode", decode)
-    writing, tokens = Writing(tiny.tokenizer, chat=True), sorted(set(range(128)) - tiny.tokenizer.special_ids) * 10
+    monkeypatch.setattr(AnswerDeltas, "decode", decode)
+    writing, tokens = AnswerDeltas(tiny.tokenizer, chat=True), sorted(set(range(128)) - tiny.tokenizer.special_ids) * 10
     for token in tokens:
         writing.settle([token])
     assert writing.sent.text == tiny.decode(tokens, special=True)

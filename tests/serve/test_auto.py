@@ -93,7 +93,7 @@ def test_the_largest_batch_that_fits_is_chosen(real, gb):
 @pytest.mark.parametrize(
     ("told", "gb", "figures"),
     [
-        ({}, 8, ("packed to int4", "2.55 GB", "7.20 GB may be used", "--memory 0.9")),
+        ({}, 8, ("quantized to int4", "2.55 GB", "7.20 GB may be used", "--memory 0.9")),
         ({"quantize": "none"}, 48, ("50.5", "43.20 GB may be used")),
         ({"max_batch": 64, "max_length": LONGEST}, 80, ("64 texts of 262144 tokens", "(--max-length)")),
     ],
@@ -114,7 +114,7 @@ def test_the_advice_of_a_refusal_is_good(real):
 
 def test_what_was_chosen_is_said_with_the_reason(real):
     why = on_gpu(replace(real, max_batch=4), 24).why
-    for part in ("24.00 GB", "21.60 GB may be used", "packed to int4 (by what fits)", "4 requests at once (as told)"):
+    for part in ("24.00 GB", "21.60 GB may be used", "quantized to int4 (widest that fits)", "batch 4 (as requested)"):
         assert part in why
 
 

@@ -23,7 +23,7 @@ server = server_fixture("--max-batch", "auto", "--max-length", "600")
 def test_a_server_says_what_it_chose(server):
     said = server.http.get("/ready").json()
     assert (said["max_batch"], said["max_length"], said["prefill"]) == (8, 600, 256)
-    assert "600 (as told)" in said["why"] and said["why"] in server.log.read_text()
+    assert "600 (as requested)" in said["why"] and said["why"] in server.log.read_text()
 
 
 # --- LangChain --------------------------------------------------------------------------------------------------------

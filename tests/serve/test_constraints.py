@@ -161,7 +161,7 @@ def test_a_span_is_written_anew_and_the_rest_stays(server):
         ("completions", {"prompt": ["a", "b"], "suffix": "c"}, "suffix"),
         ("completions", {"prompt": "a", "suffix": "c", "logprobs": 2}, "logprobs"),
         ("completions", {"prompt": "a", "suffix": "c", "regex": "x"}, "regex"),
-        ("completions", {"prompt": "a", "best_of": 2}, "best_of goes with suffix"),
+        ("completions", {"prompt": "a", "best_of": 2}, "best_of needs a suffix"),
         ("completions", {"prompt": "a", "suffix": "c", "best_of": 2, "n": 2}, "n must be 1 with best_of"),
         ("completions", {"prompt": "a", "suffix": "c", "best_of": 10**6}, "best_of: at most"),
         ("edits", {"input": "abc", "span": [2, 9]}, "span"),

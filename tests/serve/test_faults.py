@@ -402,7 +402,7 @@ def test_without_the_extra_serve_says_what_to_install(main, monkeypatch):
 def test_a_port_that_is_taken_is_named(main):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = main("serve", "--port", str(taken.getsockname()[1]))
-    assert refused.code == 2 and "try --port" in refused.err
+    assert refused.code == 2 and "choose another --port" in refused.err
 
 
 def test_keys_are_told_apart_whatever_their_length():

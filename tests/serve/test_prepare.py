@@ -14,7 +14,7 @@ import pytest
 from gesso.serve.errors import ApiError
 from gesso.serve.prepare import pool as prepare_pool
 from gesso.serve.prepare.pool import PreparePool
-from gesso.serve.prepare.request import Source
+from gesso.serve.prepare.request import ConstraintSource
 from gesso.serve.protocol import SIZES
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 
@@ -42,8 +42,7 @@ class Children:
 
 
 def compile(pool, client, regex):
-    source = Source(regex=regex, tools=False, pinned=False)
-    return pool.compile(source.constraint("tiny"), source, "tiny", client)
+    return pool.compile(ConstraintSource.of("tiny", regex, tools=False, pinned=False), client)
 
 
 def tokenize(pool, client, body):

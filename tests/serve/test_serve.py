@@ -45,7 +45,7 @@ def test_models_are_listed_and_an_unknown_one_is_not_found(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
     for call in (lambda: chat(client, model="gpt-5"), lambda: client.models.retrieve("gpt-5")):
-        with pytest.raises(openai.NotFoundError, match="no model 'gpt-5' here; available: tiny"):
+        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-5'; available: tiny"):
             call()
 
 

@@ -18,7 +18,7 @@ IDS = itertools.count()
 def supervisor(*, shared=True, max_batch=4, device="cpu", queue=64):
     """A supervisor whose engine is ready. What it sends goes nowhere."""
     made = Supervisor(EngineSettings(), Limits(queue=queue), Metrics(), "model", shared)
-    made._hear(Ready(device, "float32", None, max_batch, 100, 256, "as told"))
+    made._handle(Ready(device, "float32", None, max_batch, 100, 256, "as requested"))
     return made
 
 
@@ -42,7 +42,7 @@ def test_one_of_several_clients_leaves_a_place_for_the_others():
 def test_the_place_is_kept_free_when_an_answer_ends():
     engine = supervisor()
     engine.submit(jobs("greedy", 10))
-    engine._hear(Ended(next(iter(engine.running)), "", [], "stop", 0, {}))
+    engine._handle(Ended(next(iter(engine.running)), "", [], "stop", 0, {}))
     assert running(engine) == 3 * ["greedy"] and len(engine.waiting) == 6
 
 
@@ -69,7 +69,7 @@ def test_one_of_several_clients_fills_a_fourth_of_the_queue():
     engine = supervisor(queue=128)
     engine.submit(jobs("greedy", 16))
     engine.submit(jobs("greedy", 16))
-    with pytest.raises(ApiError, match="of your requests wait"):
+    with pytest.raises(ApiError, match="of your requests are already waiting"):
         engine.submit(jobs("greedy", 16))
     engine.submit(jobs("modest", 16))
 

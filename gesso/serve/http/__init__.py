@@ -1,0 +1,1 @@
+"""The HTTP side of the server: connections, middleware, endpoints, error responses and event streams."""

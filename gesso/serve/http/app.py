@@ -1,15 +1,14 @@
-"""The HTTP endpoints: OpenAI's and a few of our own. `supervisor` explains how they reach the engine.
+"""The HTTP endpoints: OpenAI's API and a few endpoints of our own.
 
-Handlers pass on bodies as bytes: nothing whose cost grows with a request runs on the event loop.
+Handlers forward bodies as bytes. No work whose cost grows with the size of a request runs on the event loop.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -25,12 +24,14 @@ from gesso.serve.fields import (
     CompletionFields,
     DetokenizeFields,
     EditFields,
+    Fields,
     ResponseFields,
     TokenizeFields,
 )
-from gesso.serve.generation import Generation, Gone, unless_gone
+from gesso.serve.generation import Generation
 from gesso.serve.http import error_handlers
-from gesso.serve.http.middleware import Guard, note
+from gesso.serve.http.disconnect import ClientDisconnected, cancel_on_disconnect
+from gesso.serve.http.middleware import RequestGuard, add_to_log
 from gesso.serve.http.openapi import document, install_schemas
 from gesso.serve.http.sse import EventStream
 from gesso.serve.http.studio_routes import add_studio
@@ -40,6 +41,7 @@ from gesso.serve.openai import chat, completions, edits, responses
 from gesso.serve.settings import ServerSettings
 
 TITLE = "Gesso"
+CLIENT_LEFT = 499  # status for the log; no client is left to receive it
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
@@ -54,13 +56,13 @@ def create_app(settings: ServerSettings) -> FastAPI:
         finally:
             await models.stop()
 
-    # FastAPI's own documentation pages load files from elsewhere; the studio has one that does not.
+    # FastAPI's documentation pages load files from other hosts; the studio has one that does not.
     app = FastAPI(title=TITLE, version=gesso.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.supervisor = models.main.supervisor
     error_handlers.install(app)
-    _add_text(app, models)
-    _add_tokens(app, models)
-    _add_operation(app, models, metrics)
+    _add_text_endpoints(app, models)
+    _add_token_endpoints(app, models)
+    _add_operation_endpoints(app, models, metrics)
     add_studio(app)
     install_schemas(app)
     if settings.cors_origins:
@@ -71,117 +73,114 @@ def create_app(settings: ServerSettings) -> FastAPI:
             allow_headers=["authorization", "content-type", "x-request-id"],
         )
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
-    app.add_middleware(Guard, settings=settings, metrics=metrics, paths=paths)
+    app.add_middleware(RequestGuard, settings=settings, metrics=metrics, paths=paths)
     return app
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
+def _post(app: FastAPI, path: str, tag: str, fields: type[Fields]) -> Callable[[Any], Any]:
+    return app.post(path, tags=[tag], openapi_extra=document(fields))
 
 
-def _add_text(app: FastAPI, models: Models) -> None:
+def _add_text_endpoints(app: FastAPI, models: Models) -> None:
     async def write(endpoint: ModuleType, request: Request) -> Response:
-        """Answer a request; the endpoint's module formats the answer."""
+        """Generate the answer to a request. The module of the endpoint formats it."""
         name = endpoint.__name__.rpartition(".")[2]
         try:
-            reading = models.accept(name, await body_of(request), request.state.client)
-            model, asked, jobs = await unless_gone(request.receive, reading)
+            body = await _json_body(request)
+            accepting = models.accept(name, body, request.state.client)
+            model, prepared, jobs = await cancel_on_disconnect(request.receive, accepting)
             await models.wake(model)
             generation = Generation(model.supervisor, model.settings.limits, jobs)
-            note(request.state, model=asked.model, stream=asked.stream, jobs=len(jobs), user=asked.user)
-            if asked.stream:
-                return EventStream(endpoint.stream(model, asked, generation), partial(_finish, generation, request))
-            await unless_gone(request.receive, generation.results())
-        except Gone:
-            return Response(status_code=499)  # for the log: there is no one to read it
-        note(request.state, **_counts(generation))
-        # In a thread: an answer of thousands of tokens with log-probabilities takes a while to format.
-        content = await asyncio.to_thread(lambda: json.dumps(endpoint.answer(model, asked, generation)))
+            fields = {"model": prepared.model, "stream": prepared.stream, "jobs": len(jobs), "user": prepared.user}
+            add_to_log(request.state, **fields)
+            if prepared.stream:
+
+                def finish() -> None:
+                    # The stream cancels its jobs itself, unless it ended before its first event was read.
+                    generation.cancel()
+                    add_to_log(request.state, **_usage_fields(generation))
+
+                return EventStream(endpoint.stream(model, prepared, generation), finish)
+            await cancel_on_disconnect(request.receive, generation.run())
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_LEFT)
+        add_to_log(request.state, **_usage_fields(generation))
+        # In a thread: thousands of tokens with log-probabilities take a while to format.
+        content = await asyncio.to_thread(lambda: json.dumps(endpoint.answer(model, prepared, generation)))
         return Response(content, media_type="application/json")
 
-    @app.post("/v1/chat/completions", tags=["text"], openapi_extra=document(ChatFields))
+    @_post(app, "/v1/chat/completions", "text", ChatFields)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await write(chat, request)
 
-    @app.post("/v1/completions", tags=["text"], openapi_extra=document(CompletionFields))
+    @_post(app, "/v1/completions", "text", CompletionFields)
     async def text_completions(request: Request) -> Response:
-        """Continue a text, or with `suffix` write the text that is missing before it."""
+        """Continue a text. With `suffix`, write the missing text between `prompt` and `suffix`."""
         return await write(completions, request)
 
-    @app.post("/v1/edits", tags=["text"], openapi_extra=document(EditFields))
+    @_post(app, "/v1/edits", "text", EditFields)
     async def text_edits(request: Request) -> Response:
         """Rewrite a span of a text."""
         return await write(edits, request)
 
-    @app.post("/v1/responses", tags=["text"], openapi_extra=document(ResponseFields))
+    @_post(app, "/v1/responses", "text", ResponseFields)
     async def text_responses(request: Request) -> Response:
-        """Answer text or messages, in the newer form of the same API."""
+        """Answer a text or messages, in the form of OpenAI's Responses API."""
         return await write(responses, request)
 
 
-async def body_of(request: Request) -> bytes:
-    """Return the body. A web page can post any other type here without asking first (CORS): it is rejected."""
+async def _json_body(request: Request) -> bytes:
+    """Return the body. Other content types are rejected because web pages can post them without a CORS preflight."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(400, "send the body as JSON: the header Content-Type must be application/json")
     try:
         return await request.body()
     except ClientDisconnect:
-        raise Gone from None
+        raise ClientDisconnected from None
 
 
-def _finish(generation: Generation, request: Request) -> None:
-    """End a stream's jobs. `Generation.events` does the same, unless the stream ended before it was first read."""
-    generation.cancel()
-    note(request.state, **_counts(generation))
-
-
-def _counts(generation: Generation) -> dict[str, Any]:
+def _usage_fields(generation: Generation) -> dict[str, Any]:
     usage = generation.usage()
     names = ("prompt_tokens", "completion_tokens")
     return {**{name: usage[name] for name in names}, "steps": usage["diffusion"]["steps"]}
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
-
-
-def _add_tokens(app: FastAPI, models: Models) -> None:
+def _add_token_endpoints(app: FastAPI, models: Models) -> None:
     async def convert(endpoint: str, request: Request) -> Response:
         try:
-            work = models.prepare(endpoint, await body_of(request), request.state.client)
-            _, answer = await unless_gone(request.receive, work)
-        except Gone:
-            return Response(status_code=499)
+            work = models.prepare(endpoint, await _json_body(request), request.state.client)
+            _, answer = await cancel_on_disconnect(request.receive, work)
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_LEFT)
         return Response(answer, media_type="application/json")
 
-    @app.post("/tokenize", tags=["tokens"], openapi_extra=document(TokenizeFields))
+    @_post(app, "/tokenize", "tokens", TokenizeFields)
     async def tokenize(request: Request) -> Response:
-        """Return the tokens of a text, or of a conversation as the model would read it."""
+        """Return the tokens of a text, or of a conversation in the model's chat template."""
         return await convert("tokenize", request)
 
-    @app.post("/detokenize", tags=["tokens"], openapi_extra=document(DetokenizeFields))
+    @_post(app, "/detokenize", "tokens", DetokenizeFields)
     async def detokenize(request: Request) -> Response:
         """Return the text of tokens."""
         return await convert("detokenize", request)
 
 
-# --- the server itself ------------------------------------------------------------------------------------------------
-
-
-def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
+def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
     supervisor = models.main.supervisor
     started = int(time.time())
 
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> dict[str, Any]:
         """List the model, its adapters, and the other bundled models."""
-        return {"object": "list", "data": [_model(name) for name in models.names]}
+        return {"object": "list", "data": [describe(name) for name in models.names]}
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     async def model(model: str) -> dict[str, Any]:
-        """Describe one of them."""
-        return _model(model)
+        """Describe one model."""
+        return describe(model)
 
-    def _model(name: str) -> dict[str, Any]:
+    def describe(name: str) -> dict[str, Any]:
         served = models.of(name)
         parent = {"parent": served.frontend.name} if name != served.frontend.name else {}
         return {
@@ -193,20 +192,20 @@ def _add_operation(app: FastAPI, models: Models, metrics: Metrics) -> None:
             **parent,
         }
 
+    def engine_message() -> dict[str, str]:
+        return {} if supervisor.trouble is None else {"message": supervisor.trouble}
+
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:
-        """Return 200 as long as the server runs, whatever its engine does."""
-        trouble = {} if supervisor.trouble is None else {"message": supervisor.trouble}
-        return {"status": "ok", "engine": supervisor.state, "progress": round(supervisor.progress, 2), **trouble}
+        """Return 200 while the server runs, in any state of its engine."""
+        progress = round(supervisor.progress, 2)
+        return {"status": "ok", "engine": supervisor.state, "progress": progress, **engine_message()}
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> Response:
-        """Return 200 when the engine works; 503 while it loads, stalls or restarts, and its progress."""
+        """Return 200 when the engine accepts requests, and 503 with the progress while it loads, stalls or restarts."""
         body: dict[str, Any] = {"status": supervisor.state, "progress": round(supervisor.progress, 2)}
-        if supervisor.trouble is not None:
-            body["message"] = supervisor.trouble
-        if supervisor.ready is not None:
-            body |= asdict(supervisor.ready)
+        body |= engine_message() | (asdict(supervisor.ready) if supervisor.ready is not None else {})
         ok = supervisor.state == "ready"
         return JSONResponse(body, 200 if ok else 503, headers={} if ok else {"Retry-After": "1"})
 

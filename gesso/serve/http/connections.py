@@ -1,8 +1,8 @@
 """Limits on connections: how long a request head may take, and how many connections may be open.
 
-uvicorn limits neither. Without the first, a client that opens connections and never completes a request keeps them for
-ever; without the second, it takes all file descriptors, and then nobody can connect. Beyond the limit, the peer address
-with the most connections loses one.
+uvicorn limits neither. Without the first limit, a client that never completes a request keeps its connections forever.
+Without the second, one client can take all file descriptors, and nobody else can connect. Beyond the limit, one
+connection of the peer address with the most connections is closed.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from gesso.serve.settings import Limits
 logger = logging.getLogger("gesso.serve")
 
 RESERVED = 128  # file descriptors for pipes, children, files and connections that are being accepted
-ACCEPTED_AT_ONCE = 32  # asyncio accepts so many connections before it looks at any
+ACCEPTED_AT_ONCE = 32  # connections that asyncio accepts before it handles any of them
 
 
 def raise_file_limit(wanted: int) -> int:
-    """Raise this process's limit on open files as far as needed and allowed; return the connections it allows."""
+    """Raise this process's limit on open files as far as needed and allowed. Return the connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted + RESERVED:
         soft = wanted + RESERVED if hard == resource.RLIM_INFINITY else min(hard, wanted + RESERVED)
@@ -32,14 +32,14 @@ def raise_file_limit(wanted: int) -> int:
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP protocol with limits; `protocol` makes a subclass per server, which has the shared state."""
+    """uvicorn's HTTP protocol with limits. `protocol` makes a subclass per server, which holds the shared state."""
 
     limits: ClassVar[Limits]
     most: ClassVar[int]
     open: "ClassVar[dict[Connection, None]]"  # oldest first
-    waiting: "ClassVar[dict[Connection, None]]"  # those without a whole request, oldest first
+    waiting: "ClassVar[dict[Connection, None]]"  # without a complete request, oldest first
     per_address: ClassVar[Counter[str]]  # open connections
-    exhausted: ClassVar[float] = 0.0  # when the system last had no file descriptor for a connection
+    exhausted: ClassVar[float] = 0.0  # time at which the system last ran out of file descriptors
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -66,7 +66,7 @@ class Connection(H11Protocol):
             return
         self.waiting.pop(self, None)
         if self.conn.trailing_data[0]:
-            # Pipelining is not supported: uvicorn stops reading here, and would not notice that the client leaves.
+            # Pipelining is not supported: uvicorn stops reading here and would miss a disconnect.
             self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -76,9 +76,9 @@ class Connection(H11Protocol):
 
     @classmethod
     def on_loop_error(cls, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Make room when the system has no file descriptor for a new connection; asyncio tries again in a second.
+        """Close connections when no file descriptor is left for a new one. asyncio tries again after a second.
 
-        It reports the error once for each connection that it wanted to accept, with a traceback.
+        asyncio reports the error once per connection it could not accept, so repeated reports are ignored.
         """
         if "socket.accept()" not in context.get("message", ""):
             loop.default_exception_handler(context)
@@ -95,11 +95,11 @@ class Connection(H11Protocol):
     def _evict(cls) -> None:
         """Close a connection of the address that has the most.
 
-        It is the one on which no whole request has come for longest; if there is none, the oldest one.
+        Choose the one that has waited longest for a complete request. If none waits, choose the oldest.
         """
         most = max(cls.per_address.values())
         connection = next(each for each in chain(cls.waiting, cls.open) if cls.per_address[each.address] == most)
-        connection._forget()  # here, because it is lost only in the loop's next round
+        connection._forget()  # now: connection_lost runs only in the loop's next iteration
         connection.transport.abort()
 
     @property
@@ -131,5 +131,6 @@ class Connection(H11Protocol):
 
 
 def protocol(limits: Limits) -> type[Connection]:
+    """Return a subclass of `Connection` with the limits and the shared state of one server."""
     shared = {"limits": limits, "most": raise_file_limit(limits.connections)}
     return type("LimitedConnection", (Connection,), shared | {"open": {}, "waiting": {}, "per_address": Counter()})

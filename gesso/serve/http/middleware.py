@@ -1,6 +1,6 @@
 """Middleware for every request: id, log line and metrics; host and key checks; limits on size and time.
 
-The time limits are for a client that sends its body, or reads its answer, too slowly.
+The time limits apply to clients that send a body, or read an answer, too slowly.
 """
 
 import asyncio
@@ -16,24 +16,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gesso.serve.errors import ApiError
 from gesso.serve.http.error_handlers import respond
-from gesso.serve.http.studio_routes import is_open
+from gesso.serve.http.studio_routes import needs_no_key
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.settings import Limits, ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
-OPEN = ("/health", "/ready")  # no key needed: they report only the state of the server
-BODIES = 32  # of the largest size, whose bytes all requests together may hold
-LEAST_BODIES_BYTES = 2**28  # that they may hold in any case, however small one body must be
+OPEN_PATHS = ("/health", "/ready")  # no key needed: they report only the state of the server
+# All bodies in memory together may have as many bytes as this number of bodies of the largest size, and at least
+# LEAST_BODIES_BYTES.
+BODIES = 32
+LEAST_BODIES_BYTES = 2**28
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-class Guard:
+class RequestGuard:
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, paths: frozenset[str]) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
         self.keys = Keys(settings.keys)
-        self.bodies = Bodies(max(LEAST_BODIES_BYTES, BODIES * settings.limits.body_bytes))
+        self.bodies = BodyMemory(max(LEAST_BODIES_BYTES, BODIES * settings.limits.body_bytes))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,15 +57,15 @@ class Guard:
                 await send(message)
 
         try:
-            state["client"] = log["client"] = client = self._admit(scope, headers)
-            body = Body(receive, self.settings.limits, self.bodies, client)
+            state["client"] = log["client"] = client = self._identify(scope, headers)
+            body = LimitedBody(receive, self.settings.limits, self.bodies, client)
             try:
                 await self.app(scope, body.receive, answer)
             finally:
                 body.release()
         except ApiError as error:
             await respond(error)(scope, receive, answer)
-        except TimeoutError:  # of a send: the client has stopped reading; the connection is closed with this
+        except TimeoutError:  # of a send: the client has stopped reading, and returning closes the connection
             status = 499
         except Exception:
             status = 500
@@ -76,8 +78,8 @@ class Guard:
             self.metrics.seconds.labels(path).observe(seconds)
             logger.info("request", extra={"fields": {**log, "status": status, "ms": round(1000 * seconds, 1)}})
 
-    def _admit(self, scope: Scope, headers: Headers) -> str:
-        """Return the client's name for fair queueing: the holder of a key, or an address."""
+    def _identify(self, scope: Scope, headers: Headers) -> str:
+        """Return the client's name for fair queueing: its key's name, or its address. Reject clients without access."""
         address = scope["client"][0] if scope.get("client") else "local"
         host = re.sub(r":\d*$", "", headers.get("host", ""))
         if self.settings.hosts is not None and host not in self.settings.hosts:
@@ -85,21 +87,21 @@ class Guard:
             raise ApiError(403, f"this server does not answer to the host name {host[:100]!r}", code="unknown_host")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self.settings.limits.body_bytes:
-            raise too_large(self.settings.limits.body_bytes)
+            raise body_too_large(self.settings.limits.body_bytes)
         preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
-        if not self.keys or scope["path"] in OPEN or is_open(scope["path"]) or preflight:
+        if not self.keys or scope["path"] in OPEN_PATHS or needs_no_key(scope["path"]) or preflight:
             return address
         raw = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         holder = self.keys.holder(raw)
         if holder is None:
-            raise ApiError(401, "give a valid API key: Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(401, "send a valid API key: Authorization: Bearer KEY", code="invalid_api_key")
         return holder
 
 
-class Bodies:
-    """The bytes of all bodies in memory: those of requests that are being sent, read or answered.
+class BodyMemory:
+    """Bytes of all request bodies in memory, from the first byte received until the request is answered.
 
-    A client may hold as many bytes as are free. So a client that takes all it can leaves the same number to others.
+    A client may hold at most as many bytes as are free, so a client that takes all it can leaves the same to others.
     """
 
     def __init__(self, limit: int) -> None:
@@ -108,7 +110,7 @@ class Bodies:
 
     def take(self, client: str, size: int) -> None:
         if self.per_client[client] + size > self.limit - self.total - size:
-            message = "the requests under way have too many bytes; try again when some have been answered"
+            message = "the bodies of current requests have too many bytes; try again when some have been answered"
             raise ApiError(503, message, code="bodies_too_large", retry_after=1)
         self.total += size
         self.per_client[client] += size
@@ -120,10 +122,10 @@ class Bodies:
             del self.per_client[client]
 
 
-class Body:
-    """`receive` with limits on the size of the body, on the time it takes, and on the size of all bodies together."""
+class LimitedBody:
+    """`receive` with limits on the body's size, on the time it takes, and on the size of all bodies together."""
 
-    def __init__(self, receive: Receive, limits: Limits, bodies: Bodies, client: str) -> None:
+    def __init__(self, receive: Receive, limits: Limits, bodies: BodyMemory, client: str) -> None:
         self._receive, self._limits, self._bodies, self._client = receive, limits, bodies, client
         self._size, self._complete = 0, False
         self._deadline = asyncio.get_running_loop().time() + limits.io_timeout
@@ -135,11 +137,11 @@ class Body:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within {self._limits.io_timeout:g} s") from None
+            raise ApiError(408, f"the body did not arrive within {self._limits.io_timeout:g} s") from None
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             if self._size + size > self._limits.body_bytes:
-                raise too_large(self._limits.body_bytes)
+                raise body_too_large(self._limits.body_bytes)
             self._bodies.take(self._client, size)
             self._size += size
             self._complete = not message.get("more_body", False)
@@ -150,10 +152,10 @@ class Body:
         self._size = 0
 
 
-def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+def body_too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body exceeds the limit of {limit} bytes; send a smaller one", code="body_too_large")
 
 
-def note(scope_state: Any, **fields: Any) -> None:
-    """Add fields to the log line of a request; never text that a user wrote."""
+def add_to_log(scope_state: Any, **fields: Any) -> None:
+    """Add fields to a request's log line. Never add text that a user wrote."""
     scope_state.log.update(fields)

@@ -1,4 +1,4 @@
-"""The description of request bodies in /openapi.json. Handlers take raw bytes, so FastAPI cannot derive it."""
+"""Schemas of request bodies in /openapi.json. Handlers take raw bytes, so FastAPI cannot derive them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from gesso.serve.fields import Fields
 
-PLACE = "#/components/schemas/"
+SCHEMAS = "#/components/schemas/"
 _documented: list[type[Fields]] = []
 
 
@@ -15,19 +15,19 @@ def document(fields: type[Fields]) -> dict[str, Any]:
     """Return the `openapi_extra` of a route whose body has these fields."""
     if fields not in _documented:
         _documented.append(fields)
-    content = {"application/json": {"schema": {"$ref": PLACE + fields.__name__}}}
+    content = {"application/json": {"schema": {"$ref": SCHEMAS + fields.__name__}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def install_schemas(app: FastAPI) -> None:
-    """Add the schemas of all documented bodies to the app's description."""
+    """Add the schemas of all documented bodies to the app's OpenAPI description."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             description = describe()
             _, found = models_json_schema(
-                [(fields, "validation") for fields in _documented], ref_template=PLACE + "{model}"
+                [(fields, "validation") for fields in _documented], ref_template=SCHEMAS + "{model}"
             )
             description.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
         assert app.openapi_schema is not None

@@ -1,5 +1,4 @@
-"""The studio and the page of the API: files to a browser. They hold no secret and need no key; the studio asks for one
-when it has to."""
+"""Routes of the studio and of the API reference page. The files hold no secret, so these routes need no key."""
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -8,20 +7,20 @@ from gesso.serve.errors import ApiError
 from gesso.serve.studio_files import HEADERS, content_type, files
 
 PREFIX = "/studio/"
-OPEN = ("/", "/docs", "/openapi.json")
+OPEN_PATHS = ("/", "/docs", "/openapi.json")
 
 
-def is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(PREFIX)
+def needs_no_key(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(PREFIX)
 
 
 def add_studio(app: FastAPI) -> None:
-    held = files()
+    contents = files()
 
     def send(name: str) -> Response:
-        if name not in held:
+        if name not in contents:
             raise ApiError(404, f"the studio has no file {name[:100]!r}", code="not_found")
-        return Response(held[name], media_type=content_type(name), headers=HEADERS)
+        return Response(contents[name], media_type=content_type(name), headers=HEADERS)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -1,47 +1,43 @@
 """Answers of /v1/completions."""
 
-import time
-import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from gesso.serve.generation import Generation
-from gesso.serve.http.sse import Delta, Writing
 from gesso.serve.jobs import Job
 from gesso.serve.models import ServedModel
-from gesso.serve.openai.chunks import chunks
+from gesso.serve.openai.chunks import head, stream_chunks
+from gesso.serve.openai.deltas import AnswerDeltas, Delta
 from gesso.serve.openai.logprobs import completion_logprobs
-from gesso.serve.prepare.request import Accepted
+from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.protocol import Ended
 
 
-def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:
+def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
     ended = generation.ended
-    choices = [_choice(model, asked, job, ended[job.index], ended[job.index].text) for job in generation.jobs]
-    return {**_head(asked), "choices": choices, "usage": generation.usage()}
+    choices = [_choice(model, request, job, ended[job.index], ended[job.index].text) for job in generation.jobs]
+    return {**_head(request), "choices": choices, "usage": generation.usage()}
 
 
-def stream(model: ServedModel, asked: Accepted, generation: Generation) -> AsyncGenerator[bytes]:
+def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
     def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
         if ended:
-            return [_choice(model, asked, job, ended, delta.text)]
+            return [_choice(model, request, job, ended, delta.text)]
         return [{"index": job.index, "text": delta.text, "logprobs": None, "finish_reason": None}]
 
-    writings = [Writing(model.tokenizer, chat=False) for _ in generation.jobs]
-    return chunks(_head(asked), generation, writings, choices, usage=asked.include_usage)
+    answers = [AnswerDeltas(model.tokenizer, chat=False) for _ in generation.jobs]
+    return stream_chunks(_head(request), generation, answers, choices, usage=request.include_usage)
 
 
-def _choice(model: ServedModel, asked: Accepted, job: Job, ended: Ended, text: str) -> dict[str, Any]:
-    logprobs = completion_logprobs(model.tokenizer, job, ended) if asked.logprobs else None
+def _choice(model: ServedModel, request: PreparedRequest, job: Job, ended: Ended, text: str) -> dict[str, Any]:
     return {
         "index": job.index,
         "text": text,
-        "logprobs": logprobs,
+        "logprobs": completion_logprobs(model.tokenizer, job, ended) if request.logprobs else None,
         "finish_reason": ended.finish_reason,
         "seed": ended.seed,
     }
 
 
-def _head(asked: Accepted) -> dict[str, Any]:
-    id = f"cmpl-{uuid.uuid4().hex}"
-    return {"id": id, "object": "text_completion", "created": int(time.time()), "model": asked.model}
+def _head(request: PreparedRequest) -> dict[str, Any]:
+    return head("text_completion", request.model, "cmpl")

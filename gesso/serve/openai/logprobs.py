@@ -1,7 +1,8 @@
-"""Log-probabilities of the tokens of an answer, in the two forms OpenAI has for them.
+"""Log-probabilities of the tokens of an answer, in OpenAI's two forms.
 
-They come from the step in which a canvas converged, at that step's temperature, for every token of the answer, tags and
-thoughts included. Tokens that settled earlier were fixed in that step; their log-probabilities are its predictions too.
+They are the predictions of the step in which a canvas converged, at that step's temperature. There is one per token of
+the answer, including tags and thinking. A token that settled earlier is fixed in that step, and its log-probability
+comes from the same prediction.
 """
 
 from itertools import accumulate
@@ -21,19 +22,19 @@ def chat_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[str, Any
 
 
 def completion_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[str, Any]:
-    pieces = [_piece(tokenizer, token) for token in ended.tokens]
+    texts = [_token_text(tokenizer, token) for token in ended.tokens]
     # Special tokens are not part of the text.
-    lengths = [0 if token in tokenizer.special_ids else len(p) for token, p in zip(ended.tokens, pieces, strict=True)]
+    lengths = [0 if token in tokenizer.special_ids else len(t) for token, t in zip(ended.tokens, texts, strict=True)]
     offsets = list(accumulate(lengths, initial=0))[:-1]
-    tops = [{_piece(tokenizer, other): value for other, value in top} for _, top in job.logprobs]
+    tops = [{_token_text(tokenizer, other): value for other, value in top} for _, top in job.logprobs]
     values = [own for own, _ in job.logprobs]
-    return {"tokens": pieces, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+    return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
 
 def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
-    piece = _piece(tokenizer, token)
-    return {"token": piece, "logprob": value, "bytes": list(piece.encode())}
+    text = _token_text(tokenizer, token)
+    return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
 
-def _piece(tokenizer: Tokenizer, token: int) -> str:
+def _token_text(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.pieces([token])[0] if token < tokenizer.vocab_size else ""

@@ -3,64 +3,64 @@
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from gesso.chat.answer import Answer
 from gesso.serve.generation import Generation
-from gesso.serve.http.sse import Writing, event
+from gesso.serve.http.sse import event
 from gesso.serve.models import ServedModel
-from gesso.serve.prepare.request import Accepted
+from gesso.serve.openai.deltas import AnswerDeltas, Delta
+from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.protocol import Ended, Settled
 
 
-def answer(model: ServedModel, asked: Accepted, generation: Generation) -> dict[str, Any]:
-    ended = generation.ended[0]
-    read = Writing(model.tokenizer, chat=True).answer(ended)
-    return _finished(_response(asked), read, ended, generation, f"msg_{uuid.uuid4().hex}")
+def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
+    read = AnswerDeltas(model.tokenizer, chat=True).answer(generation.ended[0])
+    return _finished(_response(request), read, generation, f"msg_{uuid.uuid4().hex}")
 
 
-async def stream(model: ServedModel, asked: Accepted, generation: Generation) -> AsyncGenerator[bytes]:
-    response, message_id, number = _response(asked), f"msg_{uuid.uuid4().hex}", -1
-    writing = Writing(model.tokenizer, chat=True)
-    here = {"item_id": message_id, "output_index": 0, "content_index": 0}
+async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
+    response, message_id, number = _response(request), f"msg_{uuid.uuid4().hex}", -1
+    answer = AnswerDeltas(model.tokenizer, chat=True)
+    part = {"item_id": message_id, "output_index": 0, "content_index": 0}
 
-    def tell(kind: str, **data: Any) -> bytes:
+    def numbered(kind: str, **data: Any) -> bytes:
         nonlocal number
         number += 1
         return event({"type": kind, "sequence_number": number, **data}, kind)
 
-    yield tell("response.created", response=response)
-    yield tell("response.in_progress", response=response)
-    yield tell("response.output_item.added", output_index=0, item=_message(message_id, None))
-    yield tell("response.content_part.added", **here, part=_part(""))
-    events = generation.events()
-    try:
+    yield numbered("response.created", response=response)
+    yield numbered("response.in_progress", response=response)
+    yield numbered("response.output_item.added", output_index=0, item=_message(message_id, None))
+    yield numbered("response.content_part.added", **part, part=_text_part(""))
+    async with aclosing(generation.events()) as events:
         async for job, happened in events:
-            new = writing.settle(happened.tokens) if isinstance(happened, Settled) else None
-            if isinstance(happened, Ended):
-                new = writing.end(happened)
-            if new and new.text:
+            delta = Delta()
+            match happened:
+                case Settled(tokens=tokens):
+                    delta = answer.settle(tokens)
+                case Ended():
+                    delta = answer.end(happened)
+            if delta.text:
                 generation.note_text(job)
-                yield tell("response.output_text.delta", **here, delta=new.text, logprobs=[])
-    finally:
-        await events.aclose()
-    text = writing.sent.text
-    finished = _finished(response, writing.sent, generation.ended[0], generation, message_id)
-    yield tell("response.output_text.done", **here, text=text, logprobs=[])
-    yield tell("response.content_part.done", **here, part=_part(text))
-    yield tell("response.output_item.done", output_index=0, item=_message(message_id, text))
-    kind = "response.completed" if finished["status"] == "completed" else "response.incomplete"
-    yield tell(kind, response=finished)
+                yield numbered("response.output_text.delta", **part, delta=delta.text, logprobs=[])
+    text = answer.sent.text
+    finished = _finished(response, answer.sent, generation, message_id)
+    yield numbered("response.output_text.done", **part, text=text, logprobs=[])
+    yield numbered("response.content_part.done", **part, part=_text_part(text))
+    yield numbered("response.output_item.done", output_index=0, item=_message(message_id, text))
+    yield numbered(f"response.{finished['status']}", response=finished)
 
 
-def _response(asked: Accepted) -> dict[str, Any]:
+def _response(request: PreparedRequest) -> dict[str, Any]:
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "model": asked.model,
-        **asked.echo,
+        "model": request.model,
+        **request.echo,
         "error": None,
         "incomplete_details": None,
         "output": [],
@@ -73,20 +73,18 @@ def _response(asked: Accepted) -> dict[str, Any]:
     }
 
 
-def _finished(
-    response: dict[str, Any], read: Answer, ended: Ended, generation: Generation, message_id: str
-) -> dict[str, Any]:
+def _finished(response: dict[str, Any], read: Answer, generation: Generation, message_id: str) -> dict[str, Any]:
     output: list[dict[str, Any]] = []
     if read.thinking:
         summary = [{"type": "summary_text", "text": read.thinking}]
         output.append({"type": "reasoning", "id": f"rs_{uuid.uuid4().hex}", "summary": summary})
     output.append(_message(message_id, read.text))
-    whole = ended.finish_reason != "length"
+    complete = generation.ended[0].finish_reason != "length"
     usage = generation.usage()
     return {
         **response,
-        "status": "completed" if whole else "incomplete",
-        "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+        "status": "completed" if complete else "incomplete",
+        "incomplete_details": None if complete else {"reason": "max_output_tokens"},
         "output": output,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
@@ -99,10 +97,10 @@ def _finished(
 
 
 def _message(id: str, text: str | None) -> dict[str, Any]:
-    """None: it is only being begun."""
-    status, content = ("in_progress", []) if text is None else ("completed", [_part(text)])
+    """Return a message item; None is the text of a message that has only begun."""
+    status, content = ("in_progress", []) if text is None else ("completed", [_text_part(text)])
     return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
 
 
-def _part(text: str) -> dict[str, Any]:
+def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,11 +1,7 @@
-"""Read a request: parse its body, check it, tokenize it, and turn it into jobs for the engine.
-
-All work whose size a client chooses is done here, in child processes with limits on CPU time and memory
-(`prepare_process`). The event loop handles only the outcome, whose size the context bounds.
-"""
+"""Prepare a request in a child process: one function per endpoint, and one that compiles constraints."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,6 +10,7 @@ from gesso.errors import InputError
 from gesso.infill.edit import check_span
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
+    THINKING_AND_CONSTRAINT,
     ChatFields,
     CompletionFields,
     DetokenizeFields,
@@ -23,35 +20,34 @@ from gesso.serve.fields import (
     TokenizeFields,
     thinks,
 )
-from gesso.serve.prepare.builder import Reading
+from gesso.serve.prepare.builder import RequestBuilder
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 F = TypeVar("F", bound=Fields)
+Task = dict[str, Any]  # `endpoint`, and `contexts`: the context of each model by name
+Frontends = Sequence[ModelFrontend]
+Outcome = tuple[bytes, bytes]  # a JSON head and a blob
 
 
-def run(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    """Carry out a task and return its outcome, or an error, as two byte strings: a JSON head and a blob.
-
-    `endpoint` names the task; `contexts` has the context of each model by name. Errors are {"error": …}.
-    """
+def run(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    """Run a task. The head of the outcome is {"error": …} if the request is rejected."""
     try:
         try:
-            return _TASKS[task["endpoint"]](task, body, frontends)
+            return TASKS[task["endpoint"]](task, body, frontends)
         except ValidationError as error:
             raise from_validation(error) from None
         except InputError as error:
             raise from_input(error) from None
         except RecursionError:
-            raise ApiError(400, "this request is nested too deeply; make it simpler", code="too_complex") from None
+            raise ApiError(400, "the request is nested too deeply; simplify it", code="too_complex") from None
         except MemoryError:
-            raise ApiError(
-                400, "reading this request takes too much memory; make it smaller", code="too_complex"
-            ) from None
+            message = "preparing this request takes too much memory; make it smaller"
+            raise ApiError(400, message, code="too_complex") from None
     except ApiError as error:
-        refusal = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
-        return json.dumps({"error": refusal}).encode(), b""
+        fields = {"status": error.status, "message": error.message, "param": error.param, "code": error.code}
+        return json.dumps({"error": fields}).encode(), b""
 
 
 def parse(fields: type[F], body: bytes) -> F:
@@ -68,134 +64,123 @@ def parse(fields: type[F], body: bytes) -> F:
     return fields.model_validate(data)
 
 
-def compile(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    """Compile a constraint; the blob is what `Guides.restored` reads."""
+def compile(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    """Compile a constraint. The blob is the input of `Guides.restored`."""
     frontend = frontend_of(frontends, task["model"])
     guide = frontend.guides.compiled(body.decode("utf-8", "surrogatepass"), tools=task["tools"])
     return b"{}", guide.to_bytes(pinned=task["pinned"])
 
 
-def tokenize(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    asked = parse(TokenizeFields, body)
-    frontend = frontend_of(frontends, asked.model)
+def tokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(TokenizeFields, body)
+    frontend = frontend_of(frontends, fields.model)
     context = task["contexts"][frontend.name]
-    if asked.messages is not None:
-        frontend.check_size(characters(asked.messages) + characters(asked.tools), context)
-        tokens = frontend.tokenizer.chat(asked.messages, tools=asked.tools)
+    if fields.messages is not None:
+        frontend.check_size(characters(fields.messages) + characters(fields.tools), context)
+        tokens = frontend.tokenizer.chat(fields.messages, tools=fields.tools)
     else:
-        frontend.check_size(len(asked.prompt or ""), context)
-        tokens = frontend.tokenizer.encode(asked.prompt or "", bos=asked.add_special_tokens)
+        frontend.check_size(len(fields.prompt or ""), context)
+        tokens = frontend.tokenizer.encode(fields.prompt or "", bos=fields.add_special_tokens)
     answer = {"tokens": tokens, "count": len(tokens), "max_model_len": context}
     return b"{}", json.dumps(answer).encode()
 
 
-def detokenize(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    asked = parse(DetokenizeFields, body)
-    text = frontend_of(frontends, asked.model).tokenizer.decode(asked.tokens, special=not asked.skip_special_tokens)
+def detokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(DetokenizeFields, body)
+    tokenizer = frontend_of(frontends, fields.model).tokenizer
+    text = tokenizer.decode(fields.tokens, special=not fields.skip_special_tokens)
     return b"{}", json.dumps({"prompt": text}).encode()
 
 
-def chat(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    asked = parse(ChatFields, body)
-    reading = Reading(task, asked, frontends)
-    source = reading.source(asked.constraint())
-    tools = None if asked.tool_choice == "none" else asked.tools
-    prompt = reading.chat(asked.messages, tools=tools, thinking=asked.thinks)
-    jobs, constraint = reading.jobs(
-        [prompt],
-        n=asked.n,
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        stop=asked.stop,
-        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        source=source,
-    )
-    return reading.accept(
-        jobs=jobs,
-        include_usage=asked.stream_options.include_usage,
-        logprobs=asked.logprobs,
+def chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(ChatFields, body)
+    builder = RequestBuilder(task, fields, frontends)
+    constraint = builder.constraint(fields.constraint())
+    tools = None if fields.tool_choice == "none" else fields.tools
+    return builder.build(
+        [builder.chat_tokens(fields.messages, tools=tools, thinking=fields.thinks)],
+        n=fields.n,
+        max_tokens=fields.max_completion_tokens or fields.max_tokens,
+        stop=fields.stop,
+        top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         constraint=constraint,
-        source=source,
+        include_usage=fields.stream_options.include_usage,
     )
 
 
-def completions(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    asked = parse(CompletionFields, body)
-    reading = Reading(task, asked, frontends)
-    limit, hole = reading.limits.choices, None
-    source = reading.source(asked.constraint())
+def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(CompletionFields, body)
+    builder = RequestBuilder(task, fields, frontends)
+    limit, hole = builder.limits.choices, None
+    constraint = builder.constraint(fields.constraint())
     prompts: list[Any]
-    if asked.suffix:
-        if asked.best_of > limit:
+    if fields.suffix:
+        if fields.best_of > limit:
             raise ApiError(400, f"best_of: at most {limit} texts in one request", param="best_of")
-        hole = {"prefix": asked.prompt, "suffix": asked.suffix, "candidates": asked.best_of}
-        prompts = [[*reading.ids(str(asked.prompt)), *reading.ids(asked.suffix, bos=False)]]
+        hole = {"prefix": fields.prompt, "suffix": fields.suffix, "candidates": fields.best_of}
+        prompts = [[*builder.text_tokens(str(fields.prompt)), *builder.text_tokens(fields.suffix, bos=False)]]
     else:
-        several = isinstance(asked.prompt, list) and bool(asked.prompt) and not isinstance(asked.prompt[0], int)
-        prompts = list(asked.prompt) if several else [asked.prompt]
+        several = isinstance(fields.prompt, list) and bool(fields.prompt) and not isinstance(fields.prompt[0], int)
+        prompts = list(fields.prompt) if several else [fields.prompt]
         if len(prompts) > limit:
             raise ApiError(400, f"prompt: at most {limit} prompts in one request, got {len(prompts)}", param="prompt")
         if not all(prompts):
             raise ApiError(400, "prompt: it is empty; give some text to continue", param="prompt")
-        prompts = [reading.ids(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    jobs, constraint = reading.jobs(
+        prompts = [builder.text_tokens(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return builder.build(
         prompts,
-        n=asked.n,
-        max_tokens=asked.max_tokens,
-        stop=asked.stop,
-        top_logprobs=asked.logprobs,
-        source=source,
-        hole=hole,
-    )
-    return reading.accept(
-        jobs=jobs,
-        include_usage=asked.stream_options.include_usage,
-        logprobs=asked.logprobs is not None,
+        n=fields.n,
+        max_tokens=fields.max_tokens,
+        stop=fields.stop,
+        top_logprobs=fields.logprobs,
         constraint=constraint,
-        source=source,
+        hole=hole,
+        include_usage=fields.stream_options.include_usage,
     )
 
 
-def edits(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    asked = parse(EditFields, body)
-    reading = Reading(task, asked, frontends)
-    if asked.diffusion.pins:
+def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(EditFields, body)
+    builder = RequestBuilder(task, fields, frontends)
+    if fields.diffusion.pins:
         raise ApiError(400, "diffusion.pins is not supported by edits", param="diffusion.pins")
-    check_span(asked.input, (asked.span[0], asked.span[1]), asked.level)
-    text = [*reading.ids(asked.input), *reading.ids(asked.instruction or "", bos=False)]
-    hole = {"text": asked.input, "span": asked.span, "instruction": asked.instruction, "level": asked.level}
-    jobs, _ = reading.jobs([text], n=asked.n, max_tokens=asked.max_tokens, hole=hole)
-    return reading.accept(jobs=jobs, echo={"input": asked.input, "span": asked.span})
+    check_span(fields.input, (fields.span[0], fields.span[1]), fields.level)
+    tokens = [*builder.text_tokens(fields.input), *builder.text_tokens(fields.instruction or "", bos=False)]
+    echo = {"input": fields.input, "span": fields.span}
+    hole = {"text": fields.input, "span": fields.span, "instruction": fields.instruction, "level": fields.level}
+    return builder.build([tokens], n=fields.n, max_tokens=fields.max_tokens, hole=hole, echo=echo)
 
 
-def responses(task: dict[str, Any], body: bytes, frontends: Sequence[ModelFrontend]) -> tuple[bytes, bytes]:
-    asked = parse(ResponseFields, body)
-    reading = Reading(task, asked, frontends)
-    if asked.diffusion.drafts:
-        raise ApiError(
-            400, "diffusion.drafts: only chat, completions and edits stream drafts", param="diffusion.drafts"
-        )
-    schema, thinking = asked.text.format.wanted, thinks(asked.reasoning.effort)
+def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(ResponseFields, body)
+    builder = RequestBuilder(task, fields, frontends)
+    if fields.diffusion.drafts:
+        message = "diffusion.drafts: only chat, completions and edits stream drafts"
+        raise ApiError(400, message, param="diffusion.drafts")
+    schema, thinking = fields.text.format.requested_schema, thinks(fields.reasoning.effort)
     if schema is not None and thinking:
-        raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
-    source = reading.source(None if schema is None else {"json_schema": schema})
-    prompt = reading.chat(_messages(asked), thinking=thinking)
-    jobs, constraint = reading.jobs([prompt], max_tokens=asked.max_output_tokens, source=source)
+        raise InputError(THINKING_AND_CONSTRAINT)
+    constraint = builder.constraint(None if schema is None else {"json_schema": schema})
+    prompt = builder.chat_tokens(_messages(fields), thinking=thinking)
     echo = {
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "temperature": asked.temperature,
-        "text": asked.text.model_dump(exclude_none=True, by_alias=True),
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "temperature": fields.temperature,
+        "text": fields.text.model_dump(exclude_none=True, by_alias=True),
     }
-    return reading.accept(jobs=jobs, constraint=constraint, source=source, echo=echo)
+    return builder.build([prompt], max_tokens=fields.max_output_tokens, constraint=constraint, echo=echo)
 
 
-def _messages(asked: ResponseFields) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    if isinstance(asked.input, str):
-        return [*messages, {"role": "user", "content": asked.input}]
-    for index, item in enumerate(asked.input):
+def _messages(fields: ResponseFields) -> list[dict[str, Any]]:
+    """Return the input of a response as messages of a chat."""
+    messages: list[dict[str, Any]] = []
+    if fields.instructions:
+        messages.append({"role": "system", "content": fields.instructions})
+    if isinstance(fields.input, str):
+        return [*messages, {"role": "user", "content": fields.input}]
+    for index, item in enumerate(fields.input):
         if item.get("type", "message") != "message":
-            message = f"input[{index}].type: only messages are read, got {item['type']!r:.100}"
+            message = f"input[{index}].type: only message is supported, got {item['type']!r:.100}"
             raise ApiError(400, message, param=f"input[{index}].type")
         content = item.get("content")
         if isinstance(content, list):  # this API has other names for the parts of a message
@@ -207,12 +192,6 @@ def _messages(asked: ResponseFields) -> list[dict[str, Any]]:
     return messages
 
 
-_TASKS = {
-    "chat": chat,
-    "completions": completions,
-    "edits": edits,
-    "responses": responses,
-    "tokenize": tokenize,
-    "detokenize": detokenize,
-    "compile": compile,
+TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
+    function.__name__: function for function in (chat, completions, edits, responses, tokenize, detokenize, compile)
 }

@@ -1,4 +1,4 @@
-"""A served model as the processes without its weights know it: configuration, tokenizer, defaults and names."""
+"""A served model without its weights: configuration, tokenizer, defaults and names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,16 +30,16 @@ class ModelFrontend:
 
     @property
     def longest(self) -> int:
-        """The context a server may choose at most."""
+        """The longest context that a server may choose."""
         longest = self.config.max_position_embeddings
         return min(self.settings.engine.max_length or longest, longest)
 
     def adapter(self, model: str | None) -> str | None:
-        """Return the adapter that a model name stands for; None: the base model."""
+        """Return the adapter with this model name, or None for the base model."""
         return None if model is None or model == self.name else model
 
     def check_size(self, characters: int, context: int) -> None:
-        """Reject a text that cannot fit the context, without tokenizing it."""
+        """Reject a text that cannot fit the context by its length, without tokenizing it."""
         least = characters // self.tokenizer.longest_piece
         if least > context:
             raise ApiError(
@@ -51,14 +51,14 @@ class ModelFrontend:
 
 
 def frontend_of(frontends: Sequence[ModelFrontend], model: str | None) -> ModelFrontend:
-    """Return the frontend that serves a model name; the first one is the default."""
+    """Return the frontend of a model name. The first frontend is the default."""
     if model is None:
         return frontends[0]
     for frontend in frontends:
         if model in frontend.models:
             return frontend
     known = ", ".join(name for frontend in frontends for name in frontend.models)
-    raise ApiError(404, f"no model {model[:100]!r} here; available: {known}", param="model", code="model_not_found")
+    raise ApiError(404, f"there is no model {model[:100]!r}; available: {known}", param="model", code="model_not_found")
 
 
 def characters(value: Any) -> int:

@@ -1,7 +1,7 @@
-"""The event loop's side of `prepare_process`: how many requests are read at once, and whose turn it is.
+"""Run tasks in the prepare process: keep it running, limit concurrent tasks, and choose their order.
 
-Three lanes keep kinds of work apart: small bodies, large bodies, and constraints to compile. In each of them clients
-take turns, and no client holds all places or fills the queue.
+Three lanes separate small bodies, large bodies and constraints to compile. In each lane clients take turns, and no
+client can hold all slots or fill the queue.
 """
 
 import asyncio
@@ -21,69 +21,78 @@ from typing import Any
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
 from gesso.serve.keys import without_keys
-from gesso.serve.prepare.request import Source
-from gesso.serve.protocol import SIZES, Constraint, frame, sizes
+from gesso.serve.prepare.request import ConstraintSource
+from gesso.serve.protocol import SIZES, frame, sizes
 from gesso.serve.settings import QUEUE_SHARE, ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
 SMALL_BODY = 64 * 1024
-PLACES = {"small": 4, "large": 2, "compile": 2}
-STARTS = 3  # attempts to start the process before requests are refused
-START_SECONDS = 60.0  # for which a request waits for the process: it may have to be imported from a slow disk
+SLOTS = {"small": 4, "large": 2, "compile": 2}  # tasks at once per lane
+STARTS = 3  # failed starts in a row after which requests are rejected
+START_SECONDS = 60.0  # time for which a request waits for the process, which may start from a slow disk
 PAUSE_SECONDS = 30.0  # longest pause between two starts
-PATIENCE = 4  # real time allowed per second of CPU time: the engine may take the processors
-KEPT_BYTES = 64 * 2**20  # of compiled constraints
+WALL_PER_CPU_SECOND = 4  # real time allowed per second of CPU time: the engine may keep the processors busy
+CACHE_BYTES = 64 * 2**20  # of compiled constraints
 
 
 @dataclass(eq=False)
-class Turn:
+class Ticket:
     client: str
-    come: asyncio.Event = field(default_factory=asyncio.Event)
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Lane:
-    def __init__(self, places: int) -> None:
-        self.places = places
-        self.waiting: FairQueue[Turn] = FairQueue()
-        self.holding: Counter[str] = Counter()
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.waiting: FairQueue[Ticket] = FairQueue()
+        self.holding: Counter[str] = Counter()  # slots by client
 
     @asynccontextmanager
-    async def place(self, client: str) -> AsyncIterator[None]:
-        turn = Turn(client)
-        self.waiting.put(turn)
+    async def slot(self, client: str) -> AsyncIterator[None]:
+        """Wait for a slot and hold it."""
+        ticket = Ticket(client)
+        self.waiting.put(ticket)
         self._admit()
         try:
-            await turn.come.wait()
+            await ticket.admitted.wait()
             yield
         finally:
-            if turn.come.is_set():
+            if ticket.admitted.is_set():
                 self.holding[client] -= 1
-                self.holding += Counter()  # forget clients that hold nothing
+                self.holding += Counter()  # drops clients that hold no slot
             else:
-                self.waiting.remove(turn)
+                self.waiting.remove(ticket)
             self._admit()
 
     def _admit(self) -> None:
-        """Hand out free places. A client may hold all but one of them, so that another gets in at once."""
-        most = max(1, self.places - 1)
-        while self.holding.total() < self.places:
-            turn = self.waiting.take_first(lambda turn: self.holding[turn.client] < most)
-            if turn is None:
+        """Assign free slots. A client may hold all but one of them, so that another is admitted at once."""
+        most = max(1, self.slots - 1)
+        while self.holding.total() < self.slots:
+            ticket = self.waiting.take_first(lambda ticket: self.holding[ticket.client] < most)
+            if ticket is None:
                 return
-            self.holding[turn.client] += 1
-            turn.come.set()
+            self.holding[ticket.client] += 1
+            ticket.admitted.set()
+
+
+@dataclass(eq=False)
+class Compilation:
+    """A constraint being compiled, and the number of requests that wait for it."""
+
+    task: asyncio.Task[bytes]
+    waiting: int = 0
 
 
 class PreparePool:
     def __init__(self, settings: Sequence[ServerSettings]) -> None:
         self.settings, self.limits = settings, settings[0].limits
-        self.lanes = {name: Lane(places) for name, places in PLACES.items()}
-        self.compiling: dict[tuple[str, str], Compiling] = {}  # by client and key
-        self.kept: OrderedDict[str, bytes] = OrderedDict()  # compiled constraints by key
+        self.lanes = {name: Lane(slots) for name, slots in SLOTS.items()}
+        self.compiling: dict[tuple[str, str], Compilation] = {}  # by client and key
+        self.compiled: OrderedDict[str, bytes] = OrderedDict()  # constraints by key, least recently used first
         self._control: socket.socket | None = None
         self._running = asyncio.Event()
-        self._failures = 0  # starts in a row that failed
+        self._failures = 0  # consecutive failed starts
         self._task: asyncio.Task[None] | None = None
 
     # --- the process ------------------------------------------------------------------------------------------------
@@ -101,14 +110,14 @@ class PreparePool:
         while True:
             try:
                 code = await self._run_once()
-                logger.error("request reader died", extra={"fields": {"exit": code}})
-            except Exception:  # no process or memory for it, or a defect of ours: neither may end this task
-                logger.exception("request reader failed")
+                logger.error("prepare process died", extra={"fields": {"exit": code}})
+            except Exception:  # no process or memory left, or a bug: neither may end this task
+                logger.exception("prepare process failed")
             self._failures += 1
             await asyncio.sleep(min(0.5 * self._failures, PAUSE_SECONDS))
 
     async def _run_once(self) -> int:
-        """Run one process to its end and return its exit status."""
+        """Run one process until it ends and return its exit status."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with ours, theirs:
@@ -118,7 +127,7 @@ class PreparePool:
                 "gesso.serve.prepare.process",
                 json.dumps([each.to_json() for each in self.settings]),
                 stdin=theirs.fileno(),
-                start_new_session=True,  # a process group of its own, which ends as one
+                start_new_session=True,  # its children belong to its process group and are killed with it
                 env={**without_keys(os.environ), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
             theirs.close()
@@ -137,24 +146,24 @@ class PreparePool:
     # --- work ---------------------------------------------------------------------------------------------------------
 
     async def prepare(self, endpoint: str, body: bytes, client: str, contexts: dict[str, int]) -> tuple[bytes, bytes]:
+        """Run the task of an endpoint. Return a JSON head and a blob."""
         lane = "small" if len(body) <= SMALL_BODY else "large"
         task = {"endpoint": endpoint, "contexts": contexts}
-        async with self._place(lane, client):
-            return await self._run(task, body, self.limits.prepare_seconds, "read")
+        async with self._slot(lane, client):
+            return await self._run(task, body, self.limits.prepare_seconds, "prepare")
 
-    async def compile(self, constraint: Constraint, source: Source, served: str, client: str) -> bytes:
+    async def compile(self, source: ConstraintSource, client: str) -> bytes:
         """Return a compiled constraint.
 
-        A client's requests for the same one share the work; the last to leave cancels it. Clients share only what is
-        finished: nobody waits for the turn of another.
+        Requests of the same client for the same constraint share the work; the last one to leave cancels it. Different
+        clients share only finished results, so that no client waits for the turn of another.
         """
-        if (found := self.kept.get(constraint.key)) is not None:
-            self.kept.move_to_end(constraint.key)
+        if (found := self.compiled.get(source.key)) is not None:
+            self.compiled.move_to_end(source.key)
             return found
-        key = client, constraint.key
+        key = client, source.key
         if (shared := self.compiling.get(key)) is None:
-            work = self._compile(constraint, source, served, client)
-            shared = self.compiling[key] = Compiling(asyncio.create_task(work))
+            shared = self.compiling[key] = Compilation(asyncio.create_task(self._compile(source, client)))
         shared.waiting += 1
         try:
             return await asyncio.shield(shared.task)
@@ -164,46 +173,47 @@ class PreparePool:
                 self.compiling.pop(key, None)
                 shared.task.cancel()
 
-    async def _compile(self, constraint: Constraint, source: Source, served: str, client: str) -> bytes:
-        task = {"endpoint": "compile", "model": served, "tools": source.tools, "pinned": source.pinned}
+    async def _compile(self, source: ConstraintSource, client: str) -> bytes:
+        task = {"endpoint": "compile", "model": source.model, "tools": source.tools, "pinned": source.pinned}
         regex = source.regex.encode("utf-8", "surrogatepass")
-        async with self._place("compile", client):
-            if (found := self.kept.get(constraint.key)) is not None:  # compiled for another client in the meantime
+        async with self._slot("compile", client):
+            if (found := self.compiled.get(source.key)) is not None:  # compiled for another client in the meantime
                 return found
             _, found = await self._run(task, regex, self.limits.compile_seconds, "compile")
-        self.kept[constraint.key] = found
-        while sum(map(len, self.kept.values())) > KEPT_BYTES:
-            self.kept.popitem(last=False)
+        self.compiled[source.key] = found
+        while sum(map(len, self.compiled.values())) > CACHE_BYTES:
+            self.compiled.popitem(last=False)
         return found
 
     @asynccontextmanager
-    async def _place(self, lane: str, client: str) -> AsyncIterator[None]:
-        """Wait for a place in a lane and for the process, or refuse."""
-        own = sum(turn.client == client for turn in self.lanes[lane].waiting)
-        everybody = sum(len(each.waiting) for each in self.lanes.values())
+    async def _slot(self, lane: str, client: str) -> AsyncIterator[None]:
+        """Wait for a slot of a lane and for the process, or reject the request."""
+        own = sum(ticket.client == client for ticket in self.lanes[lane].waiting)
+        total = sum(len(each.waiting) for each in self.lanes.values())
         most = max(1, self.limits.queue // QUEUE_SHARE) if self.settings[0].shared else self.limits.queue
-        if own >= most or everybody >= self.limits.queue:
-            raise ApiError(429, "too many requests wait to be read; try again in 1 s", code="queue_full", retry_after=1)
-        async with self.lanes[lane].place(client):
+        if own >= most or total >= self.limits.queue:
+            message = "too many requests are waiting to be prepared; try again in 1 s"
+            raise ApiError(429, message, code="queue_full", retry_after=1)
+        async with self.lanes[lane].slot(client):
             if self._failures >= STARTS:
-                raise ApiError(503, "the process that reads requests does not start; see the server's log")
+                raise ApiError(503, "the prepare process does not start; see the server's log")
             try:
                 async with asyncio.timeout(START_SECONDS):
                     await self._running.wait()
             except TimeoutError:
-                raise ApiError(503, "the process that reads requests has not started yet; ask again later") from None
+                raise ApiError(503, "the prepare process has not started yet; try again later") from None
             yield
 
     async def _run(self, task: dict[str, Any], body: bytes, seconds: int, verb: str) -> tuple[bytes, bytes]:
         head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
         try:
-            async with asyncio.timeout(PATIENCE * seconds):
+            async with asyncio.timeout(WALL_PER_CPU_SECOND * seconds):
                 answer, blob = await self._in_child(frame(head, body))
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             if not self._running.is_set():
-                raise ApiError(503, "the process that reads requests was restarted; ask again") from None
+                raise ApiError(503, "the prepare process was restarted; try again") from None
             raise ApiError(
-                400, f"this request takes more than {seconds} s to {verb}; make it simpler", code="too_complex"
+                400, f"this request takes more than {seconds} s to {verb}; simplify it", code="too_complex"
             ) from None
         if answer.startswith(b'{"error"'):
             error = json.loads(answer)["error"]
@@ -211,9 +221,9 @@ class PreparePool:
         return answer, blob
 
     async def _in_child(self, request: bytes) -> tuple[bytes, bytes]:
-        """Have a new child answer; it is killed if we leave before it has.
+        """Run a request in a new child, and kill the child if this call is cancelled.
 
-        It gets its request only once its process id is known. Until then, it ends by itself when we close the socket.
+        The request is sent once the process id is known. Until then, closing the socket ends the child.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -228,7 +238,7 @@ class PreparePool:
             except asyncio.IncompleteReadError:
                 if not self._running.is_set():
                     raise
-                raise ApiError(503, "the server is short of processes or memory; ask again later") from None
+                raise ApiError(503, "the server is short of processes or memory; try again later") from None
             writer.write(request)
             head, blob = sizes(await reader.readexactly(SIZES.size))
             answer = await reader.readexactly(head), await reader.readexactly(blob)
@@ -239,11 +249,3 @@ class PreparePool:
             if child:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
-
-
-@dataclass(eq=False)
-class Compiling:
-    """A constraint being compiled, and how many requests wait for it."""
-
-    task: asyncio.Task[bytes]
-    waiting: int = 0

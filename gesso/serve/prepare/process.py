@@ -1,12 +1,11 @@
-"""The process in which requests are read: `python -m gesso.serve.prepare.process SETTINGS`, with a socket as stdin.
+"""The prepare process: `python -m gesso.serve.prepare.process SETTINGS`, with a socket as stdin.
 
-It loads the tokenizers once and then forks a child for every request. The kernel limits the child's CPU time and
-memory, and the server kills it when its client leaves. So no request, whatever is in it, can hold up another, and none
-goes on after its client has gone.
+It loads the tokenizers once and forks one child per request. The kernel limits the child's CPU time and memory, and the
+server kills it when its client leaves. So no request can block another, and none outlives its client.
 
-The server sends one end of a socket pair per request over stdin. On it the child writes its process id, reads a task
+The server sends one end of a socket pair per request over stdin. The child writes its process id to it, reads a task
 and a body, and writes the outcome. If no child can be started, the socket is closed without a process id. When stdin
-ends, so do this process and all its children.
+closes, this process and all its children end.
 """
 
 import gc
@@ -25,7 +24,7 @@ from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.protocol import SIZES, frame, sizes
 from gesso.serve.settings import ServerSettings
 
-NICE = 5  # engine and event loop go first where processors are scarce
+NICE = 5  # engine and event loop have priority when processors are scarce
 
 
 def main() -> None:
@@ -36,66 +35,63 @@ def main() -> None:
         frontend.guides.warm_up()
         _ = frontend.tokenizer.longest_piece
     os.nice(NICE)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
-    gc.freeze()  # what exists by now stays shared with the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children
+    gc.freeze()  # keeps the objects that exist now shared with the children
     control.sendall(b"r")
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:
-            os.killpg(0, signal.SIGKILL)  # the server is gone
+            os.killpg(0, signal.SIGKILL)  # the server has ended
         with socket.socket(fileno=descriptors[0]) as channel:
             try:
                 child = os.fork()
-            except OSError as error:  # no process or memory left: only this request fails, as its channel is closed
-                print(f"the request reader cannot start a child: {error}", file=sys.stderr, flush=True)
+            except OSError as error:  # no process or memory left: closing the channel fails only this request
+                print(f"the prepare process cannot start a child: {error}", file=sys.stderr, flush=True)
                 continue
             if child == 0:
                 control.close()
-                serve_one(channel, frontends)
+                run_child(channel, frontends)
 
 
-def serve_one(channel: socket.socket, frontends: list[ModelFrontend]) -> None:
-    """Carry out one task in this process, which ends with it."""
+def run_child(channel: socket.socket, frontends: list[ModelFrontend]) -> None:
+    """Run one task and end this process."""
     try:
         channel.sendall(SIZES.pack(os.getpid(), 0))
         head, body = receive(channel)
         task: dict[str, Any] = json.loads(head)
-        limit(task["seconds"], task["memory"])
+        limit_resources(task["seconds"], task["memory"])
         channel.sendall(frame(*endpoints.run(task, body, frontends)))
-    except OSError:  # the server has closed its end: the client has left
+    except OSError:  # the server has closed its end because the client left
         pass
-    except BaseException:  # a defect of ours: the client gets a 500, the log the reason
+    except BaseException:  # a bug: the client gets a 500, and the log the traceback
         traceback.print_exc()
-        refusal = {
-            "status": 500,
-            "message": "internal error while reading the request; see the server's log",
-        }
-        channel.sendall(frame(json.dumps({"error": refusal}).encode()))
+        error = {"status": 500, "message": "internal error while preparing the request; see the server's log"}
+        channel.sendall(frame(json.dumps({"error": error}).encode()))
     finally:
-        os._exit(0)  # without the exit handlers of the process this one was forked from
+        os._exit(0)  # skip the exit handlers inherited from the parent
 
 
-def limit(seconds: int, memory: int) -> None:
+def limit_resources(seconds: int, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         present = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    except OSError:  # not Linux: no limit on memory, the one on time holds
+    except OSError:  # not Linux: time is limited, memory is not
         return
     resource.setrlimit(resource.RLIMIT_AS, (present + memory, present + memory))
 
 
 def receive(channel: socket.socket) -> tuple[bytes, bytes]:
-    head, body = sizes(exactly(channel, SIZES.size))
-    return exactly(channel, head), exactly(channel, body)
+    head, body = sizes(receive_exactly(channel, SIZES.size))
+    return receive_exactly(channel, head), receive_exactly(channel, body)
 
 
-def exactly(channel: socket.socket, size: int) -> bytes:
+def receive_exactly(channel: socket.socket, size: int) -> bytes:
     buffer = bytearray(size)
     view = memoryview(buffer)
     while view:
         if (count := channel.recv_into(view)) == 0:
-            os._exit(0)  # the client has gone
+            os._exit(0)  # the client has left
         view = view[count:]
     return bytes(buffer)
 

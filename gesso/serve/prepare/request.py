@@ -1,74 +1,66 @@
-"""A request that was read and checked, as the process that read it hands it to the event loop."""
+"""A prepared request: the outcome of preparing, encoded to travel from a child process to the server."""
 
-import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
-
-from gesso.serve.protocol import Constraint
+from typing import Any, Self
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedJob:
-    """One answer to be written. The payload is a Submit without its id, ready for the engine."""
+    """One answer to generate. The payload is a Submit without its id, ready for the engine."""
 
-    prompt: int  # which of the request's prompts
+    prompt: int  # index of the prompt in the request
     prompt_tokens: int
     max_new_tokens: int
     payload: bytes
-    planned: bool = False  # it takes several requests to the engine
+    planned: bool = False  # whether a plan runs several engine requests for it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A constraint as a regular expression, still to be compiled."""
+class ConstraintSource:
+    """A constraint as a regular expression, not yet compiled. The key identifies it."""
 
+    key: str
+    model: str
     regex: str
     tools: bool
     pinned: bool
 
-    def constraint(self, model: str) -> Constraint:
-        content = f"{model}\0{self.tools}\0{self.pinned}\0{self.regex}"
-        return Constraint(hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest(), self.tools)
+    @classmethod
+    def of(cls, model: str, regex: str, *, tools: bool, pinned: bool) -> Self:
+        content = f"{model}\0{tools}\0{pinned}\0{regex}"
+        key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+        return cls(key=key, model=model, regex=regex, tools=tools, pinned=pinned)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accepted:
-    """A checked request: its jobs, and the fields that its answer depends on."""
+class PreparedRequest:
+    """The jobs of a request, and the fields that its answer depends on."""
 
-    served: str  # the model whose engine answers
-    model: str  # the name in the answer
+    served: str  # name of the model whose engine answers
+    model: str  # name in the answer, possibly of an adapter
     adapter: str | None
     stream: bool
-    drafts: bool
     user: str | None
-    include_usage: bool = False
-    logprobs: bool = False
-    echo: dict[str, Any] = field(default_factory=dict)  # fields that only one endpoint repeats in its answer
-    jobs: list[PreparedJob] = field(default_factory=list)
-    constraint: Constraint | None = None
-    source: Source | None = None
+    include_usage: bool
+    logprobs: bool
+    echo: dict[str, Any] = field(default_factory=dict)  # fields that the endpoint repeats in its answer
+    jobs: list[PreparedJob]
+    constraint: ConstraintSource | None
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return a JSON head and the payloads of the jobs, one after another."""
-        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        for name in ("constraint", "source"):
-            fields[name] = None if fields[name] is None else dataclasses.asdict(fields[name])
-        fields["jobs"] = [
-            {"prompt": job.prompt, "prompt_tokens": job.prompt_tokens, "max_new_tokens": job.max_new_tokens,
-             "payload": len(job.payload), "planned": job.planned}
-            for job in self.jobs
-        ]  # fmt: skip
-        return json.dumps(fields).encode(), b"".join(job.payload for job in self.jobs)
+        """Return a JSON head and the concatenated payloads of the jobs."""
+        jobs = [{**vars(job), "payload": len(job.payload)} for job in self.jobs]
+        head = json.dumps({**vars(self), "jobs": jobs}, default=vars)
+        return head.encode(), b"".join(job.payload for job in self.jobs)
 
     @classmethod
-    def decode(cls, head: bytes, payloads: bytes) -> "Accepted":
+    def decode(cls, head: bytes, payloads: bytes) -> Self:
         fields, start, jobs = json.loads(head), 0, []
-        for job in fields["jobs"]:
+        for job in fields.pop("jobs"):
             end = start + job["payload"]
             jobs.append(PreparedJob(**{**job, "payload": payloads[start:end]}))
             start = end
-        constraint, source = fields["constraint"], fields["source"]
-        fields |= {"jobs": jobs, "constraint": constraint and Constraint(**constraint)}
-        return cls(**{**fields, "source": source and Source(**source)})
+        source = fields.pop("constraint")
+        return cls(**fields, jobs=jobs, constraint=source and ConstraintSource(**source))
