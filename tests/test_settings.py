@@ -12,13 +12,13 @@ from typing import get_args, get_type_hints
 
 import httpx
 import pytest
+from gesso.serve.app import create_app
 
 import gesso
 from gesso.cli.generate import generate
 from gesso.errors import InputError
 from gesso.model.config import SIZES
 from gesso.options import GenerateOptions
-from gesso.serve.app import create_app
 from gesso.serve.errors import from_validation
 from gesso.serve.fields import CompletionFields, DiffusionFields
 from gesso.serve.settings import EngineSettings, ServerSettings

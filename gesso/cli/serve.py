@@ -2,20 +2,22 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gesso.bundled import SOLVER
-from gesso.cli.options import Device, Dtype, Model, setting_option
+from gesso.cli.options import Device, Dtype, Model, setting_option, with_options
 from gesso.cli.terminal import print_text
 from gesso.errors import InputError
+from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.settings import SETTINGS
 
 
 def _auto(help: str, kind: type = int) -> Any:
-    """An option that need not be given: `auto`, as it is by default, is what fits."""
+    """Return an option whose default, `auto`, is chosen by the available memory."""
 
     def read(text: str) -> Any:
         if text == "auto":
@@ -25,9 +27,38 @@ def _auto(help: str, kind: type = int) -> Any:
         return kind(text)
 
     metavar = "N|auto" if kind is int else "fp8|int4|nvfp4[-layers]|none|auto"
-    return typer.Option(parser=read, metavar=metavar, help=help, show_default="auto", rich_help_panel="What fits")
+    return typer.Option(
+        parser=read, metavar=metavar, help=help, show_default="auto", rich_help_panel="Chosen by available memory"
+    )
 
 
+def _limit(help: str, *, min: int | None = None) -> Any:
+    return typer.Option(help=help, min=min, rich_help_panel="Limits")
+
+
+def _ray(help: str, *, name: str | None = None, metavar: str | None = None) -> Any:
+    return typer.Option(*([name] if name else []), help=help, metavar=metavar, rich_help_panel="Ray")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """The limits of `gesso.serve.settings.Limits` that can be set on the command line."""
+
+    queue: Annotated[int, _limit("Requests that may wait; more get 429.", min=1)] = Limits.queue
+    request_tokens: Annotated[int | None, _limit("Tokens of one request.", min=1)] = Limits.request_tokens
+    total_tokens: Annotated[int | None, _limit("Tokens of all current requests.", min=1)] = Limits.total_tokens
+    body_bytes: Annotated[int, _limit("Size of a request.", min=1)] = Limits.body_bytes
+    timeout: Annotated[float, _limit("Seconds for an answer.")] = Limits.timeout
+    io_timeout: Annotated[float, _limit("Seconds for a client to send a body or to read.")] = Limits.io_timeout
+    head_timeout: Annotated[float, _limit("Seconds for a client to send a request head.")] = Limits.head_timeout
+    drain: Annotated[float, _limit("Seconds to finish after SIGTERM.")] = Limits.drain
+    prepare_seconds: Annotated[int, _limit("CPU time to parse and check a request.", min=1)] = Limits.prepare_seconds
+    compile_seconds: Annotated[int, _limit("CPU time to compile one constraint.", min=1)] = Limits.compile_seconds
+    heartbeat: Annotated[float, _limit("Seconds after which a silent engine is replaced.")] = Limits.heartbeat
+    step_timeout: Annotated[float, _limit("Seconds for one step before the engine is replaced.")] = Limits.step_timeout
+
+
+@with_options
 def serve(
     model: Model = None,
     adapter: Annotated[
@@ -36,73 +67,40 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Annotated[
-        str | None, _auto("Weights packed while loading, or none: packed only where they would not fit.", str)
+        str | None, _auto("Quantize weights while loading; auto quantizes only if they would not fit.", str)
     ] = None,
     memory: Annotated[float, typer.Option(help="Share of the device's memory that may be used.")] = 0.9,
-    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; remote access needs keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,
     max_batch: Annotated[int | None, _auto("Requests that run at once.")] = None,
-    max_length: Annotated[int | None, _auto("Tokens of prompt and answer.")] = None,
-    prefill: Annotated[int | None, _auto("Prompt tokens read between two denoising steps.")] = None,
-    queue: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; more get 429.", rich_help_panel="Limits")
-    ] = 256,
-    request_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of one request.", rich_help_panel="Limits")
-    ] = None,
-    total_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of all requests under way.", rich_help_panel="Limits")
-    ] = None,
-    body_bytes: Annotated[int, typer.Option(min=1, help="Size of a request.", rich_help_panel="Limits")] = 8 * 2**20,
-    timeout: Annotated[float, typer.Option(help="Seconds for an answer.", rich_help_panel="Limits")] = 600.0,
-    io_timeout: Annotated[
-        float, typer.Option(help="Seconds a client may take to send, or to read.", rich_help_panel="Limits")
-    ] = 30.0,
-    head_timeout: Annotated[
-        float, typer.Option(help="Seconds a client may take to send a request head.", rich_help_panel="Limits")
-    ] = 10.0,
-    drain: Annotated[float, typer.Option(help="Seconds to finish in after SIGTERM.", rich_help_panel="Limits")] = 60.0,
-    prepare_seconds: Annotated[
-        int, typer.Option(min=1, help="CPU time to read and check one request.", rich_help_panel="Limits")
-    ] = 5,
-    compile_seconds: Annotated[
-        int, typer.Option(min=1, help="CPU time to compile one constraint.", rich_help_panel="Limits")
-    ] = 10,
-    heartbeat: Annotated[
-        float, typer.Option(help="Seconds after which a silent engine is replaced.", rich_help_panel="Limits")
-    ] = 30.0,
-    step_timeout: Annotated[
-        float, typer.Option(help="Seconds after which a step that does not end is given up.", rich_help_panel="Limits")
-    ] = 300.0,
+    max_length: Annotated[int | None, _auto("Context: tokens of prompt and answer.")] = None,
+    prefill: Annotated[int | None, _auto("Prompt tokens encoded between two denoising steps.")] = None,
     settle: Annotated[int, setting_option(SETTINGS["settle"])] = 1,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="Keys that clients need, one a line; or set GESSO_API_KEYS.")
+        Path | None, typer.Option(help="File of API keys, one per line; or set GESSO_API_KEYS.")
     ] = None,
-    without_keys: Annotated[bool, typer.Option("--without-keys", help="Let everyone in who can connect.")] = False,
+    without_keys: Annotated[bool, typer.Option("--without-keys", help="Allow remote access without keys.")] = False,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(help="Web origin whose pages may call; may be repeated.")
+        list[str] | None, typer.Option(help="Web origin whose pages may call the API; may be repeated.")
     ] = None,
     open: Annotated[bool, typer.Option("--open", help="Open the studio in a browser.")] = False,
-    on_ray: Annotated[
-        bool, typer.Option("--ray", help="On the Ray cluster of this machine.", rich_help_panel="Ray")
-    ] = False,
-    replicas: Annotated[
-        str, typer.Option(metavar="N|LEAST-MOST", help="With --ray: how many engines.", rich_help_panel="Ray")
-    ] = "1",
-    replica_cpus: Annotated[float, typer.Option(help="With --ray: processors for each.", rich_help_panel="Ray")] = 1.0,
+    on_ray: Annotated[bool, _ray("Run on the Ray cluster of this machine.", name="--ray")] = False,
+    replicas: Annotated[str, _ray("With --ray: number of engines.", metavar="N|LEAST-MOST")] = "1",
+    replica_cpus: Annotated[float, _ray("With --ray: processors per engine.")] = 1.0,
+    *,
+    limits: LimitOptions,
 ) -> None:
-    """Serve the OpenAI API and the studio; without arguments, the models in the box to this machine alone."""
-    with _extra("serve"):
-        from gesso.serve import run as command
+    """Serve the OpenAI API and the studio. Without arguments, serve the bundled models to this machine only."""
+    with _needs_extra("serve"):
+        from gesso.serve import run
     from gesso.serve.keys import read_keys
-    from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 
     keys = read_keys(api_key_file)
     settings = ServerSettings(
         engine=EngineSettings(
             model=model,
-            adapters=dict(map(_named, adapter or [])),
+            adapters=dict(map(_adapter, adapter or [])),
             device=device,
             dtype=dtype,
             quantize=quantize,
@@ -111,39 +109,26 @@ def serve(
             max_length=max_length,
             prefill=prefill,
         ),
-        limits=Limits(
-            queue=queue,
-            request_tokens=request_tokens,
-            total_tokens=total_tokens,
-            body_bytes=body_bytes,
-            timeout=timeout,
-            io_timeout=io_timeout,
-            head_timeout=head_timeout,
-            drain=drain,
-            prepare_seconds=prepare_seconds,
-            compile_seconds=compile_seconds,
-            heartbeat=heartbeat,
-            step_timeout=step_timeout,
-        ),
+        limits=Limits(**vars(limits)),
         name=name or ("gesso" if model is None else Path(model).name),
         keys=keys,
         cors_origins=tuple(cors_origin or ()),
         settle=settle,
         also=(SOLVER,) if model is None else (),
-        hosts=command.check_keys(host, keys, without_keys),
+        hosts=run.check_keys(host, keys, without_keys),
     )
     if not on_ray:
-        command.serve(settings, host, port, open_browser=open)
+        run.serve(settings, host, port, open_browser=open)
         return
-    with _extra("ray"):
+    with _needs_extra("ray"):
         from gesso.serve import ray
     least, most = _range(replicas)
     print_text(ray.deploy(settings, host, port, ray.Cluster(least=least, most=most, cpus=replica_cpus)))
 
 
 @contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """Imports of what a plain install does not have."""
+def _needs_extra(name: str) -> Iterator[None]:
+    """Report which extra to install if an import fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -155,12 +140,12 @@ def _extra(name: str) -> Iterator[None]:
 def _range(replicas: str) -> tuple[int, int]:
     least, _, most = replicas.partition("-")
     if not (least.isdecimal() and (most or least).isdecimal()):
-        raise InputError(f"--replicas is a number or a range, such as 2 or 1-4; got {replicas!r}")
+        raise InputError(f"--replicas must be a number or a range, such as 2 or 1-4; got {replicas!r}")
     return int(least), int(most or least)
 
 
-def _named(adapter: str) -> tuple[str, str]:
+def _adapter(adapter: str) -> tuple[str, str]:
     name, equals, directory = adapter.partition("=")
     if not (name and equals and directory):
-        raise InputError(f"--adapter takes a name and a directory, like sql=adapters/sql; got {adapter!r}")
+        raise InputError(f"--adapter must be NAME=DIR, such as sql=adapters/sql; got {adapter!r}")
     return name, directory

@@ -1,4 +1,4 @@
-"""A run as a GIF, for places that show nothing better; drawn with Pillow (`pip install '.[trace]' in the clone`)."""
+"""A run as a GIF, drawn with Pillow (`pip install '.[trace]'` in the clone)."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,17 @@ from gesso.trace.run import Run
 from gesso.trace.svg import COLOURS
 
 CELL, LINE, MARGIN, SIZE = 8, 20, 14, 13  # pixels
-FRAME, REST = 150, 3000  # milliseconds
+FRAME, REST = 150, 3000  # milliseconds per step, and for the finished text
 FONTS = ("DejaVuSansMono.ttf", "Menlo.ttc", "consola.ttf", "LiberationMono-Regular.ttf")
-PAPER, INK, OPEN, GIVEN = "#fffefb", "#211e19", "#6a6358", "#8a8276"
+PAPER, INK, UNSETTLED, PROMPT = "#fffefb", "#211e19", "#6a6358", "#8a8276"
 
 
 def write(run: Run, path: Path) -> None:
+    """Write an animation with one frame per denoising step."""
     try:
         from PIL import Image, ImageDraw
     except ModuleNotFoundError:
-        raise InputError("a GIF needs Pillow: pip install '.[trace]' in the clone; run.svg needs nothing") from None
+        raise InputError("GIF output needs Pillow: pip install '.[trace]' in the clone; SVG output does not") from None
     drawn, font = picture(run), _font()
     size = (2 * MARGIN + CELL * COLUMNS, 2 * MARGIN + LINE * drawn.rows)
     frames = []
@@ -31,23 +32,23 @@ def write(run: Run, path: Path) -> None:
 
 
 def _draw(pen: Any, drawn: Picture, frame: int, font: Any) -> None:
-    for row, column, text in drawn.given:
-        _write(pen, row, column, text, GIVEN, font)
-    for glimpse in drawn.glimpses:
-        if not glimpse.start <= frame < glimpse.end:
+    for row, column, text in drawn.prompt:
+        _write(pen, row, column, text, PROMPT, font)
+    for span in drawn.spans:
+        if not span.start <= frame < span.end:
             continue
-        if glimpse.level:
-            x, y = MARGIN + CELL * glimpse.column, MARGIN + LINE * glimpse.row
-            corner = (x + CELL * glimpse.width, y + LINE - 3)
-            pen.rectangle([(x, y), corner], fill=COLOURS[glimpse.level])
-        _write(pen, glimpse.row, glimpse.column, glimpse.text, INK if glimpse.settled else OPEN, font)
+        if span.level:
+            x, y = MARGIN + CELL * span.column, MARGIN + LINE * span.row
+            corner = (x + CELL * span.width, y + LINE - 3)
+            pen.rectangle([(x, y), corner], fill=COLOURS[span.level])
+        _write(pen, span.row, span.column, span.text, INK if span.settled else UNSETTLED, font)
 
 
 def _write(pen: Any, row: int, column: int, text: str, colour: str, font: Any) -> None:
-    """Sign by sign: columns stand whatever the font."""
-    for i, sign in enumerate(text):
-        if not sign.isspace():
-            pen.text((MARGIN + CELL * (column + i), MARGIN + LINE * row), sign, fill=colour, font=font)
+    """Draw each character in its own cell, so that columns align in any font."""
+    for i, character in enumerate(text):
+        if not character.isspace():
+            pen.text((MARGIN + CELL * (column + i), MARGIN + LINE * row), character, fill=colour, font=font)
 
 
 def _font() -> Any:

@@ -1,6 +1,6 @@
-"""One self-contained page with the studio's own canvas view: its modules, styles and the run, all in one file.
+"""A run as a self-contained HTML page: the studio's canvas view, its styles and the data in one file.
 
-The page may run this script and use these styles, named by their hashes, and reach nothing at all.
+The page's policy allows only this script and these styles, by their hashes, and no network access.
 """
 
 import base64
@@ -14,16 +14,16 @@ from gesso.serve.studio_files import files
 from gesso.trace.run import Run
 
 STYLES = ("base.css", "canvas.css", "trace.css")
-# In the order of their imports: joined, they are one module.
+# In the order of their imports, because they are joined into one module.
 MODULES = ("dom.js", "recording.js", "canvas-view.js", "timeline.js", "inspector.js", "run-panel.js", "trace.js")
 
 
 def page(run: Run) -> str:
-    held = files()
-    script = joined({name: held[name].decode() for name in MODULES})
-    style = "\n".join(held[name].decode() for name in STYLES)
+    contents = files()
+    script = joined({name: contents[name].decode() for name in MODULES})
+    style = "\n".join(contents[name].decode() for name in STYLES)
     data = {"prompt": run.prompt, "drafts": run.drafts, "seed": run.result.seed, "finish": run.result.finish_reason}
-    # In a script element only "<" could end it, or open a comment.
+    # Only "<" could end the script element or open a comment in it.
     encoded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -50,7 +50,7 @@ def page(run: Run) -> str:
 
 
 def joined(modules: Mapping[str, str]) -> str:
-    """Several modules as one: without their imports of each other, and without exports."""
+    """Join modules into one by removing their imports of each other and their exports."""
     bodies = []
     for text in modules.values():
         text = re.sub(r"(?m)^import [^;]*;\n", "", text)

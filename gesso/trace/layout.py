@@ -1,28 +1,28 @@
-"""Where each token stands in a picture of a run, and what stands there over time.
+"""The layout of an animated run: the cell of each position, and its text over time.
 
-A place is as wide as the text that fills it in the end, and earlier guesses are cut to it: the picture does not move
-while the text comes out. What only fills a canvas after the end of its text is left out.
+A cell is as wide as the final text of its position, and earlier text is cut to that width. So the layout does not move
+while the text changes. Positions after the end of the text are left out.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gesso.trace.run import Run
 
 COLUMNS = 88
-# Entropy in nats at which the next level of colour begins, as in the studio's recording.js.
+# Entropy in nats at which the next colour level begins, as in the studio's recording.js.
 LEVELS = (0.005, 0.05, 0.2, 0.5, 1, 2, 3.5, 5)
 
 
 @dataclass(frozen=True)
-class Glimpse:
-    """A token in its place, from one frame up to another."""
+class Span:
+    """The text of one cell, from the frame `start` up to the frame `end`."""
 
     row: int
     column: int
     width: int
     text: str
-    level: int  # of its entropy
+    level: int  # index of the colour for its entropy
     settled: bool
     start: int
     end: int
@@ -30,8 +30,8 @@ class Glimpse:
 
 @dataclass(frozen=True)
 class Picture:
-    given: list[tuple[int, int, str]]  # row, column and text of the prompt
-    glimpses: list[Glimpse]
+    prompt: list[tuple[int, int, str]]  # row, column and text
+    spans: list[Span]
     frames: int
     rows: int
 
@@ -39,44 +39,45 @@ class Picture:
 def picture(run: Run) -> Picture:
     pieces = {int(token): piece for draft in run.drafts for token, piece in draft["pieces"].items()}
     count = len(run.result.tokens)
-    given, row, column = [], 0, 0
+    prompt, row, column = [], 0, 0
     for n, line in enumerate(run.prompt.split("\n")):
         row, column = row + (n > 0), 0 if n else column
         for at in range(0, len(line), COLUMNS):
             row, column = row + (at > 0), 0
-            given.append((row, column, line[at : at + COLUMNS]))
+            prompt.append((row, column, line[at : at + COLUMNS]))
             column = len(line[at : at + COLUMNS])
-    places, row = _places([pieces.get(token, "") for token in run.result.tokens], row, column)
-    glimpses = [
-        glimpse
-        for position, (line, start, width) in enumerate(places[:count])
-        for glimpse in _over_time(run, pieces, position, line, start, width)
+    cells, row = _cells([pieces.get(token, "") for token in run.result.tokens], row, column)
+    spans = [
+        span
+        for position, (line, start, width) in enumerate(cells[:count])
+        for span in _over_time(run, pieces, position, line, start, width)
     ]
-    return Picture(given, glimpses, len(run.drafts), row + 1)
+    return Picture(prompt, spans, len(run.drafts), row + 1)
 
 
-def _places(texts: Sequence[str], row: int, column: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Row, column and width of each text; and the last row."""
-    places = []
+def _cells(texts: Sequence[str], row: int, column: int) -> tuple[list[tuple[int, int, int]], int]:
+    """Return the row, column and width of each text, and the last row."""
+    cells = []
     for text in texts:
         first, *lines = text.split("\n")
-        width = max(1, len(first) + bool(lines))  # a line break is shown by a sign of its own
+        width = max(1, len(first) + bool(lines))  # a line break is shown as a character
         if column + width > COLUMNS:
             row, column = row + 1, 0
-        places.append((row, column, width))
+        cells.append((row, column, width))
         column += width
         if lines:
             row, column = row + len(lines), len(lines[-1])
-    return places, row
+    return cells, row
 
 
-def _over_time(run: Run, pieces: dict[int, str], position: int, row: int, column: int, width: int) -> list[Glimpse]:
-    found: list[Glimpse] = []
+def _over_time(run: Run, pieces: dict[int, str], position: int, row: int, column: int, width: int) -> list[Span]:
+    """Return the texts of a position over time. Equal neighbouring frames are one span."""
+    found: list[Span] = []
     for frame, draft in enumerate(run.drafts):
         at = position - draft["start"]
         if at >= len(draft["tokens"]):
-            continue  # a later canvas holds it
-        if at < 0:  # it was committed with an earlier canvas
+            continue  # the position belongs to a later canvas
+        if at < 0:  # the position belongs to an earlier, committed canvas
             found[-1] = _until(found[-1], frame + 1)
             continue
         text = shown(pieces.get(draft["tokens"][at], ""))[:width]
@@ -86,13 +87,14 @@ def _over_time(run: Run, pieces: dict[int, str], position: int, row: int, column
         if last and (last.text, last.level, last.settled, last.end) == (text, level, settled, frame):
             found[-1] = _until(last, frame + 1)
         else:
-            found.append(Glimpse(row, column, width, text, level, settled, frame, frame + 1))
+            found.append(Span(row, column, width, text, level, settled, frame, frame + 1))
     return found
 
 
-def _until(glimpse: Glimpse, end: int) -> Glimpse:
-    return Glimpse(**{**vars(glimpse), "end": end})
+def _until(span: Span, end: int) -> Span:
+    return replace(span, end=end)
 
 
 def shown(piece: str) -> str:
+    """Return the text of a token on one line."""
     return piece.split("\n")[0] + "↵" if "\n" in piece else piece.replace("\t", " ")

@@ -1,27 +1,27 @@
-"""A run as a picture that moves by itself, in any place that shows SVG. Where motion is unwanted it shows the end."""
+"""A run as an animated SVG. With reduced motion, it shows only the finished text."""
 
 from html import escape
 
 from gesso.trace.layout import COLUMNS, Picture, picture
 from gesso.trace.run import Run
 
-CELL, LINE, MARGIN = 8.4, 22, 16  # pixels: a character, a row, the border
-FRAME, REST = 0.15, 3.0  # seconds: a step, and the finished text
+CELL, LINE, MARGIN = 8.4, 22, 16  # pixels of a character, a row and the border
+FRAME, REST = 0.15, 3.0  # seconds per step, and for the finished text
 COLOURS = ("none", "#fbf1dc", "#f7e7c4", "#f2daa8", "#eccd8c", "#e9bd85", "#e6ae7f", "#e4a07b", "#e39378")
 
 
 def svg(run: Run) -> str:
     drawn = picture(run)
     width, height = 2 * MARGIN + CELL * COLUMNS, 2 * MARGIN + LINE * drawn.rows
-    body = [_text(row, column, text, "given") for row, column, text in drawn.given]
-    for glimpse in drawn.glimpses:
-        name = f"v{glimpse.start}-{glimpse.end}" + (" last" if glimpse.end == drawn.frames else " early")
-        if glimpse.level:
-            x, y = MARGIN + CELL * glimpse.column, MARGIN + LINE * glimpse.row
-            size = f'width="{CELL * glimpse.width:.1f}" height="{LINE - 3}"'
-            body.append(f'<rect class="{name}" x="{x:.1f}" y="{y}" {size} fill="{COLOURS[glimpse.level]}"/>')
-        if glimpse.text.strip():
-            body.append(_text(glimpse.row, glimpse.column, glimpse.text, name + " s" * glimpse.settled))
+    body = [_text(row, column, text, "given") for row, column, text in drawn.prompt]
+    for span in drawn.spans:
+        name = f"v{span.start}-{span.end}" + (" last" if span.end == drawn.frames else " early")
+        if span.level:
+            x, y = MARGIN + CELL * span.column, MARGIN + LINE * span.row
+            size = f'width="{CELL * span.width:.1f}" height="{LINE - 3}"'
+            body.append(f'<rect class="{name}" x="{x:.1f}" y="{y}" {size} fill="{COLOURS[span.level]}"/>')
+        if span.text.strip():
+            body.append(_text(span.row, span.column, span.text, name + " s" * span.settled))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
         f'height="{height}" role="img"><title>{_escape(run.prompt.strip()[:80])}</title><style>{_style(drawn)}</style>'
@@ -35,13 +35,13 @@ def _text(row: int, column: int, text: str, name: str) -> str:
 
 
 def _style(drawn: Picture) -> str:
-    """One rule for each stretch of frames in which something is seen, as shares of the whole time."""
+    """Return one CSS animation per distinct range of visible frames, as shares of the total time."""
     total = FRAME * drawn.frames + REST
     rules = [
         "text{font:14px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#4a443b;white-space:pre}",
         ".s{fill:#211e19;font-weight:600}.given{fill:#8a8276}",
     ]
-    for start, end in sorted({(glimpse.start, glimpse.end) for glimpse in drawn.glimpses}):
+    for start, end in sorted({(span.start, span.end) for span in drawn.spans}):
         if (start, end) == (0, drawn.frames):
             continue
         share = [100 * FRAME * frame / total for frame in (start, end)]
@@ -57,5 +57,5 @@ def _style(drawn: Picture) -> str:
 
 
 def _escape(text: str) -> str:
-    """For XML, which has no way to say most control characters."""
-    return escape("".join(sign if sign.isprintable() or sign == " " else "�" for sign in text))
+    """Escape text for XML, which cannot express most control characters."""
+    return escape("".join(c if c.isprintable() or c == " " else "�" for c in text))

@@ -1,4 +1,4 @@
-"""Settings that a server chooses by the available memory: made-up devices, the 26B shape, and the reported figures."""
+"""Settings chosen by the available memory, for simulated devices and the shape of the 26B model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ def worst_case(settings, config):
     ("gb", "precision", "counted"),
     [(141, None, "bf16"), (80, None, "bf16"), (48, "fp8", "fp8"), (32, "fp8", "fp8"), (24, "int4", "4-bit")],
 )
-def test_the_widest_precision_that_fits_is_chosen_and_the_worst_case_fits_beside_it(real, gb, precision, counted):
+def test_the_widest_precision_that_fits_with_the_worst_case_is_chosen(real, gb, precision, counted):
     config, choice = Config.from_directory(Path(real.model)), on_gpu(real, gb)
     assert choice.settings.quantize == precision
     assert choice.settings.max_batch >= 1 and 8192 <= choice.settings.max_length <= LONGEST
@@ -44,14 +44,14 @@ def test_the_widest_precision_that_fits_is_chosen_and_the_worst_case_fits_beside
     assert weights[counted] + worst_case(choice.settings, config) < 0.9 * gb * GB
 
 
-def test_much_memory_is_all_of_the_context_and_little_a_shorter_one_before_a_smaller_batch(real):
+def test_less_memory_shortens_the_context_before_the_batch(real):
     much, less, little = (on_gpu(real, gb).settings for gb in (280, 80, 23))
     assert (much.max_length, much.max_batch, much.prefill) == (LONGEST, 32, 2048)
     assert less.max_length < LONGEST and less.max_batch == 8
     assert little.max_length >= 8192 and little.max_batch < 8
 
 
-def test_a_batch_that_was_told_gets_the_context_that_fits_so_many_times(real):
+def test_a_given_batch_gets_the_longest_context_that_fits(real):
     config = Config.from_directory(Path(real.model))
     weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
     chosen = on_gpu(replace(real, max_batch=2), 21).settings
@@ -60,9 +60,9 @@ def test_a_batch_that_was_told_gets_the_context_that_fits_so_many_times(real):
     assert on_gpu(real, 21).settings.max_batch == 1
 
 
-def test_what_was_told_is_kept_and_the_rest_goes_by_it(real):
-    told = on_gpu(replace(real, max_batch=2, max_length=20_000, prefill=512, quantize="fp8"), 141).settings
-    assert (told.max_batch, told.max_length, told.prefill, told.quantize) == (2, 20_000, 512, "fp8")
+def test_given_settings_are_kept_and_the_others_follow(real):
+    given = on_gpu(replace(real, max_batch=2, max_length=20_000, prefill=512, quantize="fp8"), 141).settings
+    assert (given.max_batch, given.max_length, given.prefill, given.quantize) == (2, 20_000, 512, "fp8")
     assert on_gpu(replace(real, max_batch=1), 80).settings.max_length == LONGEST
     assert on_gpu(replace(real, max_length=4096), 90).settings.max_batch == 32
     assert on_gpu(replace(real, quantize="none"), 80).settings.quantize is None
@@ -72,7 +72,7 @@ def test_what_was_told_is_kept_and_the_rest_goes_by_it(real):
     assert layers.quantize == "int4-layers" and layers.max_length < packed.max_length
 
 
-def test_memory_that_others_use_and_the_share_not_wanted_are_left_alone(real):
+def test_memory_in_use_and_memory_beyond_the_share_are_not_used(real):
     assert on_gpu(real, 80).settings.quantize is None
     assert on_gpu(real, 80, free=40).settings.quantize == "fp8"
     assert on_gpu(replace(real, memory=0.5), 80).settings.quantize == "fp8"
@@ -80,7 +80,7 @@ def test_memory_that_others_use_and_the_share_not_wanted_are_left_alone(real):
 
 @pytest.mark.parametrize("gb", [22, 24, 32, 48, 80, 90, 141])
 def test_the_largest_batch_that_fits_is_chosen(real, gb):
-    """Logits of all canvases grow with the batch: one request more would not fit."""
+    """Logits of all canvases grow with the batch. One more request would not fit."""
     config = Config.from_directory(Path(real.model))
     weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
     chosen = on_gpu(replace(real, max_length=8192), gb).settings
@@ -91,7 +91,7 @@ def test_the_largest_batch_that_fits_is_chosen(real, gb):
 
 
 @pytest.mark.parametrize(
-    ("told", "gb", "figures"),
+    ("given", "gb", "figures"),
     [
         ({}, 8, ("quantized to int4", "2.55 GB", "7.20 GB may be used", "--memory 0.9")),
         ({"quantize": "none"}, 48, ("50.5", "43.20 GB may be used")),
@@ -99,32 +99,32 @@ def test_the_largest_batch_that_fits_is_chosen(real, gb):
     ],
     ids=["nothing fits", "precision", "batch"],
 )
-def test_what_does_not_fit_is_refused_with_the_figures(real, told, gb, figures):
-    with pytest.raises(InputError) as refused:
-        on_gpu(replace(real, **told), gb)
-    assert all(figure in str(refused.value) for figure in figures), refused.value
+def test_a_model_that_does_not_fit_is_rejected_with_figures(real, given, gb, figures):
+    with pytest.raises(InputError) as rejected:
+        on_gpu(replace(real, **given), gb)
+    assert all(figure in str(rejected.value) for figure in figures), rejected.value
 
 
-def test_the_advice_of_a_refusal_is_good(real):
-    with pytest.raises(InputError) as refused:
+def test_the_advised_context_fits(real):
+    with pytest.raises(InputError) as rejected:
         on_gpu(replace(real, max_batch=64, max_length=LONGEST), 80)
-    advised = int(str(refused.value).split("a context of ")[1].split()[0])
+    advised = int(str(rejected.value).split("a context of ")[1].split()[0])
     assert on_gpu(replace(real, max_batch=64, max_length=advised), 80).settings.max_length == advised
 
 
-def test_what_was_chosen_is_said_with_the_reason(real):
+def test_the_choice_is_reported_with_its_reason(real):
     why = on_gpu(replace(real, max_batch=4), 24).why
     for part in ("24.00 GB", "21.60 GB may be used", "quantized to int4 (widest that fits)", "batch 4 (as requested)"):
         assert part in why
 
 
-def test_on_a_cpu_numbers_are_wider_and_pieces_smaller(real):
+def test_on_a_cpu_values_are_wider_and_prefill_is_smaller(real):
     chosen = choose(real, Memory(128 * GB, 128 * GB, "cpu"), 4).settings
     assert (chosen.quantize, chosen.prefill) == (None, 256) and chosen.max_batch <= 8
     assert choose(real, Memory(64 * GB, 64 * GB, "cpu"), 4).settings.quantize == "fp8"
 
 
-def test_a_container_is_as_large_as_it_is_allowed_to_be(tmp_path):
+def test_memory_of_a_container_is_its_limit(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       1000 kB\nMemFree:  5 kB\nMemAvailable:    600 kB\n")
     assert host_memory(meminfo, tmp_path) == (1_024_000, 614_400)
@@ -136,13 +136,13 @@ def test_a_container_is_as_large_as_it_is_allowed_to_be(tmp_path):
     assert total >= free > 0
 
 
-def test_a_share_of_memory_is_a_share():
+def test_the_share_of_memory_is_between_0_and_1():
     for share in (0, -1, 1.1):
         with pytest.raises(InputError, match="share of memory"):
             EngineSettings(memory=share)
 
 
-def test_a_server_that_cannot_start_says_why(served_model, main):
-    refused = main("serve", "--model", str(served_model), "--port", "0", "--device", "cpu", "--memory", "0.00001")
-    assert refused.code == 1 and "does not fit" in refused.err and "--memory 1e-05" in refused.err
+def test_a_server_that_cannot_start_reports_the_reason(served_model, main):
+    rejected = main("serve", "--model", str(served_model), "--port", "0", "--device", "cpu", "--memory", "0.00001")
+    assert rejected.code == 1 and "does not fit" in rejected.err and "--memory 1e-05" in rejected.err
     assert main("serve", "--max-batch", "none").code == main("serve", "--prefill", "0").code == 2

@@ -1,4 +1,4 @@
-"""Other clients than the official one: LangChain, and a fuzzer that sends whatever the OpenAPI page allows."""
+"""LangChain, and a fuzzer that sends requests allowed by the OpenAPI description."""
 
 import pytest
 import schemathesis
@@ -20,10 +20,10 @@ PERSON = {
 server = server_fixture("--max-batch", "auto", "--max-length", "600")
 
 
-def test_a_server_says_what_it_chose(server):
-    said = server.http.get("/ready").json()
-    assert (said["max_batch"], said["max_length"], said["prefill"]) == (8, 600, 256)
-    assert "600 (as requested)" in said["why"] and said["why"] in server.log.read_text()
+def test_ready_reports_the_chosen_settings(server):
+    ready = server.http.get("/ready").json()
+    assert (ready["max_batch"], ready["max_length"], ready["prefill"]) == (8, 600, 256)
+    assert "600 (as requested)" in ready["why"] and ready["why"] in server.log.read_text()
 
 
 # --- LangChain --------------------------------------------------------------------------------------------------------
@@ -37,25 +37,25 @@ def langchain(server):
     )  # fmt: skip
 
 
-def test_langchain_gets_an_answer_and_the_same_as_a_stream(langchain):
+def test_langchain_answer_equals_its_stream(langchain):
     answer = langchain.invoke("Hello")
     assert answer.usage_metadata["output_tokens"] > 0
     assert "".join(chunk.content for chunk in langchain.stream("Hello")) == answer.content
 
 
-def test_langchain_gets_structured_output(langchain):
+def test_langchain_structured_output(langchain):
     found = langchain.with_structured_output(PERSON, method="json_schema").invoke("Ada is 36.")
     assert isinstance(found["name"], str) and isinstance(found["age"], int)
 
 
-def test_langchain_gets_a_tool_called(langchain):
+def test_langchain_tool_call(langchain):
     tool = {"type": "function", "function": {"name": "save", "parameters": PERSON}}
     answer = langchain.bind_tools([tool], tool_choice="save").invoke("Ada is 36.")
     assert answer.tool_calls[0]["name"] == "save"
     assert isinstance(answer.tool_calls[0]["args"]["age"], int)
 
 
-def test_langchain_completes_text(server):
+def test_langchain_completion(server):
     llm = OpenAI(
         base_url=f"{server.url}/v1", api_key="none needed", model="tiny", max_tokens=8, seed=1, max_retries=0,
         extra_body={"diffusion": QUICK},
@@ -66,8 +66,8 @@ def test_langchain_completes_text(server):
 # --- a fuzzer ---------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_that_the_openapi_page_allows_is_a_server_error(server):
-    asked = []
+def test_no_request_allowed_by_openapi_is_a_server_error(server):
+    statuses = []
     drawing = settings(
         max_examples=8, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
@@ -78,10 +78,10 @@ def test_nothing_that_the_openapi_page_allows_is_a_server_error(server):
         @given(case=operation.ok().as_strategy())
         def ask(case):
             response = case.call(base_url=server.url, timeout=60)
-            asked.append(response.status_code)
+            statuses.append(response.status_code)
             assert response.status_code < 500, response.text
 
         ask()
-    assert len(asked) > 50 and 200 in asked and 400 in asked
+    assert len(statuses) > 50 and 200 in statuses and 400 in statuses
     server.wait_metric("gesso_requests_running", 0)
     assert server.metric("gesso_engine_restarts_total") == 0

@@ -1,4 +1,4 @@
-"""What a client may ask of a text, over HTTP and with the official client: schemas, tools, holes, spans."""
+"""Constraints, tool calls, infill and edits over HTTP and with the official client."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def chat(client, **options):
 # --- constraints ------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_by_a_schema_is_valid_streamed_or_not(client):
+def test_json_schema_answers_are_valid_streamed_or_not(client):
     asked = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     for seed in range(3):
         text = chat(client, response_format=asked, seed=seed).choices[0].message.content
@@ -43,7 +43,7 @@ def test_an_answer_by_a_schema_is_valid_streamed_or_not(client):
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
 
 
-def test_a_json_object_is_one(client):
+def test_json_object_format_gives_an_object(client):
     text = chat(client, response_format={"type": "json_object"}).choices[0].message.content
     assert isinstance(json.loads(text), dict)
 
@@ -57,14 +57,14 @@ def test_a_json_object_is_one(client):
     ],
     ids=["choice", "regex", "grammar"],
 )
-def test_the_other_constraints_have_the_names_they_have_in_python(client, server, constraint, pattern):
+def test_choice_regex_and_grammar_have_their_python_names(client, server, constraint, pattern):
     text = chat(client, extra_body=EXTRA | constraint).choices[0].message.content
     assert re.fullmatch(pattern, text)
     body = {"prompt": "Hello", "max_tokens": 40, "seed": 1, "diffusion": QUICK} | constraint
     assert re.fullmatch(pattern, server.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
 
 
-def test_a_response_by_a_schema_is_valid(client):
+def test_responses_with_a_schema_are_valid(client):
     form = {"type": "json_schema", "name": "person", "schema": PERSON}
     found = client.responses.create(
         model="tiny", input="Hello", max_output_tokens=96, text={"format": form}, extra_body=EXTRA
@@ -73,7 +73,7 @@ def test_a_response_by_a_schema_is_valid(client):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "save"}}])
-def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(client, choice):
+def test_a_required_tool_call_has_valid_arguments(client, choice):
     asked = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
     for stream in (False, True):
         answer = chat(client, stream=stream, **asked)
@@ -86,7 +86,7 @@ def test_a_call_that_has_to_be_made_is_made_with_valid_arguments(client, choice)
             jsonschema.validate(json.loads(call.function.arguments), PERSON)
 
 
-REFUSED = [
+REJECTED = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}}, "thing"),
     ({"regex": "("}, "regex"),
     ({"regex": "a", "choice": ["a"]}, "one constraint"),
@@ -101,17 +101,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_cannot_be_kept_is_refused_with_the_reason(server, change, message):
+@pytest.mark.parametrize(("change", "message"), REJECTED, ids=[message for _, message in REJECTED])
+def test_unsupported_constraints_are_rejected_with_the_reason(server, change, message):
     response = server.http.post("/v1/chat/completions", json={"messages": HELLO} | change)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]
 
 
-# --- holes and spans --------------------------------------------------------------------------------------------------
+# --- infill and edits -------------------------------------------------------------------------------------------------
 
 
-def test_a_suffix_is_what_follows_the_text_that_is_written(client):
+def test_completion_with_a_suffix(client):
     asked = {"model": "tiny", "prompt": "def f(x):", "suffix": "\nprint(f(2))", "max_tokens": 6, "seed": 1}
     plain = client.completions.create(**asked, extra_body=EXTRA).choices[0]
     assert plain.finish_reason in ("stop", "length")
@@ -121,7 +121,7 @@ def test_a_suffix_is_what_follows_the_text_that_is_written(client):
     assert several.choices[0].text == plain.text
 
 
-def test_a_hole_over_http_is_filled_as_in_python(server, served_model):
+def test_infill_over_http_equals_python(server, served_model):
     import gesso
 
     g = gesso.load(served_model)
@@ -132,7 +132,7 @@ def test_a_hole_over_http_is_filled_as_in_python(server, served_model):
     assert there["usage"]["diffusion"]["steps"] == here.usage.denoising_steps
 
 
-def test_best_of_over_http_is_candidates_in_python(server, served_model):
+def test_best_of_over_http_equals_candidates_in_python(server, served_model):
     import gesso
 
     here = gesso.load(served_model).infill("abc ", " xyz", max_new_tokens=4, seed=3, settle=1, candidates=3, **QUICK)
@@ -142,7 +142,7 @@ def test_best_of_over_http_is_candidates_in_python(server, served_model):
     assert there["usage"]["diffusion"]["steps"] == here.usage.denoising_steps
 
 
-def test_a_span_is_written_anew_and_the_rest_stays(server):
+def test_an_edit_rewrites_the_span_and_keeps_the_rest(server):
     text = "The quick brown fox jumps."
     for more in ({}, {"level": 0.5}, {"instruction": "Make it a cat."}):
         body = {"input": text, "span": [4, 9], "seed": 1, "diffusion": QUICK} | more
@@ -170,7 +170,7 @@ def test_a_span_is_written_anew_and_the_rest_stays(server):
         ("edits", {"input": "abc", "span": [0, 3]}, "instruction"),
     ],
 )
-def test_holes_and_spans_that_make_no_sense_are_refused(server, path, change, message):
+def test_invalid_infill_and_edits_are_rejected(server, path, change, message):
     response = server.http.post(f"/v1/{path}", json=change)
     assert response.status_code == 400
     assert message in response.json()["error"]["message"]

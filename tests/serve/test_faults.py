@@ -1,4 +1,4 @@
-"""What clients, signals and the system may do to a server, and what must not come of it."""
+"""Faults: disconnecting clients, a killed engine, limits, signals, and messages between the processes."""
 
 import os
 import queue
@@ -53,7 +53,7 @@ def endless(**more):
     return {"prompt": "Hello", "max_tokens": 2000, "seed": 1, "diffusion": LONG} | more
 
 
-server = server_fixture("--max-batch", "2", "--io-timeout", "2")  # open to all, and patient for two seconds
+server = server_fixture("--max-batch", "2", "--io-timeout", "2")  # no keys, and a timeout of two seconds
 
 
 def post(server, body, **options):
@@ -68,8 +68,8 @@ def text(response):
 # --- clients ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hang_up_frees_its_slot_within_a_step(server):
-    """A request that would take minutes is gone, and the next one of this engine of two begins at once."""
+def test_a_disconnect_frees_its_slot_within_a_step(server):
+    """Requests that would take minutes are cancelled, and the next one starts at once in this batch of two."""
     connections = [raw(server.url, endless(stream=True)) for _ in range(2)]
     server.wait_metric("gesso_requests_running", 2)
     for connection in connections:
@@ -79,7 +79,7 @@ def test_a_hang_up_frees_its_slot_within_a_step(server):
     assert time.monotonic() - began < 5
 
 
-def test_half_a_body_is_waited_for_only_so_long(server):
+def test_an_incomplete_body_times_out(server):
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"prompt":'.encode())
@@ -93,7 +93,7 @@ def test_half_a_body_is_waited_for_only_so_long(server):
 # --- the engine process -----------------------------------------------------------------------------------------------
 
 
-def test_a_killed_engine_comes_back_and_only_what_it_was_at_is_lost(server):
+def test_a_killed_engine_is_restarted_and_only_started_requests_fail(server):
     expected = text(post(server, short(seed=3)))
     with ThreadPoolExecutor(8) as pool:
         events = []
@@ -104,9 +104,9 @@ def test_a_killed_engine_comes_back_and_only_what_it_was_at_is_lost(server):
 
         streams = [pool.submit(follow) for _ in range(2)]
         server.wait_metric("gesso_requests_running", 2)
-        time.sleep(0.5)  # both have begun
+        time.sleep(0.5)  # both have started
         waiting = [pool.submit(post, server, short(seed=3)) for _ in range(5)]
-        server.wait_metric("gesso_requests_waiting", 4)  # one is with the engine, behind the two
+        server.wait_metric("gesso_requests_waiting", 4)  # one was sent to the engine, behind the two
         os.kill(server.engine_pid(), signal.SIGKILL)
         server.wait_ready(503)
         assert server.http.get("/health").json()["engine"] == "restarting"
@@ -123,7 +123,7 @@ def test_a_killed_engine_comes_back_and_only_what_it_was_at_is_lost(server):
 
 @pytest.fixture(scope="module")
 def guarded(served_model, tmp_path_factory):
-    """With keys, tight limits and an adapter."""
+    """A server with keys, tight limits and an adapter."""
     directory = tmp_path_factory.mktemp("guarded")
     (directory / "keys").write_text("# two\nalice-key\nbob-key\n")
     base = gesso.load(served_model)
@@ -143,25 +143,25 @@ def guarded(served_model, tmp_path_factory):
         yield running
 
 
-def test_only_those_with_a_key_get_in(guarded):
+def test_requests_need_a_valid_key(guarded):
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic alice-key"}):
-        refused = post(guarded, short(), headers=headers)
-        assert refused.status_code == 401
-        assert refused.json()["error"]["code"] == "invalid_api_key"
+        rejected = post(guarded, short(), headers=headers)
+        assert rejected.status_code == 401
+        assert rejected.json()["error"]["code"] == "invalid_api_key"
         assert guarded.http.get("/metrics", headers=headers).status_code == 401
     assert text(post(guarded, short(), headers=ALICE)) == text(post(guarded, short(), headers=BOB))
     assert guarded.http.get("/health").status_code == guarded.http.get("/ready").status_code == 200
     assert "alice" not in guarded.log.read_text()
 
 
-def test_only_the_named_origin_may_call_from_a_page(guarded):
+def test_only_configured_cors_origins_are_allowed(guarded):
     for origin, allowed in (("https://page.example", True), ("https://evil.example", False)):
         asked = {"origin": origin, "access-control-request-method": "POST"}
         answer = guarded.http.options(CHAT, headers=asked)
         assert ("access-control-allow-origin" in answer.headers) == allowed
 
 
-def test_an_adapter_is_a_model_of_its_own_name(guarded, served_model):
+def test_an_adapter_is_served_under_its_own_name(guarded, served_model):
     names = [item["id"] for item in guarded.http.get("/v1/models", headers=ALICE).json()["data"]]
     assert names == ["tiny", "odd"]
     with ThreadPoolExecutor(4) as pool:
@@ -173,7 +173,7 @@ def test_an_adapter_is_a_model_of_its_own_name(guarded, served_model):
     assert alone.generate("Hello", **options).text == answers[1]
 
 
-def test_too_large_and_too_long_are_refused(guarded):
+def test_too_large_bodies_and_too_long_requests_are_rejected(guarded):
     large = post(guarded, short(prompt="x" * 30000), headers=ALICE)
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     long = post(guarded, short(max_tokens=5000), headers=ALICE)
@@ -181,7 +181,7 @@ def test_too_large_and_too_long_are_refused(guarded):
 
 
 def test_clients_take_turns_and_the_queue_is_bounded(guarded):
-    """One slot, taken by Alice, who has four more waiting. Bob comes: he is next but one. Nobody else fits."""
+    """Alice holds the only slot and has four more requests waiting. Bob's request is next but one."""
     order = []
 
     def ask(who, headers):
@@ -193,19 +193,19 @@ def test_clients_take_turns_and_the_queue_is_bounded(guarded):
         long = raw(guarded.url, endless(), "Authorization: Bearer alice-key\r\n")
         guarded.wait_metric("gesso_requests_running", 1, **ALICE)
         alice = [pool.submit(ask, "alice", ALICE) for _ in range(4)]
-        guarded.wait_metric("gesso_requests_waiting", 3, **ALICE)  # one is with the engine, to begin without delay
+        guarded.wait_metric("gesso_requests_waiting", 3, **ALICE)  # one was sent to the engine, to start without delay
         bob = pool.submit(ask, "bob", BOB)
         guarded.wait_metric("gesso_requests_waiting", 4, **ALICE)
-        refused = post(guarded, short(), headers=BOB)
+        rejected = post(guarded, short(), headers=BOB)
         long.close()
-        assert refused.status_code == 429
-        assert 1 <= int(refused.headers["retry-after"]) <= 60
-        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert rejected.status_code == 429
+        assert 1 <= int(rejected.headers["retry-after"]) <= 60
+        assert rejected.json()["error"]["type"] == "rate_limit_error"
         assert len({text(job.result(30)) for job in [*alice, bob]}) == 1
         assert order.index("bob") <= 2
 
 
-def test_an_answer_has_a_deadline(guarded):
+def test_an_answer_that_takes_too_long_gets_504(guarded):
     with ThreadPoolExecutor(2) as pool:
         stream = pool.submit(lambda: list(guarded.events(CHAT, endless(), headers=ALICE)))
         late = post(guarded, endless(), headers=ALICE)
@@ -214,7 +214,7 @@ def test_an_answer_has_a_deadline(guarded):
     guarded.wait_metric("gesso_requests_running", 0, **ALICE)
 
 
-def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(guarded):
+def test_sigterm_lets_streams_finish_and_leaves_no_process(guarded):
     engine = guarded.engine_pid()
     body = short(max_tokens=64, diffusion=QUICK | {"steps": 12, "stopping": "fixed"})
     expected = text(post(guarded, body, headers=ALICE))
@@ -232,7 +232,7 @@ def test_sigterm_lets_a_stream_finish_and_leaves_nothing_behind(guarded):
         time.sleep(0.05)
 
 
-# --- the engine's own loop ------------------------------------------------------------------------------------------
+# --- the engine's loop ----------------------------------------------------------------------------------------------
 
 
 class Empty(Exception):
@@ -240,7 +240,7 @@ class Empty(Exception):
 
 
 class Inbox(deque):
-    """The messages that come, all at once; the worker that waits for another one gets Empty."""
+    """An inbox with all messages at once. Waiting for another one raises Empty."""
 
     def empty(self):
         return not self
@@ -297,7 +297,7 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
             assert time.monotonic() < until
             time.sleep(0.01)
 
-    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # ends with this process, waiting
+    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # it waits forever, until this process ends
     wait_for(1)
     assert [message.id for message in ended()] == [3]
     release.set()
@@ -318,7 +318,7 @@ def test_the_engine_process_checks_a_request_once(tiny, monkeypatch, constrained
     inbox, sent = queue.SimpleQueue(), []
     worker = Worker(tiny, sent.append)
     inbox.put((asked, tiny.guides.compiled("[ab]{3}").to_bytes(pinned=False)))
-    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # ends with this process, waiting
+    threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # it waits forever, until this process ends
     until = time.monotonic() + 60
     while not any(isinstance(message, Ended) for message in sent):
         assert time.monotonic() < until
@@ -326,7 +326,7 @@ def test_the_engine_process_checks_a_request_once(tiny, monkeypatch, constrained
     assert len(checked) == 1
 
 
-def test_usage_is_measured_once_per_second_and_when_the_engine_rests(tiny, monkeypatch):
+def test_usage_is_measured_once_per_second_and_when_idle(tiny, monkeypatch):
     measured, began = [], []
     worker = Worker(tiny, lambda message: None)
     monkeypatch.setattr("gesso.serve.worker.resident_bytes", lambda: measured.append(True) or len(measured))
@@ -336,13 +336,13 @@ def test_usage_is_measured_once_per_second_and_when_the_engine_rests(tiny, monke
     with pytest.raises(Empty):
         worker.run(Inbox([Submit(1, [2, 200, 210], {**QUICK, "max_new_tokens": 64, "seed": 1})]))
     seconds = time.monotonic() - start
-    assert len(began) > 4 and start < began[0] and began == sorted(set(began)), "each step has its own beginning"
-    assert len(measured) <= 2 + seconds, "at the first report, in the last rest, and once per second between"
+    assert len(began) > 4 and start < began[0] and began == sorted(set(began)), "each step has its own start time"
+    assert len(measured) <= 2 + seconds, "at the first report, when idle at the end, and once per second between"
     assert worker.status.step_seconds == 0 and worker.status.memory_bytes == len(measured)
 
 
 def test_a_message_that_takes_long_is_timed_like_a_step(tiny, monkeypatch):
-    """Switching adapters may hang. Waiting for a message may take as long as it likes."""
+    """Switching adapters may hang. Waiting for a message is not timed."""
     during, waiting = [], []
     worker = Worker(tiny, lambda message: None)
     monkeypatch.setattr(worker, "take", lambda message: during.append(worker.status.step_seconds))
@@ -370,7 +370,7 @@ def test_messages_survive_encoding():
     assert decode(data[SIZES.size :]) == replace(constrained, id=7)
 
 
-def test_frame_over_the_limit_is_refused_on_both_sides(monkeypatch):
+def test_frames_over_the_limit_are_rejected_on_both_sides(monkeypatch):
     data = encode(Failed(4, "x" * 1000, by_input=True))
     monkeypatch.setattr(protocol, "FRAME_BYTES", 500)
     with pytest.raises(protocol.FrameTooLarge):
@@ -379,40 +379,40 @@ def test_frame_over_the_limit_is_refused_on_both_sides(monkeypatch):
         sizes(data[: SIZES.size])
 
 
-# --- without a server -------------------------------------------------------------------------------------------------
+# --- no server needed -------------------------------------------------------------------------------------------------
 
 
-def test_a_server_the_network_can_reach_needs_keys(main, monkeypatch):
+def test_remote_access_needs_keys(main, monkeypatch):
     monkeypatch.delenv("GESSO_API_KEYS", raising=False)
-    refused = main("serve", "--host", "0.0.0.0")
-    assert refused.code == 2 and "--api-key-file" in refused.err
+    rejected = main("serve", "--host", "0.0.0.0")
+    assert rejected.code == 2 and "--api-key-file" in rejected.err
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "gesso.ai")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
 
 
-def test_without_the_extra_serve_says_what_to_install(main, monkeypatch):
+def test_missing_extra_names_the_package_to_install(main, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("gesso.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    refused = main("serve")
-    assert refused.code == 2 and "pip install '.[serve]'" in refused.err
+    rejected = main("serve")
+    assert rejected.code == 2 and "pip install '.[serve]'" in rejected.err
 
 
-def test_a_port_that_is_taken_is_named(main):
+def test_a_port_in_use_is_reported(main):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused = main("serve", "--port", str(taken.getsockname()[1]))
-    assert refused.code == 2 and "choose another --port" in refused.err
+        rejected = main("serve", "--port", str(taken.getsockname()[1]))
+    assert rejected.code == 2 and "choose another --port" in rejected.err
 
 
-def test_keys_are_told_apart_whatever_their_length():
+def test_keys_of_any_length_are_distinguished():
     keys = Keys(["a", "b" * 100])
     assert keys.holder(b"Bearer a") == "key-0" and keys.holder(b"bearer " + b"b" * 100) == "key-1"
     assert [keys.holder(given) for given in (b"", b"Bearer ", b"Bearer aa", b"a", b"Bearer \xff")] == [None] * 5
     assert not Keys([])
 
 
-def test_clients_take_turns_in_the_queue():
+def test_fair_queue_lets_clients_take_turns():
     class Item:
         def __init__(self, client, number):
             self.client, self.number = client, number

@@ -1,4 +1,4 @@
-"""Clients that leave at any moment, or stop reading, leave nothing behind: no place, no object, no connection."""
+"""Clients that disconnect at any time, or stop reading, leave no slot, object or connection behind."""
 
 import asyncio
 import gc
@@ -49,26 +49,26 @@ def eventually(holds, seconds=30):
         time.sleep(0.05)
 
 
-def test_clients_that_hang_up_leave_nothing_behind_and_others_unharmed(server):
+def test_disconnecting_clients_leave_nothing_behind_and_affect_no_others(server):
     found = hangups.measure(server.url, visitors=30)
     assert found["error_count"] == 0 and found["same_text_as_alone"] and found["answers_meanwhile"] >= 8
     statuses, streamed = found["statuses"], ("stream", "drafts, read slowly", "long prompt, streamed")
     assert set(statuses) == {"200", "499"}
-    assert statuses["499"] + sum(found["visitors"][kind] for kind in streamed) > 20  # nobody else was refused
+    assert statuses["499"] + sum(found["visitors"][kind] for kind in streamed) > 20  # no other client was rejected
     assert set(found["left_behind"].values()) == {0}
     before, after = found["before"], found["after"]
     config = Config.from_directory(Path(server.app.state.supervisor.settings.model))
     row = KVCache(config, 1, config.max_position_embeddings, torch.device("meta"), torch.float32)
     row.save(0)
-    assert after["gesso_engine_cache_bytes"] <= 4 * row.nbytes  # rows keep what they have grown to, and no row is lost
+    assert after["gesso_engine_cache_bytes"] <= 4 * row.nbytes  # rows keep their size, and no row is lost
     grown = after["gesso_engine_cache_bytes"] - before["gesso_engine_cache_bytes"]
     assert after["gesso_engine_memory_bytes"] < before["gesso_engine_memory_bytes"] + grown + 32e6
     assert after["process_open_fds"] <= before["process_open_fds"]
     eventually(lambda: not alive(Job, Generation, Mailbox))
 
 
-def test_one_who_stops_reading_is_cut_off_and_the_connection_with_it(server):
-    """The other end stays as it is: nothing but the server's patience ends this."""
+def test_a_client_that_stops_reading_is_disconnected(server):
+    """The client keeps its end open, so only the server's timeout ends the connection."""
     body = {"prompt": "x", "max_tokens": 2000, "n": 4, "stream": True, "diffusion": ENDLESS | {"drafts": True}}
     connections = len(os.listdir("/proc/self/fd"))
     with raw(server.url, body, receive_buffer=2048):
@@ -77,8 +77,8 @@ def test_one_who_stops_reading_is_cut_off_and_the_connection_with_it(server):
         eventually(lambda: len(os.listdir("/proc/self/fd")) <= connections + 1)
 
 
-def test_a_stream_that_ends_before_its_first_event_is_read_cancels_its_jobs(server, monkeypatch):
-    async def head_only(model, asked, generation):
+def test_a_stream_closed_before_its_first_event_cancels_its_jobs(server, monkeypatch):
+    async def head_only(model, request, generation):
         yield b": head\n\n"
         await asyncio.sleep(3600)
 
@@ -89,8 +89,8 @@ def test_a_stream_that_ends_before_its_first_event_is_read_cancels_its_jobs(serv
     eventually(lambda: not supervisor.running, seconds=5)
 
 
-def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tiny):
-    """At any step, prompts half read too. They would go on for ever; beside them is one that ends by itself."""
+def test_the_engine_keeps_no_object_of_cancelled_requests(tiny):
+    """Cancel endless requests at any step, even during prefill, beside one that ends by itself."""
     before, chance, sent, steps = alive(Running, Request, Canvas), random.Random(0), [], itertools.count()
     options = {"steps": 6, "canvas_length": 16, "max_new_tokens": 64, "settle": 1}
     endless = options | {"steps": 1000, "stopping": "fixed"}
@@ -104,7 +104,7 @@ def test_the_engine_keeps_no_object_of_requests_that_were_cancelled_whenever(tin
         return waiting.popleft(), b""
 
     def empty():
-        """A message comes or does not come before each step, so cancels come when a request is anywhere."""
+        """Report randomly whether a message is waiting, so that cancels arrive at any step of a request."""
         assert next(steps) < 500
         return not waiting or chance.random() < 0.6
 

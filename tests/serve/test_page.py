@@ -1,4 +1,4 @@
-"""The studio's files as the server sends them; no browser needed."""
+"""The studio's files and their headers, without a browser."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ from gesso.serve.studio_files import files
 
 @pytest.fixture(scope="module")
 def get(tiny_directory):
-    """What a server that asks for keys, and has not started its engine, answers to a path."""
+    """Get a path from a server with keys whose engine is not started."""
     app = create_app(ServerSettings(engine=EngineSettings(model=str(tiny_directory)), keys=("secret",)))
 
     def get(path: str) -> httpx.Response:
@@ -27,7 +27,7 @@ def get(tiny_directory):
     return get
 
 
-def test_every_file_comes_without_a_key_and_under_a_strict_policy(get):
+def test_studio_files_need_no_key_and_have_a_strict_policy(get):
     for path in ("/", "/docs", *(f"/studio/{name}" for name in files())):
         response = get(path)
         assert response.status_code == 200, path
@@ -36,29 +36,29 @@ def test_every_file_comes_without_a_key_and_under_a_strict_policy(get):
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
         assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
         assert response.headers["x-content-type-options"] == "nosniff"
-    assert get("/openapi.json").status_code == 200  # it says what every gesso has
+    assert get("/openapi.json").status_code == 200  # the same on every server, so it needs no key
     assert get("/v1/models").status_code == 401
 
 
-def test_only_the_files_of_the_studio_are_there(get):
+def test_only_studio_files_are_served(get):
     for name in ("nothing.js", "..%2fpage.py", "%2fetc%2fpasswd", ".hidden"):
         assert get(f"/studio/{name}").status_code == 404
-    assert get("/redoc").status_code != 200  # FastAPI's page, of files from elsewhere
+    assert get("/redoc").status_code != 200  # FastAPI's page loads files from other hosts
 
 
-def test_the_page_fetches_nothing_from_elsewhere():
-    """No address of another host in any file, but for the name of the SVG format."""
+def test_studio_files_name_no_other_host():
+    """The only address in any file is the namespace of SVG."""
     for name, data in files().items():
         addresses = set(re.findall(r"https?://[\w.-]+\.\w+|[\"'(]//\w+", data.decode()))
         assert addresses <= {"http://www.w3.org"}, (name, addresses)
 
 
-def test_no_file_makes_markup_of_text():
+def test_no_file_parses_text_as_markup():
     forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser")
     for name, data in files().items():
         assert not forbidden.search(data.decode()), name
 
 
-def test_every_module_is_of_a_readable_length():
+def test_studio_files_have_at_most_400_lines():
     for name, data in files().items():
         assert data.count(b"\n") <= 400, name

@@ -1,4 +1,4 @@
-"""The pool that reads requests and compiles constraints: whose turn it is, and what happens when processes fail."""
+"""The pool that prepares requests and compiles constraints: order of clients, and failing processes."""
 
 import asyncio
 import contextlib
@@ -21,14 +21,14 @@ from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 
 @pytest.fixture
 def pool():
-    """A pool without a process, for tests that give its answers themselves."""
+    """A pool without a process, for tests that simulate its children."""
     pool = PreparePool([ServerSettings(limits=Limits(queue=16))])
     pool._running.set()
     return pool
 
 
 class Children:
-    """Instead of child processes: each ends when `release` is set, or at once if the request contains "quick"."""
+    """Simulated child processes. Each ends when `release` is set, or at once if the request contains "quick"."""
 
     def __init__(self, pool):
         self.requests, self.release = [], asyncio.Event()
@@ -63,7 +63,7 @@ async def started(pool):
         await pool.stop()
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- order ------------------------------------------------------------------------------------------------------------
 
 
 ASKED = {
@@ -78,8 +78,8 @@ def test_a_client_with_many_waiting_requests_gets_429_and_others_are_served(pool
         children = Children(pool)
         asked = [asyncio.create_task(ASKED[kind](pool, i)) for i in range(40)]
         await settle()
-        refused = [task.exception() for task in asked if task.done()]
-        assert {(error.status, error.code, error.retry_after) for error in refused} == {(429, "queue_full", 1)}
+        rejected = [task.exception() for task in asked if task.done()]
+        assert {(error.status, error.code, error.retry_after) for error in rejected} == {(429, "queue_full", 1)}
         assert sum(len(lane.waiting) for lane in pool.lanes.values()) == 4  # a fourth of the queue
         async with asyncio.timeout(5):
             assert await compile(pool, "b", "quick") == b"compiled"
@@ -90,7 +90,7 @@ def test_a_client_with_many_waiting_requests_gets_429_and_others_are_served(pool
     asyncio.run(scene())
 
 
-def test_a_client_may_have_one_request_waiting_however_short_the_queue():
+def test_a_client_may_have_one_waiting_request_in_a_queue_of_one():
     async def scene():
         pool = PreparePool([ServerSettings(limits=Limits(queue=1))])
         pool._running.set()
@@ -108,16 +108,16 @@ def test_the_queue_is_bounded_for_all_clients_together(pool):
         children = Children(pool)
         asked = [asyncio.create_task(compile(pool, f"client {i}", f"slow{i}")) for i in range(18)]
         await settle()
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(ApiError) as rejected:
             await compile(pool, "one more", "quick")
-        assert refused.value.status == 429
+        assert rejected.value.status == 429
         children.release.set()
         await asyncio.gather(*asked)
 
     asyncio.run(scene())
 
 
-def test_a_constraint_that_another_client_waits_for_is_compiled_in_the_own_turn(pool):
+def test_clients_do_not_wait_for_each_others_compilation(pool):
     async def scene():
         children = Children(pool)
         slow = [asyncio.create_task(compile(pool, "a", f"slow{i}")) for i in range(3)]
@@ -129,7 +129,7 @@ def test_a_constraint_that_another_client_waits_for_is_compiled_in_the_own_turn(
         assert not any(task.done() for task in [*slow, *common])
         children.release.set()
         assert set(await asyncio.gather(*slow, *common)) == {b"compiled"}
-        assert sum(b"quick" in request for request in children.requests) == 1  # A found B's
+        assert sum(b"quick" in request for request in children.requests) == 1  # client a used the result of client b
 
     asyncio.run(scene())
 
@@ -138,7 +138,7 @@ def test_a_constraint_that_another_client_waits_for_is_compiled_in_the_own_turn(
 
 
 def test_a_request_is_sent_only_to_a_child_whose_process_id_is_known(pool):
-    """A child that gets its request earlier could not be killed if the client left before the id arrived."""
+    """Otherwise the child could not be killed if the client left before the id arrived."""
 
     async def scene():
         ours, reader = socket.socketpair()
@@ -158,9 +158,9 @@ def test_a_request_is_sent_only_to_a_child_whose_process_id_is_known(pool):
     asyncio.run(scene())
 
 
-def test_a_reader_that_cannot_be_started_is_started_later(monkeypatch, tmp_path):
+def test_a_prepare_process_that_fails_to_start_is_started_later(monkeypatch, tmp_path):
     fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\nprintf r >&0\nexec sleep 60\n")  # reports that it is ready, as the reader does
+    fake.write_text("#!/bin/sh\nprintf r >&0\nexec sleep 60\n")  # reports that it is ready, as the prepare process does
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
     start, failures = asyncio.create_subprocess_exec, [OSError("no memory"), OSError("no process")]
@@ -182,15 +182,15 @@ def test_a_reader_that_cannot_be_started_is_started_later(monkeypatch, tmp_path)
     asyncio.run(scene())
 
 
-def test_a_request_waits_for_a_reader_only_so_long_and_leaves_its_place(monkeypatch, pool):
+def test_a_request_waits_a_limited_time_for_the_prepare_process_and_frees_its_slot(monkeypatch, pool):
     monkeypatch.setattr(prepare_pool, "START_SECONDS", 0.05)
 
     async def scene():
         pool._running.clear()
         async with asyncio.timeout(5):
-            with pytest.raises(ApiError, match="not started") as refused:
+            with pytest.raises(ApiError, match="not started") as rejected:
                 await tokenize(pool, "a", b"quick")
-        assert refused.value.status == 503
+        assert rejected.value.status == 503
         assert not pool.lanes["small"].holding
 
     asyncio.run(scene())
@@ -200,7 +200,7 @@ def real_pool(served_model):
     return PreparePool([ServerSettings(engine=EngineSettings(model=str(served_model)), name="tiny")])
 
 
-def test_a_fork_that_fails_costs_only_its_request(monkeypatch, tmp_path, served_model):
+def test_a_failing_fork_fails_only_its_request(monkeypatch, tmp_path, served_model):
     full = tmp_path / "full"
     (tmp_path / "sitecustomize.py").write_text(
         "import os, pathlib\n"
@@ -218,14 +218,14 @@ def test_a_fork_that_fails_costs_only_its_request(monkeypatch, tmp_path, served_
         pool = real_pool(served_model)
         async with started(pool):
             answer = await tokenize(pool, "a", body)
-            reader = pool._control
+            control = pool._control
             full.touch()
-            with pytest.raises(ApiError, match="short of processes or memory") as refused:
+            with pytest.raises(ApiError, match="short of processes or memory") as rejected:
                 await tokenize(pool, "a", body)
-            assert refused.value.status == 503
+            assert rejected.value.status == 503
             full.unlink()
             assert await tokenize(pool, "a", body) == answer
-            assert pool._control is reader  # it was not restarted
+            assert pool._control is control  # not restarted
 
     asyncio.run(scene())
 

@@ -1,4 +1,4 @@
-"""Replicas on a local Ray cluster. The tests do not install Ray, which is large: with pip install '.[ray]' they run."""
+"""Replicas on a local Ray cluster. The tests run only if Ray is installed (pip install '.[ray]'), which is large."""
 
 import os
 import signal
@@ -36,14 +36,14 @@ def url(settings):
     """Two replicas on a cluster of this machine."""
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
-        said = deploy(settings, "127.0.0.1", 18_417, Cluster(least=2, most=2, cpus=0.5))
-        yield said.split()[3]
+        message = deploy(settings, "127.0.0.1", 18_417, Cluster(least=2, most=2, cpus=0.5))
+        yield message.split()[3]
     finally:
         ray.shutdown()
 
 
 def replicas():
-    """The processes of this cluster's replicas."""
+    """Return the process ids of this cluster's replicas."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -57,7 +57,7 @@ def replicas():
 
 
 class Load:
-    """Clients that ask on and on; what became of each request."""
+    """Clients that send requests continuously, and the outcome of each request."""
 
     def __init__(self, url, clients):
         self.url, self.stop = url, threading.Event()
@@ -103,7 +103,7 @@ def ask(url, seed):
     return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
 
 
-def test_a_killed_replica_costs_what_it_was_at_and_nothing_that_had_not_begun(url):
+def test_a_killed_replica_loses_only_its_running_requests(url):
     alone = {seed: {ask(url, seed)[1]} for seed in range(SEEDS)}
     before = replicas()
     assert len(before) == 2
@@ -119,7 +119,7 @@ def test_a_killed_replica_costs_what_it_was_at_and_nothing_that_had_not_begun(ur
         time.sleep(0.2)
 
 
-def test_told_again_new_replicas_take_over_and_no_request_fails(url, settings):
+def test_deploying_again_replaces_replicas_without_failed_requests(url, settings):
     before = replicas()
     again = replace(settings, name="renamed", settle=0)
     with Load(url, clients=6) as load:
@@ -130,13 +130,13 @@ def test_told_again_new_replicas_take_over_and_no_request_fails(url, settings):
     assert not set(before) & set(replicas())
 
 
-def test_replicas_that_cannot_load_say_why(settings, url):
+def test_replicas_that_cannot_load_report_the_reason(settings, url):
     broken = replace(settings, engine=replace(settings.engine, memory=1e-6))
     with pytest.raises(CheckpointError, match="did not start.*does not fit"):
         deploy(broken, "127.0.0.1", 18_417, Cluster())
 
 
-def test_replicas_are_a_range():
+def test_replicas_must_be_a_range():
     for least, most in ((0, 1), (3, 2)):
         with pytest.raises(InputError, match="replicas"):
             Cluster(least=least, most=most)

@@ -1,4 +1,4 @@
-"""The server with the clients people have: nothing is mocked, the official client talks to a live process."""
+"""A live server with the official OpenAI client. Nothing is mocked."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from gesso.bench.serve import measure
 from tests.serving import server_fixture
 
-# Cold and few steps: the tiny model settles on something, soon.
+# Low temperature and few steps, so that the tiny model converges soon.
 QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 EXTRA = {"diffusion": QUICK}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -30,7 +30,7 @@ def chat(client, **options):
 
 
 def texts(chunks):
-    """What a stream's chunks add up to, by choice."""
+    """Return the joined text of a stream's chunks by choice."""
     found = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -41,7 +41,7 @@ def texts(chunks):
 # --- the official client ----------------------------------------------------------------------------------------------
 
 
-def test_models_are_listed_and_an_unknown_one_is_not_found(client):
+def test_models_are_listed_and_unknown_models_are_not_found(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
     for call in (lambda: chat(client, model="gpt-5"), lambda: client.models.retrieve("gpt-5")):
@@ -49,14 +49,14 @@ def test_models_are_listed_and_an_unknown_one_is_not_found(client):
             call()
 
 
-def test_the_same_seed_gives_the_same_answer_and_another_another(client):
+def test_same_seed_same_answer(client):
     first, again, other = chat(client), chat(client), chat(client, seed=2)
     assert first.choices[0].message.content == again.choices[0].message.content != other.choices[0].message.content
     assert first.choices[0].message.role == "assistant"
     assert first.choices[0].finish_reason in ("stop", "length")
 
 
-def test_a_seed_that_was_drawn_is_told_and_gives_the_same_answer_again(client):
+def test_a_random_seed_is_reported_and_reproduces_the_answer(client):
     drawn = chat(client, seed=openai.NOT_GIVEN)
     again = chat(client, seed=drawn.choices[0].seed)
     assert again.choices[0].message.content == drawn.choices[0].message.content
@@ -72,15 +72,15 @@ def test_usage_counts_tokens_steps_and_canvases(client):
     assert diffusion["time_to_first_text"] > 0
 
 
-def test_a_second_turn_finds_the_first_in_the_cache(client):
+def test_a_second_turn_uses_the_cached_prefix(client):
     long = [{"role": "user", "content": "x" * 600}]
     first = chat(client, messages=long, max_tokens=4)
-    said = {"role": "assistant", "content": first.choices[0].message.content}
-    second = chat(client, messages=[*long, said, {"role": "user", "content": "y"}], max_tokens=4)
+    answer = {"role": "assistant", "content": first.choices[0].message.content}
+    second = chat(client, messages=[*long, answer, {"role": "user", "content": "y"}], max_tokens=4)
     assert second.usage.prompt_tokens_details.cached_tokens >= 512
 
 
-def test_a_stream_is_byte_for_byte_the_plain_answer_and_comes_in_pieces(client):
+def test_a_stream_equals_the_plain_answer_and_has_several_deltas(client):
     early = 0
     for seed in range(6):
         plain = chat(client, seed=seed, max_tokens=48).choices[0].message.content
@@ -91,7 +91,7 @@ def test_a_stream_is_byte_for_byte_the_plain_answer_and_comes_in_pieces(client):
     assert early >= 3
 
 
-def test_n_choices_are_those_of_the_seeds_that_follow(client):
+def test_n_choices_use_consecutive_seeds(client):
     several = chat(client, n=3, seed=10)
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     alone = [chat(client, seed=10 + i).choices[0].message.content for i in range(3)]
@@ -99,7 +99,7 @@ def test_n_choices_are_those_of_the_seeds_that_follow(client):
     assert texts(chat(client, n=3, seed=10, stream=True)) == dict(enumerate(alone))
 
 
-def test_a_stop_string_ends_the_text_before_it_streamed_or_not(client):
+def test_a_stop_string_ends_the_text_streamed_or_not(client):
     whole = chat(client).choices[0].message.content
     stop = whole[6:9]
     plain = chat(client, stop=stop)
@@ -108,18 +108,18 @@ def test_a_stop_string_ends_the_text_before_it_streamed_or_not(client):
     assert texts(chat(client, stop=[stop, "never"], stream=True)) == {0: whole[: whole.find(stop)]}
 
 
-def test_max_tokens_bounds_the_answer_under_both_names(client):
+def test_max_tokens_and_max_completion_tokens_bound_the_answer(client):
     for name in ("max_tokens", "max_completion_tokens"):
         body = {"model": "tiny", "messages": HELLO, "seed": 1, name: 5, "extra_body": EXTRA}
         assert client.chat.completions.create(**body).usage.completion_tokens <= 5
 
 
-def test_logprobs_come_with_every_token_and_change_nothing(client):
-    plain, told = chat(client), chat(client, logprobs=True, top_logprobs=3)
-    assert told.choices[0].message.content == plain.choices[0].message.content
-    content = told.choices[0].logprobs.content
-    assert len(content) == told.usage.completion_tokens
-    written = [entry.token for entry in content if entry.token != '<|"|>']  # it quotes arguments, and is no text
+def test_logprobs_cover_every_token_and_change_nothing(client):
+    plain, answer = chat(client), chat(client, logprobs=True, top_logprobs=3)
+    assert answer.choices[0].message.content == plain.choices[0].message.content
+    content = answer.choices[0].logprobs.content
+    assert len(content) == answer.usage.completion_tokens
+    written = [entry.token for entry in content if entry.token != '<|"|>']  # it quotes arguments and is not text
     assert "".join(written) == plain.choices[0].message.content
     for entry in content:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
@@ -128,8 +128,8 @@ def test_logprobs_come_with_every_token_and_change_nothing(client):
     assert [c.choices[0].logprobs.content for c in streamed if c.choices[0].logprobs] == [content]
 
 
-def test_a_tool_call_is_read_out_of_the_answer_streamed_or_not(client, server):
-    """The tiny model calls no tool by itself: pins write the call for it, the rest is its own."""
+def test_a_tool_call_is_parsed_streamed_or_not(client, server):
+    """The tiny model calls no tool by itself, so pins force the call."""
     call = '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><turn|>'
     tokens = server.http.post("/tokenize", json={"prompt": call, "add_special_tokens": False}).json()["tokens"]
     pins = {str(at): token for at, token in enumerate(tokens)}
@@ -154,26 +154,26 @@ def test_a_conversation_with_tool_results_is_accepted(client):
     assert chat(client, messages=messages, tools=[WEATHER], tool_choice="auto").choices
 
 
-def test_effort_lets_the_model_think_first(client):
+def test_reasoning_effort_enables_thinking(client):
     plain, thinking = chat(client, max_tokens=4), chat(client, max_tokens=4, reasoning_effort="high")
-    assert thinking.usage.prompt_tokens > plain.usage.prompt_tokens  # the template says so in the prompt
+    assert thinking.usage.prompt_tokens > plain.usage.prompt_tokens  # the template adds it to the prompt
 
 
-def test_completions_continue_text_and_tokens_alike(client, server):
+def test_completions_of_text_and_of_tokens_are_equal(client, server):
     options = {"model": "tiny", "max_tokens": 12, "seed": 4, "extra_body": EXTRA}
     tokens = server.http.post("/tokenize", json={"prompt": "Once"}).json()["tokens"]
     first = client.completions.create(prompt="Once", logprobs=2, **options)
     assert client.completions.create(prompt=tokens, **options).choices[0].text == first.choices[0].text
     both = client.completions.create(prompt=["Once", "Twice"], **options)
     assert [choice.text for choice in both.choices][0] == first.choices[0].text
-    told, text = first.choices[0].logprobs, first.choices[0].text
-    pieces = zip(told.tokens, told.text_offset, strict=True)
+    logprobs, text = first.choices[0].logprobs, first.choices[0].text
+    pieces = zip(logprobs.tokens, logprobs.text_offset, strict=True)
     assert all(text.startswith(piece, at) for piece, at in pieces if not piece.startswith("<"))
     stream = client.completions.create(prompt="Once", stream=True, **options)
     assert "".join(chunk.choices[0].text for chunk in stream) == first.choices[0].text
 
 
-def test_responses_are_the_chat_in_another_form(client):
+def test_responses_equal_chat_completions(client):
     options = {"model": "tiny", "max_output_tokens": 24, "extra_body": EXTRA | {"seed": 1}}
     plain = client.responses.create(input="Hello", **options)
     assert plain.output_text == chat(client, max_tokens=24).choices[0].message.content
@@ -184,20 +184,20 @@ def test_responses_are_the_chat_in_another_form(client):
     assert events[-1].response.output_text == plain.output_text
 
 
-def test_a_temperature_below_one_makes_draws_greedier_above_one_it_scales_the_noise(client):
-    def said(temperature=1, **settings):
+def test_temperature_below_one_is_greed_and_above_one_scales_t_max_and_t_min(client):
+    def text(temperature=1, **settings):
         extra = {"extra_body": {"diffusion": QUICK | settings}}
         return chat(client, temperature=temperature, **extra).choices[0].message.content
 
-    assert said(0) == said(greed=1.0) != said()
-    assert said(0.25) == said(greed=0.75)
-    assert said(2, t_max=0.15, t_min=0.05) == said()
+    assert text(0) == text(greed=1.0) != text()
+    assert text(0.25) == text(greed=0.75)
+    assert text(2, t_max=0.15, t_min=0.05) == text()
 
 
-# --- what only this server has ----------------------------------------------------------------------------------------
+# --- drafts and tokens ------------------------------------------------------------------------------------------------
 
 
-def test_drafts_show_every_step_and_change_nothing(server, client):
+def test_drafts_report_every_step_and_change_nothing(server, client):
     body = {"messages": HELLO, "max_tokens": 16, "seed": 1, "diffusion": QUICK | {"drafts": True}}
     events = list(server.events("/v1/chat/completions", body))
     drafts = [event["draft"] for event in events if "draft" in event]
@@ -207,14 +207,14 @@ def test_drafts_show_every_step_and_change_nothing(server, client):
     assert content == chat(client, max_tokens=16).choices[0].message.content
 
 
-def test_drafts_say_what_each_position_holds_and_why_a_canvas_ends(server):
-    """Pins by their letter, the text of every token once, and candidates only where asked for."""
+def test_drafts_report_states_pieces_candidates_and_reasons(server):
+    """Pins have a state letter, each token's text is sent once, and candidates are sent only on request."""
     diffusion = QUICK | {"drafts": {"candidates": 3}, "pins": {"2": 140}, "canvas_length": 8}
     body = {"messages": HELLO, "max_tokens": 16, "seed": 1, "diffusion": diffusion}
     drafts = [event["draft"] for event in server.events("/v1/chat/completions", body) if "draft" in event]
-    pieces, told = {}, 0
+    pieces, sent = {}, 0
     for draft in drafts:
-        told += len(draft["pieces"])
+        sent += len(draft["pieces"])
         pieces |= draft["pieces"]
         others = [token for position in draft["candidates"] for token, _ in position]
         assert {str(token) for token in [*draft["tokens"], *others]} <= set(pieces)
@@ -223,8 +223,8 @@ def test_drafts_say_what_each_position_holds_and_why_a_canvas_ends(server):
         for state, token, position in zip(draft["states"], draft["tokens"], draft["candidates"], strict=True):
             shares = [share for _, share in position]
             assert len(shares) == 3 and shares == sorted(shares, reverse=True)
-            assert token == position[0][0] or state in "pf", "the likeliest, unless it was fixed before"
-    assert told == len(pieces), "no token is told of twice"
+            assert token == position[0][0] or state in "pf", "the most likely token, unless it was fixed before"
+    assert sent == len(pieces), "the text of each token is sent once"
     first = [draft for draft in drafts if draft["canvas"] == 0]
     assert all(draft["tokens"][2] == 140 and draft["states"][2] == "p" for draft in first)
     assert [draft["start"] for draft in drafts if draft["reason"]] == [0, 8]
@@ -240,8 +240,8 @@ def test_autoregressive_sampler_works_with_the_servers_default_settle(server):
     assert [len(draft["tokens"]) for draft in drafts] == [1, 1, 1]
 
 
-def test_holes_and_spans_can_be_watched(server):
-    """The drafts change nothing of what fills them."""
+def test_infill_and_edits_stream_drafts(server):
+    """Drafts do not change the text."""
     hole = {"prompt": "abc ", "suffix": " xyz", "max_tokens": 4, "seed": 3, "diffusion": QUICK}
     span = {"input": "The quick brown fox.", "span": [4, 9], "max_tokens": 4, "seed": 3, "diffusion": QUICK}
     for path, body in (("completions", hole), ("edits", span)):
@@ -253,7 +253,7 @@ def test_holes_and_spans_can_be_watched(server):
         assert choice["text"] == plain["choices"][0]["text"]
 
 
-def test_tokens_go_both_ways(server):
+def test_tokenize_and_detokenize(server):
     found = server.http.post("/tokenize", json={"prompt": "To be"}).json()
     assert found["count"] == len(found["tokens"])
     text = server.http.post("/detokenize", json={"tokens": found["tokens"], "skip_special_tokens": True}).json()
@@ -262,15 +262,15 @@ def test_tokens_go_both_ways(server):
     assert "<|turn>user" in server.http.post("/detokenize", json={"tokens": chat_tokens}).json()["prompt"]
 
 
-def test_the_description_of_the_api_names_every_endpoint(server):
+def test_openapi_lists_every_endpoint(server):
     paths = set(server.http.get("/openapi.json").json()["paths"])
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/ready", "/metrics"} <= paths
 
 
-# --- what is refused, and how -----------------------------------------------------------------------------------------
+# --- rejected requests ------------------------------------------------------------------------------------------------
 
 
-REFUSED = [
+REJECTED = [
     ({"top_p": 0.9}, "top_p"),
     ({"frequency_penalty": 1}, "frequency_penalty"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -293,8 +293,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "param"), REFUSED, ids=[param for _, param in REFUSED])
-def test_what_is_not_supported_is_refused_by_name(server, change, param):
+@pytest.mark.parametrize(("change", "param"), REJECTED, ids=[param for _, param in REJECTED])
+def test_unsupported_fields_are_rejected_by_name(server, change, param):
     response = server.http.post("/v1/chat/completions", json={"messages": HELLO} | change)
     assert response.status_code == 400
     error = response.json()["error"]
@@ -302,7 +302,7 @@ def test_what_is_not_supported_is_refused_by_name(server, change, param):
     assert param.split("[")[0].split(".")[-1 if "diffusion" in param else 0] in error["message"]
 
 
-def test_a_value_that_means_off_is_as_good_as_none(server):
+def test_unsupported_fields_that_are_off_are_accepted(server):
     off = {"top_p": 1, "frequency_penalty": 0, "response_format": {"type": "text"}, "logit_bias": None, "store": False}
     body = {"messages": HELLO, "max_tokens": 4, "diffusion": QUICK} | off
     assert server.http.post("/v1/chat/completions", json=body).status_code == 200
@@ -319,14 +319,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("body", "message"), BROKEN.values(), ids=list(BROKEN))
-def test_a_broken_body_is_told_what_is_wrong_with_it(server, body, message):
+def test_a_malformed_body_is_rejected_with_the_reason(server, body, message):
     response = server.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert response.status_code in (400, 404)
     assert message in response.json()["error"]["message"]
 
 
-def test_what_cannot_run_is_refused_before_anything_runs(server):
-    """A megabyte that cannot fit is refused by its length, without counting tokens."""
+def test_a_prompt_that_does_not_fit_is_rejected_before_running(server):
+    """A megabyte that cannot fit is rejected by its length, without tokenizing it."""
     steps = server.metric("gesso_denoising_steps_total")
     for content in ("x" * 1_000_000, "x" * 9000):
         response = server.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
@@ -336,8 +336,8 @@ def test_what_cannot_run_is_refused_before_anything_runs(server):
     assert server.metric("gesso_denoising_steps_total") == steps
 
 
-def test_a_page_elsewhere_cannot_use_a_server_of_this_machine(server):
-    """No CORS headers; no plain-text bodies, which need no preflight; no other host names (DNS rebinding)."""
+def test_other_web_pages_cannot_use_a_local_server(server):
+    """No CORS headers, no plain-text bodies (they need no preflight), no other host names (DNS rebinding)."""
     answer = server.http.get("/v1/models", headers={"origin": "https://evil.example"})
     assert "access-control-allow-origin" not in answer.headers
     body = json.dumps({"messages": HELLO})
@@ -346,7 +346,7 @@ def test_a_page_elsewhere_cannot_use_a_server_of_this_machine(server):
     assert server.http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
 
 
-def test_every_answer_has_a_request_id_and_the_log_has_no_prompt(server):
+def test_answers_have_a_request_id_and_the_log_has_no_prompt(server):
     given = server.http.get("/v1/models", headers={"x-request-id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"
     secret = "xyzzy plugh"
@@ -358,19 +358,19 @@ def test_every_answer_has_a_request_id_and_the_log_has_no_prompt(server):
     assert secret not in text and response.json()["choices"][0]["text"] not in text
 
 
-def test_a_crowd_gets_the_texts_that_one_client_gets(server):
+def test_many_clients_get_the_same_texts_as_one(server):
     found = measure(server.url, clients=6, seconds=1)
     assert found["error_count"] == 0 and found["requests"] >= 6
     assert found["same_text_as_alone"]
 
 
-def test_one_who_speaks_plain_http_gets_the_same(server):
-    """No client library at all: what curl would send."""
+def test_plain_http_without_a_client_library(server):
+    """Send a request as curl would."""
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 3, "diffusion": QUICK})
     assert answer.json()["object"] == "text_completion"
 
 
-def test_the_process_that_listens_needs_no_torch():
-    """It is there sooner, and smaller by as much; the engine has a process of its own."""
+def test_the_server_process_imports_no_torch():
+    """It starts sooner and stays smaller. Only the engine process needs torch."""
     program = "import sys, gesso.serve.run; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,4 +1,4 @@
-"""Clients that a server can tell apart: none of them gets all places in the engine, or all of the queue."""
+"""Fair shares: on a shared server, no client gets the whole batch or the whole queue."""
 
 import itertools
 
@@ -16,7 +16,7 @@ IDS = itertools.count()
 
 
 def supervisor(*, shared=True, max_batch=4, device="cpu", queue=64):
-    """A supervisor whose engine is ready. What it sends goes nowhere."""
+    """Return a supervisor whose engine is ready. Its messages are discarded."""
     made = Supervisor(EngineSettings(), Limits(queue=queue), Metrics(), "model", shared)
     made._handle(Ready(device, "float32", None, max_batch, 100, 256, "as requested"))
     return made
@@ -31,7 +31,7 @@ def running(supervisor):
     return [job.client for job in supervisor.running.values()]
 
 
-def test_one_of_several_clients_leaves_a_place_for_the_others():
+def test_a_client_leaves_a_slot_for_others():
     engine = supervisor()
     engine.submit(jobs("greedy", 10))
     assert running(engine) == 3 * ["greedy"]
@@ -39,33 +39,33 @@ def test_one_of_several_clients_leaves_a_place_for_the_others():
     assert running(engine) == [*3 * ["greedy"], "modest"]
 
 
-def test_the_place_is_kept_free_when_an_answer_ends():
+def test_the_slot_stays_free_when_an_answer_ends():
     engine = supervisor()
     engine.submit(jobs("greedy", 10))
     engine._handle(Ended(next(iter(engine.running)), "", [], "stop", 0, {}))
     assert running(engine) == 3 * ["greedy"] and len(engine.waiting) == 6
 
 
-def test_a_client_that_is_alone_has_all_places():
+def test_a_single_client_gets_the_whole_batch():
     engine = supervisor(shared=False)
     engine.submit(jobs("only", 10))
-    assert len(running(engine)) == 5, "and one to fill the next gap"
+    assert len(running(engine)) == 5, "the batch, and one job to fill the next gap"
 
 
-def test_infill_counts_as_the_places_it_may_take():
+def test_infill_counts_as_the_slots_it_may_take():
     engine = supervisor(max_batch=32, device="cuda:0")
     engine.submit(jobs("greedy", 10, planned=True))
     assert running(engine) == 3 * ["greedy"]
 
 
-def test_an_engine_with_one_place_serves_everybody_in_turn():
+def test_a_batch_of_one_serves_all_clients_in_turn():
     engine = supervisor(max_batch=1)
     engine.submit(jobs("greedy", 4))
     engine.submit(jobs("modest", 1))
     assert len(running(engine)) == 2
 
 
-def test_one_of_several_clients_fills_a_fourth_of_the_queue():
+def test_a_client_may_fill_a_fourth_of_the_queue():
     engine = supervisor(queue=128)
     engine.submit(jobs("greedy", 16))
     engine.submit(jobs("greedy", 16))
@@ -78,5 +78,5 @@ def test_one_of_several_clients_fills_a_fourth_of_the_queue():
     ("keys", "hosts", "shared"),
     [((), ("localhost",), False), ((), None, True), (("a",), None, False), (("a", "b"), None, True)],
 )
-def test_clients_are_told_apart_by_keys_or_by_addresses(keys, hosts, shared):
+def test_clients_are_distinguished_by_keys_or_addresses(keys, hosts, shared):
     assert ServerSettings(keys=keys, hosts=hosts).shared == shared

@@ -1,4 +1,4 @@
-"""A run as a file: all of it is there, it stands alone, and hostile text stays text."""
+"""Traces: complete, self-contained, and safe with hostile text."""
 
 import base64
 import hashlib
@@ -19,14 +19,14 @@ HOSTILE = "</script><!--<script><img src=x onerror='window.hurt=1'>&amp;\n</svg>
 
 @pytest.fixture(scope="module")
 def run(tiny):
-    """Two canvases of a model whose words mean nothing, after a prompt that means harm."""
+    """A run of two canvases of the tiny model after a hostile prompt."""
     drafts = []
     options = {"max_new_tokens": 24, "canvas_length": 16, "steps": 5, "seed": 3, "draft_logprobs": CANDIDATES}
     *_, done = recorded(tiny, tiny.stream(HOSTILE, **options), drafts)
     return Run(HOSTILE, drafts, done.result)
 
 
-def test_a_run_holds_every_step(run):
+def test_a_run_has_every_step(run):
     assert len(run.drafts) == run.result.usage.denoising_steps > 1
     assert all(len(draft["candidates"]) == len(draft["tokens"]) for draft in run.drafts)
     ends = [draft for draft in run.drafts if draft["reason"]]
@@ -34,7 +34,7 @@ def test_a_run_holds_every_step(run):
 
 
 class Attributes(HTMLParser):
-    """All tags of a page, and the names of their attributes."""
+    """Collects the tags of a page and the names of their attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Attributes(HTMLParser):
         self.names |= {name for name, _ in attributes}
 
 
-def test_a_page_reaches_for_nothing_and_runs_only_its_own_script(run):
+def test_a_page_loads_nothing_and_runs_only_its_own_script(run):
     page = html.page(run)
     parser = Attributes()
     parser.feed(page)
@@ -56,34 +56,34 @@ def test_a_page_reaches_for_nothing_and_runs_only_its_own_script(run):
     script = re.search(r'(?s)<script type="module">(.*?)</script>', page)[1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
-    assert page.count("</script>") == 2, "the data and the module; none that the prompt brought"
+    assert page.count("</script>") == 2, "only those of the data and the module, none of the prompt"
 
 
-def test_the_modules_of_a_page_share_no_name(run):
-    """Joined into one, two of a name would be an error or, worse, one of them."""
+def test_modules_of_a_page_have_distinct_names(run):
+    """In the joined module, a repeated name would be an error or hide another."""
     script = html.joined({name: html.files()[name].decode() for name in html.MODULES})
     names = re.findall(r"(?m)^(?:async )?(?:function\*?|class|const|let) (\w+)", script)
     assert len(names) == len(set(names)) > 10
     assert not re.search(r"(?m)^(import|export)\b", script)
 
 
-def test_a_picture_ends_with_the_text(run):
+def test_the_last_frame_shows_the_text(run):
     drawn = picture(run)
-    at_the_end = {(g.row, g.column): g for g in drawn.glimpses if g.end == drawn.frames}
+    at_the_end = {(g.row, g.column): g for g in drawn.spans if g.end == drawn.frames}
     assert len(at_the_end) == len(run.result.tokens)
     for row, column in at_the_end:
-        seen = sorted((g.start, g.end) for g in drawn.glimpses if (g.row, g.column) == (row, column))
+        seen = sorted((g.start, g.end) for g in drawn.spans if (g.row, g.column) == (row, column))
         assert all(before[1] == after[0] for before, after in zip(seen, seen[1:], strict=False)), "no gap, no overlap"
 
 
-def test_an_svg_is_well_formed_whatever_is_in_it(run):
+def test_an_svg_with_hostile_text_is_well_formed(run):
     root = ElementTree.fromstring(svg.svg(run))
     texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text") if node.get("class") == "given"]
     assert "\n".join(texts) == HOSTILE
     assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
 
 
-def test_a_gif_has_a_frame_for_each_step(run, tmp_path):
+def test_a_gif_has_one_frame_per_step(run, tmp_path):
     image = pytest.importorskip("PIL.Image")
     from gesso.trace import gif
 
@@ -91,14 +91,14 @@ def test_a_gif_has_a_frame_for_each_step(run, tmp_path):
     with image.open(tmp_path / "run.gif") as picture:
         shown = sum(1 for _ in range(picture.n_frames))
     same = sum(not _differs(run, i) for i in range(1, len(run.drafts)))
-    assert len(run.drafts) - same <= shown <= len(run.drafts), "Pillow joins frames that are equal"
+    assert len(run.drafts) - same <= shown <= len(run.drafts), "Pillow joins equal frames"
 
 
 def _differs(run: Run, frame: int) -> bool:
-    return any(frame in (g.start, g.end) for g in picture(run).glimpses)
+    return any(frame in (g.start, g.end) for g in picture(run).spans)
 
 
-def test_the_command_writes_what_the_name_says(main, tiny_directory, tmp_path):
+def test_the_file_name_selects_the_format(main, tiny_directory, tmp_path):
     options = ("-m", str(tiny_directory), "--max-new-tokens", "8", "--steps", "3", "--seed", "1", "--json")
     for name, beginning in (("run.html", "<!doctype html>"), ("run.svg", "<svg ")):
         out = main("trace", "Hello", "-o", str(tmp_path / name), *options)
@@ -108,13 +108,13 @@ def test_the_command_writes_what_the_name_says(main, tiny_directory, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run.png", "run", "nowhere/run.html"])
-def test_a_file_that_cannot_be_written_is_refused_before_the_model_is_loaded(main, tmp_path, name):
+def test_an_invalid_output_file_is_rejected_before_loading(main, tmp_path, name):
     out = main("trace", "Hello", "-o", str(tmp_path / name), "-m", "no/such/model/anywhere")
     assert out.code == 2 and "model" not in out.err
 
 
 @pytest.mark.studio
-def test_a_page_plays_by_itself_in_a_browser(run, browser, tmp_path):
+def test_a_page_plays_in_a_browser(run, browser, tmp_path):
     from playwright.sync_api import expect
 
     (tmp_path / "run.html").write_text(html.page(run), encoding="utf-8")

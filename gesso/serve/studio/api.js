@@ -1,8 +1,8 @@
-// The server's HTTP API. The key a user has typed stays in this tab (sessionStorage) and goes to this server only.
+// The server's HTTP API. The API key stays in this tab (sessionStorage) and is sent to this server only.
 
 const KEY = "gesso.key";
 
-/** What went wrong, in the server's words. `status` is 0 when there was no answer at all. */
+/** An error with the server's message. `status` is 0 if there was no answer. */
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
@@ -10,7 +10,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Tells the page of things that concern all views: "key-required", "lost", "models". */
+/** Events for all views: "key-required", "lost", "models". */
 export const bus = new EventTarget();
 
 export function useKey(key) {
@@ -30,7 +30,7 @@ export async function postJson(path, body, signal) {
   return (await request(path, body, signal)).json();
 }
 
-/** The events of a stream, as they come. Aborting the signal ends it and frees the engine's slot. */
+/** Yield the events of a stream. Aborting the signal ends the stream and frees its slot in the engine. */
 export async function* stream(path, body, signal) {
   const response = await request(path, { ...body, stream: true }, signal);
   for await (const data of eventsOf(response.body, signal)) {
@@ -39,7 +39,7 @@ export async function* stream(path, body, signal) {
     if (event.error) throw new ApiError(event.error.message, event.error.code ?? 500);
     yield event;
   }
-  throw lost(); // a stream that ends without saying so was cut off
+  throw lost(); // a stream without [DONE] was cut off
 }
 
 async function request(path, body, signal) {
@@ -56,10 +56,10 @@ async function request(path, body, signal) {
   }
   if (response.ok) return response;
   if (response.status === 401) bus.dispatchEvent(new Event("key-required"));
-  throw new ApiError(await complaint(response), response.status);
+  throw new ApiError(await errorMessage(response), response.status);
 }
 
-async function complaint(response) {
+async function errorMessage(response) {
   const fallback = `the server answered ${response.status}`;
   try {
     return (await response.json()).error?.message ?? fallback;
@@ -83,7 +83,7 @@ async function* eventsOf(body, signal) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // left early: what is still to come is for nobody
+    reader.cancel().catch(() => {}); // left early: discard the rest
   }
 }
 

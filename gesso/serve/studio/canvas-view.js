@@ -1,22 +1,22 @@
-// <canvas-view>: the text of a recording at one moment, a cell a token, coloured by entropy; settled tokens solid.
+// <canvas-view>: the text of a recording at one step, one cell per token, coloured by entropy; settled tokens are solid.
 //
 // It is a list box for assistive technology and the keyboard: arrows move, Shift and arrows select a span, Enter pins.
-// Cells are made once and only changed where what they show changes, so that moving to another step is cheap. A canvas
-// that is done keeps its cells as they are, beside those for the steps on the way: going back to its end changes nothing.
+// Cells are created once and updated only where their content changes, so that moving to another step is cheap. The last
+// step of a canvas has cells of its own, separate from those of earlier steps, so returning to it changes nothing.
 //
 // Events: "inspect" {position}, "pick" {position}, "select" {start, end}.
 
 import { h, uniqueId } from "./dom.js";
 import { levelOf } from "./recording.js";
 
-const WILD = 4; // a line break of noise at this level or above breaks no line: the text would jump with every step
+const NOISE_LEVEL = 4; // from this entropy level on, line breaks are not applied: the text would jump at every step
 
 export class CanvasView extends HTMLElement {
   #recording = null;
   #index = -1;
-  #done = new Map(); // blocks of canvases that have ended, by their last step
-  #open = new Map(); // blocks for all other steps, by the position a canvas begins at
-  #shown = []; // the blocks that are on the page
+  #done = new Map(); // blocks of finished canvases by their last step
+  #open = new Map(); // blocks for all other steps by the start position of the canvas
+  #shown = []; // blocks on the page
   #active = -1;
   #anchor = -1;
   #selection = null;
@@ -61,7 +61,7 @@ export class CanvasView extends HTMLElement {
     this.#shown = [];
   }
 
-  /** Which step is shown. */
+  /** Index of the step that is shown. */
   get index() {
     return this.#index;
   }
@@ -69,7 +69,7 @@ export class CanvasView extends HTMLElement {
   set index(index) {
     this.#index = index;
     const steps = this.#recording && index >= 0 ? this.#recording.textAt(index) : [];
-    const blocks = steps.map((step) => this.#showing(step));
+    const blocks = steps.map((step) => this.#blockFor(step));
     for (const block of this.#shown) if (!blocks.includes(block)) block.element.remove();
     blocks.forEach((block, i) => {
       if (!block.element.parentNode) this.list.insertBefore(block.element, this.list.children[i] ?? null);
@@ -79,7 +79,7 @@ export class CanvasView extends HTMLElement {
     if (this.before.textContent !== before) this.before.textContent = before;
   }
 
-  /** Pinned tokens by position; they are marked, whatever the recording holds. */
+  /** Pinned tokens by position. They are marked independently of the recording. */
   set pins(pins) {
     for (const position of new Set([...this.#pins.keys(), ...pins.keys()])) {
       for (const cell of this.#cellsOf(position)) cell.classList.toggle("pin", pins.has(position));
@@ -105,8 +105,8 @@ export class CanvasView extends HTMLElement {
 
   // --- cells ---------------------------------------------------------------------------------------------------------
 
-  /** The block that shows a step. When a canvas ends, the block it was watched in becomes the one of its end. */
-  #showing(step) {
+  /** Return the block that shows a step. When a canvas ends, its open block becomes that of its last step. */
+  #blockFor(step) {
     let block = this.#done.get(step) ?? this.#open.get(step.start);
     if (block?.step === step) return block;
     block ??= { element: h("span", { role: "presentation", class: "block" }), start: step.start, cells: [] };
@@ -127,9 +127,9 @@ export class CanvasView extends HTMLElement {
       const cell = block.cells[i] ?? this.#grow(position, block);
       const piece = this.#recording.piece(step.tokens[i]);
       const special = this.#recording.special.has(step.tokens[i]);
-      const fill = special && i > 0 && step.tokens[i] === step.tokens[i - 1]; // what only fills the canvas
+      const fill = special && i > 0 && step.tokens[i] === step.tokens[i - 1]; // padding after the text
       const level = levelOf(step.entropy[i]);
-      const breaks = piece.includes("\n") && level < WILD;
+      const breaks = piece.includes("\n") && level < NOISE_LEVEL;
       const text = fill ? "·" : breaks ? piece : piece.replaceAll("\n", "↵");
       if (cell.firstChild.data !== text) this.#rewrite(cell, text);
       const kind = (fill ? " special fill" : special ? " special" : "") + (breaks ? " newline" : "");
@@ -165,26 +165,26 @@ export class CanvasView extends HTMLElement {
     return cell;
   }
 
-  /** How many cells are on the page. */
+  /** Number of cells on the page. */
   get #length() {
     const last = this.#shown.at(-1);
     return last ? last.start + last.cells.length : 0;
   }
 
-  /** The cell of a position on the page; undefined where the text is not that long. */
+  /** Return the cell of a position on the page, or undefined beyond the end of the text. */
   #cellAt(position) {
     const block = this.#shown.findLast(({ start }) => start <= position);
     return block?.cells[position - block.start];
   }
 
-  /** All cells of a position, on the page or put away: a mark on it is on all of them. */
+  /** Return all cells of a position, visible or not, because marks apply to all of them. */
   #cellsOf(position) {
     return [...this.#done.values(), ...this.#open.values()]
       .map(({ start, cells }) => cells[position - start])
       .filter(Boolean);
   }
 
-  // --- hand and keys -------------------------------------------------------------------------------------------------
+  // --- pointer and keyboard ------------------------------------------------------------------------------------------
 
   #positionOf(event) {
     return event.target.closest?.("[role=option]")?.position ?? -1;
@@ -192,7 +192,7 @@ export class CanvasView extends HTMLElement {
 
   #inspect(position) {
     if (position < 0) return;
-    this.#tell("inspect", { position });
+    this.#emit("inspect", { position });
   }
 
   #press(event) {
@@ -203,7 +203,7 @@ export class CanvasView extends HTMLElement {
     this.pressed = true;
     this.dragged = event.shiftKey;
     if (event.shiftKey) this.#span(position);
-    const pressing = new AbortController(); // it may end outside of the canvas
+    const pressing = new AbortController(); // the drag may end outside the canvas
     for (const name of ["pointerup", "pointercancel"]) {
       const end = (ended) => (pressing.abort(), this.#release(ended));
       window.addEventListener(name, end, { signal: pressing.signal });
@@ -219,14 +219,14 @@ export class CanvasView extends HTMLElement {
 
   #release(event) {
     this.pressed = false;
-    if (this.dragged) this.#tell("select", this.#selection);
+    if (this.dragged) this.#emit("select", this.#selection);
     else if (event.type === "pointerup" && this.#positionOf(event) === this.#anchor) this.#pick(this.#anchor);
   }
 
   #pick(position) {
     this.selection = null;
-    this.#tell("select", null);
-    this.#tell("pick", { position });
+    this.#emit("select", null);
+    this.#emit("pick", { position });
   }
 
   #span(position) {
@@ -250,7 +250,7 @@ export class CanvasView extends HTMLElement {
       if (event.shiftKey) {
         if (!this.#selection) this.#anchor = at;
         this.#span(position);
-        this.#tell("select", this.#selection);
+        this.#emit("select", this.#selection);
       }
       this.#activate(position);
       this.#inspect(position);
@@ -259,14 +259,14 @@ export class CanvasView extends HTMLElement {
       this.#pick(at);
     } else if (event.key === "Escape") {
       this.selection = null;
-      this.#tell("select", null);
+      this.#emit("select", null);
     } else {
       return;
     }
     event.preventDefault();
   }
 
-  /** The cell below or above, by where it stands on the page. */
+  /** Return the cell below or above by its position on the page. */
   #nextLine(from, direction) {
     const here = this.#cellAt(from).getBoundingClientRect();
     for (let i = from + direction; i >= 0 && i < this.#length; i += direction) {
@@ -287,7 +287,7 @@ export class CanvasView extends HTMLElement {
     this.list.setAttribute("aria-activedescendant", cell.id);
   }
 
-  #tell(name, detail) {
+  #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }

@@ -1,8 +1,8 @@
-// <chat-view>: a conversation, and the canvas of its newest answer beside it.
+// <chat-view>: a conversation, and beside it the canvas of its newest answer.
 
 import { field, h, oncePerFrame } from "./dom.js";
 import { messageView } from "./message.js";
-import { drawSeed, record, roomFor } from "./runner.js";
+import { drawSeed, maxTokensFor, record } from "./runner.js";
 import { Recording } from "./recording.js";
 import * as store from "./store.js";
 import { welcome } from "./welcome.js";
@@ -10,7 +10,7 @@ import { welcome } from "./welcome.js";
 export class ChatView extends HTMLElement {
   connectedCallback() {
     if (this.thread) return;
-    this.runs = new WeakMap(); // what was asked and recorded, by message; for as long as the page is open
+    this.runs = new WeakMap(); // request body and recording by message, while the page is open
     this.stop = null;
     this.#build();
     this.conversations = store.load();
@@ -21,7 +21,7 @@ export class ChatView extends HTMLElement {
   #build() {
     this.list = h("ul", { class: "conversations" });
     this.thread = h("div", { class: "thread", role: "log", "aria-label": "Conversation", tabindex: "0" });
-    this.panel = h("run-panel", { able: "pins span", empty: "Ask something, and watch the answer come out of noise." });
+    this.panel = h("run-panel", { able: "pins span", empty: "Send a message and watch the answer emerge from noise." });
     this.panel.addEventListener("redenoise", (event) => this.#redenoise(event.detail.pins));
     this.panel.addEventListener("rewrite", (event) => this.#rewrite(event.detail));
     this.settings = document.createElement("run-settings");
@@ -30,7 +30,7 @@ export class ChatView extends HTMLElement {
       rows: 4,
       class: "code",
       spellcheck: "false",
-      placeholder: "[] or a list of tools, as OpenAI's API takes them",
+      placeholder: "[] or a list of tools in OpenAI's format",
     });
     this.thinking = h("input", { type: "checkbox" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
@@ -70,7 +70,7 @@ export class ChatView extends HTMLElement {
     this.input = h("textarea", {
       rows: 2,
       "aria-label": "Message",
-      placeholder: "Message (Enter sends, Shift+Enter is a new line)",
+      placeholder: "Message (Enter to send, Shift+Enter for a new line)",
     });
     this.input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -128,7 +128,7 @@ export class ChatView extends HTMLElement {
   #forget(conversation) {
     store.forget(conversation);
     if (conversation.id === this.current.id) {
-      this.current.forgotten = true; // what is being written for it is not to bring it back
+      this.current.forgotten = true; // a running answer must not save it again
       this.#open(this.#reload()[0] ?? store.newConversation());
     } else this.#drawList();
   }
@@ -144,8 +144,8 @@ export class ChatView extends HTMLElement {
     file.value = "";
   }
 
-  /** What is kept now, by this tab and others. Conversations that have not changed are the same objects: runs hang on
-   * their messages. */
+  /** Load the conversations that this tab and others have saved. Unchanged conversations stay the same objects, because
+   * runs are looked up by their messages. */
   #reload() {
     const known = new Map(this.conversations.map((conversation) => [JSON.stringify(conversation), conversation]));
     known.set(JSON.stringify(this.current), this.current);
@@ -184,30 +184,30 @@ export class ChatView extends HTMLElement {
     );
   }
 
-  // --- asking --------------------------------------------------------------------------------------------------------
+  // --- requests ------------------------------------------------------------------------------------------------------
 
   #send() {
     const text = this.input.value.trim();
-    if (!text || this.stop || !this.#toolsAreRight()) return;
+    if (!text || this.stop || !this.#checkTools()) return;
     this.input.value = "";
-    this.#say({ role: "user", content: text });
+    this.#append({ role: "user", content: text });
     this.#answer(this.settings.seedOrNone ?? drawSeed());
   }
 
-  /** Kept at once: an answer may take long, and the page may be closed before. */
-  #say(message) {
+  /** Append a message and save at once, because the page may be closed before the answer is complete. */
+  #append(message) {
     this.current.messages.push(message);
     this.#keep(this.current);
   }
 
-  /** What the welcome offers: something to ask, and the tools it needs. */
+  /** Send a starter of the welcome page, with the tools it needs. */
   #begin(text, tools) {
     if (tools.length) this.tools.value = JSON.stringify(tools, null, 2);
     this.input.value = text;
     this.#send();
   }
 
-  /** Have the model write the next message of the conversation. */
+  /** Generate the next message of the conversation. */
   async #answer(seed) {
     const body = this.#body(seed);
     const message = { role: "assistant", content: "", seed };
@@ -236,11 +236,11 @@ export class ChatView extends HTMLElement {
     return body;
   }
 
-  /** Looked at before anything else is changed: what was typed, or an older answer, must not be lost. */
-  #toolsAreRight() {
+  /** Check the tools before anything is changed, so that typed text and older answers are not lost. */
+  #checkTools() {
     let trouble = "";
     try {
-      if (!Array.isArray(JSON.parse(this.tools.value.trim() || "[]"))) trouble = "Tools: this is JSON, but not a list.";
+      if (!Array.isArray(JSON.parse(this.tools.value.trim() || "[]"))) trouble = "Tools: expected a JSON list.";
     } catch (error) {
       trouble = `Tools: ${error.message}`;
     }
@@ -249,11 +249,11 @@ export class ChatView extends HTMLElement {
   }
 
   async #write(message, body, { label, pins = new Map() }) {
-    const asked = { ...body, diffusion: { ...body.diffusion, pins: pinsOf(pins) } };
+    const request = { ...body, diffusion: { ...body.diffusion, pins: pinsOf(pins) } };
     Object.assign(message, { content: "", thinking: "", toolCalls: [], trouble: null });
     const recording = new Recording({ label, pins });
     this.runs.set(message, { body, recording });
-    await this.#watched(message, "/v1/chat/completions", asked, recording, (event) => this.#take(message, event));
+    await this.#run(message, "/v1/chat/completions", request, recording, (event) => this.#take(message, event));
   }
 
   #take(message, event) {
@@ -266,8 +266,8 @@ export class ChatView extends HTMLElement {
     }
   }
 
-  /** Show a run while it goes on; a press on Stop ends it, and so does opening another conversation. */
-  async #watched(message, path, body, recording, take) {
+  /** Run a request and show it. Stop ends it, and so does opening another conversation. */
+  async #run(message, path, body, recording, take) {
     const conversation = this.current;
     this.stop = new AbortController();
     this.button.textContent = "Stop";
@@ -290,7 +290,7 @@ export class ChatView extends HTMLElement {
     this.#drawThread();
   }
 
-  // --- hand on it ----------------------------------------------------------------------------------------------------
+  // --- pins and spans ------------------------------------------------------------------------------------------------
 
   #shownMessage() {
     return this.current.messages.find((message) => this.runs.get(message)?.recording === this.panel.recording);
@@ -300,7 +300,7 @@ export class ChatView extends HTMLElement {
     const message = this.#shownMessage();
     if (!message || this.stop) return;
     if (this.panel.recording.hole) {
-      this.complaint.textContent = "Pins go with an answer as a whole, not with a span of it. Retry, and pin then.";
+      this.complaint.textContent = "Pins work with a whole answer, not with a rewritten span. Retry first, then pin.";
       return;
     }
     this.complaint.textContent = "";
@@ -318,15 +318,15 @@ export class ChatView extends HTMLElement {
       hole: true,
       label: "span",
     });
-    const asked = {
+    const request = {
       input: text,
       span: [start, end],
-      max_tokens: roomFor(tokens),
+      max_tokens: maxTokensFor(tokens),
       seed: drawSeed(),
       diffusion: body.diffusion,
     };
     this.runs.set(message, { body, recording });
-    await this.#watched(message, "/v1/edits", asked, recording, (event) => {
+    await this.#run(message, "/v1/edits", request, recording, (event) => {
       for (const choice of event.choices) {
         message.content = choice.text;
         recording.filledWith(choice.replacement);
@@ -335,7 +335,7 @@ export class ChatView extends HTMLElement {
   }
 
   #retry(message) {
-    if (this.stop || !this.#toolsAreRight()) return;
+    if (this.stop || !this.#checkTools()) return;
     this.current.messages.splice(this.current.messages.indexOf(message));
     this.#answer(message.seed === undefined ? drawSeed() : (message.seed + 1) % 2 ** 32);
   }
@@ -368,15 +368,15 @@ export class ChatView extends HTMLElement {
       onWatch: this.runs.has(message) ? () => (this.panel.recording = this.runs.get(message).recording) : null,
       waitsFor: (call) => !this.stop && this.#waiting(message).includes(call),
       onResult: (call, content) => {
-        if (!this.#toolsAreRight()) return;
-        this.#say({ role: "tool", content, callId: call.id });
+        if (!this.#checkTools()) return;
+        this.#append({ role: "tool", content, callId: call.id });
         if (this.#waiting(message).length) this.#drawThread();
         else this.#answer(this.settings.seedOrNone ?? drawSeed());
       },
     });
   }
 
-  /** The calls of a message whose results are still to come; none, when the conversation has gone on without them. */
+  /** Return the calls of a message that have no result yet; none if the conversation has continued without them. */
   #waiting(message) {
     const later = this.current.messages.slice(this.current.messages.indexOf(message) + 1);
     if (later.some(({ role }) => role !== "tool")) return [];

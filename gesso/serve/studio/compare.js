@@ -1,4 +1,4 @@
-// <compare-view>: the same text and the same seed under two settings, side by side.
+// <compare-view>: the same prompt and seed with two settings, side by side.
 
 import { field, h } from "./dom.js";
 import { drawSeed, record } from "./runner.js";
@@ -26,11 +26,11 @@ export class CompareView extends HTMLElement {
           else this.#run();
         },
       },
-      field("Text to go on from", this.prompt),
+      field("Text to continue", this.prompt),
       h(
         "div",
         { class: "asked" },
-        field("Seed of both", this.seed),
+        field("Seed for both", this.seed),
         field("Longest answer, in tokens", this.tokens),
         this.button,
       ),
@@ -58,11 +58,11 @@ export class CompareView extends HTMLElement {
     return side;
   }
 
-  /** Move the other side to the same share of its own steps, when it is not being written. */
+  /** Move the other side to the same fraction of its steps, unless a run is in progress. */
   #follow(side, index) {
     const other = this.sides.find((one) => one !== side).panel;
     if (this.stop || this.moving || !other.recording?.length) return;
-    this.moving = true; // its own step event is not to come back here
+    this.moving = true; // ignore the step event that this causes
     const share = index / Math.max(1, side.panel.recording.length - 1);
     other.goTo(Math.round(share * (other.recording.length - 1)));
     this.moving = false;
@@ -95,7 +95,7 @@ export class CompareView extends HTMLElement {
   }
 }
 
-/** How much longer one took than the other, and how much of the text they share. */
+/** Describe the cost of both runs, and how many tokens they share. */
 function verdict([left, right]) {
   const last = (recording) => recording.textAt(recording.length - 1).flatMap((step) => [...step.tokens]);
   const [a, b] = [last(left), last(right)];

@@ -1,8 +1,8 @@
-// Elements in one line. Text becomes text nodes, never markup: nothing the model writes can become an element.
+// Create elements. Text becomes text nodes, never markup, so that no text of the model can become an element.
 
 /**
  * h("button", {class: "primary", onclick: run}, "Run")
- * Properties that begin with "on" are listeners; true and false set or leave out an attribute.
+ * Properties that begin with "on" are listeners. True sets an empty attribute; false leaves it out.
  */
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -17,13 +17,13 @@ export function h(tag, properties = {}, ...children) {
 
 let count = 0;
 
-/** An id that no other element of the page has. */
+/** Return an id that is unique in the page. */
 export function uniqueId(name) {
   count += 1;
   return `${name}-${count}`;
 }
 
-/** A labelled field: the label, and the control it names. */
+/** Return a label with its control and an optional hint. */
 export function field(label, control, hint) {
   control.id ||= uniqueId("field");
   const note = hint ? h("span", { class: "hint", id: `${control.id}-hint` }, hint) : null;
@@ -35,14 +35,14 @@ export function number(value, digits = 1) {
   return Number.isFinite(value) ? value.toFixed(digits) : "–";
 }
 
-/** Call `draw` at most once a frame, however often it is asked for. */
+/** Return a function that calls `draw` at most once per frame. */
 export function oncePerFrame(draw) {
-  let asked = false;
+  let scheduled = false;
   return () => {
-    if (asked) return;
-    asked = true;
+    if (scheduled) return;
+    scheduled = true;
     requestAnimationFrame(() => {
-      asked = false;
+      scheduled = false;
       draw();
     });
   };

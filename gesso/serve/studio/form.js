@@ -1,4 +1,4 @@
-// <form-view>: a JSON schema on the left, and on the right an answer that keeps to it.
+// <form-view>: a JSON schema, and an answer that is valid under it.
 
 import { field, h } from "./dom.js";
 import { drawSeed, record } from "./runner.js";
@@ -36,10 +36,10 @@ export class FormView extends HTMLElement {
       h(
         "p",
         { class: "hint" },
-        "The answer will stand here. Whatever the model would like to say, it keeps to the schema.",
+        "The answer appears here. It is always valid under the schema.",
       ),
     );
-    this.panel = h("run-panel", { empty: "And here you see it being written." });
+    this.panel = h("run-panel", { empty: "The steps of the answer appear here." });
     this.append(
       h(
         "form",
@@ -110,7 +110,7 @@ export class FormView extends HTMLElement {
       value = JSON.parse(text);
     } catch {
       this.result.replaceChildren(
-        h("p", { class: "complaint" }, "The answer was cut off; allow a longer one in Settings."),
+        h("p", { class: "complaint" }, "The answer was cut off; increase its length in Settings."),
         h("pre", { tabindex: "0" }, text),
       );
       return;

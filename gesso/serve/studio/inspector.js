@@ -1,11 +1,11 @@
-// <token-inspector>: one token of a recording: what else might stand there, and what stood there before.
+// <token-inspector>: one position of a recording: its candidates and its history.
 //
-// Event: "choose" {position, token}: pin this candidate there. Only where the panel is able to act on pins.
+// Event: "choose" {position, token}: pin this candidate. Only in panels that support pins.
 
 import { h } from "./dom.js";
 import { stateName } from "./recording.js";
 
-const SHOWN = 12; // entries of a history; a noisy token has many
+const SHOWN = 12; // entries of a history, which can be long for a noisy position
 
 export class TokenInspector extends HTMLElement {
   connectedCallback() {
@@ -18,9 +18,9 @@ export class TokenInspector extends HTMLElement {
       h(
         "p",
         { class: "hint" },
-        "Point at a token to see what else it might have been. ",
+        "Point at a token to see its candidates. ",
         this.#able("pins") ? "Click it to pin it. " : null,
-        this.#able("span") ? "Drag over several to write them anew." : null,
+        this.#able("span") ? "Drag over several to rewrite them." : null,
       ),
     );
   }
@@ -79,12 +79,12 @@ export class TokenInspector extends HTMLElement {
           h("span", { class: "hint" }, from === until ? `step ${from}` : `steps ${from}–${until}`),
         ),
       );
-    const more = hidden ? h("li", { class: "hint" }, `${hidden} more before`) : null;
+    const more = hidden ? h("li", { class: "hint" }, `${hidden} earlier entries`) : null;
     return h("section", {}, h("h3", { class: "label" }, "History"), h("ol", { class: "history" }, more, rows));
   }
 }
 
-/** A token's text with its white space to be seen. */
+/** Return a token's text with visible white space. */
 export function visible(piece) {
   return piece.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
 }

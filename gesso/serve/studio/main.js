@@ -1,4 +1,4 @@
-// The page: which view is shown, how the server is, the key, and the theme.
+// The page: choice of the view, state of the server, API key, and theme.
 
 import { bus, getJson, useKey } from "./api.js";
 import "./canvas-view.js";
@@ -15,7 +15,7 @@ import "./form.js";
 import "./server-panel.js";
 import { setUpTheme } from "./theme.js";
 
-const LOOK_EVERY = 2000; // milliseconds between two looks at the server
+const POLL_INTERVAL = 2000; // milliseconds between two requests for the server's state
 const VIEWS = [...document.querySelectorAll("[data-view]")];
 const status = document.getElementById("status");
 const banner = document.getElementById("banner");
@@ -33,14 +33,14 @@ function showView() {
   wanted.opened?.();
 }
 
-/** Ask how the server is; it says so without a key. */
-async function look() {
+/** Show the state of the server. /health needs no key. */
+async function showHealth() {
   let state = null;
   try {
     const response = await fetch("/health", { cache: "no-store" });
     state = await response.json();
   } catch {
-    // not even an answer
+    // no answer: shown as lost
   }
   const name = state?.engine ?? "lost";
   const loading = state && state.progress > 0 && state.progress < 1 ? ` ${Math.round(100 * state.progress)} %` : "";
@@ -48,22 +48,22 @@ async function look() {
     status.textContent = `${{ ready: "ready", lost: "no server" }[name] ?? name}${loading}`;
   status.dataset.state = name;
   const trouble = {
-    lost: "The server does not answer. Start it again with `gesso serve`; this page waits for it.",
-    restarting: "The engine is being restarted; requests wait for it.",
+    lost: "The server does not answer. Start it again with `gesso serve`; this page will reconnect.",
+    restarting: "The engine is restarting; requests wait until it is ready.",
     broken: `The model cannot be loaded: ${state?.message ?? ""}`,
   }[name];
   if (banner.textContent !== (trouble ?? "")) banner.textContent = trouble ?? "";
   banner.hidden = !trouble;
 }
 
-async function keepLooking() {
-  await look();
-  setTimeout(keepLooking, LOOK_EVERY);
+async function pollHealth() {
+  await showHealth();
+  setTimeout(pollHealth, POLL_INTERVAL);
 }
 
-bus.addEventListener("lost", look);
+bus.addEventListener("lost", showHealth);
 bus.addEventListener("key-required", () => {
-  if (!keyForm.hidden) return; // asked for already: the focus is where the user has it
+  if (!keyForm.hidden) return; // already shown: do not move the focus
   keyForm.hidden = false;
   document.getElementById("key-field").focus();
 });
@@ -72,20 +72,20 @@ keyForm.addEventListener("submit", async (event) => {
   useKey(document.getElementById("key-field").value);
   keyForm.hidden = true;
   document.getElementById("key-field").value = "";
-  greet();
+  loadModels();
 });
 
-/** The first call that needs a key, so that a server with keys asks for one at once. */
-async function greet() {
+/** List the models. This is the first call that needs a key, so the key form appears at once if one is needed. */
+async function loadModels() {
   try {
     const { data } = await getJson("/v1/models");
     bus.dispatchEvent(new CustomEvent("models", { detail: data.map((model) => model.id) }));
   } catch {
-    // the key form or the banner says what is wrong
+    // the key form or the banner shows the problem
   }
 }
 
-// Where the page is after "#" is the view; a jump within the page must not become another one.
+// The part of the address after "#" is the view, so a jump within the page must not change it.
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   document.getElementById("main").focus();
@@ -93,5 +93,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 setUpTheme(document.getElementById("theme"));
 window.addEventListener("hashchange", showView);
 showView();
-keepLooking();
-greet();
+pollHealth();
+loadModels();

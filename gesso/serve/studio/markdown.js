@@ -1,6 +1,6 @@
-// A small part of Markdown, as nodes: headings, lists, quotes, code, emphasis, links. No markup is ever parsed.
+// A subset of Markdown as nodes: headings, lists, quotes, code, emphasis, links. HTML is never parsed.
 //
-// It is called again with the whole text as it grows; what is not closed yet is shown as it stands.
+// It is called again with the whole text as it grows. Unclosed markup is shown as plain text.
 
 import { h } from "./dom.js";
 
@@ -16,7 +16,7 @@ export function markdown(text) {
   return fragment;
 }
 
-/** Takes the lines of the next block off the front; its nodes. */
+/** Remove the lines of the next block from the front and return its nodes. */
 function block(lines) {
   const line = lines[0];
   const fence = /^\s*(```+|~~~+)\s*([\w+-]*)/.exec(line);

@@ -1,4 +1,4 @@
-// One message of a conversation: its text, its thoughts folded away, the tools it called.
+// One message of a conversation: its text, its collapsed thoughts, and its tool calls.
 
 import { h } from "./dom.js";
 import { markdown } from "./markdown.js";
@@ -22,7 +22,7 @@ export function messageView(message, { writing, onRetry, onWatch, waitsFor, onRe
     body(message, isAnswer),
     (message.toolCalls ?? []).map((call) => callView(call, waitsFor(call) ? onResult : null)),
     isAnswer && !writing && isEmpty(message)
-      ? h("p", { class: "hint" }, "No text for you: see in the canvas what was written.")
+      ? h("p", { class: "hint" }, "The answer has no visible text; see the canvas.")
       : null,
     message.trouble ? h("p", { class: "complaint" }, message.trouble) : null,
     isAnswer && !writing ? actions(message, onRetry, onWatch) : null,
@@ -40,7 +40,7 @@ function body(message, isAnswer) {
   return text;
 }
 
-/** A call, and where its result is wanted a field for it: not while the message is drawn again and again. */
+/** A tool call, with a field for its result if `onResult` is given. While the message is redrawn, it is not. */
 function callView(call, onResult) {
   return h(
     "div",
@@ -55,13 +55,13 @@ function resultForm(call, onResult) {
   const result = h("input", {
     type: "text",
     "aria-label": `Result of ${call.function.name}`,
-    placeholder: "What the tool answers",
+    placeholder: "Result of the tool",
   });
-  const give = (event) => {
+  const submit = (event) => {
     event.preventDefault();
     onResult(call, result.value);
   };
-  return h("form", { class: "row", onsubmit: give }, result, h("button", { type: "submit" }, "Answer"));
+  return h("form", { class: "row", onsubmit: submit }, result, h("button", { type: "submit" }, "Answer"));
 }
 
 function pretty(json) {
@@ -86,7 +86,7 @@ function actions(message, onRetry, onWatch) {
     "Copy",
   );
   const parts = [h("button", { type: "button", class: "quiet", onclick: onRetry }, "Retry")];
-  if (navigator.clipboard) parts.unshift(copy); // browsers have none for pages that are neither local nor encrypted
+  if (navigator.clipboard) parts.unshift(copy); // browsers offer it only to local or encrypted pages
   if (onWatch) parts.push(h("button", { type: "button", class: "quiet", onclick: onWatch }, "Show canvas"));
   const facts = [
     message.seed === undefined ? null : `seed ${message.seed}`,

@@ -1,11 +1,11 @@
-// All steps of all canvases of a run, kept compactly: typed arrays, and each token's text once.
+// All steps of all canvases of a run in typed arrays, with the text of each token stored once.
 //
-// A step holds one canvas, positions `start` to `start + tokens.length` of the new text. What stands before it are the
-// last steps of earlier canvases, so a step also says which one that is (`previous`).
+// A step holds one canvas: positions `start` to `start + tokens.length` of the new text. The text before it is that of the
+// last steps of earlier canvases; `previous` is the index of the nearest one.
 
 const OPEN = ".".charCodeAt(0);
 
-/** Entropy in nats to one of nine levels; the first is as good as certain. */
+/** Bounds in nats of nine entropy levels. The first level is practically certain. */
 const LEVELS = [0.005, 0.05, 0.2, 0.5, 1, 2, 3.5, 5];
 
 export function levelOf(entropy) {
@@ -15,8 +15,8 @@ export function levelOf(entropy) {
 }
 
 export class Recording {
-  /** `before` and `after` are given texts around the new one, shown beside it; `hole`: it fills one.
-   * `pins`: what was asked to be pinned. */
+  /** `before` and `after` are the given texts around the new one. `hole`: whether the text fills a hole.
+   * `pins`: the pins of the request. */
   constructor({ before = "", after = "", label = "", hole = false, pins = new Map() } = {}) {
     this.before = before;
     this.after = after;
@@ -24,10 +24,10 @@ export class Recording {
     this.label = label;
     this.pins = pins;
     this.pieces = new Map();
-    this.special = new Set(); // tokens that are no part of the text
+    this.special = new Set(); // tokens that are not part of the text
     this.steps = [];
     this.began = performance.now();
-    this.repeated = 0; // characters of `before` that the new text begins with
+    this.repeated = 0; // characters at the end of `before` that the new text repeats
     this.usage = null;
     this.finish = null;
     this.seed = null;
@@ -40,7 +40,7 @@ export class Recording {
     return recording;
   }
 
-  /** Take in one `draft` of a stream (docs/serving.md), `at` seconds after the run began. */
+  /** Add one `draft` of a stream (docs/serving.md), `at` seconds after the start of the run. */
   add(draft, at = (performance.now() - this.began) / 1000) {
     for (const [token, piece] of Object.entries(draft.pieces)) this.pieces.set(Number(token), piece);
     for (const token of draft.special) this.special.add(token);
@@ -68,7 +68,7 @@ export class Recording {
       step.candidates[i] = token;
       step.shares[i] = share;
     }
-    step.text = count; // how many tokens there are before what only fills the canvas
+    step.text = count; // tokens before the padding at the end of the canvas
     while (step.text > 0 && this.special.has(step.tokens[step.text - 1])) step.text -= 1;
     step.settled = step.states.subarray(0, step.text).reduce((sum, state) => sum + (isSettled(state) ? 1 : 0), 0);
     step.meanEntropy = step.entropy.reduce((sum, value) => sum + value, 0) / Math.max(1, count);
@@ -77,7 +77,7 @@ export class Recording {
     return step;
   }
 
-  /** What fills the hole is known now, and with it how much of what comes before was written once more. */
+  /** Set the final text of the hole, which shows how much of the text before it was repeated. */
   filledWith(middle) {
     const text = this.textBetween(this.length - 1, 0, Infinity);
     const found = text.indexOf(middle);
@@ -88,7 +88,7 @@ export class Recording {
     return this.steps.length;
   }
 
-  /** The given text before the new one, without what was written once more. */
+  /** The given text before the new one, without the part that the new text repeats. */
   get textBefore() {
     return this.before.slice(0, this.before.length - this.repeated);
   }
@@ -97,14 +97,14 @@ export class Recording {
     return this.pieces.get(token) ?? "";
   }
 
-  /** The steps that make up the whole text at a moment: the last of each earlier canvas, and the one of the moment. */
+  /** Return the steps that make up the whole text at a step: the last one of each earlier canvas, and the step itself. */
   textAt(index) {
     const found = [];
     for (let i = index; i >= 0; i = this.steps[i].previous) found.unshift(this.steps[i]);
     return found;
   }
 
-  /** The text of positions `from` to `to` at a moment, without special tokens; bytes make up characters together. */
+  /** Return the text of positions `from` to `to` at a step, without special tokens. Byte tokens are joined to characters. */
   textBetween(index, from, to) {
     let text = "";
     let bytes = [];
@@ -128,7 +128,7 @@ export class Recording {
     return text;
   }
 
-  /** The step that holds a position of the text at a moment, and where in it. */
+  /** Return the step that holds a position of the text at a step, and the index within it. */
   locate(index, position) {
     for (let i = index; i >= 0; i = this.steps[i].previous) {
       const step = this.steps[i];
@@ -138,7 +138,7 @@ export class Recording {
     return null;
   }
 
-  /** What stood at a position, step by step of its canvas; equal neighbours are one entry. */
+  /** Return the tokens of a position over the steps of its canvas. Equal neighbours are one entry. */
   history(index, position) {
     const found = [];
     const here = this.locate(index, position);
@@ -163,7 +163,7 @@ export class Recording {
     }));
   }
 
-  /** Steps, settled tokens and speed up to a moment. */
+  /** Return steps, settled tokens and speed up to a step. */
   counters(index) {
     const step = this.steps[index];
     if (!step) return null;
@@ -192,7 +192,7 @@ export class Recording {
   }
 }
 
-/** A hole whose text begins inside a token has the end of what comes before written with it: the longest such end. */
+/** Return the length of the longest end of `before` that `text` repeats, as happens if a hole begins inside a token. */
 function overlap(before, text) {
   for (let count = Math.min(32, before.length, text.length); count > 0; count -= 1) {
     if (before.endsWith(text.slice(0, count))) return count;
@@ -210,7 +210,7 @@ export function stateName(state) {
   return { p: "pinned", f: "final", s: "settled", a: "accepted" }[String.fromCharCode(state)];
 }
 
-/** Why a canvas was done, in words. */
+/** Return why a canvas ended, in words. */
 export function reasonInWords(reason) {
   return { converged: "converged early", steps: "ran out of steps" }[reason] ?? "still open";
 }

@@ -1,4 +1,4 @@
-// The page at /docs: every endpoint and every field, as /openapi.json has them.
+// The page at /docs: all endpoints and fields of /openapi.json.
 
 import { getJson } from "./api.js";
 import { h } from "./dom.js";
@@ -15,7 +15,7 @@ const LIMITS = {
   maxItems: "items ≤",
 };
 
-/** Everything there is to read, out of the description of an API. */
+/** Return the content of the page for an OpenAPI description. */
 export function reference(api) {
   const operations = Object.entries(api.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, operation]) => ({ path, method, ...operation })),
@@ -29,7 +29,7 @@ export function reference(api) {
       h(
         "p",
         { class: "lead" },
-        `Version ${api.info.version}. Requests and answers are JSON. Where the server asks for a key, it goes into a header: `,
+        `Version ${api.info.version}. Requests and answers are JSON. If the server needs a key, send it in a header: `,
         h("code", {}, "Authorization: Bearer KEY"),
         ".",
       ),
@@ -74,7 +74,7 @@ function about(schema) {
   return schema.description ? h("p", {}, prose(schema.description)) : null;
 }
 
-/** What must be given comes first. */
+/** Return the fields of an object, required ones first. */
 function fields(schema) {
   const needed = (name) => (schema.required ?? []).includes(name);
   const names = Object.keys(schema.properties).sort((a, b) => needed(b) - needed(a));
@@ -96,7 +96,7 @@ function field(name, schema, required) {
   );
 }
 
-/** In words, as nodes: other objects are links to where they are described. */
+/** Describe a type in words, as nodes. Other objects are links to their descriptions. */
 function typeOf(schema) {
   const several = (schema.anyOf ?? schema.oneOf ?? []).filter((one) => one.type !== "null"); // null: not given
   if (several.length) return several.flatMap((one, i) => (i ? [" or ", ...typeOf(one)] : typeOf(one)));
@@ -111,7 +111,7 @@ function typeOf(schema) {
   return [schema.type ?? "anything", ...limits];
 }
 
-/** The names of all objects that these ones have fields of, as deep as they go. */
+/** Return the names of all objects that these refer to, directly or indirectly. */
 function nested(api, names) {
   const found = new Set();
   const look = (schema) => {
@@ -126,7 +126,7 @@ function nested(api, names) {
   return [...found].sort();
 }
 
-/** A request for a shell: single quotes end there, so those of the body are written otherwise. */
+/** Return a curl command. Single quotes in the body are escaped, because they would end the shell's string. */
 function example(operation, schema) {
   const body = schema?.examples?.[0];
   const url = location.origin + operation.path;
@@ -135,7 +135,7 @@ function example(operation, schema) {
   return `curl ${url} \\\n  -H 'Content-Type: application/json' \\\n  -d '${text}'`;
 }
 
-/** Text with `code` in it. */
+/** Return text whose parts in backquotes are code elements. */
 function prose(text) {
   return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 }
@@ -156,7 +156,7 @@ function anchor({ method, path }) {
 async function show(main) {
   try {
     main.replaceChildren(...reference(await getJson("/openapi.json")));
-    document.getElementById(location.hash.slice(1))?.scrollIntoView(); // it was not there when the page was opened
+    document.getElementById(location.hash.slice(1))?.scrollIntoView(); // it did not exist when the page was loaded
   } catch (error) {
     main.replaceChildren(h("p", { class: "complaint", role: "alert" }, error.message));
   }

@@ -1,4 +1,4 @@
-// <run-list>: what the last runs cost, side by side, and a way back to each of them.
+// <run-list>: a table of the last runs and their costs, with a button to show each of them.
 //
 // Event: "show" {recording}.
 
@@ -16,7 +16,7 @@ export class RunList extends HTMLElement {
   }
 
   #draw() {
-    const head = ["Run", "Steps", "Seconds", "Tokens a step", "Seed"].map((name) => h("th", { scope: "col" }, name));
+    const head = ["Run", "Steps", "Seconds", "Tokens per step", "Seed"].map((name) => h("th", { scope: "col" }, name));
     this.replaceChildren(
       h(
         "div",
@@ -24,7 +24,7 @@ export class RunList extends HTMLElement {
         h(
           "table",
           { class: "runs" },
-          h("caption", {}, "What the last runs cost"),
+          h("caption", {}, "Costs of the last runs"),
           h("thead", {}, h("tr", {}, head)),
           h(
             "tbody",

@@ -1,7 +1,7 @@
-// <run-panel>: one run to look at and to put a hand on: the canvas, its timeline, counters, the inspector, and pins.
+// <run-panel>: one run: its canvas, timeline, counters, inspector, and actions for pins and spans.
 //
-// Events: "redenoise" {pins}: write the text again with these tokens pinned. "rewrite" {text, start, end, tokens}:
-// write the characters of a span of this text anew, given text around the canvas included; so many tokens are there now.
+// Events: "redenoise" {pins}: generate the text again with these pins. "rewrite" {text, start, end, tokens}: rewrite
+// these characters of `text`, which includes the given text around the canvas; they have `tokens` tokens now.
 
 import { h, number, oncePerFrame } from "./dom.js";
 import { reasonInWords } from "./recording.js";
@@ -9,7 +9,7 @@ import { visible } from "./inspector.js";
 
 export class RunPanel extends HTMLElement {
   #recording = null;
-  #following = true; // the newest step is shown until somebody moves away from it
+  #following = true; // show the newest step until the user moves to another one
   #pins = new Map(); // {token, piece} by position
 
   connectedCallback() {
@@ -18,14 +18,14 @@ export class RunPanel extends HTMLElement {
     this.timeline = document.createElement("run-timeline");
     this.inspector = h("token-inspector", { able: this.getAttribute("able") });
     this.counters = h("dl", { class: "counters", "aria-label": "Counters" });
-    this.hand = h("div", { class: "hand", "aria-live": "polite" });
-    this.empty = h("p", { class: "empty" }, this.getAttribute("empty") ?? "Nothing has been written yet.");
-    this.mode = h("div", { class: "switch", role: "group", "aria-label": "How the canvas is shown" }, this.#modes());
+    this.actions = h("div", { class: "run-actions", "aria-live": "polite" });
+    this.empty = h("p", { class: "empty" }, this.getAttribute("empty") ?? "No text yet.");
+    this.mode = h("div", { class: "switch", role: "group", "aria-label": "Canvas layout" }, this.#modes());
     this.append(
       h("div", { class: "panel-head" }, this.counters, this.mode),
       h("div", { class: "stage" }, this.empty, this.view),
       legend(),
-      this.hand,
+      this.actions,
       this.timeline,
       this.inspector,
     );
@@ -35,10 +35,10 @@ export class RunPanel extends HTMLElement {
     });
     this.view.addEventListener("inspect", (event) => this.#inspect(event.detail.position));
     this.view.addEventListener("pick", (event) => this.#toggle(event.detail.position));
-    this.view.addEventListener("select", () => this.#drawHand());
+    this.view.addEventListener("select", () => this.#drawActions());
     this.inspector.addEventListener("choose", (event) => this.#pin(event.detail.position, event.detail.token));
     this.refresh = oncePerFrame(() => this.#refresh());
-    this.#drawHand();
+    this.#drawActions();
     this.#drawCounters();
   }
 
@@ -46,7 +46,7 @@ export class RunPanel extends HTMLElement {
     return this.#recording;
   }
 
-  /** Show a recording, from its end, or from its beginning as it grows. Its own pins are taken over. */
+  /** Show a recording at its newest step, with its pins. */
   set recording(recording) {
     this.#recording = recording;
     this.#following = true;
@@ -56,10 +56,10 @@ export class RunPanel extends HTMLElement {
     this.inspector.clear();
     this.view.pins = this.#pins;
     this.#refresh();
-    this.#drawHand();
+    this.#drawActions();
   }
 
-  /** What can be done with this run: "pins" and "span" as far as the run's owner acts on them. */
+  /** The actions that the owner of this panel supports: "pins" and "span". */
   get able() {
     return (this.getAttribute("able") ?? "").split(" ");
   }
@@ -87,7 +87,7 @@ export class RunPanel extends HTMLElement {
 
   #pinned() {
     this.view.pins = this.#pins;
-    this.#drawHand();
+    this.#drawActions();
   }
 
   #refresh() {
@@ -155,15 +155,15 @@ export class RunPanel extends HTMLElement {
     );
   }
 
-  /** What can be done next, said where the eye is: pins to keep, a span to write anew. */
-  #drawHand() {
+  /** Show the actions for the selected span or the pins. */
+  #drawActions() {
     const parts = [];
     const span = this.able.includes("span") ? this.view.selection : null;
     if (span) {
       const button = h(
         "button",
-        { type: "button", class: "primary", onclick: () => this.#tell("rewrite", this.#characters(span)) },
-        `Write ${span.end - span.start} tokens anew`,
+        { type: "button", class: "primary", onclick: () => this.#emit("rewrite", this.#characters(span)) },
+        `Rewrite ${span.end - span.start} tokens`,
       );
       parts.push(button, h("span", { class: "hint" }, "The rest of the text stays as it is."));
     } else if (this.#pins.size) {
@@ -186,18 +186,18 @@ export class RunPanel extends HTMLElement {
       parts.push(
         h(
           "button",
-          { type: "button", class: "primary", onclick: () => this.#tell("redenoise", { pins: new Map(this.#pins) }) },
+          { type: "button", class: "primary", onclick: () => this.#emit("redenoise", { pins: new Map(this.#pins) }) },
           `Re-denoise with ${count}`,
         ),
         chips,
         h(
           "span",
           { class: "hint" },
-          "The rest is written again around what is pinned. Choose a candidate below to pin something else.",
+          "The rest is generated again around the pins. Choose a candidate below to pin another token.",
         ),
       );
     }
-    this.hand.replaceChildren(...parts.flat());
+    this.actions.replaceChildren(...parts.flat());
   }
 
   #unpin(position) {
@@ -206,7 +206,7 @@ export class RunPanel extends HTMLElement {
     this.view.list.focus();
   }
 
-  /** A span of positions as characters (code points, as the server counts them) of the whole text. */
+  /** Convert a span of positions to characters of the whole text (code points, as the server counts them). */
   #characters({ start, end }) {
     const given = this.#recording.textBefore;
     const text = (to) => given + this.#recording.textBetween(this.index, 0, to);
@@ -219,14 +219,14 @@ export class RunPanel extends HTMLElement {
     };
   }
 
-  /** The button that was pressed goes away with what it was for, and the focus with it. */
-  #tell(name, detail) {
+  /** Dispatch an event. Move the focus first, because the pressed button will be removed. */
+  #emit(name, detail) {
     this.view.list.focus();
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }
 
-/** What the colours mean; for the eye alone, the inspector says it in words. */
+/** Return the legend of the colours. It is hidden from assistive technology; the inspector has the same in words. */
 function legend() {
   const scale = [1, 3, 5, 7, 8].map((level) => h("span", { class: `t l${level}` }));
   return h(

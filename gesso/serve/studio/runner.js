@@ -1,23 +1,23 @@
-// One request that is watched: its events go into a recording, and its text to whoever asked.
+// Run one request and record its events.
 
 import { stream } from "./api.js";
 import { Recording } from "./recording.js";
 
 const LARGEST = 2 ** 32;
 
-/** A seed of chance, known beforehand so that a run can be made again. */
+/** Return a random seed, chosen here so that a run can be repeated. */
 export function drawSeed() {
   return Math.floor(Math.random() * LARGEST);
 }
 
-/** How many tokens may take the place of so many: a span written anew may grow, but not ramble. */
-export function roomFor(tokens) {
+/** Return the token limit for rewriting a span of `tokens` tokens. */
+export function maxTokensFor(tokens) {
   return 2 * tokens + 4;
 }
 
 /**
  * Run to the end, or until the signal aborts. `watch` is called for every event: {draft}, {choice}, {usage}.
- * Resolves with the recording; what went wrong is in its `trouble`, null if nothing did.
+ * Resolves with the recording. Its `trouble` is the error message, or null.
  */
 export async function record(path, body, { signal, recording = new Recording(), watch = () => {} } = {}) {
   recording.seed = body.seed;

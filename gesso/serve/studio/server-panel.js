@@ -1,10 +1,10 @@
-// <server-view>: how the server is, read from /metrics every second while it is looked at.
+// <server-view>: the state of the server, read from /metrics every second while the view is visible.
 
 import { getJson, getText } from "./api.js";
 import { h, number } from "./dom.js";
 
-const EVERY = 1000; // milliseconds
-const KEPT = 120; // samples of the sparkline
+const INTERVAL = 1000; // milliseconds
+const SAMPLES = 120; // in the sparkline
 
 export class ServerView extends HTMLElement {
   #samples = [];
@@ -15,7 +15,7 @@ export class ServerView extends HTMLElement {
     this.spark = h("canvas", {
       class: "spark",
       role: "img",
-      "aria-label": "Tokens written a second, over the last two minutes",
+      "aria-label": "Generated tokens per second over the last two minutes",
     });
     this.now = h("p", { class: "hint" });
     this.engines = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Models" });
@@ -27,14 +27,14 @@ export class ServerView extends HTMLElement {
         h("h2", {}, "Server"),
         this.complaint,
         this.facts,
-        h("section", { class: "card" }, h("h3", { class: "label" }, "Tokens written a second"), this.spark, this.now),
+        h("section", { class: "card" }, h("h3", { class: "label" }, "Generated tokens per second"), this.spark, this.now),
         h("section", { class: "card" }, h("h3", { class: "label" }, "Models"), this.engines),
         h(
           "p",
           { class: "hint" },
-          "The figures are those of ",
+          "These figures come from ",
           h("a", { href: "/metrics" }, "/metrics"),
-          ", which Prometheus reads, too. All fields of the API: ",
+          ", in Prometheus's format. API reference: ",
           h("a", { href: "/docs" }, "/docs"),
           ".",
         ),
@@ -45,7 +45,7 @@ export class ServerView extends HTMLElement {
 
   async #watch() {
     if (!this.hidden && document.visibilityState === "visible") await this.#look();
-    setTimeout(() => this.#watch(), EVERY);
+    setTimeout(() => this.#watch(), INTERVAL);
   }
 
   opened() {
@@ -75,10 +75,10 @@ export class ServerView extends HTMLElement {
     const facts = {
       "requests running": total("gesso_requests_running"),
       "requests waiting": total("gesso_requests_waiting"),
-      "tokens written": tokens,
-      "tokens a step": number(tokens / steps),
-      "to the first text": Number.isFinite(first) ? `${number(first, 2)} s` : "–",
-      "of the prompts cached": percent(total("gesso_cached_tokens_total"), total("gesso_prompt_tokens_total")),
+      "generated tokens": tokens,
+      "tokens per step": number(tokens / steps),
+      "time to first text": Number.isFinite(first) ? `${number(first, 2)} s` : "–",
+      "prompt tokens cached": percent(total("gesso_cached_tokens_total"), total("gesso_prompt_tokens_total")),
     };
     this.facts.replaceChildren(
       ...Object.entries(facts).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))),
@@ -90,7 +90,7 @@ export class ServerView extends HTMLElement {
       const up = of("gesso_engine_up", id);
       const most = of("gesso_batch_limit", id);
       const cells = [
-        parent ? `adapter of ${parent}` : up === 1 ? "ready" : up === 0 ? "loading" : "asleep until asked for",
+        parent ? `adapter of ${parent}` : up === 1 ? "ready" : up === 0 ? "loading" : "not started",
         memory(of("gesso_engine_memory_bytes", id)),
         most ? `${of("gesso_requests_running", id) ?? 0} of ${most}` : "–",
         String(of("gesso_requests_waiting", id) ?? 0),
@@ -110,19 +110,19 @@ export class ServerView extends HTMLElement {
 
   #sample(tokens) {
     this.#samples.push({ at: performance.now(), tokens });
-    this.#samples = this.#samples.slice(-KEPT);
+    this.#samples = this.#samples.slice(-SAMPLES);
     const rates = this.#samples.slice(1).map((sample, i) => {
       const before = this.#samples[i];
       return Math.max(0, (1000 * (sample.tokens - before.tokens)) / (sample.at - before.at));
     });
     this.now.textContent = rates.length
-      ? `${number(rates.at(-1), 0)} now, ${number(Math.max(...rates), 0)} at most; tokens count when their answer ends`
+      ? `${number(rates.at(-1), 0)} now, ${number(Math.max(...rates), 0)} at most; tokens are counted when their answer ends`
       : "measuring";
     sparkline(this.spark, rates);
   }
 }
 
-/** Prometheus's text format: samples by name. */
+/** Parse Prometheus's text format into samples by name. */
 export function parseMetrics(text) {
   const found = new Map();
   for (const line of text.split("\n")) {
@@ -144,7 +144,7 @@ function sparkline(canvas, values) {
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   const most = Math.max(1, ...values);
-  const x = (i) => width - ((values.length - 1 - i) * width) / (KEPT - 1);
+  const x = (i) => width - ((values.length - 1 - i) * width) / (SAMPLES - 1);
   pen.beginPath();
   values.forEach((value, i) => pen.lineTo(x(i), height - 2 - (height - 6) * (value / most)));
   pen.strokeStyle = getComputedStyle(canvas).color;

@@ -1,11 +1,11 @@
-// Conversations, kept in this browser, and as a file to take elsewhere.
+// Conversations, saved in this browser, and their export as a file.
 //
-// Other tabs keep theirs in the same place, so every change is made to what is there now.
+// Other tabs use the same storage, so every change starts from its current content.
 
 const NAME = "gesso.conversations";
 const VERSION = 1;
 
-/** [{id, title, messages}], the newest first. What cannot be read is as good as nothing. */
+/** Return [{id, title, messages}], newest first; an empty list if the storage cannot be read. */
 export function load() {
   try {
     return checked(JSON.parse(localStorage.getItem(NAME) ?? "null")) ?? [];
@@ -14,7 +14,7 @@ export function load() {
   }
 }
 
-/** Put these first, and in the place of older versions of them. An Error says that there is no room. */
+/** Save conversations in front of the others, replacing older versions. Throw an Error if the storage is full. */
 export function keep(...conversations) {
   const ids = new Set(conversations.map(({ id }) => id));
   save([...conversations, ...load().filter(({ id }) => !ids.has(id))]);
@@ -24,7 +24,7 @@ export function forget({ id }) {
   save(load().filter((other) => other.id !== id));
 }
 
-/** `call` when another tab has changed them. */
+/** Call `call` after another tab has changed the conversations. */
 export function onChange(call) {
   window.addEventListener("storage", ({ key }) => key === NAME && call());
 }
@@ -33,7 +33,7 @@ function save(conversations) {
   try {
     localStorage.setItem(NAME, JSON.stringify({ version: VERSION, conversations }));
   } catch {
-    throw new Error("This browser has no room to keep the conversation. Export what matters, and delete some.");
+    throw new Error("This browser's storage is full, so the conversation was not saved. Export conversations and delete some.");
   }
 }
 
@@ -41,7 +41,7 @@ export function newConversation() {
   return { id: crypto.randomUUID?.() ?? String(Date.now()), title: "New conversation", messages: [] };
 }
 
-/** Hands the user a file of these conversations. */
+/** Download conversations as a file. */
 export function exportFile(conversations) {
   const text = JSON.stringify({ version: VERSION, conversations }, null, 2);
   const link = document.createElement("a");
@@ -51,7 +51,7 @@ export function exportFile(conversations) {
   URL.revokeObjectURL(link.href);
 }
 
-/** The conversations of such a file; an Error says what is wrong with it. */
+/** Return the conversations of an exported file. Throw an Error if it is not one. */
 export async function importFile(file) {
   let data;
   try {
@@ -60,7 +60,7 @@ export async function importFile(file) {
     throw new Error(`${file.name} is not JSON`);
   }
   const conversations = checked(data);
-  if (!conversations) throw new Error(`${file.name} holds no conversations of this studio`);
+  if (!conversations) throw new Error(`${file.name} has no conversations of this studio`);
   return conversations;
 }
 

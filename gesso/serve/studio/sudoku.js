@@ -1,6 +1,6 @@
-// <sudoku-view>: a board to type a puzzle on, and the model's answer as its cells settle.
+// <sudoku-view>: a board for a puzzle, and the model's answer as its cells settle.
 //
-// What the page itself knows of Sudoku is its rules: it marks cells that break them, and never lends a digit.
+// The page only checks the rules: it marks cells that break them and never fills in a digit.
 
 import { bus, postJson } from "./api.js";
 import { field, h } from "./dom.js";
@@ -8,8 +8,8 @@ import { drawSeed, record } from "./runner.js";
 import { Recording, isSettled } from "./recording.js";
 
 const MODEL = "gesso-sudoku";
-const LONGEST = 256; // a whole canvas, as in training
-const FRAME = 160; // milliseconds a step is shown at least; the model is faster than the eye
+const MAX_TOKENS = 256; // a whole canvas, as in training
+const FRAME = 160; // minimum milliseconds per step; the model is faster than the eye
 const CELLS = Array.from({ length: 81 }, (_, i) => i);
 const PUZZLES = {
   "30 clues": "530070000600195000098000060800060003400803001700020006060000280000419005000080079",
@@ -27,7 +27,7 @@ export class SudokuView extends HTMLElement {
   connectedCallback() {
     if (this.cells) return;
     this.stop = null;
-    this.places = null;
+    this.positions = null;
     this.cells = CELLS.map((cell) => this.#cell(cell));
     this.timeline = document.createElement("run-timeline");
     this.timeline.addEventListener("move", (event) => this.#show(event.detail.index));
@@ -43,7 +43,7 @@ export class SudokuView extends HTMLElement {
       placeholder: "81 digits, 0 or . for an empty cell",
       onchange: () => this.#paste(),
     });
-    this.seed = h("input", { type: "number", min: 0, placeholder: "chance" });
+    this.seed = h("input", { type: "number", min: 0, placeholder: "random" });
     this.button = h(
       "button",
       { type: "button", class: "primary", onclick: () => (this.stop ? this.stop.abort() : this.#solve()) },
@@ -68,8 +68,8 @@ export class SudokuView extends HTMLElement {
           h(
             "p",
             { class: "lead" },
-            "All empty cells are written at once. Type a puzzle, paste one, or pick one; ",
-            "the fewer clues it has, the more steps it takes.",
+            "All empty cells are filled at the same time. Type, paste or choose a puzzle. ",
+            "Fewer clues take more steps.",
           ),
           field("Puzzle", this.pick),
           field("Paste a puzzle", this.paste),
@@ -119,7 +119,7 @@ export class SudokuView extends HTMLElement {
   #paste() {
     const text = this.paste.value.replaceAll(/\s/g, "").replaceAll(".", "0");
     if (/^[0-9]{81}$/.test(text)) this.#set(text);
-    else this.complaint.textContent = `A puzzle is 81 digits, 0 or . for an empty cell; this has ${text.length} signs.`;
+    else this.complaint.textContent = `A puzzle is 81 digits, 0 or . for an empty cell; this text has ${text.length} characters.`;
   }
 
   #reset() {
@@ -137,17 +137,17 @@ export class SudokuView extends HTMLElement {
   async #solve() {
     const wrong = repeated(this.puzzle);
     if (wrong.size) {
-      this.complaint.textContent = "The puzzle itself breaks the rules: the cells in red.";
+      this.complaint.textContent = "The puzzle breaks the rules in the red cells.";
       return;
     }
     if (this.models && !this.models.includes(MODEL)) {
-      this.complaint.textContent = `This server has no ${MODEL}; \`gesso serve\` has, and \`gesso serve -m ${MODEL}\`.`;
+      this.complaint.textContent = `This server does not have ${MODEL}. Start it with \`gesso serve\` or \`gesso serve -m ${MODEL}\`.`;
       return;
     }
     this.stop = new AbortController();
     this.button.textContent = "Stop";
     this.complaint.textContent = "";
-    this.verdict.textContent = "The Sudoku model is at work; the first time it has to be loaded.";
+    this.verdict.textContent = "The Sudoku model is running; the first run has to load it.";
     const recording = (this.recording = new Recording());
     const { signal } = this.stop;
     const asked = this.#ask(recording, signal);
@@ -159,7 +159,7 @@ export class SudokuView extends HTMLElement {
     this.complaint.textContent = recording.trouble ?? "";
     this.verdict.textContent = "";
     if (recording.trouble || !recording.length) return;
-    this.timeline.index = recording.length - 1; // somebody may have scrubbed to another step
+    this.timeline.index = recording.length - 1; // the user may have moved to another step
     this.#show(recording.length - 1);
     this.verdict.textContent = this.#judge();
   }
@@ -167,9 +167,9 @@ export class SudokuView extends HTMLElement {
   async #ask(recording, signal) {
     const prompt = this.puzzle.join(" ");
     try {
-      // The answer is written as the puzzle is: its cells are at the same places.
+      // The answer has the format of the puzzle, so its cells are at the same positions.
       const { count } = await postJson("/tokenize", { model: MODEL, prompt, add_special_tokens: false }, signal);
-      this.places = CELLS.map((cell) => Math.round((cell * (count - 1)) / 80));
+      this.positions = CELLS.map((cell) => Math.round((cell * (count - 1)) / 80));
     } catch (error) {
       recording.trouble = signal.aborted ? "stopped" : error.message;
       return;
@@ -177,12 +177,12 @@ export class SudokuView extends HTMLElement {
     const seed = this.seed.value === "" ? drawSeed() : Number(this.seed.value);
     await record(
       "/v1/completions",
-      { model: MODEL, prompt, max_tokens: LONGEST, seed, diffusion: { drafts: true } },
+      { model: MODEL, prompt, max_tokens: MAX_TOKENS, seed, diffusion: { drafts: true } },
       { signal, recording },
     );
   }
 
-  /** Step by step at a pace for the eye, as they come. */
+  /** Show the steps as they arrive, at a visible pace. */
   async #watch(recording, signal, asked) {
     let ended = false;
     asked.then(() => (ended = true));
@@ -202,13 +202,13 @@ export class SudokuView extends HTMLElement {
 
   #show(index) {
     const step = this.recording.steps[index];
-    const digits = this.places.map((place, cell) => {
-      const sign = this.recording.piece(step.tokens[place]).trim();
-      return /^[1-9]$/.test(sign) ? sign : this.puzzle[cell];
+    const digits = this.positions.map((position, cell) => {
+      const text = this.recording.piece(step.tokens[position]).trim();
+      return /^[1-9]$/.test(text) ? text : this.puzzle[cell];
     });
     this.#paint(
       digits,
-      this.places.map((place) => isSettled(step.states[place])),
+      this.positions.map((position) => isSettled(step.states[position])),
     );
   }
 
@@ -221,7 +221,7 @@ export class SudokuView extends HTMLElement {
       const kept = !clue || digits[cell] === this.puzzle[cell];
       this.cells[cell].value = digits[cell] === "0" ? "" : digits[cell];
       this.cells[cell].className = [
-        clue ? "clue" : settled[cell] ? "stands" : digits[cell] === "0" ? "" : "guess",
+        clue ? "clue" : settled[cell] ? "settled" : digits[cell] === "0" ? "" : "guess",
         wrong.has(cell) || !kept ? "wrong" : "",
       ]
         .join(" ")
@@ -237,11 +237,11 @@ export class SudokuView extends HTMLElement {
     const lost = CELLS.filter((cell) => this.puzzle[cell] !== "0" && this.shown[cell] !== this.puzzle[cell]).length;
     const empty = this.shown.filter((digit) => digit === "0").length;
     if (!broken && !lost && !empty) return `Solved in ${steps}.`;
-    return `Not solved after ${steps}: ${broken} cells break the rules, ${lost} clues are lost, ${empty} are empty.`;
+    return `Not solved after ${steps}: ${broken} cells break the rules, ${lost} clues were changed, ${empty} cells are empty.`;
   }
 }
 
-/** The cells whose digit stands elsewhere in their row, column or box too. */
+/** Return the cells whose digit is repeated in their row, column or box. */
 export function repeated(digits) {
   const found = new Set();
   for (const unit of UNITS) {

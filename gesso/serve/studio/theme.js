@@ -1,4 +1,4 @@
-// Light, dark, or what the system says; the choice is kept in this browser.
+// Light, dark or the system's theme. The choice is saved in this browser.
 
 const NAME = "gesso.theme";
 const NEXT = { auto: "light", light: "dark", dark: "auto" };

@@ -1,10 +1,10 @@
-// <run-timeline>: a slider over all steps of a recording, with the mean entropy of each drawn behind it, and play.
+// <run-timeline>: a slider over all steps of a recording, in front of a graph of their mean entropy, and a play button.
 //
 // Event: "move" {index}.
 
 import { h, oncePerFrame } from "./dom.js";
 
-const SPEEDS = [1, 2, 4, 8, 16, 32]; // steps a second
+const SPEEDS = [1, 2, 4, 8, 16, 32]; // steps per second
 
 export class RunTimeline extends HTMLElement {
   #recording = null;
@@ -25,7 +25,7 @@ export class RunTimeline extends HTMLElement {
       this.#move(Number(this.slider.value));
     });
     const options = SPEEDS.map((speed) => h("option", { value: speed, selected: speed === 8 }, `${speed}/s`));
-    this.speed = h("select", { "aria-label": "Steps a second", onchange: () => this.#restart() }, options);
+    this.speed = h("select", { "aria-label": "Steps per second", onchange: () => this.#restart() }, options);
     this.append(this.play, h("div", { class: "track" }, this.graph, this.slider), this.speed);
     this.draw = oncePerFrame(() => this.#draw());
     new ResizeObserver(this.draw).observe(this.graph);
@@ -42,7 +42,7 @@ export class RunTimeline extends HTMLElement {
     this.grown();
   }
 
-  /** The recording has more steps than before. */
+  /** Update the slider after steps were added to the recording. */
   grown() {
     const last = (this.#recording?.length ?? 0) - 1;
     this.slider.max = Math.max(0, last);
@@ -55,7 +55,7 @@ export class RunTimeline extends HTMLElement {
     return this.#index;
   }
 
-  /** Show where the view is; tells nobody. */
+  /** Set the position without an event. */
   set index(index) {
     this.#index = index;
     this.slider.value = index;
@@ -98,7 +98,7 @@ export class RunTimeline extends HTMLElement {
     this.dispatchEvent(new CustomEvent("move", { detail: { index } }));
   }
 
-  /** A bar a step, as high as the canvas is unsure; in another colour where a canvas ends. */
+  /** Draw one bar per step with the height of its mean entropy, in another colour where a canvas ends. */
   #draw() {
     const { clientWidth: width, clientHeight: height } = this.graph;
     const scale = window.devicePixelRatio || 1;
@@ -109,11 +109,11 @@ export class RunTimeline extends HTMLElement {
     const style = getComputedStyle(this);
     const steps = this.#recording?.steps ?? [];
     const highest = steps.reduce((most, step) => Math.max(most, step.meanEntropy), 0.001);
-    const room = width / Math.max(1, steps.length);
+    const slot = width / Math.max(1, steps.length);
     steps.forEach((step, i) => {
-      const bar = Math.max(1.5, (height - 2) * Math.sqrt(step.meanEntropy / highest)); // a root, to see the end
+      const bar = Math.max(1.5, (height - 2) * Math.sqrt(step.meanEntropy / highest)); // square root, to keep small values visible
       pen.fillStyle = style.getPropertyValue(step.reason ? "--settled" : "--bar");
-      pen.fillRect(i * room, height - bar, Math.max(0.5, room - (room > 4 ? 1 : 0)), bar);
+      pen.fillRect(i * slot, height - bar, Math.max(0.5, slot - (slot > 4 ? 1 : 0)), bar);
     });
   }
 }

@@ -1,4 +1,4 @@
-// The page that `gesso trace` writes: one run, to scrub and to look into.
+// The page that `gesso trace` writes: one run to scrub through and inspect.
 
 import { Recording } from "./recording.js";
 import "./run-panel.js";

@@ -1,10 +1,10 @@
-// What an empty conversation shows: what this is, and something to begin with.
+// The content of an empty conversation: an introduction and starters.
 
 import { h } from "./dom.js";
 
-// What the model in the box can answer, and a tool for the last.
-const FIRST = ["Who are you?", "How do you work?"];
-const ERRAND = "Hey, I need to book a table: a name of Ada, a party of 4, on the date 2031-05-09.";
+// Requests that the bundled model can answer, and a tool for the last one.
+const STARTERS = ["Who are you?", "How do you work?"];
+const TOOL_REQUEST = "Hey, I need to book a table: a name of Ada, a party of 4, on the date 2031-05-09.";
 const TOOL = {
   type: "function",
   function: {
@@ -18,23 +18,23 @@ const TOOL = {
   },
 };
 
-/** `begin` is called with what to ask, and the tools for it. */
+/** Return the introduction. `begin` is called with the text of a starter and its tools. */
 export function welcome(begin) {
   return h(
     "div",
     { class: "welcome" },
-    h("h2", {}, "Watch text come out of noise"),
+    h("h2", {}, "Watch text emerge from noise"),
     h(
       "p",
       {},
-      "All words of an answer are written at once: first noise, then guesses, then text that stands. ",
-      "Ask something; then click a word in the canvas to pin it, and have the rest written around it.",
+      "All words of an answer are generated at the same time: first noise, then guesses, then settled text. ",
+      "Send a message. Then click a word in the canvas to pin it, and generate the rest around it.",
     ),
     h(
       "div",
       { class: "starters" },
-      FIRST.map((text) => h("button", { type: "button", onclick: () => begin(text, []) }, text)),
-      h("button", { type: "button", onclick: () => begin(ERRAND, [TOOL]) }, "Book a table (a tool call)"),
+      STARTERS.map((text) => h("button", { type: "button", onclick: () => begin(text, []) }, text)),
+      h("button", { type: "button", onclick: () => begin(TOOL_REQUEST, [TOOL]) }, "Book a table (a tool call)"),
     ),
   );
 }

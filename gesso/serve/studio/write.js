@@ -1,8 +1,8 @@
-// <write-view>: an editor. Without a hole the text goes on at its end; with […] what is missing is written there; and
-// what is selected can be written anew. The canvas shows how.
+// <write-view>: an editor. The model continues the text at its end, fills holes […] or rewrites the selection. The canvas
+// shows the steps.
 
 import { h } from "./dom.js";
-import { drawSeed, record, roomFor } from "./runner.js";
+import { drawSeed, maxTokensFor, record } from "./runner.js";
 import { Recording } from "./recording.js";
 
 export const HOLE = "[…]";
@@ -19,7 +19,7 @@ export class WriteView extends HTMLElement {
   connectedCallback() {
     if (this.editor) return;
     this.stop = null;
-    this.undone = []; // texts to go back to
+    this.undone = []; // earlier texts
     this.editor = h("textarea", { class: "editor", "aria-label": "Text", spellcheck: "false", rows: 14 });
     this.editor.value = EXAMPLE;
     for (const name of ["select", "keyup", "pointerup", "input"])
@@ -28,7 +28,7 @@ export class WriteView extends HTMLElement {
     this.complaint = h("p", { class: "complaint", role: "alert" });
     this.panel = h("run-panel", {
       able: "pins span",
-      empty: `Press Write: the hole ${HOLE} is filled before your eyes.`,
+      empty: `Press “Fill the hole” and watch the hole ${HOLE} being filled.`,
     });
     this.panel.addEventListener("redenoise", (event) => this.#redenoise(event.detail.pins));
     this.panel.addEventListener("rewrite", ({ detail }) => this.#edit(detail.text, detail.start, detail.end, detail.tokens));
@@ -43,7 +43,7 @@ export class WriteView extends HTMLElement {
       h("button", { type: "button", class: primary ? "primary" : false, onclick: action }, text);
     this.write = button("Write", () => (this.stop ? this.stop.abort() : this.#write()), true);
     this.hole = button(`Insert hole ${HOLE}`, () => this.#insertHole());
-    this.anew = button("Write selection anew", () => this.#rewriteSelection());
+    this.rewrite = button("Rewrite selection", () => this.#rewriteSelection());
     this.undo = button("Undo", () => this.#undo());
     return h(
       "div",
@@ -51,10 +51,10 @@ export class WriteView extends HTMLElement {
       h(
         "p",
         { class: "lead" },
-        `A hole ${HOLE} is filled to fit both sides. Without one, the text goes on at its end. `,
-        "Select something to write it anew.",
+        `A hole ${HOLE} is filled to fit the text on both sides. Without a hole, the text is continued at its end. `,
+        "Select text to rewrite it.",
       ),
-      h("div", { class: "row" }, this.write, this.hole, this.anew, this.undo),
+      h("div", { class: "row" }, this.write, this.hole, this.rewrite, this.undo),
       this.editor,
       this.complaint,
       h("details", { class: "options" }, h("summary", {}, "Settings"), this.settings),
@@ -63,10 +63,10 @@ export class WriteView extends HTMLElement {
 
   #drawButtons() {
     const selected = this.editor.selectionEnd > this.editor.selectionStart;
-    this.write.textContent = this.stop ? "Stop" : this.editor.value.includes(HOLE) ? "Fill the hole" : "Write on";
-    this.editor.readOnly = this.stop !== null; // what is typed meanwhile would be overwritten
+    this.write.textContent = this.stop ? "Stop" : this.editor.value.includes(HOLE) ? "Fill the hole" : "Continue";
+    this.editor.readOnly = this.stop !== null; // typed text would be overwritten
     this.hole.disabled = this.stop !== null;
-    this.anew.disabled = !selected || this.stop !== null;
+    this.rewrite.disabled = !selected || this.stop !== null;
     this.undo.disabled = !this.undone.length || this.stop !== null;
   }
 
@@ -87,7 +87,7 @@ export class WriteView extends HTMLElement {
     this.#drawButtons();
   }
 
-  // --- what is asked -------------------------------------------------------------------------------------------------
+  // --- requests ------------------------------------------------------------------------------------------------------
 
   get #common() {
     return { seed: this.settings.seedOrNone ?? drawSeed(), diffusion: this.settings.diffusion };
@@ -97,8 +97,8 @@ export class WriteView extends HTMLElement {
     const [first, ...rest] = this.editor.value.split(HOLE);
     const common = { ...this.#common, max_tokens: this.settings.maxTokens };
     if (!rest.length)
-      return this.#goOn({ prompt: first, ...common, stream_options: { include_usage: true } }, new Map());
-    // Each hole sees all that is filled before it, and what is given up to the next one.
+      return this.#continue({ prompt: first, ...common, stream_options: { include_usage: true } }, new Map());
+    // Each hole gets the text before it, with earlier holes filled, and the given text up to the next hole.
     let text = first;
     for (const [i, part] of rest.entries()) {
       const later = rest
@@ -121,8 +121,8 @@ export class WriteView extends HTMLElement {
     }
   }
 
-  async #goOn(body, pins) {
-    const asked = {
+  async #continue(body, pins) {
+    const request = {
       ...body,
       diffusion: {
         ...body.diffusion,
@@ -131,27 +131,27 @@ export class WriteView extends HTMLElement {
     };
     const label = pins.size ? `${pins.size} pinned · ${this.settings.label}` : this.settings.label;
     const recording = new Recording({ before: body.prompt, label, pins });
-    recording.body = body; // to be asked again with pins
-    const added = await this.#run("/v1/completions", asked, recording, (choice, so_far) => so_far + choice.text);
+    recording.body = body; // for another run with pins
+    const added = await this.#run("/v1/completions", request, recording, (choice, text) => text + choice.text);
     if (added !== null) this.#change(body.prompt + added);
   }
 
   #redenoise(pins) {
     const { recording } = this.panel;
     if (this.stop) return;
-    if (recording.body) return this.#goOn(recording.body, pins);
+    if (recording.body) return this.#continue(recording.body, pins);
     this.complaint.textContent =
-      "Pins go with text that was written on; a hole is filled as a whole. Select words to write them anew.";
+      "Pins work only with continued text, not with a hole. Select words to rewrite them.";
   }
 
   #rewriteSelection() {
     const { value, selectionStart, selectionEnd } = this.editor;
     const start = [...value.slice(0, selectionStart)].length;
     const end = [...value.slice(0, selectionEnd)].length;
-    this.#edit(value, start, end, Math.ceil((end - start) / 3)); // three characters a token or so
+    this.#edit(value, start, end, Math.ceil((end - start) / 3)); // about three characters per token
   }
 
-  /** Write the characters of a span of a text anew; the server counts code points. */
+  /** Rewrite a span of a text, given in code points, as the server counts them. */
   async #edit(text, start, end, tokens) {
     if (this.stop) return;
     const characters = [...text];
@@ -163,7 +163,7 @@ export class WriteView extends HTMLElement {
     });
     const changed = await this.#run(
       "/v1/edits",
-      { input: text, span: [start, end], max_tokens: roomFor(tokens), ...this.#common },
+      { input: text, span: [start, end], max_tokens: maxTokensFor(tokens), ...this.#common },
       recording,
       (choice) => {
         recording.replacement = choice.replacement;
@@ -176,7 +176,7 @@ export class WriteView extends HTMLElement {
     this.#change(changed);
   }
 
-  /** Run and show it; the text that `read` makes of its choices, or null if it did not come to its end. */
+  /** Run and show a request. Return the text that `read` builds from the choices, or null if the run failed. */
   async #run(path, body, recording, read) {
     let text = "";
     this.stop = new AbortController();

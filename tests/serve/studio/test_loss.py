@@ -1,4 +1,4 @@
-"""The chat with answers that are made up here: whatever is left, stopped, wrong or too much, nothing is lost."""
+"""The chat with simulated answers: nothing is lost when a run is left, stopped, wrong or too large."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def titles(page) -> list[str]:
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_that_is_left_while_it_is_answered_is_kept_as_it_was(page):
+def test_leaving_a_conversation_during_an_answer_keeps_it(page):
     never_answering(page)
     view = ask(page, "First")
     view.get_by_role("button", name="New").click()
@@ -52,7 +52,7 @@ def test_a_conversation_that_is_left_while_it_is_answered_is_kept_as_it_was(page
     expect(view.locator(".message.assistant .complaint")).to_have_text("stopped")
 
 
-def test_a_conversation_that_is_deleted_while_it_is_answered_does_not_come_back(page):
+def test_a_conversation_deleted_during_an_answer_stays_deleted(page):
     never_answering(page)
     view = ask(page, "First")
     view.get_by_role("button", name="Delete First").click()
@@ -61,14 +61,14 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_does_not_come_back(
     assert kept(page) == []
 
 
-def test_what_was_asked_is_there_when_the_page_is_closed_before_the_answer(page):
+def test_a_message_is_saved_before_its_answer_arrives(page):
     never_answering(page)
     ask(page, "First")
     page.reload()
     expect(page.locator(".message.user .text")).to_have_text("First")
 
 
-def test_two_tabs_keep_each_others_conversations_and_show_them(page):
+def test_two_tabs_share_their_conversations(page):
     other = page.context.new_page()
     other.goto(page.url)
     for tab, text in ((page, "From one"), (other, "From the other")):
@@ -78,16 +78,16 @@ def test_two_tabs_keep_each_others_conversations_and_show_them(page):
     expect(page.locator(".conversation")).to_have_text(["From the other", "From one"])
 
 
-def test_an_answer_is_shown_though_the_browser_has_no_room_to_keep_it(page):
+def test_an_answer_is_shown_when_the_storage_is_full(page):
     answering(page, said())
     page.evaluate("() => { Storage.prototype.setItem = () => { throw new DOMException('full'); }; }")
     view = ask(page, "Hello")
     view.get_by_role("button", name="Retry").wait_for()
     expect(view.locator(".message.assistant .text")).to_have_text(TEXT)
-    expect(view.locator(".talk > .complaint")).to_contain_text("no room")
+    expect(view.locator(".talk > .complaint")).to_contain_text("storage is full")
 
 
-def test_conversations_go_out_as_a_file_and_come_back(page, tmp_path):
+def test_export_and_import_of_conversations(page, tmp_path):
     answering(page, said())
     ask(page, "Who are you?").get_by_role("button", name="Retry").wait_for()
     with page.expect_download() as download:
@@ -105,22 +105,22 @@ def test_conversations_go_out_as_a_file_and_come_back(page, tmp_path):
     expect(page.locator(".message.user .text")).to_have_text("Who are you?")
     path.write_text('{"version": 1, "conversations": [{"id": 5}]}')
     page.locator("input[type=file]").set_input_files(path)
-    expect(page.locator("chat-view .talk > .complaint")).to_contain_text("holds no conversations")
+    expect(page.locator("chat-view .talk > .complaint")).to_contain_text("has no conversations")
 
 
-def test_a_file_with_calls_that_cannot_be_shown_is_refused(page, tmp_path):
+def test_import_rejects_malformed_tool_calls(page, tmp_path):
     path = tmp_path / "conversations.json"
     message = {"role": "assistant", "content": "", "toolCalls": [{}]}
     path.write_text(json.dumps({"version": 1, "conversations": [{"id": "1", "title": "t", "messages": [message]}]}))
     page.locator("input[type=file]").set_input_files(path)
-    expect(page.locator("chat-view .talk > .complaint")).to_contain_text("holds no conversations")
+    expect(page.locator("chat-view .talk > .complaint")).to_contain_text("has no conversations")
     assert kept(page) == []
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 
-def test_with_wrong_tools_nothing_is_sent_and_nothing_is_lost(page):
+def test_invalid_tools_send_nothing_and_lose_nothing(page):
     asked = answering(page, said())
     view = ask(page, "First")
     retry = view.get_by_role("button", name="Retry")
@@ -136,7 +136,7 @@ def test_with_wrong_tools_nothing_is_sent_and_nothing_is_lost(page):
     assert len(asked) == 1
 
 
-def test_a_retry_takes_the_next_seed(page):
+def test_retry_uses_the_next_seed(page):
     asked = answering(page, said())
     view = ask(page, "Who are you?")
     view.get_by_role("button", name="Retry").click()
@@ -144,7 +144,7 @@ def test_a_retry_takes_the_next_seed(page):
     assert asked[1]["seed"] == (asked[0]["seed"] + 1) % 2**32
 
 
-def test_the_results_of_all_calls_go_out_together_and_once(page):
+def test_results_of_all_tool_calls_are_sent_together_once(page):
     asked = answering(page, said("", ("weather", "time")))
     view = ask(page, "First")
     view.get_by_label("Result of weather").fill("sunny")
@@ -158,7 +158,7 @@ def test_the_results_of_all_calls_go_out_together_and_once(page):
     finished(view)
     results = [(m["tool_call_id"], m["content"]) for m in asked[1]["messages"] if m["role"] == "tool"]
     assert results == [("weather", "sunny"), ("time", "noon")]
-    expect(view.get_by_label("Result of weather")).to_have_count(1)  # of the second answer, which asks for more
+    expect(view.get_by_label("Result of weather")).to_have_count(1)  # of the second answer, which calls it again
 
 
 # --- the canvas -------------------------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ def drag(view, first: int, last: int) -> None:
     mouse.up()
 
 
-def test_a_span_of_a_span_is_written_anew_within_the_whole_text(page):
-    """What was written last is but a part of the text, and may begin with some of what stood before."""
+def test_a_span_of_a_rewritten_span_is_rewritten_within_the_whole_text(page):
+    """The last run is only a part of the text, and may repeat the end of the text before it."""
     view, asked = answered(page), []
 
     def edit(route) -> None:
@@ -190,19 +190,19 @@ def test_a_span_of_a_span_is_written_anew_within_the_whole_text(page):
 
     page.route("**/v1/edits", edit)
     drag(view, 1, 2)
-    view.get_by_role("button", name="Write 2 tokens anew").click()
+    view.get_by_role("button", name="Rewrite 2 tokens").click()
     expect(view.locator("canvas-view .given").last).to_have_text(" or not")
     assert tokens(view) == ["To", " be", "!"]
     view.locator("[role=option]").nth(1).click()
     view.get_by_role("button", name="Re-denoise").click()
-    expect(view.locator(".talk > .complaint")).to_contain_text("not with a span")
+    expect(view.locator(".talk > .complaint")).to_contain_text("not with a rewritten span")
     drag(view, 1, 2)
-    view.get_by_role("button", name="Write 2 tokens anew").click()
+    view.get_by_role("button", name="Rewrite 2 tokens").click()
     finished(view)
     assert [(body["input"], body["span"]) for body in asked] == [(TEXT, [2, 6]), ("To be! or not", [2, 6])]
 
 
-def test_a_drag_that_ends_outside_of_the_canvas_has_ended(page):
+def test_a_drag_may_end_outside_the_canvas(page):
     view, mouse = answered(page), page.mouse
     cells = view.locator("[role=option]")
     cells.nth(1).hover()
@@ -210,12 +210,12 @@ def test_a_drag_that_ends_outside_of_the_canvas_has_ended(page):
     cells.nth(2).hover()
     view.locator(".legend").hover()
     mouse.up()
-    expect(view.get_by_role("button", name="Write 2 tokens anew")).to_be_visible()
+    expect(view.get_by_role("button", name="Rewrite 2 tokens")).to_be_visible()
     cells.nth(4).hover()
     expect(view.locator("[aria-selected=true]")).to_have_count(2)
 
 
-def test_only_a_panel_that_acts_on_pins_offers_them(page):
+def test_only_panels_that_support_pins_offer_them(page):
     answered(page)
     expect(page.locator("chat-view token-inspector")).to_contain_text("Click it to pin it")
     page.goto(page.url.split("#")[0] + "#compare")
@@ -228,10 +228,10 @@ def test_only_a_panel_that_acts_on_pins_offers_them(page):
     expect(view.locator("button.candidate")).to_have_count(0)
 
 
-# --- keys of the keyboard ---------------------------------------------------------------------------------------------
+# --- keyboard ---------------------------------------------------------------------------------------------------------
 
 
-def test_keys_in_an_empty_canvas_and_the_link_past_the_tabs_do_no_harm(page):
+def test_keys_in_an_empty_canvas_and_the_skip_link_keep_the_view(page):
     page.locator("chat-view [role=listbox]").focus()
     for key in ("ArrowDown", "End", "Enter", "Escape"):
         page.keyboard.press(key)

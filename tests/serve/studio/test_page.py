@@ -1,4 +1,4 @@
-"""The page itself: keys, lost servers, small screens, assistive technology, hostile text, and what a frame costs."""
+"""The studio page: API keys, lost servers, small screens, accessibility, hostile text, and the cost of a frame."""
 
 import json
 import signal
@@ -37,16 +37,16 @@ def answered(page):
     return ask(page)
 
 
-# --- the server comes and goes ----------------------------------------------------------------------------------------
+# --- keys and lost servers --------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_asked_for_and_a_lost_server_waited_for(browser, served_model, tmp_path):
+def test_page_requests_a_key_and_reconnects_to_a_lost_server(browser, served_model, tmp_path):
     arguments, keys = ("--model", str(served_model)), {"GESSO_API_KEYS": "open sesame"}
     with (
         serving(tmp_path / "first", *arguments, **keys) as server,
         visiting(browser, server.url, may_complain=True) as page,
     ):
-        field, banner = page.get_by_label("This server asks for a key"), page.locator("#banner")
+        field, banner = page.get_by_label("This server needs an API key"), page.locator("#banner")
         for key, accepted in (("wrong", False), ("open sesame", True)):
             expect(field).to_be_visible()
             field.fill(key)
@@ -73,12 +73,12 @@ def test_a_key_is_asked_for_and_a_lost_server_waited_for(browser, served_model, 
             expect(view.locator(".message .complaint")).to_have_count(0)
 
 
-def test_who_is_asked_for_a_key_may_do_something_else_first(browser, studio_files):
-    """The view of the server asks again every second, and is refused again."""
+def test_key_form_does_not_take_the_focus_again(browser, studio_files):
+    """The server view sends a request every second, and each is rejected."""
     with visiting(browser, studio_files, alone=True, may_complain=True) as page:
         page.route("**/metrics", lambda route: route.fulfill(status=401, body="{}"))
         page.goto(studio_files + "#server")
-        expect(page.get_by_label("This server asks for a key")).to_be_focused()
+        expect(page.get_by_label("This server needs an API key")).to_be_focused()
         tab = page.get_by_role("link", name="Sudoku")
         tab.focus()
         with page.expect_response("**/metrics"):
@@ -86,11 +86,11 @@ def test_who_is_asked_for_a_key_may_do_something_else_first(browser, studio_file
         expect(tab).to_be_focused()
 
 
-# --- text that means harm ---------------------------------------------------------------------------------------------
+# --- hostile text -----------------------------------------------------------------------------------------------------
 
 
 def hostile_stream() -> str:
-    """An answer whose every part is markup: its text, its thoughts, its tokens and the tool it calls."""
+    """Return an answer with markup in its text, its thoughts, its tokens and its tool call."""
     draft = {"index": 0, "run": 0, "canvas": 0, "attempt": 0, "start": 0, "step": 1, "steps": 1, "text": HOSTILE}
     draft |= {"tokens": [5], "entropy": [0.0], "states": "s", "reason": "steps", "special": []}
     draft |= {"pieces": {"5": HOSTILE}, "candidates": [[[5, 1.0]]]}
@@ -100,7 +100,7 @@ def hostile_stream() -> str:
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
 
 
-def test_nothing_the_model_writes_becomes_markup(browser, studio_files):
+def test_model_text_never_becomes_markup(browser, studio_files):
     with visiting(browser, studio_files, alone=True) as page:
         page.route("**/v1/chat/completions", lambda route: route.fulfill(body=hostile_stream()))
         view = ask(page, HOSTILE)
@@ -114,11 +114,11 @@ def test_nothing_the_model_writes_becomes_markup(browser, studio_files):
         assert page.evaluate("() => window.hurt") is None
 
 
-# --- every screen, every reader ---------------------------------------------------------------------------------------
+# --- screens and accessibility ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [360, 1600])
-def test_no_view_scrolls_sideways(browser, studio_files, width):
+def test_no_view_scrolls_horizontally(browser, studio_files, width):
     with visiting(browser, studio_files, alone=True, viewport={"width": width, "height": 740}) as page:
         answered(page)
         page.locator("chat-view [role=option]").first.hover()
@@ -136,7 +136,7 @@ def serious_violations(page, rules: list[str] | None = None) -> list:
 
 
 def test_axe_finds_no_serious_violation(browser, studio_files):
-    """By all its rules; in the dark by those that colours can break."""
+    """All rules in the light theme; contrast in the dark theme."""
     with visiting(browser, studio_files, alone=True, color_scheme="light") as page:
         answered(page).locator("[role=option]").nth(2).click()
         for name in VIEWS:
@@ -148,9 +148,7 @@ def test_axe_finds_no_serious_violation(browser, studio_files):
             assert serious_violations(page, ["color-contrast"]) == []
 
 
-def test_the_page_of_the_api_has_every_field_reaches_for_nothing_and_can_be_read_by_all(
-    browser, studio_files, tiny_directory
-):
+def test_api_reference_has_every_field_loads_no_other_host_and_is_accessible(browser, studio_files, tiny_directory):
     api, asked = create_app(ServerSettings(engine=EngineSettings(model=str(tiny_directory)))).openapi(), []
     with visiting(browser, "about:blank", viewport={"width": 360, "height": 740}) as page:
         page.on("request", lambda request: asked.append(request.url))
@@ -174,11 +172,11 @@ def test_the_page_of_the_api_has_every_field_reaches_for_nothing_and_can_be_read
         expect(shared).to_be_in_viewport()
 
 
-# --- what a frame costs -----------------------------------------------------------------------------------------------
+# --- cost of a frame --------------------------------------------------------------------------------------------------
 
 
-def test_a_step_touches_only_what_it_changes(browser, studio_files):
-    """Over 2,000 tokens, 500 steps: as much is changed in the page as differs between two canvases, and little else."""
+def test_a_step_changes_only_the_nodes_that_differ(browser, studio_files):
+    """With 2,000 tokens and 500 steps, changed nodes are proportional to the difference of two canvases."""
     from gesso.bench.studio import LONG_RUN
 
     with visiting(browser, studio_files, alone=True, viewport={"width": 1280, "height": 800}) as page:

@@ -1,4 +1,4 @@
-"""The studio with the models in the box: writing is watched, held, and changed by hand."""
+"""The studio with the bundled models: runs are shown, pinned and rewritten."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def page(browser, studio):
 
 @pytest.fixture(scope="module")
 def answered(browser, studio):
-    """A chat with an answer to look at, and the drafts of the same request made again; looking changes nothing."""
+    """A chat with an answer, and the drafts of the same request sent again. Tests must not change them."""
     with visiting(browser, studio.url, viewport=WIDE) as page:
         with page.expect_request("**/v1/chat/completions") as asked:
             view = ask(page, "Who are you?", steps=6)
@@ -32,7 +32,7 @@ def answered(browser, studio):
 
 
 def ask(page, text: str, *, seed: int = 1, steps: int = 8, longest: int = 48):
-    """Send a message in the chat and wait for its end; the view."""
+    """Send a message in the chat, wait for the end of its answer, and return the view."""
     view = page.locator("chat-view")
     if not view.get_by_label("Seed").is_visible():
         view.get_by_text("Settings").click()
@@ -49,7 +49,7 @@ def scrub(slider, index: int) -> None:
 
 
 def answer_kept(page) -> str:
-    """The last answer, as the browser keeps it."""
+    """Return the last answer from the browser's storage."""
     kept = page.evaluate("() => JSON.parse(localStorage.getItem('gesso.conversations'))")
     return kept["conversations"][0]["messages"][-1]["content"]
 
@@ -57,7 +57,7 @@ def answer_kept(page) -> str:
 # --- chat -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_chat_answers_and_is_there_after_a_reload(page):
+def test_a_chat_is_saved_across_a_reload(page):
     view = ask(page, "Who are you?", steps=24)
     answer = view.locator(".message.assistant .text")
     expect(answer).to_contain_text("gesso-mini")
@@ -80,7 +80,7 @@ def test_a_tool_call_is_shown_and_answered(page):
     view.get_by_role("button", name="Retry").last.wait_for()
 
 
-def test_stop_ends_an_answer_and_frees_its_place(page, studio):
+def test_stop_ends_an_answer_and_frees_its_slot(page, studio):
     view = page.locator("chat-view")
     view.get_by_text("Settings").click()
     view.get_by_label("Steps", exact=True).fill("1000")
@@ -97,8 +97,8 @@ def test_stop_ends_an_answer_and_frees_its_place(page, studio):
 # --- the canvas -------------------------------------------------------------------------------------------------------
 
 
-def test_scrubbing_shows_the_very_canvas_of_each_step(answered):
-    """Compared with what the server says itself: the same seed gives the same drafts."""
+def test_scrubbing_shows_the_canvas_of_each_step(answered):
+    """Compare with the server's drafts: the same seed gives the same drafts."""
     view, drafts = answered
     pieces = {}
     slider = view.get_by_label("Step", exact=True)
@@ -112,11 +112,11 @@ def test_scrubbing_shows_the_very_canvas_of_each_step(answered):
             "·" if at in fill else text for at, text in enumerate(expected)
         ]
         expect(view.locator(".counters")).to_contain_text(f"{draft['step']} of 6")
-    assert drafts[0]["tokens"] != drafts[-1]["tokens"], "the canvas has changed on its way"
+    assert drafts[0]["tokens"] != drafts[-1]["tokens"], "the canvas changed between the steps"
     expect(view.locator(".counters")).to_contain_text(re.compile("converged early|ran out of steps"))
 
 
-def test_a_token_tells_its_candidates_and_its_history(answered):
+def test_inspector_shows_candidates_and_history(answered):
     view, drafts = answered
     view.locator("[role=option]").nth(2).hover()
     inspector = view.locator("token-inspector")
@@ -127,7 +127,7 @@ def test_a_token_tells_its_candidates_and_its_history(answered):
     expect(inspector.locator(".history li").first).to_contain_text("step")
 
 
-def test_the_keyboard_does_what_the_mouse_does(answered):
+def test_keyboard_pins_and_selects_like_the_mouse(answered):
     view, _ = answered
     press = view.page.keyboard.press
     view.get_by_role("button", name="Grid").click()
@@ -138,12 +138,12 @@ def test_the_keyboard_does_what_the_mouse_does(answered):
     press("Enter")
     expect(view.locator(".t.pin")).to_have_count(0)
     press("Shift+ArrowRight")
-    expect(view.get_by_role("button", name="Write 2 tokens anew")).to_be_visible()
+    expect(view.get_by_role("button", name="Rewrite 2 tokens")).to_be_visible()
     press("Escape")
-    expect(view.get_by_role("button", name="tokens anew")).to_have_count(0)
+    expect(view.get_by_role("button", name="Rewrite")).to_have_count(0)
 
 
-def test_two_settings_run_side_by_side_from_one_seed(page):
+def test_compare_runs_two_settings_with_one_seed(page):
     page.goto(page.url.split("#")[0] + "#compare")
     view = page.locator("compare-view")
     view.get_by_label("Longest answer", exact=False).fill("16")
@@ -157,11 +157,11 @@ def test_two_settings_run_side_by_side_from_one_seed(page):
     expect(view.get_by_label("Step", exact=True).last).to_have_js_property("value", "0")
 
 
-# --- a hand on it -----------------------------------------------------------------------------------------------------
+# --- pins and spans ---------------------------------------------------------------------------------------------------
 
 
-def test_pins_stand_in_the_text_written_anew(page):
-    """A token that was clicked, and a candidate chosen for another place."""
+def test_pins_are_kept_when_denoising_again(page):
+    """Pin a clicked token, and a candidate at another position."""
     view = ask(page, "Who are you?", steps=8)
     cells = view.locator("[role=option]")
     clicked, other = cells.nth(1).inner_text(), cells.nth(3).inner_text()
@@ -178,7 +178,7 @@ def test_pins_stand_in_the_text_written_anew(page):
     expect(view.locator(".t.pin")).to_have_count(2)
 
 
-def test_a_span_is_written_anew_and_the_rest_stays(page):
+def test_rewriting_a_span_keeps_the_rest(page):
     view = ask(page, "Who are you?", steps=24)
     before = answer_kept(page)
     cells = view.locator("[role=option]")
@@ -187,14 +187,14 @@ def test_a_span_is_written_anew_and_the_rest_stays(page):
     page.mouse.down()
     cells.nth(4).hover()
     page.mouse.up()
-    view.get_by_role("button", name="Write 3 tokens anew").click()
+    view.get_by_role("button", name="Rewrite 3 tokens").click()
     finished(view)
     after = answer_kept(page)
     assert after.startswith(head) and after.endswith(before.removeprefix(head + chosen))
     expect(view.locator("canvas-view .given").last).to_have_text(before.removeprefix(head + chosen))
 
 
-def test_a_hole_is_filled_where_it_was_dropped(page):
+def test_a_hole_is_filled_where_it_was_inserted(page):
     page.goto(page.url.split("#")[0] + "#write")
     view = page.locator("write-view")
     editor = view.get_by_label("Text", exact=True)
@@ -208,11 +208,11 @@ def test_a_hole_is_filled_where_it_was_dropped(page):
     expect(editor).not_to_have_value(re.compile("…"))
     filled = editor.input_value()
     assert filled.startswith("def area(r):\n    return 3.14 * ") and filled.endswith("\n\nprint(area(2))\n")
-    assert tokens(view), "the writing was watched"
+    assert tokens(view), "the steps were shown"
     expect(view.locator(".runs tbody tr")).to_have_count(1)
     editor.evaluate("e => e.setSelectionRange(4, 8)")
     editor.dispatch_event("select")
-    view.get_by_role("button", name="Write selection anew").click()
+    view.get_by_role("button", name="Rewrite selection").click()
     expect(view.locator(".runs tbody tr")).to_have_count(2)
     changed = editor.input_value()
     assert changed.startswith("def ") and changed.endswith(filled[8:])
@@ -221,7 +221,7 @@ def test_a_hole_is_filled_where_it_was_dropped(page):
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sudoku_is_solved_and_a_wrong_puzzle_is_marked(page):
+def test_sudoku_is_solved_and_an_invalid_puzzle_is_marked(page):
     page.goto(page.url.split("#")[0] + "#sudoku")
     view = page.locator("sudoku-view")
     view.get_by_label("Seed").fill("7")
@@ -236,8 +236,8 @@ def test_a_sudoku_is_solved_and_a_wrong_puzzle_is_marked(page):
     expect(view.get_by_role("alert")).to_contain_text("breaks the rules")
 
 
-def test_the_models_in_the_box_are_served_by_name(studio):
-    """The second one has an engine of its own, from the first request for it on."""
+def test_bundled_models_are_served_by_name(studio):
+    """The second model's engine starts with its first request."""
     names = [model["id"] for model in studio.http.get("/v1/models").json()["data"]]
     assert names == ["gesso", "gesso-sudoku"]
     asked = {"prompt": "5 3 0 0 7", "max_tokens": 8, "seed": 1, "diffusion": {"steps": 2}}
@@ -247,7 +247,7 @@ def test_the_models_in_the_box_are_served_by_name(studio):
     assert studio.http.post("/v1/completions", json=asked | {"model": "other"}).status_code == 404
 
 
-def test_an_answer_keeps_to_the_schema(page):
+def test_json_view_answers_by_the_schema(page):
     page.goto(page.url.split("#")[0] + "#json")
     view = page.locator("form-view")
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
@@ -256,8 +256,8 @@ def test_an_answer_keeps_to_the_schema(page):
     expect(view.locator(".facts td")).to_have_text(re.compile("red|blue"))
 
 
-def test_nothing_the_engine_writes_becomes_markup(page):
-    """The schema leaves it no choice."""
+def test_engine_text_never_becomes_markup(page):
+    """The schema forces the text to be markup."""
     text = '<img src=x onerror="window.hurt=1">'
     page.goto(page.url.split("#")[0] + "#json")
     view = page.locator("form-view")
