@@ -40,24 +40,14 @@ class DraftEvents:
     def fields(self, drafted: Drafted, index: int = 0) -> dict[str, Any]:
         """Return the event's `draft` object. `index` is the choice that it belongs to."""
         known = [token for token in drafted.tokens if token < self.tokenizer.vocab_size]
-        candidates = {"candidates": drafted.candidates} if drafted.candidates else {}
         new = self._new([*drafted.tokens, *(token for position in drafted.candidates for token, _ in position)])
+        omitted = ("id",) if drafted.candidates else ("id", "candidates")
         return {
             "index": index,
-            "run": drafted.run,
-            "canvas": drafted.canvas,
-            "attempt": drafted.attempt,
-            "start": drafted.start,
-            "step": drafted.step,
-            "steps": drafted.steps,
+            **{name: value for name, value in vars(drafted).items() if name not in omitted},
             "text": self.tokenizer.decode(known),
-            "tokens": drafted.tokens,
-            "entropy": drafted.entropy,
-            "states": drafted.states,
-            "reason": drafted.reason,
             "pieces": dict(zip(new, self.tokenizer.pieces(new), strict=True)),
             "special": [token for token in new if token in self.tokenizer.special_ids],
-            **candidates,
         }
 
     def _new(self, tokens: Iterable[int]) -> list[int]:

@@ -315,14 +315,11 @@ class ReasoningFields(Fields):
     effort: Effort | None = None
 
 
-class ResponseFormat(Fields):
+class ResponseFormat(SchemaFields):
     """Like `FormatFields`, with the fields of the schema beside its type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
-    strict: bool | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _one(self) -> Self:

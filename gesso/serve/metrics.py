@@ -25,11 +25,13 @@ class Metrics:
         self.requests = counter("requests", "HTTP requests answered", "path", "status")
         self.seconds = seconds("request", "Time from the request to the end of its answer", "path")
         self.first_text = seconds("first_text", "Time from the request to its first settled text")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
-        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in the KV cache")
-        self.completion_tokens = counter("completion_tokens", "Generated tokens")
-        self.steps = counter("denoising_steps", "Denoising steps of all canvases")
-        self.canvases = counter("canvases", "Finished canvases")
+        self.usage = {
+            "prompt_tokens": counter("prompt_tokens", "Prompt tokens"),
+            "cached_tokens": counter("cached_tokens", "Prompt tokens found in the KV cache"),
+            "completion_tokens": counter("completion_tokens", "Generated tokens"),
+            "denoising_steps": counter("denoising_steps", "Denoising steps of all canvases"),
+            "canvases": counter("canvases", "Finished canvases"),
+        }
         self.waiting = gauge("requests_waiting", "Requests waiting for the engine")
         self.running = gauge("requests_running", "Requests sent to the engine")
         self.rejected = counter("requests_rejected", "Requests rejected because the queue is full")
@@ -46,11 +48,8 @@ class Metrics:
         ProcessCollector(registry=registry)  # memory and open files of the server process
 
     def count(self, ended: Ended) -> None:
-        self.prompt_tokens.inc(ended.usage["prompt_tokens"])
-        self.cached_tokens.inc(ended.usage["cached_tokens"])
-        self.completion_tokens.inc(ended.usage["completion_tokens"])
-        self.steps.inc(ended.usage["denoising_steps"])
-        self.canvases.inc(ended.usage["canvases"])
+        for name, counter in self.usage.items():
+            counter.inc(ended.usage[name])
 
     def record(self, model: str, beat: Heartbeat) -> None:
         for name, gauge in self.engine.items():

@@ -4,6 +4,7 @@ A message is one frame on a pipe: the sizes of its two parts, a JSON object, and
 constraint of a request). The server forwards the payloads that `prepare` encoded to the engine without decoding them.
 """
 
+import asyncio
 import json
 import struct
 from dataclasses import dataclass
@@ -136,9 +137,9 @@ class Failed:
     by_input: bool  # whether the request is at fault, not the engine
 
 
-ToEngine = Submit | Cancel
-FromEngine = Loading | Ready | Broken | Heartbeat | Started | Settled | Drafted | Logprobs | Ended | Failed
-Message = ToEngine | FromEngine
+Message = (
+    Submit | Cancel | Loading | Ready | Broken | Heartbeat | Started | Settled | Drafted | Logprobs | Ended | Failed
+)
 _KINDS = {kind.__name__: kind for kind in Message.__args__}
 
 # --- frames -----------------------------------------------------------------------------------------------------------
@@ -161,6 +162,12 @@ def sizes(prefix: bytes) -> tuple[int, int]:
     head, blob = SIZES.unpack(prefix)
     _check_sizes(head, blob)
     return head, blob
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Read the two parts of a frame. Raise IncompleteReadError if the stream ends."""
+    head, blob = sizes(await reader.readexactly(SIZES.size))
+    return await reader.readexactly(head), await reader.readexactly(blob)
 
 
 def _check_sizes(head: int, blob: int) -> None:

@@ -95,6 +95,6 @@ def _replica(settings: ServerSettings) -> Any:
             while supervisor.ready is None and supervisor.state != "broken":
                 await asyncio.sleep(0.05)
             if supervisor.state == "broken":
-                raise RuntimeError(supervisor.trouble)
+                raise RuntimeError(supervisor.failure)
 
     return serve.ingress(build)(Replica)

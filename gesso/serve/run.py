@@ -48,11 +48,11 @@ def serve(settings: ServerSettings, host: str, port: int, *, open_browser: bool 
     server = make_server(settings, host, listener.getsockname()[1])
     server.open_browser = open_browser
     supervisor: Supervisor = server.app.state.supervisor
-    supervisor.when_broken = lambda: setattr(server, "should_exit", True)
+    supervisor.on_broken = lambda: setattr(server, "should_exit", True)
     logs.install()
     server.run(sockets=[listener])
-    if supervisor.state == "broken" and supervisor.trouble is not None:
-        raise CheckpointError(supervisor.trouble)
+    if supervisor.state == "broken" and supervisor.failure is not None:
+        raise CheckpointError(supervisor.failure)
 
 
 def make_server(settings: ServerSettings, host: str, port: int) -> Server:

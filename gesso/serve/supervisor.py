@@ -32,7 +32,6 @@ from gesso.serve.jobs import Job
 from gesso.serve.keys import without_keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import (
-    SIZES,
     Broken,
     Cancel,
     Drafted,
@@ -48,7 +47,7 @@ from gesso.serve.protocol import (
     Started,
     decode,
     encode,
-    sizes,
+    read_frame,
 )
 from gesso.serve.settings import QUEUE_SHARE, EngineSettings, Limits, places_of_plan
 
@@ -69,8 +68,8 @@ class Supervisor:
         self.state: State = "loading"
         self.progress = 0.0  # of loading
         self.ready: Ready | None = None  # settings of the newest engine
-        self.trouble: str | None = None  # why loading failed, or why the last engine was replaced
-        self.when_broken: Callable[[], None] = lambda: None
+        self.failure: str | None = None  # why loading failed, or why the last engine was replaced
+        self.on_broken: Callable[[], None] = lambda: None
         self.ids = itertools.count(1)
         self.waiting: FairQueue[Job] = FairQueue()
         self.running: dict[int, Job] = {}  # sent to the engine
@@ -85,7 +84,7 @@ class Supervisor:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the jobs of one HTTP request, all or none."""
         if self.state == "broken":
-            raise ApiError(503, f"the model cannot be loaded: {self.trouble}")
+            raise ApiError(503, f"the model cannot be loaded: {self.failure}")
         if len(self.waiting) + len(jobs) > self.limits.queue:
             raise self._queue_full(f"{len(self.waiting)} requests are already waiting")
         own = sum(job.client == jobs[0].client for job in self.waiting)
@@ -176,11 +175,13 @@ class Supervisor:
                 self._engine_died(None)
             failures = 0 if was_ready else failures + 1
             if failures == LOADS and self.state != "broken":
-                self.trouble = f"the engine process died {LOADS} times while loading; {self.trouble}"
+                self.failure = f"the engine process died {LOADS} times while loading; {self.failure}"
                 self._set_state("broken")
             if self.state == "broken":
-                self._fail_all(self._take_all(), f"the model cannot be loaded: {self.trouble}")
-                self.when_broken()
+                waiting = [self.waiting.take() for _ in range(len(self.waiting))]
+                self._fail_all([*self.running.values(), *waiting], f"the model cannot be loaded: {self.failure}")
+                self.running.clear()
+                self.on_broken()
                 return
             # Back off, so that an engine that dies immediately is not restarted ten times per second.
             pause = 0.1 if time.monotonic() - began > 60 else min(2 * pause, 30)
@@ -205,13 +206,11 @@ class Supervisor:
         try:
             with contextlib.suppress(asyncio.IncompleteReadError):
                 while True:
-                    head, blob = sizes(await process.stdout.readexactly(SIZES.size))
-                    message = decode(await process.stdout.readexactly(head))
-                    await process.stdout.readexactly(blob)
-                    self._handle(message)
+                    head, _ = await read_frame(process.stdout)
+                    self._handle(decode(head))
             return await process.wait()
         except FrameTooLarge as error:
-            self.trouble = f"invalid output of the engine: {error}"
+            self.failure = f"invalid output of the engine: {error}"
             return KILLED
         finally:
             watchdog.cancel()
@@ -231,7 +230,7 @@ class Supervisor:
 
     def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
         logger.error("engine killed", extra={"fields": {"model": self.name, "reason": why}})
-        self.trouble = f"the last engine was replaced: {why}"
+        self.failure = f"the last engine was replaced: {why}"
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             process.kill()
 
@@ -240,13 +239,13 @@ class Supervisor:
             case Loading(share):
                 self.progress = share
             case Ready():
-                self.ready, self.progress, self.adapter, self.trouble = message, 1.0, None, None
+                self.ready, self.progress, self.adapter, self.failure = message, 1.0, None, None
                 self.metrics.batch.labels(self.name).set(message.max_batch)
                 self._set_state("ready")
                 logger.info("engine ready", extra={"fields": dataclasses.asdict(message)})
                 self._send_jobs()
-            case Broken(trouble, final):
-                self.trouble = trouble
+            case Broken(failure, final):
+                self.failure = failure
                 if final:
                     self._set_state("broken")
             case Heartbeat():
@@ -271,9 +270,9 @@ class Supervisor:
         """Fail the jobs that a dead engine had started. The others wait for the next engine."""
         if self.state in ("broken", "stopped"):
             return
-        if self.trouble is None:
+        if self.failure is None:
             memory = "; the system probably ran out of memory" if code == KILLED else ""
-            self.trouble = f"the engine process ended with status {code}{memory}"
+            self.failure = f"the engine process ended with status {code}{memory}"
         self._set_state("restarting")
         self.metrics.restarts.inc()
         # Fail a job after it has crashed two engines, even if neither reported that it had started.
@@ -281,18 +280,13 @@ class Supervisor:
         for job in reversed([job for job in self.running.values() if job not in started]):
             self.waiting.put_back(job)
         self.running.clear()
-        lost = {"exit": code, "lost": len(started), "kept": len(self.waiting), "reason": self.trouble}
+        lost = {"exit": code, "lost": len(started), "kept": len(self.waiting), "reason": self.failure}
         logger.error("engine died", extra={"fields": {"model": self.name, **lost}})
         self._fail_all(started, "the engine died while generating this answer and is being restarted; try again")
 
     def _fail_all(self, jobs: Sequence[Job], message: str) -> None:
         for job in jobs:
             job.mailbox.put(job, Failed(job.id, message, by_input=False))
-
-    def _take_all(self) -> list[Job]:
-        jobs = [*self.running.values(), *(self.waiting.take() for _ in range(len(self.waiting)))]
-        self.running.clear()
-        return jobs
 
     def _send(self, data: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():

@@ -193,7 +193,7 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
         }
 
     def engine_message() -> dict[str, str]:
-        return {} if supervisor.trouble is None else {"message": supervisor.trouble}
+        return {} if supervisor.failure is None else {"message": supervisor.failure}
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:

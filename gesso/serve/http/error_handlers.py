@@ -15,19 +15,17 @@ def respond(error: ApiError) -> Response:
     return Response(json.dumps(error.body), error.status, error.headers, "application/json")
 
 
+async def handle(request: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            return respond(error)
+        case InputError():
+            return respond(from_input(error))
+        case HTTPException():
+            return respond(ApiError(error.status_code, str(error.detail)))
+    return respond(ApiError(500, "internal error; the server's log has the reason under this request id"))
+
+
 def install(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def _(request: Request, error: ApiError) -> Response:
-        return respond(error)
-
-    @app.exception_handler(InputError)
-    async def _(request: Request, error: InputError) -> Response:
-        return respond(from_input(error))
-
-    @app.exception_handler(HTTPException)
-    async def _(request: Request, error: HTTPException) -> Response:
-        return respond(ApiError(error.status_code, str(error.detail)))
-
-    @app.exception_handler(Exception)
-    async def _(request: Request, error: Exception) -> Response:
-        return respond(ApiError(500, "internal error; the server's log has the reason under this request id"))
+    for kind in (ApiError, InputError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)

@@ -16,14 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gesso.serve.errors import ApiError
 from gesso.serve.http.error_handlers import respond
-from gesso.serve.http.studio_routes import needs_no_key
+from gesso.serve.http.studio_routes import PREFIX
 from gesso.serve.keys import Keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.settings import Limits, ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
-OPEN_PATHS = ("/health", "/ready")  # no key needed: they report only the state of the server
+# These need no key: the state of the server, and the files of the studio, which hold no secret.
+OPEN_PATHS = ("/health", "/ready", "/", "/docs", "/openapi.json")
 # All bodies in memory together may have as many bytes as this number of bodies of the largest size, and at least
 # LEAST_BODIES_BYTES.
 BODIES = 32
@@ -89,7 +90,7 @@ class RequestGuard:
         if length.isdecimal() and int(length[:20]) > self.settings.limits.body_bytes:
             raise body_too_large(self.settings.limits.body_bytes)
         preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
-        if not self.keys or scope["path"] in OPEN_PATHS or needs_no_key(scope["path"]) or preflight:
+        if not self.keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(PREFIX) or preflight:
             return address
         raw = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         holder = self.keys.holder(raw)

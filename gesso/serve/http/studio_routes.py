@@ -7,11 +7,6 @@ from gesso.serve.errors import ApiError
 from gesso.serve.studio_files import HEADERS, content_type, files
 
 PREFIX = "/studio/"
-OPEN_PATHS = ("/", "/docs", "/openapi.json")
-
-
-def needs_no_key(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(PREFIX)
 
 
 def add_studio(app: FastAPI) -> None:

@@ -22,7 +22,7 @@ from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
 from gesso.serve.keys import without_keys
 from gesso.serve.prepare.request import ConstraintSource
-from gesso.serve.protocol import SIZES, frame, sizes
+from gesso.serve.protocol import SIZES, frame, read_frame
 from gesso.serve.settings import QUEUE_SHARE, ServerSettings
 
 logger = logging.getLogger("gesso.serve")
@@ -240,8 +240,7 @@ class PreparePool:
                     raise
                 raise ApiError(503, "the server is short of processes or memory; try again later") from None
             writer.write(request)
-            head, blob = sizes(await reader.readexactly(SIZES.size))
-            answer = await reader.readexactly(head), await reader.readexactly(blob)
+            answer = await read_frame(reader)
             child = 0
             return answer
         finally:
