@@ -50,7 +50,9 @@ class Models:
         contexts = {model.frontend.name: model.context for model in self.all}
         return await self.pool.prepare(endpoint, body, client, contexts)
 
-    async def accept(self, endpoint: str, body: bytes, client: str) -> tuple[ServedModel, PreparedRequest, list[Job]]:
+    async def prepare_jobs(
+        self, endpoint: str, body: bytes, client: str
+    ) -> tuple[ServedModel, PreparedRequest, list[Job]]:
         """Prepare a request and compile its constraint. The jobs are not queued yet."""
         request = PreparedRequest.decode(*await self.prepare(endpoint, body, client))
         model, compiled = self.of(request.served), b""

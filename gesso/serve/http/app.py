@@ -82,13 +82,13 @@ def _post(app: FastAPI, path: str, tag: str, fields: type[Fields]) -> Callable[[
 
 
 def _add_text_endpoints(app: FastAPI, models: Models) -> None:
-    async def write(endpoint: ModuleType, request: Request) -> Response:
+    async def generate(endpoint: ModuleType, request: Request) -> Response:
         """Generate the answer to a request. The module of the endpoint formats it."""
         name = endpoint.__name__.rpartition(".")[2]
         try:
             body = await _json_body(request)
-            accepting = models.accept(name, body, request.state.client)
-            model, prepared, jobs = await cancel_on_disconnect(request.receive, accepting)
+            preparing = models.prepare_jobs(name, body, request.state.client)
+            model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
             await models.wake(model)
             generation = Generation(model.supervisor, model.settings.limits, jobs)
             fields = {"model": prepared.model, "stream": prepared.stream, "jobs": len(jobs), "user": prepared.user}
@@ -112,22 +112,22 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
     @_post(app, "/v1/chat/completions", "text", ChatFields)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await write(chat, request)
+        return await generate(chat, request)
 
     @_post(app, "/v1/completions", "text", CompletionFields)
     async def text_completions(request: Request) -> Response:
         """Continue a text. With `suffix`, write the missing text between `prompt` and `suffix`."""
-        return await write(completions, request)
+        return await generate(completions, request)
 
     @_post(app, "/v1/edits", "text", EditFields)
     async def text_edits(request: Request) -> Response:
         """Rewrite a span of a text."""
-        return await write(edits, request)
+        return await generate(edits, request)
 
     @_post(app, "/v1/responses", "text", ResponseFields)
     async def text_responses(request: Request) -> Response:
         """Answer a text or messages, in the form of OpenAI's Responses API."""
-        return await write(responses, request)
+        return await generate(responses, request)
 
 
 async def _json_body(request: Request) -> bytes:
