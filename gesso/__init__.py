@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gesso.api import ChatResult, Gesso
     from gesso.engine.events import Commit, Done, Draft, Result, Usage
-    from gesso.infill.filling import EditResult, HolesResult, InfillResult
+    from gesso.infill.infill import EditResult, HolesResult, InfillResult
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
 
 __version__ = "0.1.0"
@@ -86,7 +86,7 @@ def load(
 # Names whose modules import torch, imported on first access.
 _LAZY = {
     **dict.fromkeys(("Gesso", "ChatResult"), "gesso.api"),
-    **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.filling"),
+    **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.infill"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
     **dict.fromkeys(("ChatOptions", "GenerateOptions", "InfillOptions", "TextOptions"), "gesso.options"),
 }

@@ -25,9 +25,9 @@ from gesso.engine.events import Done, Draft, Event, Failed, Result
 from gesso.engine.plan import Plan, PlanRun, T, generate
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.infill import filling
+from gesso.infill import infill as filling
 from gesso.infill.boundary import Healer
-from gesso.infill.filling import EditResult, HolesResult, InfillResult
+from gesso.infill.infill import EditResult, HolesResult, InfillResult
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions

@@ -38,9 +38,9 @@ from gesso.engine.events import Result
 from gesso.engine.request import Request, Score
 from gesso.eval.python_infill import read_source
 from gesso.eval.task import split_of
-from gesso.infill import filling
+from gesso.infill import infill as filling
 from gesso.infill.boundary import nearest_start
-from gesso.infill.filling import InfillResult
+from gesso.infill.infill import InfillResult
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma

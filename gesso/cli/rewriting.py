@@ -93,7 +93,7 @@ def edit(
     options: GenerationOptions,
 ) -> None:
     """Replace a span of a text and keep the rest."""
-    from gesso.infill.edit import check_span
+    from gesso.infill.span import check_span
 
     text = _read(file, in_place)
     where = check_span(text, _span(span), level)  # before a large model is loaded

@@ -14,7 +14,7 @@ from gesso.engine.plan import Plan, PlanRun, likeliest
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.eval.task import Checkable, Holes, Item, Task
-from gesso.infill.filling import infill
+from gesso.infill.infill import infill
 
 if TYPE_CHECKING:
     from gesso.api import Gesso

@@ -29,7 +29,7 @@ from gesso.engine.engine import Engine
 from gesso.engine.plan import Plan, PlanRun
 from gesso.engine.request import Request, Score
 from gesso.errors import GessoError, InputError
-from gesso.infill import filling
+from gesso.infill import infill as filling
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (

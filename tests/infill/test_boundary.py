@@ -10,7 +10,7 @@ import gesso
 from gesso.checkpoint.huggingface import find
 from gesso.checkpoint.write import save
 from gesso.engine.request import Request
-from gesso.infill import filling
+from gesso.infill import infill as filling
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from tests.tiny import CONFIG, randomise

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gesso.errors import InputError
-from gesso.infill.edit import check_span
+from gesso.infill.span import check_span
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
     THINKING_AND_CONSTRAINT,

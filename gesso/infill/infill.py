@@ -19,8 +19,8 @@ from gesso.engine.plan import Plan, candidates_of, generate, log_likelihoods, sc
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.infill.boundary import after_beginning, before_stop, nearest_start, whole_characters
-from gesso.infill.edit import check_span, instruction_turn
 from gesso.infill.holes import Hole, check_lengths, closer, fill_prompt, hole, lengths, method_for, plain_prompt
+from gesso.infill.span import check_span, instruction_turn
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
