@@ -8,14 +8,14 @@ import torch
 from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
-from gesso.engine.events import Commit, Decode, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
+from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
-from gesso.engine.standing import fewest_with, showable, would_be_empty
+from gesso.engine.standing import Decode, fewest_with, showable, would_be_empty
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 

@@ -1,23 +1,19 @@
-"""What the engine hands out while it works: drafts of a canvas, committed text, and the end."""
+"""Events of the engine: drafts of a canvas, committed text, and the end of a request."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gesso.diffusion.canvas import Canvas
-from gesso.engine.standing import standing
+from gesso.engine.request import Request
+from gesso.engine.standing import Decode, standing
 
-if TYPE_CHECKING:
-    from gesso.engine.request import Request
-
-Decode = Callable[[Sequence[int]], str]
 Finish = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
 class Usage:
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, found in the cache
+    cached_tokens: int = 0  # of the prompt, found in the KV cache
     completion_tokens: int = 0
     denoising_steps: int = 0
     canvases: int = 0
@@ -39,24 +35,24 @@ class Result:
 
 @dataclass(frozen=True)
 class Draft:
-    """A canvas after one more step. Give it to `resume=` to go on from exactly here."""
+    """A canvas after a denoising step. Pass it as `resume=` to continue from exactly this state."""
 
     request_id: int
-    request: "Request" = field(repr=False)
+    request: Request = field(repr=False)
     canvas: Canvas
     before: tuple[int, ...]  # tokens committed in earlier canvases
     decode: Decode = field(repr=False)
-    likely: "tuple[Likely, ...]" = field(default=(), repr=False)  # one a position, for a request with `draft_logprobs`
+    likely: "tuple[Likely, ...]" = field(default=(), repr=False)  # one per position, with `draft_logprobs`
     kind: Literal["draft"] = "draft"
 
     @property
     def steps(self) -> int:
-        """The most this canvas may take."""
+        """Upper limit of the steps of this canvas."""
         return self.request.diffusion.steps
 
     @property
     def tokens(self) -> list[int]:
-        """The likeliest token of each position."""
+        """The likeliest token at each position."""
         return self.canvas.result_C.tolist()
 
     @property
@@ -69,7 +65,7 @@ class Draft:
 
     @property
     def settled(self) -> list[bool]:
-        """The positions that took their predicted token and predict the same one as a step ago."""
+        """Per position: whether it accepted its token and predicts the same one as a step ago."""
         if len(self.canvas.history) < 2 or self.canvas.accepted_C is None:
             return [False] * len(self.canvas.tokens_C)
         unchanged_C = self.canvas.history[-1].argmax_C == self.canvas.history[-2].argmax_C
@@ -77,37 +73,37 @@ class Draft:
 
     @property
     def states(self) -> str:
-        """A letter for each position: p pinned by the caller, f final, s settled, a accepted in this step, . open."""
+        """One letter per position: p pinned by the caller, f final, s settled, a accepted in this step, . open."""
         count, start = len(self.canvas.tokens_C), len(self.before)
         final = [False] * count if self.canvas.settled_C is None else self.canvas.settled_C.tolist()
         accepted = [False] * count if self.canvas.accepted_C is None else self.canvas.accepted_C.tolist()
         pinned = [start + at in self.request.pins for at in range(count)]
         rows = zip(pinned, final, self.settled, accepted, strict=True)
-        return "".join(next((s for s, is_so in zip("pfsa", row, strict=True) if is_so), ".") for row in rows)
+        return "".join(next((letter for letter, is_so in zip("pfsa", row, strict=True) if is_so), ".") for row in rows)
 
     @property
     def standing(self) -> tuple[int, ...]:
-        """The tokens of the text so far that will not change: their text may be shown. See `Diffusion.settle`."""
-        return standing(self)
+        """The tokens of the text so far whose text is final and can be shown. See `Diffusion.settle`."""
+        return standing(self.request, self.canvas, self.before, self.decode)
 
 
 @dataclass(frozen=True)
 class Likely:
-    """What the last prediction of a canvas said of one position, in natural logarithms of probabilities."""
+    """Log-probabilities at one position by the last prediction of a canvas, in nats."""
 
-    token: float  # of the token that stands there
-    top: tuple[tuple[int, float], ...]  # the likeliest tokens, the first first
+    token: float  # of the token at this position
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens, in order
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What a finished canvas adds to the text. The texts of all commits make up the result's."""
+    """The text that a finished canvas adds. The texts of all commits make up the result's text."""
 
     request_id: int
     index: int
     tokens: tuple[int, ...]
     text: str
-    likely: tuple[Likely, ...] = ()  # one a token, for a request with `top_logprobs`
+    likely: tuple[Likely, ...] = ()  # one per token, with `top_logprobs`
     kind: Literal["commit"] = "commit"
 
 
@@ -133,7 +129,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Failed:
-    """The request has ended with an error: of its own sampler or stopping rule, of a pass, or of its memory.
+    """The end of a request by an error: in its sampler or stopping rule, in a pass, or from lack of memory.
 
     Other requests are not affected.
     """

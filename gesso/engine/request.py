@@ -1,9 +1,12 @@
-"""Requests to the engine and their checks. Imports no torch: the server checks requests that another process runs."""
+"""Requests to the engine and their checks.
+
+Imports no torch: the server process checks requests that another process runs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
@@ -12,38 +15,53 @@ from gesso.model.config import Config
 from gesso.settings import Diffusion
 
 if TYPE_CHECKING:
-    from gesso.engine.events import Draft
+    from gesso.diffusion.canvas import Canvas  # imports torch
+
+
+class Resumable(Protocol):
+    """A draft that a request can continue from: `gesso.engine.events.Draft`."""
+
+    @property
+    def request(self) -> "Request": ...
+
+    @property
+    def canvas(self) -> "Canvas": ...
+
+    @property
+    def before(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
+    """A request to continue a prompt by `max_new_tokens` tokens at most."""
+
     prompt: tuple[int, ...]
     max_new_tokens: int
     diffusion: Diffusion = field(default_factory=Diffusion)
     seed: int = 0
     eos: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    # Token at a position of the new text, counted from its first token; it never changes. Up to the last pin the text
-    # cannot end, whatever the model writes there.
+    # Token by position in the new text, counted from its first token. The text cannot end before the last pin,
+    # whatever the model predicts there.
     pins: Mapping[int, int] = field(default_factory=dict)
-    guide: Guide | None = None  # a constraint the whole new text keeps to
-    free_first: bool = False  # the first half of a canvas's steps is not held to it: the model may keep it by itself
-    # A text that begins with one of these would be empty: its first canvas is drawn once more with another hash.
+    guide: Guide | None = None  # constraint on the whole new text
+    free_first: bool = False  # enforce it only in the second half of a canvas's steps: the model may satisfy it unaided
+    # A text that begins with one of these tokens would be empty: its first canvas is drawn again, with other noise.
     never_first: frozenset[int] = frozenset()
-    # The text of these tokens may change with the token after them: bytes that only together are a character.
+    # Tokens whose text depends on the tokens after them: bytes of a character.
     unsure: frozenset[int] = frozenset()
-    # Have commits say how likely their tokens were, and so many others beside each. None: not wanted.
+    # Report the log-probability of each committed token and of this many of the likeliest tokens; None: no report.
     top_logprobs: int | None = None
-    draft_logprobs: int | None = None  # the same of drafts, of all positions of a canvas after every step
-    resume: "Draft | None" = None  # go on from a draft of an earlier run of the same request
+    draft_logprobs: int | None = None  # the same for every position of every draft
+    resume: Resumable | None = None  # continue from a draft of an earlier run of the same request
 
     @property
     def cache_tokens(self) -> int:
-        """The most tokens that the request's row of the cache has to hold."""
+        """Upper bound of the tokens in the request's row of the KV cache."""
         return len(self.prompt) + self.max_new_tokens
 
     def check(self, config: Config, max_length: int) -> None:
-        """Raise InputError for what cannot be run."""
+        """Raise InputError for a request that cannot be run."""
         self._check_types()
         if not self.prompt:
             raise InputError("the prompt is empty; give at least one token (a checkpoint's bos token will do)")
@@ -94,19 +112,19 @@ class Request:
 
     @cached_property
     def reach(self) -> Reach:
-        """Where a text under this request's constraint can still go, with its pins and its length."""
-        assert self.guide is not None, "only where there is a constraint"
+        """The continuations that constraint, pins and length of this request allow."""
+        assert self.guide is not None, "the request has no constraint"
         return Reach(self.guide, self.pins, self.max_new_tokens)
 
-    def _check_resume(self, draft: "Draft", config: Config) -> None:
-        """A draft goes on only in the request it came from; seed and the settings of the steps to come may differ."""
+    def _check_resume(self, draft: Resumable, config: Config) -> None:
+        """Reject a draft of another request. The seed and the settings of later steps may differ."""
         canvas, done = draft.canvas, len(draft.before)
         if canvas.reason is not None:
-            raise InputError("resume: this draft is the last of its canvas; give an earlier one")
+            raise InputError("resume: this draft is the last of its canvas; give an earlier draft")
         if self.prompt != draft.request.prompt:
-            raise InputError("resume: the draft was written after another prompt")
+            raise InputError("resume: the draft has another prompt than this request")
         if canvas.step >= self.diffusion.steps:
-            raise InputError(f"resume: the draft has taken {canvas.step} steps already; steps must be more than that")
+            raise InputError(f"resume: the draft has already taken {canvas.step} steps; set steps to more than that")
         length = self.length_after(done, config)
         if len(canvas.tokens_C) != length:
             raise InputError(
@@ -114,15 +132,16 @@ class Request:
                 f"max_new_tokens it would have {length}"
             )
         if self.pins != draft.request.pins:
-            raise InputError("resume: the draft was written under other pins")
+            raise InputError("resume: the draft has other pins than this request")
         if self.guide is not draft.request.guide:
-            raise InputError("resume: the draft was written under another constraint")
+            raise InputError("resume: the draft has another constraint than this request")
 
     def canvas_length(self, config: Config) -> int:
+        """Return the length of a full canvas."""
         return self.diffusion.canvas_length or config.canvas_length
 
     def length_after(self, done: int, config: Config) -> int:
-        """How long the canvas after `done` new tokens is: no longer than what is still wanted."""
+        """Return the length of the canvas after `done` new tokens; the last one may be shorter than the others."""
         return min(self.canvas_length(config), self.max_new_tokens - done)
 
 
@@ -138,7 +157,7 @@ class Score:
 
     @property
     def cache_tokens(self) -> int:
-        """The most tokens that the request's row of the cache has to hold; the last one of a text is never read."""
+        """Upper bound of the tokens in the request's row of the KV cache; the last token of a text is never read."""
         return len(self.prompt) + max(map(len, self.texts)) - 1
 
     def check(self, config: Config, max_length: int) -> None:
@@ -163,8 +182,8 @@ def _is_integer(value: object) -> bool:
 
 
 def _not_an_integer(tokens: tuple[int, ...]) -> int | None:
-    """Return the position of the first token that is no integer."""
-    if set(map(type, tokens)) <= {int}:  # nearly always; a prompt can have very many tokens
+    """Return the position of the first token that is not an integer, or None."""
+    if set(map(type, tokens)) <= {int}:  # the usual case, kept fast: a prompt can have very many tokens
         return None
     return next((i for i, token in enumerate(tokens) if not _is_integer(token)), None)
 

@@ -1,22 +1,29 @@
-"""How much of an unfinished text stands: it may be shown, and is never taken back."""
+"""Find the part of an unfinished text that is final: no later token changes it, so it can be shown.
 
-from collections.abc import Sequence
+Decoders differ in how tokens become text, so all functions use the decoder only as a black box. Imports no torch: the
+server process uses `is_whole` and `text_between`.
+"""
+
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from gesso.engine.request import Request
+
 if TYPE_CHECKING:
-    from gesso.diffusion.canvas import Canvas
-    from gesso.engine.events import Decode, Draft
-    from gesso.engine.request import Request
+    from gesso.diffusion.canvas import Canvas  # imports torch
+
+Decode = Callable[[Sequence[int]], str]
 
 
-def showable(tokens: Sequence[int], request: "Request", decode: "Decode") -> str:
-    """The text of tokens that are final, as far as no token after them can change it.
+def showable(tokens: Sequence[int], request: Request, decode: Decode) -> str:
+    """Return the text of final tokens, without an end that later tokens can change.
 
-    A run of bytes is decoded as a whole, and a later byte can spoil the run. A character cut in two decodes to a
-    replacement mark until it is complete. What may be the beginning of a stop string may still have to go.
+    Three kinds of text can change: bytes, because an invalid byte later in their run changes how the run is decoded;
+    an incomplete character, which decodes to a replacement character; and the beginning of a stop string, which is cut
+    off if the stop string is completed.
     """
     sure = len(tokens)
     while sure and tokens[sure - 1] in request.unsure:
@@ -24,45 +31,45 @@ def showable(tokens: Sequence[int], request: "Request", decode: "Decode") -> str
     return _showable(decode(tokens[:sure]), request)
 
 
-def _showable(decoded: str, request: "Request") -> str:
+def _showable(decoded: str, request: Request) -> str:
     text = decoded.rstrip("\ufffd")
     held = max((n for s in request.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
     stops = [at for at in map(text.find, request.stop) if at >= 0]
     return text[: min([*stops, len(text) - held])]
 
 
-def standing(draft: "Draft") -> tuple[int, ...]:
-    """The tokens of the text so far whose text stands: finished canvases, and what has settled in this one."""
-    canvas, request = draft.canvas, draft.request
+def standing(request: Request, canvas: "Canvas", before: Sequence[int], decode: Decode) -> tuple[int, ...]:
+    """Return the tokens whose text is final: the tokens `before` the canvas, and the settled ones at its start."""
     if would_be_empty(canvas, request):  # it will be drawn again
         return ()
-    tokens = list(draft.before) + canvas.result_C[: canvas.final].tolist()
-    first = max(len(draft.before), max(request.pins, default=0))
+    tokens = list(before) + canvas.result_C[: canvas.final].tolist()
+    first = max(len(before), max(request.pins, default=0))
     end = next((i for i in range(first, len(tokens)) if tokens[i] in request.eos), len(tokens))
     while end and tokens[end - 1] in request.unsure:
         end -= 1
-    text = draft.decode(tokens[:end])
+    text = decode(tokens[:end])
     shown = _showable(text, request)
     if shown != text:
-        end = most_within(tokens[:end], text, len(shown), request.unsure, draft.decode)
+        end = most_within(tokens[:end], text, len(shown), request.unsure, decode)
     return tuple(tokens[:end])
 
 
-def would_be_empty(canvas: "Canvas", request: "Request") -> bool:
-    """Whether a text beginning like this canvas would show nothing; true of its first attempt only."""
-    if request.guide:  # it says itself what a text may begin with
+def would_be_empty(canvas: "Canvas", request: Request) -> bool:
+    """Return whether the text would be empty with this canvas as its start. A second attempt is always accepted."""
+    if request.guide:  # the constraint decides how a text may begin
         return False
-    first_of_all = canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins
-    return first_of_all and int(canvas.result_C[0]) in request.never_first
+    first_attempt = canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins
+    return first_attempt and int(canvas.result_C[0]) in request.never_first
 
 
 # --- cutting tokens where a text is cut -----------------------------------------------------------------------------
 
 
-def most_within(tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: "Decode") -> int:
-    """Return how many tokens at most decode to a prefix of `text[:length]`; `text` is the text of all of them.
+def most_within(tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: Decode) -> int:
+    """Return the largest number of leading tokens that decode to a prefix of `text[:length]`.
 
-    In a run of bytes that is no valid UTF-8 as a whole it may be fewer, never more.
+    `text` is the text of all tokens. Within a run of bytes that is not valid UTF-8, the number may be too small but
+    never too large.
     """
     low, done, high = _around(tokens, text, length, unsure, decode)
     rest = text[done:length]
@@ -72,7 +79,7 @@ def most_within(tokens: Sequence[int], text: str, length: int, unsure: AbstractS
         return rest.startswith(text_between(tokens, low, run[at], decode))
 
     first, last = -1, len(run)
-    while last - first > 1:  # one in four positions, at least, is the end of a character
+    while last - first > 1:  # a character has at most four bytes, so one of four positions ends a character
         middle = (first + last) // 2
         found = next((at for at in range(min(middle + 4, last) - 1, middle - 1, -1) if holds(at)), None)
         first, last = (first, middle) if found is None else (found, last)
@@ -80,8 +87,8 @@ def most_within(tokens: Sequence[int], text: str, length: int, unsure: AbstractS
     return next((k for k in range(end, high - 1) if decode([tokens[k]])), high - 1)
 
 
-def fewest_with(tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: "Decode") -> int:
-    """Return how many tokens are left when those at the end are dropped that `text[:length]` does without."""
+def fewest_with(tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: Decode) -> int:
+    """Return the number of tokens left after dropping those at the end that `text[:length]` does not need."""
     low, done, high = _around(tokens, text, length - 1, unsure, decode)
     rest = text[done:length]
     while high > low and text_between(tokens, low, high - 1, decode).startswith(rest):
@@ -90,12 +97,12 @@ def fewest_with(tokens: Sequence[int], text: str, length: int, unsure: AbstractS
 
 
 def _around(
-    tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: "Decode"
+    tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: Decode
 ) -> tuple[int, int, int]:
-    """Return the last boundary at most `length` characters into the text, its characters, and the next boundary.
+    """Return the token boundaries on both sides of character `length`, as (last before, its character, next).
 
-    A boundary is the end of a whole token, or an end of the text. All bisection steps together decode as many tokens as
-    the text has.
+    A boundary is the end of a whole token, or the start or end of the text. The bisection halves the stretch that it
+    decodes, so all of its steps together decode about as many tokens as the text has.
     """
     whole = cache(lambda token: is_whole(token, unsure, decode))
     low, done, high = 0, 0, len(tokens)
@@ -106,7 +113,7 @@ def _around(
         if end is None:
             return low, done, high
         piece = text_between(tokens, low, end, decode)
-        if not text.startswith(piece, done):  # a byte that `unsure` does not have
+        if not text.startswith(piece, done):  # a byte that is missing in `unsure`
             return low, done, high
         if done + len(piece) <= length:
             low, done = end, done + len(piece)
@@ -114,10 +121,10 @@ def _around(
             high = end
 
 
-def is_whole(token: int, unsure: AbstractSet[int], decode: "Decode") -> bool:
-    """Whether the text up to and including this token stays as it is, whatever tokens follow.
+def is_whole(token: int, unsure: AbstractSet[int], decode: Decode) -> bool:
+    """Return whether the text up to the end of this token stays the same, whatever tokens follow.
 
-    False for bytes, for parts of a character, and for special tokens: a run of bytes goes on behind them.
+    False for bytes, for parts of a character, and for special tokens, because a run of bytes continues across them.
     """
     if token in unsure:
         return False
@@ -125,8 +132,8 @@ def is_whole(token: int, unsure: AbstractSet[int], decode: "Decode") -> bool:
     return bool(piece) and "\ufffd" not in piece
 
 
-def text_between(tokens: Sequence[int], start: int, end: int, decode: "Decode") -> str:
-    """Return what `tokens[start:end]` add to the text; before `start` is a whole token, or none."""
-    # Decoded with the token before them: some decoders drop a space at the beginning of a text.
+def text_between(tokens: Sequence[int], start: int, end: int, decode: Decode) -> str:
+    """Return the text that `tokens[start:end]` add. The token before `start` must be whole, if there is one."""
+    # Decode them with the token before: some decoders drop a space at the beginning of a text.
     before = tokens[max(start - 1, 0) : start]
     return decode([*before, *tokens[start:end]])[len(decode(before)) :]
