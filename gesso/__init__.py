@@ -86,7 +86,7 @@ def load(
 # Names whose modules import torch, imported on first access.
 _LAZY = {
     **dict.fromkeys(("Gesso", "ChatResult"), "gesso.api"),
-    **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.infill"),
+    **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.results"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
     **dict.fromkeys(("ChatOptions", "GenerateOptions", "InfillOptions", "TextOptions"), "gesso.options"),
 }

@@ -20,14 +20,15 @@ from gesso.checkpoint import write as saving
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
+from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Event, Failed, Result
-from gesso.engine.plan import Plan, PlanRun, T, generate
+from gesso.engine.events import Done, Draft, Event, Result
+from gesso.engine.plan import generate
 from gesso.engine.request import Request
 from gesso.errors import InputError
-from gesso.infill import infill as filling
+from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer
-from gesso.infill.infill import EditResult, HolesResult, InfillResult
+from gesso.infill.results import EditResult, HolesResult, InfillResult
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
@@ -65,11 +66,21 @@ class Gesso:
         openings = {tokenizer.id_of(piece) for piece in OPENINGS}
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
-        self._inboxes: dict[int, deque[Event]] = {}
+        self.driver = Driver(self.engine)
 
     @property
     def config(self) -> Config:
         return self.model.config
+
+    @property
+    def max_length(self) -> int:
+        """Upper limit of the tokens of prompt and new text."""
+        return self.engine.max_length
+
+    @property
+    def eos_token_id(self) -> int:
+        """The token that ends a text; the first one if the checkpoint has several."""
+        return self.defaults.eos_token_ids[0]
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Continue a prompt, given as text or as token ids.
@@ -168,17 +179,17 @@ class Gesso:
         context: show the model only this many tokens on each side. Default: all.
         candidates: write this many in parallel, from consecutive seeds, and keep the most likely.
         """
-        plan = filling.infill(
+        plan = infill.infill(
             self, prefix, suffix, method=method, lengths=lengths, context=context, candidates=candidates, **options
         )
-        return self._carry_out(plan)
+        return self.driver.run(plan)
 
     def infill_holes(self, parts: Sequence[str], **options: Unpack[InfillOptions]) -> HolesResult:
         """Fill the holes between several texts, from left to right. Options as for `infill`.
 
         The model sees the text before a hole, earlier holes filled, and the given text up to the next hole.
         """
-        return filling.infill_holes(self, parts, **options)
+        return infill.infill_holes(self.infill, parts, **options)
 
     def edit(
         self,
@@ -197,30 +208,14 @@ class Gesso:
             stay, and so does their number. At 1, the model does not see the present text of the span.
         instruction: description of the change, a user message before the text.
         """
-        plan = filling.edit(
+        plan = edit.edit(
             self, text, span, instruction=instruction, level=level, method=method, context=context, **options
         )
-        return self._carry_out(plan)
+        return self.driver.run(plan)
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
-        """Return the results of several requests that run side by side."""
-        return self._carry_out(generate(requests))
-
-    def _carry_out(self, plan: Plan[T]) -> T:
-        run = PlanRun(plan, self.engine)
-        inbox: deque[Event] = deque()
-        try:
-            run.start()
-            while not run.ended:
-                self._inboxes.update(dict.fromkeys(run.ids, inbox))
-                self._step()
-                while inbox:
-                    run.take(inbox.popleft())
-        finally:
-            run.cancel()
-            for request_id in run.ids:
-                self._inboxes.pop(request_id, None)
-        return run.result
+        """Run several requests side by side and return their results in order."""
+        return self.driver.run(generate(requests))
 
     @cached_property
     def healer(self) -> Healer:
@@ -306,27 +301,18 @@ class Gesso:
         return self.tokenizer.encode(prompt)
 
     def _events(self, request: Request) -> Generator[Event]:
-        """The events of one request, stepping the engine as they are asked for; several streams may interleave."""
-        request_id = self.engine.submit(request)
-        inbox = self._inboxes[request_id] = deque()
+        """Yield the events of one request, and step the engine as needed. Several streams may be read in turn."""
+        unread: deque[Event] = deque()
+        run = self.driver.submit(generate([request]), on_event=unread.append)
         try:
-            while True:
-                while inbox:
-                    event = inbox.popleft()
-                    if isinstance(event, Failed):
-                        raise event.error
-                    yield event
-                    if isinstance(event, Done):
-                        return
-                self._step()
+            while unread or not run.ended:
+                if unread:
+                    yield unread.popleft()
+                else:
+                    self.driver.step()
+            run.outcome()  # raises the error of a failed request
         finally:
-            self.engine.cancel(request_id)
-            del self._inboxes[request_id]
-
-    def _step(self) -> None:
-        for event in self.engine.step():
-            if event.request_id in self._inboxes:  # not that of a stream left early
-                self._inboxes[event.request_id].append(event)
+            self.driver.cancel(run)
 
 
 def load(

@@ -94,7 +94,7 @@ def test_closed_and_unread_streams_leave_no_request_running(tiny):
     events.close()
     tiny.generate("abc", **FEW)
     assert not tiny.engine.busy
-    assert not tiny._inboxes
+    assert not tiny.driver.runs
 
 
 def test_saved_model_loads_and_gives_the_same_text(tiny, tmp_path):

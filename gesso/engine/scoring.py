@@ -1,10 +1,10 @@
-"""A scoring request while the engine works on it: log-probabilities of texts after a prompt, by the causal encoder.
+"""State of a scoring request in the engine: log-probabilities of texts after a prompt, by the causal encoder.
 
-The prompt and the texts are read as any other text is: in pieces, within the prefill budget, in the same passes as
-everybody's canvases. One text is read at a time; the row is then cut back to the last whole piece of the prompt, where
-the scheduler saves it, and the rest of the prompt is read again together with the next text. Saving the row at the end
-of the prompt instead would make a short re-read unnecessary, but a row has one saved state, and a later request could
-then no longer reuse the prompt.
+Prompt and texts are prefilled like any other text: in pieces, within the prefill budget, in the same passes as the
+canvases of other requests. One text is read at a time. The row of the KV cache is then cut back to the last whole piece
+of the prompt, where its state is saved, and the rest of the prompt is read again with the next text. Saving the state
+at the end of the prompt would avoid this short re-read. But a row has one saved state, and later requests could then
+not reuse the prompt.
 
 S positions, H hidden, R rows of a chunk, V vocabulary.
 """
@@ -24,15 +24,15 @@ ROWS = 64  # positions whose logits are in memory at once
 
 @dataclass(eq=False)
 class Scoring:
-    """The state of a scoring request in the engine."""
+    """A scoring request in the engine."""
 
     id: int
     request: Score
     row: int = -1
-    pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
-    left_out: int = 0  # passes that read only others' text, one after another
-    log_likelihoods: list[float] = field(default_factory=list)  # of the texts that have been read
-    _unscored: list[Tensor] = field(default_factory=list)  # hidden states [S, H], fewer than ROWS positions in all
+    pending: deque[tuple[int, ...]] = field(default_factory=deque)  # pieces of text to encode
+    left_out: int = 0  # successive passes that read only text of other requests
+    log_likelihoods: list[float] = field(default_factory=list)  # of the texts read so far
+    _unscored: list[Tensor] = field(default_factory=list)  # hidden states [S, H], fewer than ROWS positions in total
     _sums: list[Tensor] = field(default_factory=list)  # one per chunk of the current text
 
     @property
@@ -51,21 +51,21 @@ class Scoring:
         return deque(cuts + [read[i : i + piece] for i in range(0, len(read), piece)])
 
     def saved_length(self, piece: int) -> int:
-        """How much of the prompt the row keeps between texts: whole pieces, without the prompt's last token.
+        """Return how many tokens of the prompt the row keeps between texts: whole pieces, without the last token.
 
-        The first token of a text is predicted from the hidden state of that last token, so it is read for each text.
+        The hidden state of the prompt's last token predicts the first token of a text, so it is read for each text.
         """
         return (len(self.request.prompt) - 1) // piece * piece
 
     def scored(self, start: int, length: int) -> slice:
-        """Return which positions of a piece that starts at token `start` predict a token of the text."""
+        """Return the positions that predict a token of the text, in a piece that starts at token `start`."""
         return slice(min(max(0, len(self.request.prompt) - 1 - start), length), length)
 
     def read(self, hidden_SH: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Score the next positions of the current text.
 
-        Chunks start at multiples of ROWS positions of the text, however the text was spread over passes: the number of
-        rows of a product can change its last bits.
+        Chunks start at multiples of ROWS positions of the text, however passes divide the text. The number of rows of
+        a product can change its last bits, so it must not depend on the load.
         """
         self._unscored.append(hidden_SH)
         ready_SH = torch.cat(self._unscored)
@@ -84,7 +84,7 @@ class Scoring:
 
 def _total(sums: Sequence[float]) -> float:
     total = 0.0
-    for value in sums:  # `sum` compensates for rounding from Python 3.12 on: the result would depend on the version
+    for value in sums:  # `sum` compensates for rounding since Python 3.12, so its result depends on the version
         total += value
     if not math.isfinite(total):
         raise RuntimeError(f"non-finite prediction: the log-probability of a text is {total}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gesso
 from gesso.engine.events import Result
-from gesso.engine.plan import together
+from gesso.engine.plan import total_usage
 from gesso.errors import InputError
 from gesso.eval.answers import Question, Tries, answers
 from gesso.eval.task import Item, Task
@@ -242,7 +242,7 @@ def _outcome(
         return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
     # A call is written in special tokens, which `text` leaves out.
     outputs = [g.decode(one.tokens, special=True) if item.meta.get("tools") else one.text for one in tried]
-    usage = together([one.usage for one in tried], tried[-1].usage.completion_tokens)
+    usage = total_usage([one.usage for one in tried], tried[-1].usage.completion_tokens)
     return Outcome(
         **shared,
         output=outputs[-1],

@@ -1,8 +1,8 @@
-"""Where a given text meets a text to be written: cuts between characters, and tokens that the cut may have split.
+"""Boundaries between given and generated text: cut between characters, and heal tokens that a cut has split.
 
-A prompt that ends in the midst of a word ends, for the model, in a token that hardly ever stands there: after `pri`
-comes `nt` in no training text, since `print` is one token. Healing takes such an end off the prompt; what is written
-then has to begin with it, as an automaton sees to.
+A prompt that ends inside a word ends in a token that the model has rarely seen there: training texts never have `nt`
+after `pri`, because `print` is one token. Healing removes such an end from the prompt. A constraint then makes the new
+text begin with the removed end.
 """
 
 import bisect
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from gesso.chat.tokenizer import Tokenizer
 from gesso.constraints.words import Words
 
-CUT_CHARACTER = "\ufffd"  # what the bytes of an unfinished character decode to
-LONG = 32  # characters that a token has at most, on average: what is further away need not be cut into tokens
+CUT_CHARACTER = "\ufffd"  # the bytes of an incomplete character decode to this
+LONG = 32  # upper bound of the mean characters per token; text farther away is not tokenized
 
 
 def nearest_end(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """The last `tokens` tokens of a text, or fewer: the cut falls between characters."""
+    """Return the last `tokens` tokens of a text, or fewer so that the cut is between characters."""
     text = text[max(0, len(text) - tokens * LONG) :]
     starts = tokenizer.starts(text)
     if len(starts) <= tokens:
@@ -27,25 +27,26 @@ def nearest_end(tokenizer: Tokenizer, text: str, tokens: int) -> str:
 
 
 def nearest_start(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """The first `tokens` tokens of a text, or fewer: the cut falls between characters."""
+    """Return the first `tokens` tokens of a text, or fewer so that the cut is between characters."""
     text = text[: tokens * LONG]
     starts = tokenizer.starts(text)
     return text if len(starts) <= tokens else text[: starts[tokens]]
 
 
 def whole_characters(decode: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> str:
-    """The text of some tokens, less those at the end that are no character yet: three bytes at most.
+    """Return the text of tokens without an incomplete character at the end, which has three bytes at most.
 
-    Not by the marks they decode to: a byte that is amiss turns the bytes before it into such marks, too.
+    Removing replacement characters from the decoded text would not do: an invalid byte turns the bytes before it into
+    replacement characters too.
     """
     texts = (decode(tokens[: len(tokens) - cut]) for cut in range(min(3, len(tokens)) + 1))
     return next((text for text in texts if not text.endswith(CUT_CHARACTER)), decode(tokens))
 
 
 def after_beginning(decode: Callable[[Sequence[int]], str], words: Words, tokens: Sequence[int], text: str) -> str:
-    """The text of some tokens, less one that it begins with.
+    """Return the text of tokens without `text`, which they begin with.
 
-    Not a part of the whole text: bytes behind the beginning that are no character would spoil those in it.
+    Slicing the decoded text would not do: invalid bytes after the beginning change how the beginning is decoded.
     """
     left = len(text.encode())
     for i, token in enumerate(tokens):
@@ -60,11 +61,12 @@ def after_beginning(decode: Callable[[Sequence[int]], str], words: Words, tokens
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
+    """Return the text before the first stop string in it."""
     return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
 
 
 class Healer:
-    """Knows the texts of a vocabulary, in order."""
+    """Finds the tokens at the end of a text that could be the beginning of a longer token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -73,18 +75,18 @@ class Healer:
         self.longest = max(map(len, self.texts), default=0)
 
     def split(self, text: str) -> tuple[str, str]:
-        """A text less the tokens at its end that may be the beginning of one token, and these tokens.
+        """Split off the tokens at the end of a text that could be the beginning of one longer token.
 
-        As many of them as any token of the vocabulary can begin with: `p`, `ri` where there is a `print`.
+        Splits off as many as possible: both `p` and `ri` if the vocabulary has `print`.
         """
-        near = text[-2 * self.longest :]  # no more needs to be cut into tokens
+        near = text[-2 * self.longest :]  # the rest need not be tokenized
         cuts = sorted({start for start in self.tokenizer.starts(near) if start})
         cut = next((cut for cut in cuts if self.begins_a_longer(near[cut:])), len(near))
         at = len(text) - len(near) + cut
         return text[:at], text[at:]
 
     def begins_a_longer(self, text: str) -> bool:
-        """Whether some token begins with this text and goes on."""
+        """Return whether a token begins with this text and is longer."""
         at = bisect.bisect_right(self.texts, text)
         return at < len(self.texts) and self.texts[at].startswith(text)
 

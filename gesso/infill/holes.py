@@ -1,10 +1,10 @@
-"""Filling a hole in a text: what of the text around it the model is shown, and which lengths a hole is tried with.
+"""A hole in a text, and the prompts that show the model the text around it.
 
-There are two ways to show what comes after the hole.
-- `prompt`: a tokenizer with the markers of fill in the middle has a model that was trained on them. Both sides go into
-  the prompt, and the model itself ends what it writes.
-- `pinned`: any other model (the official one). What comes after is pinned in the canvas behind a hole of so many
-  tokens: a canvas sees left and right at once. How many is searched, see `lengths` and `closer`.
+There are two methods to show the text after the hole:
+- `prompt`: if the tokenizer has fill-in-the-middle markers, the model was trained on them. Both sides go into the
+  prompt, and the model chooses the length of the middle.
+- `pinned`: for any other model, the official one included. The text after the hole is pinned in the canvas, because a
+  canvas attends to both sides. The length of the hole is searched for, see `infill`.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,19 @@ from gesso.errors import InputError
 from gesso.infill.boundary import nearest_end, nearest_start
 
 METHODS = ("auto", "prompt", "pinned")
-AT_ONCE = 8  # lengths tried in one round, after the first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hole:
-    """The text on both sides of a hole, as much of it as the model is shown."""
+    """The text on both sides of a hole, as far as the model is shown it."""
 
     before: str
     after: str
-    opening: tuple[int, ...]  # tokens ahead of it all: the bos, or the turn of an instruction
+    opening: tuple[int, ...]  # tokens before the text: the bos token, or the turn with an instruction
 
 
-def hole(tokenizer: Tokenizer, prefix: str, suffix: str, context: int | None) -> Hole:
-    """`context`: show no more than so many tokens of each side, those next to the hole."""
+def visible_hole(tokenizer: Tokenizer, prefix: str, suffix: str, context: int | None) -> Hole:
+    """Return a hole with the nearest `context` tokens of each side; None: with all of them."""
     for name, text in (("prefix", prefix), ("suffix", suffix)):
         if not isinstance(text, str):
             raise InputError(f"the {name} must be text, got {type(text).__name__}")
@@ -40,29 +39,31 @@ def hole(tokenizer: Tokenizer, prefix: str, suffix: str, context: int | None) ->
 
 
 def method_for(method: str, tokenizer: Tokenizer, hole: Hole) -> str:
-    """The way that `auto` means here."""
+    """Return the method to use; `auto` is `prompt` if possible."""
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
-    # A text that speaks of the markers would be read as if its own were ours.
-    spoken = [mark for mark in FILL if mark in hole.before or mark in hole.after]
-    able = _markers(tokenizer) is not None and not spoken
-    if method == "prompt" and not able:
-        why = f"the text itself has {spoken[0]} in it" if spoken else f"this tokenizer has no {', '.join(FILL)}"
-        raise InputError(f"method 'prompt' cannot be used: {why}; use 'pinned', or 'auto'")
-    return method if method != "auto" else "prompt" if able else "pinned"
+    # Markers in the text itself would be encoded as the special tokens.
+    in_text = [mark for mark in FILL if mark in hole.before or mark in hole.after]
+    possible = _markers(tokenizer) is not None and not in_text
+    if method == "prompt" and not possible:
+        why = f"the text itself has {in_text[0]} in it" if in_text else f"this tokenizer has no {', '.join(FILL)}"
+        raise InputError(f"method 'prompt' cannot be used: {why}; use 'pinned' or 'auto'")
+    if method == "auto":
+        return "prompt" if possible else "pinned"
+    return method
 
 
 def fill_prompt(tokenizer: Tokenizer, hole: Hole, before: str) -> tuple[int, ...]:
-    """Both sides with their markers, `before` being what stands before the hole; the middle comes next."""
+    """Return a prompt with both sides and their markers, and with `before` as the text before the hole."""
     markers = _markers(tokenizer)
-    assert markers is not None, "method_for has looked"
+    assert markers is not None, "method_for checks this"
     prefix, suffix, middle = markers
     before_ids, after_ids = tokenizer.encode(before, bos=False), tokenizer.encode(hole.after, bos=False)
     return (*hole.opening, prefix, *before_ids, suffix, *after_ids, middle)
 
 
 def fill_sides(tokenizer: Tokenizer, prompt: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """What a `fill_prompt` has before its hole, as a prompt of its own, and after it; None: this is another prompt."""
+    """Return the prompt before the hole of a `fill_prompt` and the tokens after it; None for any other prompt."""
     markers = _markers(tokenizer)
     if markers is None or any(mark not in prompt for mark in markers):
         return None
@@ -71,37 +72,10 @@ def fill_sides(tokenizer: Tokenizer, prompt: Sequence[int]) -> tuple[list[int], 
 
 
 def plain_prompt(tokenizer: Tokenizer, hole: Hole, before: str) -> tuple[int, ...]:
+    """Return a prompt that ends with `before`, the text before the hole."""
     return (*hole.opening, *tokenizer.encode(before, bos=False))
 
 
 def _markers(tokenizer: Tokenizer) -> tuple[int, int, int] | None:
     prefix, suffix, middle = (tokenizer.id_of(mark) for mark in FILL)
     return None if prefix is None or suffix is None or middle is None else (prefix, suffix, middle)
-
-
-# --- how long the hole is -------------------------------------------------------------------------------------------
-
-
-def lengths(limit: int) -> list[int]:
-    """The first round: 1, 2, 3, 4, 6, 8, 12, 16, 24 … up to the limit, which is one of them."""
-    doubled = {base << power for base in (2, 3) for power in range(limit.bit_length())}
-    return sorted({1, limit} | {length for length in doubled if length < limit})
-
-
-def closer(tried: Sequence[int], best: int) -> list[int]:
-    """The next round: lengths between the best and its neighbours, spread evenly; none left, and the search is over."""
-    below = max((length for length in tried if length < best), default=0)
-    above = min((length for length in tried if length > best), default=best + 1)
-    open_ = [length for length in range(below + 1, above) if length not in tried]
-    if len(open_) <= AT_ONCE:
-        return open_
-    return [open_[i * len(open_) // AT_ONCE] for i in range(AT_ONCE)]
-
-
-def check_lengths(given: Sequence[int], room: int) -> list[int]:
-    for length in given:
-        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= room:
-            raise InputError(f"a hole's length must be from 1 to {room} tokens, so that it fits the canvas: {length!r}")
-    if not given:
-        raise InputError("lengths is empty; give at least one, or leave it out to have the length searched")
-    return sorted(set(given))

@@ -30,7 +30,7 @@ class Submit:
     stream: bool = False  # report text as it settles
     drafts: bool = False  # report the canvas after every step
     constraint: Constraint | None = None
-    hole: dict[str, Any] | None = None  # arguments of `filling.infill`, or with `span` of `filling.edit`
+    hole: dict[str, Any] | None = None  # arguments of `infill`, or with `span` of `edit`
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The engine process: `python -m gesso.serve.worker SETTINGS`, with requests on stdin and events on stdout.
 
-It ends with its stdin, so it never outlives the server. Between two steps it takes in what was sent and hands out what
-the last step brought; it never waits for a reader. Work that a request needs before or between its steps (a constraint
-to load, a plan for infill) runs in a side thread, so that other requests' steps go on.
+It ends with its stdin, so it never outlives the server. Between two steps it reads new messages and sends the events of
+the last step; it never waits for a reader. Work that a request needs before or between its steps (loading a constraint,
+planning the rounds of an infill) runs in a side thread, so that the steps of other requests continue.
 """
 
 import json
@@ -24,12 +24,15 @@ import torch
 import gesso
 from gesso.api import Gesso, find_device, find_dtype
 from gesso.checkpoint import huggingface as checkpoint
-from gesso.engine import events as engine_events
+from gesso.engine.driver import PlanRun
 from gesso.engine.engine import Engine
-from gesso.engine.plan import Plan, PlanRun
-from gesso.engine.request import Request, Score
+from gesso.engine.events import Commit, Done, Draft, Event, Result
+from gesso.engine.plan import Plan
+from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
-from gesso.infill import infill as filling
+from gesso.infill.edit import edit
+from gesso.infill.infill import infill
+from gesso.infill.results import EditResult
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (
@@ -59,31 +62,30 @@ BEAT_SECONDS = 1.0
 EXIT_BROKEN = 3
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The side thread has finished work that a request waits for."""
+Inbox = queue.SimpleQueue[tuple[Message, bytes] | Callable[[], None]]  # messages, and calls from the side thread
+
+
+@dataclass(eq=False)
+class Job:
+    """A client's request."""
 
     asked: Submit
-    work: "Future[Any]"
-    then: Callable[[Any], None]
-
-
-Inbox = queue.SimpleQueue[tuple[Message, bytes] | Finished]
+    run: PlanRun[Any] | None = None  # None until it has been submitted
+    started: bool = False  # reported to the server
+    settled: int = 0  # tokens reported
 
 
 class Worker:
+    """Runs the requests of all clients on one engine and reports their events."""
+
     def __init__(self, model: Gesso, send: Send) -> None:
-        self.model, self.engine, self.send = model, model.engine, send
-        self.asked: dict[int, Submit] = {}  # by the engine's id
-        self.ids: dict[int, list[int]] = {}  # the engine's ids by the server's; none while the side thread is at work
-        self.sent: dict[int, int] = {}  # settled tokens reported, by the engine's id; -1: not started
-        self.plans: dict[int, PlanRun[filling.InfillResult | filling.EditResult]] = {}  # by the server's id
+        self.model, self.engine, self.driver, self.send = model, model.engine, model.driver, send
+        self.jobs: dict[int, Job] = {}  # by the server's id
         self.adapter: str | None = None
         self.share = places_of_plan(len(self.engine.scheduler.rows), model.model.device.type)
         self.side = ThreadPoolExecutor(1)
-        self.side_work: dict[int, Future[Any]] = {}  # by the server's id
         self.status = Heartbeat()
-        self.measured = float("-inf")  # when its figures of usage were
+        self.measured = float("-inf")  # time of the last measurement of usage
 
     def run(self, inbox: Inbox) -> None:
         self.inbox = inbox
@@ -94,16 +96,13 @@ class Worker:
                 self.report(began=time.monotonic())
                 self.take(message)
             self.report(began=time.monotonic())
-            brought = self.engine.step()
+            self.driver.step()
             self.announce()
-            for event in brought:
-                if event.request_id in self.asked:
-                    self.tell(event, self.asked[event.request_id])
 
     def report(self, *, began: float = 0.0, send: bool = False) -> None:
-        """Note for the heartbeat when the current step or message began; `send` it before a rest.
+        """Record for the heartbeat when the current step or message began; `send` it before waiting.
 
-        Usage is measured before a rest, and otherwise at most once per second: it costs too much for every step.
+        Usage is measured before waiting, and otherwise at most once per second: it costs too much for every step.
         """
         now = time.monotonic()
         if not send and now - self.measured < BEAT_SECONDS:
@@ -112,53 +111,50 @@ class Worker:
         self.measured = now
         device = torch.cuda.memory_reserved() if self.model.model.device.type == "cuda" else 0
         self.status = Heartbeat(
-            began, len(self.ids), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
+            began, len(self.jobs), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
         )
         if send:
             self.send(self.status)
 
-    def take(self, message: tuple[Message, bytes] | Finished) -> None:
+    def take(self, message: tuple[Message, bytes] | Callable[[], None]) -> None:
         match message:
             case Submit() as asked, bytes() as blob:
-                self.ids[asked.id] = []
-                self.attempt(asked, lambda: self.submit(asked, blob))
+                job = self.jobs[asked.id] = Job(asked)
+                try:
+                    self.submit(job, blob)
+                except Exception as error:
+                    self.fail(job, error)
             case Cancel(id), _:
                 self.forget(id)
-            case Finished(asked, work, then) if asked.id in self.ids:  # not cancelled meanwhile
-                self.side_work.pop(asked.id, None)
-                self.attempt(asked, lambda: then(work.result()))
-
-    def attempt(self, asked: Submit, action: Callable[[], None]) -> None:
-        """Report an error in the work for one request to its client only."""
-        try:
-            action()
-        except Exception as error:
-            self.fail(asked, error)
-
-    def fail(self, asked: Submit, error: Exception) -> None:
-        by_input = isinstance(error, InputError)
-        message = str(error) if by_input else f"{type(error).__name__}: {error}"
-        self.send(Failed(asked.id, message, by_input))
-        self.forget(asked.id)
-
-    def aside(self, asked: Submit, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Have the side thread do some work for a request; then continue with its result in the engine's thread."""
-        future = self.side_work[asked.id] = self.side.submit(work)
-        future.add_done_callback(lambda done: self.inbox.put(Finished(asked, done, then)))
+            case Callable():
+                message()
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(self, asked: Submit, blob: bytes) -> None:
+    def submit(self, job: Job, blob: bytes) -> None:
+        asked = job.asked
         if asked.adapter != self.adapter:
             self.model.use_adapter(asked.adapter)
             self.adapter = asked.adapter
-        if asked.hole is not None:
-            run = self.plans[asked.id] = PlanRun(self.plan(asked.hole, asked), self.engine, self.share)
-            self.aside(asked, partial(run.advance, None), partial(self.go_on, asked))
-        elif asked.constraint is not None:
-            self.aside(asked, lambda: self.request(asked, blob), partial(self.enter, asked))
-        else:
-            self.enter(asked, self.request(asked))
+        # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
+        aside = asked.hole is not None or asked.constraint is not None
+        job.run = self.driver.submit(
+            self.plan(asked, blob),
+            at_once=self.share,
+            on_event=partial(self.tell, job),
+            on_end=partial(self.end, job),
+            background=self.aside if aside else None,
+        )
+
+    def plan(self, asked: Submit, blob: bytes) -> Plan[Any]:
+        """Return a plan for a client's request; its code runs when the driver advances it."""
+        hole, options = asked.hole, asked.options
+        if hole is None:
+            return (yield [self.request(asked, blob)])[0]
+        if "span" in hole:
+            hole = {**hole, "span": (hole["span"][0], hole["span"][1])}
+            return (yield from edit(self.model, **hole, method="auto", context=None, **options))
+        return (yield from infill(self.model, **hole, method="auto", lengths=None, context=None, **options))
 
     def request(self, asked: Submit, compiled: bytes = b"") -> Request:
         guide = None
@@ -168,94 +164,75 @@ class Worker:
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
         request = self.model.request(asked.prompt, guide=guide, **options)
         if guide is not None:
-            request.reach.check()  # computes tables for pins, which takes a while; `enter` checks the rest
+            request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest
         return request
 
-    def enter(self, asked: Submit, request: Request) -> None:
-        self.note(asked, self.engine.submit(request))
-
-    def note(self, asked: Submit, id: int) -> None:
-        """Record that the engine's request `id` belongs to a client's request."""
-        self.asked[id] = asked
-        self.ids[asked.id].append(id)
-        self.sent[id] = -1
-
-    # --- plans, which run requests round by round ---------------------------------------------------------------------
-
-    def plan(self, hole: dict[str, Any], asked: Submit) -> Plan[Any]:
-        if "span" in hole:
-            span = (hole["span"][0], hole["span"][1])
-            return filling.edit(self.model, **{**hole, "span": span}, method="auto", context=None, **asked.options)
-        return filling.infill(self.model, **hole, method="auto", lengths=None, context=None, **asked.options)
-
-    def go_on(self, asked: Submit, requests: Sequence[Request | Score]) -> None:
-        """Submit the next round of a plan; its end is the end of the client's request."""
-        run = self.plans[asked.id]
-        if run.ended:
-            found = run.result
-            text = found.replacement if isinstance(found, filling.EditResult) else found.text
-            tokens, usage = list(found.tokens), asdict(found.usage)
-            self.send(Ended(asked.id, text, tokens, found.finish_reason, found.seed, usage))
-            self.forget(asked.id)
-            return
-        run.submit(requests)
-        self.note_new(asked, run)
-
-    def note_new(self, asked: Submit, run: PlanRun[Any]) -> None:
-        for id in run.ids[len(self.ids[asked.id]) :]:
-            self.note(asked, id)
-
-    def collect(self, asked: Submit, event: engine_events.Event) -> None:
-        """Pass an event on to a plan; when its round is complete, have the side thread work out the next one."""
-        run = self.plans[asked.id]
-        answers = run.collect(event)
-        self.note_new(asked, run)
-        if answers is not None:
-            self.aside(asked, partial(run.advance, answers), partial(self.go_on, asked))
+    def aside(self, work: Callable[[], Any], then: Callable[[Callable[[], Any]], None]) -> "Future[Any]":
+        """Run work in the side thread, then continue with its result in the engine's thread."""
+        future = self.side.submit(work)
+        future.add_done_callback(lambda done: self.inbox.put(partial(then, done.result)))
+        return future
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Report the requests that have got a place in the batch."""
-        for running in self.engine.scheduler.running:
-            if self.sent.get(running.id) == -1:
-                self.sent[running.id] = 0
-                self.send(Started(self.asked[running.id].id))
+        """Report the jobs that have a place in the batch."""
+        running = {running.id for running in self.engine.scheduler.running}
+        for job in self.jobs.values():
+            if job.run is not None and not running.isdisjoint(job.run.ids):
+                self.start(job)
 
-    def tell(self, event: engine_events.Event, asked: Submit) -> None:
-        planned = asked.id in self.plans
+    def start(self, job: Job) -> None:
+        if not job.started:
+            job.started = True
+            self.send(Started(job.asked.id))
+
+    def tell(self, job: Job, event: Event) -> None:
+        """Report an event of one of a job's requests."""
+        asked, planned = job.asked, job.asked.hole is not None
+        self.start(job)
         match event:
-            case engine_events.Done() | engine_events.Scored() | engine_events.Failed() if planned:
-                self.attempt(asked, lambda: self.collect(asked, event))
-            case engine_events.Draft():
-                if asked.drafts:
-                    self.send(drafted(event, asked.id, self.ids[asked.id].index(event.request_id)))
+            case Draft():
+                if asked.drafts and job.run is not None:
+                    self.send(drafted(event, asked.id, job.run.ids.index(event.request_id)))
                 # With log-probabilities the text waits for them: they are those of the step that ends the canvas.
-                # Which of several texts fills a hole is known only at the end.
+                # For a hole, the chosen text is known only at the end.
                 if asked.stream and not planned and asked.options.get("top_logprobs") is None:
-                    self.settle(event.request_id, list(event.standing), asked)
-            case engine_events.Commit(likely=likely) if likely and not planned:
+                    self.settle(job, event.standing)
+            case Commit(likely=likely) if likely and not planned:
                 self.send(Logprobs(asked.id, [(entry.token, list(entry.top)) for entry in likely]))
-            case engine_events.Done(_, result):
-                usage, tokens = asdict(result.usage), list(result.tokens)
-                self.send(Ended(asked.id, result.text, tokens, result.finish_reason, result.seed, usage))
-                self.forget(asked.id)
-            case engine_events.Failed(_, error):
-                self.fail(asked, error)
+            case Done(result=result) if not planned:  # the plan has no more to do, so do not wait for the side thread
+                self.complete(job, result)
 
-    def settle(self, id: int, standing: list[int], asked: Submit) -> None:
-        if len(standing) > self.sent[id]:
-            self.send(Settled(asked.id, standing[self.sent[id] :]))
-            self.sent[id] = len(standing)
+    def settle(self, job: Job, tokens: Sequence[int]) -> None:
+        if len(tokens) > job.settled:
+            self.send(Settled(job.asked.id, list(tokens[job.settled :])))
+            job.settled = len(tokens)
+
+    def end(self, job: Job, run: PlanRun[Result]) -> None:
+        if run.error is not None:
+            self.fail(job, run.error)
+        else:
+            self.complete(job, run.outcome())
+
+    def complete(self, job: Job, result: Result) -> None:
+        text = result.replacement if isinstance(result, EditResult) else result.text
+        usage, tokens = asdict(result.usage), list(result.tokens)
+        self.send(Ended(job.asked.id, text, tokens, result.finish_reason, result.seed, usage))
+        self.forget(job.asked.id)
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """Report an error to the client of a request. Other requests are not affected."""
+        by_input = isinstance(error, InputError)
+        message = str(error) if by_input else f"{type(error).__name__}: {error}"
+        self.send(Failed(job.asked.id, message, by_input))
+        self.forget(job.asked.id)
 
     def forget(self, id: int) -> None:
-        """Drop a request, by the server's id: it has ended, or its client has left."""
-        for of_engine in self.ids.pop(id, ()):
-            self.engine.cancel(of_engine)
-            del self.asked[of_engine], self.sent[of_engine]
-        if (work := self.side_work.pop(id, None)) is not None:
-            work.cancel()
-        self.plans.pop(id, None)
+        """Drop a job, by the server's id: it has ended, or its client has left."""
+        job = self.jobs.pop(id, None)
+        if job is not None and job.run is not None:
+            self.driver.cancel(job.run)
 
 
 def resident_bytes() -> int:
@@ -292,16 +269,16 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
 
 
 def keep_within(device: torch.device, budget: int) -> None:
-    """Have the allocator of a GPU free what it keeps, and fail, before it takes more than the budget."""
+    """Limit the GPU allocator to the budget: it frees cached memory at the limit, and then fails."""
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget / torch.cuda.mem_get_info(index)[1]), index)
 
 
 def warm_up(engine: Engine, max_batch: int) -> None:
-    """Run the largest batch once, then a single request: kernels are compiled, and memory is cut largest first.
+    """Run the largest batch once and then a single request, to compile kernels and to allocate the largest sizes first.
 
-    Three steps each: a pass runs as it is, then is captured, then replayed.
+    Three steps each: a pass runs uncaptured, is then captured as a graph, and then replayed.
     """
     for count in dict.fromkeys((max_batch, 1)):
         for seed in range(count):
@@ -317,15 +294,15 @@ def read(pipe: IO[bytes], inbox: Inbox) -> None:
     while len(prefix := pipe.read(SIZES.size)) == SIZES.size:
         head, blob = sizes(prefix)
         inbox.put((decode(pipe.read(head)), pipe.read(blob)))
-    os._exit(0)  # the server is gone, and with it everybody who could read an answer
+    os._exit(0)  # the server is gone, so nobody can read an answer
 
 
 class Pipe:
-    """The pipe to the server, for several threads."""
+    """The pipe to the server. Several threads may send."""
 
     def __init__(self) -> None:
         self._pipe = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)  # a stray print must not end up among the messages
+        os.dup2(2, 1)  # keep stray prints out of the messages
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:

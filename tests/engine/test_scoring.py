@@ -4,8 +4,10 @@ import pytest
 
 from gesso import InputError
 from gesso.backends.cuda.graphs import shape_of
+from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Failed, Scored
+from gesso.engine.plan import score as scores
 from gesso.engine.request import Score
 from gesso.engine.scoring import Scoring
 from tests.backends.passes import CapturesPlainly
@@ -153,9 +155,6 @@ def test_scores_that_cannot_be_run_are_rejected(tiny, wanted, words):
 
 
 def test_a_candidate_that_no_longer_fits_the_context_loses(tiny):
-    from gesso.engine.plan import PlanRun
-    from gesso.engine.plan import score as scores
-
-    prompt = (2,) * (tiny.engine.max_length - 1)
-    run = PlanRun(scores(tiny, prompt, [(5, 6, 7), (), (5, 6, 7)]), tiny.engine)
-    assert run.start() and run.result == [-float("inf"), 0.0, -float("inf")]
+    limit = tiny.engine.max_length
+    run = Driver(tiny.engine).submit(scores((2,) * (limit - 1), [(5, 6, 7), (), (5, 6, 7)], limit))
+    assert run.ended and run.outcome() == [-float("inf"), 0.0, -float("inf")]

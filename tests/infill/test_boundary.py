@@ -10,7 +10,7 @@ import gesso
 from gesso.checkpoint.huggingface import find
 from gesso.checkpoint.write import save
 from gesso.engine.request import Request
-from gesso.infill import infill as filling
+from gesso.infill.infill import infill
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from tests.tiny import CONFIG, randomise
@@ -116,7 +116,7 @@ def test_half_a_surrogate_pair_is_refused(wordy):
 
 def watched_infill(g, seen, *texts, **options):
     """`Gesso.infill`, with the requests it runs and their results written down."""
-    plan = filling.infill(g, *texts, **{"lengths": None, "context": None, **options})
+    plan = infill(g, *texts, **{"lengths": None, "context": None, **options})
 
     def watched():
         results = None
@@ -129,4 +129,4 @@ def watched_infill(g, seen, *texts, **options):
             pairs = zip(requests, results, strict=True)
             seen.extend((request, result) for request, result in pairs if isinstance(request, Request))
 
-    return g._carry_out(watched())
+    return g.driver.run(watched())

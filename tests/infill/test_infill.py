@@ -18,7 +18,7 @@ from gesso.engine.scoring import Scoring
 from gesso.eval.python_infill import prompt as fill_prompt
 from gesso.eval.python_infill import source_files
 from gesso.infill.boundary import Healer, nearest_end, nearest_start
-from gesso.infill.holes import closer, lengths
+from gesso.infill.infill import closer_lengths, first_lengths
 from tests.tiny import tokenizer_json
 
 BRIEF = {"steps": 2, "canvas_length": 24, "seed": 1}
@@ -170,11 +170,11 @@ def test_the_length_whose_text_the_encoder_knows_is_found(tiny, monkeypatch):
 
 def test_the_search_tries_every_length_around_its_best():
     for limit, best in itertools.product((1, 2, 7, 64), range(1, 65)):
-        tried = lengths(limit)
+        tried = first_lengths(limit)
         assert tried[0] == 1
         assert tried[-1] == limit
         nearest = min(best, limit)
-        while more := closer(tried, min(tried, key=lambda length: abs(length - nearest))):
+        while more := closer_lengths(tried, min(tried, key=lambda length: abs(length - nearest))):
             assert not set(more) & set(tried)
             tried = sorted([*tried, *more])
         assert nearest in tried

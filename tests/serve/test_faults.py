@@ -306,7 +306,7 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
     worker.side.shutdown()
     time.sleep(0.2)
     assert not any(getattr(message, "id", None) == 2 for message in sent)
-    assert not worker.ids and not worker.side_work and not tiny.engine.busy
+    assert not worker.jobs and not tiny.engine.busy
 
 
 @pytest.mark.parametrize("constrained", [False, True])

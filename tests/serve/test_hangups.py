@@ -111,7 +111,7 @@ def test_the_engine_keeps_no_object_of_cancelled_requests(tiny):
     worker = Worker(tiny, sent.append)
     with pytest.raises(EOFError):
         worker.run(SimpleNamespace(empty=empty, get=take, put=None))
-    assert not worker.ids and not worker.asked and not worker.sent and not worker.plans
+    assert not worker.jobs and not worker.driver.runs
     sent.clear()
     del worker
     assert alive(Running, Request, Canvas) == before

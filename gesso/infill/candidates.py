@@ -1,0 +1,42 @@
+"""Choose among several candidates for one text by their likelihood."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gesso.engine.events import Result
+from gesso.engine.plan import Plan, candidates_of, generate, score, total_usage
+from gesso.engine.request import Request
+from gesso.infill.holes import fill_sides
+from gesso.infill.model import InfillModel
+
+SCORED = 128  # tokens after a hole that count in the score of a candidate
+
+
+def likeliest(model: InfillModel, request: Request, count: int) -> Plan[Result]:
+    """Return the candidate with the likeliest text by the causal encoder; its usage covers all candidates."""
+    results = yield from generate(candidates_of(request, count))
+    if count == 1:
+        return results[0]
+    scores = yield from log_likelihoods(model, request.prompt, [result.text for result in results])
+    best = scores.index(max(scores))
+    usages = [result.usage for result in results]
+    return replace(results[best], usage=total_usage(usages, results[best].usage.completion_tokens))
+
+
+def log_likelihoods(model: InfillModel, prompt: Sequence[int], texts: Sequence[str]) -> Plan[list[float]]:
+    """Return the log-probability of each text as an answer to the prompt, by the causal encoder, in nats.
+
+    For a prompt with a hole: log p(text and the text after the hole | text before the hole), without markers. The
+    likelihood of the text after the hole says more about a candidate than its own. Sums compare candidates of different
+    lengths fairly, see `infill._search`. For any other prompt: log p(text and its end | prompt).
+
+    The text is encoded again, because a reader sees the text and not the tokens that it was generated with.
+    """
+    sides = fill_sides(model.tokenizer, prompt)
+    before, end, after = prompt, [model.eos_token_id], ""
+    if sides is not None:
+        before, end, after = sides[0], [], model.decode(sides[1][:SCORED])
+    encoded = {text: [*model.tokenizer.encode(text + after, bos=False), *end] for text in dict.fromkeys(texts)}
+    scores = yield from score(before, list(encoded.values()), model.max_length)
+    known = dict(zip(encoded, scores, strict=True))
+    return [known[text] for text in texts]
