@@ -18,7 +18,7 @@ TEXTS = (long_prompt(90, 131), long_prompt(1, 140), long_prompt(33, 135), long_p
 
 
 def score(engine, wanted, *others):
-    """Step until a score is there; its values."""
+    """Step the engine until a score has ended, and return its values."""
     ids = [engine.submit(one) for one in (wanted, *others)]
     while True:
         for event in engine.step():
@@ -33,21 +33,21 @@ def reference(g, prompt, texts, piece=32):
 
 
 @pytest.mark.parametrize("length", [1, 32, 70, 128, 300, 320])
-def test_scores_are_those_of_the_reference_bit_for_bit(tiny, length):
-    """Below, at and beyond the window of 128, and at whole pieces."""
+def test_scores_equal_the_reference_bit_for_bit(tiny, length):
+    """Lengths below, at and above the window of 128, and whole pieces."""
     prompt = long_prompt(length)
     for prefill in (32, 96, 2048):
         engine = Engine(tiny.model, tiny.decode, piece=32, prefill=prefill)
         assert score(engine, Score(prompt=prompt, texts=TEXTS)) == reference(tiny, prompt, TEXTS)
 
 
-def test_the_default_piece_gives_the_default_reference(tiny):
+def test_scores_equal_the_reference_with_the_default_piece(tiny):
     prompt = long_prompt(600)
     found = score(Engine(tiny.model, tiny.decode), Score(prompt=prompt, texts=(long_prompt(300, 150),)))
     assert found == reference(tiny, prompt, (long_prompt(300, 150),), piece=256)
 
 
-def test_same_scores_and_same_texts_among_strangers(tiny):
+def test_same_scores_and_same_texts_in_any_batch(tiny):
     wanted = Score(prompt=long_prompt(150), texts=TEXTS)
     alone = score(Engine(tiny.model, tiny.decode, piece=32), wanted)
     crowd = Engine(tiny.model, tiny.decode, piece=32, prefill=64)
@@ -63,7 +63,7 @@ def test_same_scores_and_same_texts_among_strangers(tiny):
 
 
 @pytest.mark.parametrize("length", [70, 300])
-def test_a_score_reuses_the_prompt_of_a_finished_request_and_leaves_it_reusable(tiny, passes, length):  # noqa: F811
+def test_score_reuses_a_cached_prompt_and_leaves_it_reusable(tiny, passes, length):
     engine = Engine(tiny.model, tiny.decode, piece=32, max_batch=2)
     prompt = long_prompt(length)
     result(engine, request(prompt=prompt))
@@ -72,13 +72,15 @@ def test_a_score_reuses_the_prompt_of_a_finished_request_and_leaves_it_reusable(
     assert score(engine, Score(prompt=prompt, texts=TEXTS[:2])) == expected
     read = [len(piece.ids_S) for pieces in passes for piece in pieces]
     rest = length % 32
-    assert read == [rest, 32, 32, 25, rest], "the rest of the prompt and the first text; the rest, and no second text"
+    assert read == [rest, 32, 32, 25, rest], (
+        "the rest of the prompt and the first text; then the rest of the prompt only, since one token needs no reading"
+    )
     after = result(engine, request(prompt=prompt))
     assert after.usage.cached_tokens == length // 32 * 32
     assert after.tokens == result(Engine(tiny.model, tiny.decode, piece=32), request(prompt=prompt)).tokens
 
 
-def test_scores_and_prompts_share_the_prefill_budget_and_canvases_step_in_every_pass(tiny, passes):  # noqa: F811
+def test_scores_share_the_prefill_budget_and_canvases_step_in_every_pass(tiny, passes):
     engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64)
     mine = engine.submit(request(max_new_tokens=64))
     engine.step()
@@ -93,7 +95,7 @@ def test_scores_and_prompts_share_the_prefill_budget_and_canvases_step_in_every_
     engine.cancel(scoring), engine.cancel(reading)
 
 
-def test_a_cancelled_score_ends_at_once_with_what_it_has(tiny):
+def test_cancelled_score_ends_before_the_next_pass(tiny):
     engine = Engine(tiny.model, tiny.decode, piece=32)
     running, waiting = (engine.submit(Score(prompt=long_prompt(20), texts=TEXTS)) for _ in range(2))
     engine.step()
@@ -104,7 +106,7 @@ def test_a_cancelled_score_ends_at_once_with_what_it_has(tiny):
     assert score(engine, Score(prompt=long_prompt(20), texts=TEXTS)) == reference(tiny, long_prompt(20), TEXTS)
 
 
-def test_a_score_that_is_not_finite_fails_alone(tiny, monkeypatch):
+def test_non_finite_score_fails_alone(tiny, monkeypatch):
     read, calls = Scoring.read, []
 
     def broken(self, hidden_SH, logits):
@@ -125,7 +127,7 @@ def test_a_score_that_is_not_finite_fails_alone(tiny, monkeypatch):
     assert last[fine].result.tokens == result(Engine(tiny.model, tiny.decode), request()).tokens
 
 
-def test_a_pass_that_scores_is_not_captured_and_the_rest_of_a_prompt_may_be(tiny):
+def test_pass_that_scores_is_not_captured_but_its_prefill_is(tiny):
     engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64, backend=CapturesPlainly(tiny.model))
     wanted = Score(prompt=long_prompt(300), texts=TEXTS)
     engine.submit(wanted)
@@ -149,12 +151,12 @@ def test_a_pass_that_scores_is_not_captured_and_the_rest_of_a_prompt_may_be(tiny
         (Score(prompt=(2,) * 8192, texts=((1, 1),)), "context overflow"),
     ],
 )
-def test_scores_that_cannot_be_run_are_rejected(tiny, wanted, words):
+def test_invalid_scores_are_rejected(tiny, wanted, words):
     with pytest.raises(InputError, match=words):
         Engine(tiny.model, tiny.decode).submit(wanted)
 
 
-def test_a_candidate_that_no_longer_fits_the_context_loses(tiny):
+def test_text_that_exceeds_the_context_scores_minus_infinity(tiny):
     limit = tiny.engine.max_length
     run = Driver(tiny.engine).submit(scores((2,) * (limit - 1), [(5, 6, 7), (), (5, 6, 7)], limit))
     assert run.ended and run.outcome() == [-float("inf"), 0.0, -float("inf")]

@@ -1,4 +1,4 @@
-"""Answers that are tried more than once: attempts one after another, candidates side by side."""
+"""Several tries per item: attempts one after another, candidates side by side."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def puzzles() -> list[Item]:
     return list(Sudoku().items("test", 6, seed=3))
 
 
-def test_a_grid_is_a_solution_if_it_keeps_clues_and_rules_whoever_knows_it(puzzles):
+def test_solution_is_checked_by_clues_and_rules_alone(puzzles):
     puzzle, solution = puzzles[0].meta["puzzle"], puzzles[0].expected.replace(" ", "")
     exchanged = solution[9:18] + solution[:9] + solution[18:]
     assert solves(solution, puzzle)
@@ -30,17 +30,17 @@ def test_a_grid_is_a_solution_if_it_keeps_clues_and_rules_whoever_knows_it(puzzl
 
 
 class Lucky(Sudoku):
-    """Holds an answer for right when its seed says so: a canvas of noise tells no more."""
+    """Accepts answers by their length: random weights give no better reason."""
 
     def stands(self, item, output):
-        assert not item.expected, "the solution is not looked at"
+        assert not item.expected, "the solution must not be used"
         return len(output) % 3 == 0
 
     def score(self, item, output):
         return {name: float(len(output) % 3 == 0) for name in self.scores}
 
 
-def test_attempts_are_made_until_an_answer_stands_and_all_their_steps_count(tiny, puzzles):
+def test_attempts_repeat_until_an_answer_is_accepted_and_all_steps_count(tiny, puzzles):
     items = [replace(item, expected="") for item in puzzles[:6]]
     once = evaluate(tiny, Lucky(), items, seed=1, **FEW)
     found = evaluate(tiny, Lucky(), items, seed=1, attempts=5, batch=4, **FEW)
@@ -62,7 +62,7 @@ def test_attempts_are_made_until_an_answer_stands_and_all_their_steps_count(tiny
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_a_turned_puzzle_is_another_whose_solution_turned_back_is_the_one(puzzles):
+def test_transformed_puzzle_has_the_transformed_solution(puzzles):
     for attempt, item in enumerate(puzzles, start=1):
         puzzle = item.meta["puzzle"]
         form, read = Sudoku().again(item, 7, attempt)
@@ -74,7 +74,7 @@ def test_a_turned_puzzle_is_another_whose_solution_turned_back_is_the_one(puzzle
         assert Sudoku().again(item, 7, attempt)[0] == form != Sudoku().again(item, 8, attempt)[0]
 
 
-def test_tries_that_make_no_sense_are_refused(tiny, puzzles):
+def test_invalid_tries_are_rejected(tiny, puzzles):
     talk = Item(name="talk", prompt=({"role": "user", "content": "hi"},), expected="")
     for kind, items, tries, reason in (
         (Sudoku(), puzzles[:1], {"attempts": 0}, "attempts must be at least 1"),
@@ -86,7 +86,7 @@ def test_tries_that_make_no_sense_are_refused(tiny, puzzles):
             evaluate(tiny, kind, items, **tries, **FEW)
 
 
-def test_of_several_candidates_the_one_the_encoder_finds_likeliest_is_taken(tiny, puzzles):
+def test_likeliest_candidate_is_the_answer(tiny, puzzles):
     item = puzzles[0]
     (outcome,) = evaluate(tiny, Sudoku(), [item], candidates=4, **FEW).outcomes
     results = [tiny.generate(item.prompt, seed=outcome.seed + i, **FEW) for i in range(4)]
@@ -98,7 +98,7 @@ def test_of_several_candidates_the_one_the_encoder_finds_likeliest_is_taken(tiny
     assert outcome.denoising_steps == sum(result.usage.denoising_steps for result in results)
 
 
-def test_a_hole_of_a_task_can_be_filled_with_what_follows_pinned(marked):
+def test_holes_of_a_task_can_be_filled_by_the_pinned_method(marked):
     asked = PythonInfill(context=40)
     items = list(asked.items("test", 2, seed=0))
     brief = {"steps": 1, "canvas_length": 64, "max_new_tokens": 4}

@@ -1,4 +1,4 @@
-"""Wherever a text is cut, what is given stays as it is and what is written is text: between any two characters."""
+"""Cuts between any two characters: the given text stays unchanged, and the new text is valid."""
 
 import copy
 import itertools
@@ -26,7 +26,7 @@ SAMPLES = (
 
 @pytest.fixture(scope="module")
 def wordy(tmp_path_factory):
-    """Random weights, and the tokenizer of the box: long tokens, bytes for what it does not know, markers for holes."""
+    """Random weights with the tokenizer of gesso-mini: long tokens, bytes for unknown characters, markers for holes."""
     config = copy.deepcopy(CONFIG)
     config["text_config"]["vocab_size"] = 4096
     model = DiffusionGemma(Config.from_dict(config))
@@ -47,7 +47,7 @@ def cuts(seed, count):
 
 @pytest.mark.parametrize("model", ["tiny", "marked", "wordy"])
 @pytest.mark.parametrize("method", ["prompt", "pinned"])
-def test_a_cut_anywhere_keeps_both_sides_and_writes_text(model, method, request):
+def test_cut_anywhere_keeps_both_sides_and_writes_text(model, method, request):
     if (model, method) == ("tiny", "prompt"):
         return  # it has no markers
     g = request.getfixturevalue(model)
@@ -60,20 +60,20 @@ def test_a_cut_anywhere_keeps_both_sides_and_writes_text(model, method, request)
         for asked, result in seen:
             kept, dropped = g.healer.split(text[:start])
             healed = asked.guide is not None
-            # The prompt is the prefix, or what healing left of it, and what was taken off is written again.
+            # The prompt is the prefix, or the part that healing kept; the dropped part is written again.
             assert text[:start] == kept + dropped
             prompt = g.tokenizer.decode(asked.prompt)
             if method == "pinned" or model == "tiny":
                 assert prompt == (kept if healed else text[:start])
             written = b"".join(g.guides.words.bytes_of.get(token, b"") for token in result.tokens)
             assert written.startswith(dropped.encode() if healed else b"")
-            # What follows is pinned to the byte, cut between characters.
+            # The pinned text is the start of the suffix, cut between characters.
             pinned = [token for _, token in sorted(asked.pins.items())]
             assert text[end:].startswith(g.decode(pinned)) and (not asked.pins or pinned)
 
 
 @pytest.mark.parametrize("method", ["prompt", "pinned"])
-def test_an_edit_anywhere_keeps_every_byte_around_it(wordy, method):
+def test_edit_anywhere_keeps_every_byte_around_it(wordy, method):
     for text, start, end, seed in cuts(method, 14):
         level = random.Random(seed).choice((0.3, 1.0)) if start < end else 1.0
         limit = {"max_new_tokens": 3} if level == 1 else {}
@@ -81,7 +81,7 @@ def test_an_edit_anywhere_keeps_every_byte_around_it(wordy, method):
         assert out.text.encode() == text[:start].encode() + out.replacement.encode() + text[end:].encode()
 
 
-def test_a_middle_keeps_to_its_constraint_however_the_prefix_is_healed(wordy, tiny):
+def test_constraint_holds_for_the_hole_after_healing(wordy, tiny):
     for g, method in ((wordy, "prompt"), (wordy, "pinned"), (tiny, "pinned")):
         for prefix, seed in (("x = pri", 1), ("age:  ", 2), ("a\r", 3), ("日", 4)):
             options = {"max_new_tokens": 8, "steps": 1, "canvas_length": 24, "seed": seed}
@@ -89,15 +89,15 @@ def test_a_middle_keeps_to_its_constraint_however_the_prefix_is_healed(wordy, ti
             assert out.text[:-1].isdecimal() and out.text[-1] == "é" and 3 <= len(out.text) <= 5
 
 
-def test_spaces_before_a_hole_in_spaces_are_not_taken_from_behind_it(wordy):
-    """Some are of one token that is too long to be searched for; those that follow would do for the rest of them."""
+def test_healing_does_not_take_spaces_from_the_text_after_the_hole(wordy):
+    """Several spaces can be one token that is too long for the search; the pinned spaces must not replace its rest."""
     for spaces in (2, 19, 25, 40):
         for length in (1, 2):
             seen = []
             brief = {"steps": 1, "canvas_length": 24, "seed": 1, "method": "pinned", "lengths": [length]}
             found = watched_infill(wordy, seen, "a:" + " " * spaces, " " * spaces + "'b'", **brief)
             [(asked, result)] = seen
-            # Nothing is taken off that what follows could stand for a part of.
+            # Nothing is dropped if the text after the hole could be mistaken for a part of it.
             assert asked.guide is None or len(wordy.healer.split("a:" + " " * spaces)[1]) == 1
             hole = len(result.tokens) - len(asked.pins)
             prompt = wordy.tokenizer.decode(asked.prompt)
@@ -109,13 +109,13 @@ def test_spaces_before_a_hole_in_spaces_are_not_taken_from_behind_it(wordy):
             assert out.text == text[: span[0]] + out.replacement + "1"
 
 
-def test_half_a_surrogate_pair_is_refused(wordy):
+def test_half_a_surrogate_pair_is_rejected(wordy):
     with pytest.raises(gesso.InputError, match="half a surrogate pair"):
         wordy.infill("\ud83d", "x", max_new_tokens=2)
 
 
 def watched_infill(g, seen, *texts, **options):
-    """`Gesso.infill`, with the requests it runs and their results written down."""
+    """Run `Gesso.infill` and append its requests and their results to `seen`."""
     plan = infill(g, *texts, **{"lengths": None, "context": None, **options})
 
     def watched():

@@ -1,4 +1,4 @@
-"""Edit: nothing but the span changes, and a low level changes little of it."""
+"""Edit: only the span changes, and a low level changes little of it."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,10 +21,10 @@ def texts_with_spans(draw):
 @pytest.mark.parametrize("model", ["tiny", "marked"])
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(drawn=texts_with_spans(), level=st.sampled_from([0.1, 0.6, 1.0]), seed=st.integers(0, 2**32))
-def test_no_byte_outside_the_span_changes(model, drawn, level, seed, request):
+def test_bytes_outside_the_span_do_not_change(model, drawn, level, seed, request):
     text, (start, end) = drawn
     if (start == end and level < 1) or (end - start == len(text) and level == 1):
-        return  # refused: see below
+        return  # rejected: see below
     g = request.getfixturevalue(model)
     limit = {"max_new_tokens": 3} if level == 1 else {}
     out = g.edit(text, (start, end), level=level, seed=seed, steps=1, canvas_length=12, **limit)
@@ -39,7 +39,7 @@ def changed(g, level, seed):
     return {i for i, (was, now) in enumerate(zip(old, new, strict=True)) if was != now}
 
 
-def test_low_levels_change_less_and_what_a_low_level_keeps_a_higher_may_not(tiny):
+def test_lower_level_changes_a_subset_of_the_tokens_of_a_higher_one(tiny):
     shares = []
     for level in (0.1, 0.4, 0.9):
         found = [len(changed(tiny, level, seed)) / (SPAN[1] - SPAN[0]) for seed in range(8)]
@@ -49,13 +49,13 @@ def test_low_levels_change_less_and_what_a_low_level_keeps_a_higher_may_not(tiny
     assert changed(tiny, 0.1, 3) <= changed(tiny, 0.9, 3)
 
 
-def test_the_least_level_still_writes_one_token_anew(tiny):
+def test_smallest_level_changes_one_token(tiny):
     assert len(changed(tiny, 1e-9, 4)) <= 1
     assert any(changed(tiny, 1e-9, seed) for seed in range(4))
 
 
 @pytest.mark.parametrize("level", [0.5, 1.0])
-def test_the_same_seed_gives_the_same_text(tiny, level):
+def test_same_seed_same_edit(tiny, level):
     assert tiny.edit(TEXT, SPAN, level=level, **BRIEF) == tiny.edit(TEXT, SPAN, level=level, **BRIEF)
 
 
@@ -65,7 +65,7 @@ def test_level_one_is_an_infill(tiny):
     assert (edited.replacement, edited.tokens, edited.usage) == (filled.text, filled.tokens, filled.usage)
 
 
-def test_an_empty_span_is_a_place_to_insert_at_level_one(tiny):
+def test_empty_span_inserts_text_at_level_one(tiny):
     out = tiny.edit(TEXT, (10, 10), max_new_tokens=5, **BRIEF)
     assert out.text == TEXT[:10] + out.replacement + TEXT[10:]
 
@@ -77,7 +77,7 @@ def prompts_of(monkeypatch, g):
 
 
 @pytest.mark.parametrize("level", [0.5, 1.0])
-def test_an_instruction_is_a_users_turn_that_has_the_text_as_it_is(tiny, monkeypatch, level):
+def test_instruction_is_a_user_turn_with_the_present_text(tiny, monkeypatch, level):
     seen = prompts_of(monkeypatch, tiny)
     tiny.edit(TEXT, SPAN, instruction="Make it a cat.", level=level, **BRIEF)
     turn = tiny.tokenizer.chat([{"role": "user", "content": f"Make it a cat.\n\n{TEXT}"}])
@@ -85,12 +85,12 @@ def test_an_instruction_is_a_users_turn_that_has_the_text_as_it_is(tiny, monkeyp
         assert list(request.prompt) == turn + tiny.tokenizer.encode(TEXT[:10], bos=False)
 
 
-def test_with_an_instruction_the_whole_text_may_be_the_span(tiny):
+def test_whole_text_may_be_the_span_with_an_instruction(tiny):
     out = tiny.edit(TEXT, (0, len(TEXT)), instruction="Write it anew.", max_new_tokens=5, **BRIEF)
     assert out.text == out.replacement
 
 
-def test_what_follows_the_span_is_pinned_behind_it_or_its_end_is(tiny, marked, monkeypatch):
+def test_text_after_the_span_or_its_end_is_pinned(tiny, marked, monkeypatch):
     for g, behind in ((tiny, tiny.tokenizer.encode(TEXT[25:], bos=False)), (marked, [1])):
         seen = prompts_of(monkeypatch, g)
         g.edit(TEXT, SPAN, level=0.5, steps=2, seed=1)
@@ -99,7 +99,7 @@ def test_what_follows_the_span_is_pinned_behind_it_or_its_end_is(tiny, marked, m
         assert request.max_new_tokens == 15 + len(behind)
 
 
-def test_a_span_longer_than_a_canvas_is_edited_canvas_by_canvas(tiny):
+def test_span_longer_than_a_canvas_takes_several_canvases(tiny):
     text = "0123456789" * 6
     out = tiny.edit(text, (5, 55), level=0.2, **BRIEF)
     assert out.usage.canvases == 3
@@ -130,7 +130,7 @@ def test_a_span_longer_than_a_canvas_is_edited_canvas_by_canvas(tiny):
         ({"text": "x" * 9000, "span": (8990, 8995), "level": 0.5}, "context=N"),
     ],
 )
-def test_what_cannot_be_edited_is_said(tiny, arguments, words):
+def test_invalid_edit_is_rejected_with_the_reason(tiny, arguments, words):
     with pytest.raises(gesso.InputError, match=words):
         tiny.edit(**{"text": TEXT, "span": SPAN, **BRIEF, **arguments})
     assert not tiny.engine.busy

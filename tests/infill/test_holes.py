@@ -1,4 +1,4 @@
-"""The script that fills a hole at every position: it goes on where it was, and sees what changed."""
+"""The script that fills a hole at every position: it resumes, and it detects changes around a hole."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ def script():
     return module
 
 
-def test_a_run_goes_on_where_it_was_and_comes_to_every_position_once(script, tmp_path, monkeypatch, capsys):
+def test_run_resumes_and_visits_every_position_once(script, tmp_path, monkeypatch, capsys):
     files = {"a.py": "x = 1\r\nprint('é日🙂')\n", "b.py": "y"}
     seen = []
     monkeypatch.setattr(script, "held_out", lambda library, count: files)
@@ -40,12 +40,12 @@ def test_a_run_goes_on_where_it_was_and_comes_to_every_position_once(script, tmp
         assert script.main(["--files", "2", "--part", f"{part}/3"]) == 0
         said = json.loads(capsys.readouterr().out)
         assert 0 < said["done"] == said["positions"] < len(every)
-    assert sorted(seen) == every, "the parts are the whole, and no two have the same"
+    assert sorted(seen) == every, "the parts cover everything and do not overlap"
     with pytest.raises(SystemExit, match="part 1/1"):
         script.main(["--files", "2", "--part", "2/3", "--state", str(tmp_path / "state")])
 
 
-def test_the_shortest_files_that_no_model_was_shown_are_taken(script, tmp_path):
+def test_shortest_held_out_files_are_used(script, tmp_path):
     for n in range(40):
         (tmp_path / f"m{n}.py").write_text("x = 1\n" * (10 * n))
     (tmp_path / "broken.py").write_text("(" * 600)
@@ -54,7 +54,7 @@ def test_the_shortest_files_that_no_model_was_shown_are_taken(script, tmp_path):
     assert found == [f"m{n}.py" for n in range(9, 40) if f"m{n}.py" not in shown][:3]
 
 
-def test_what_changes_around_a_hole_is_found(script, monkeypatch):
+def test_change_around_a_hole_is_detected(script, monkeypatch):
     g = script.small_model()
     text = "def f(prin, x):\r\n    return 'é日🙂' + prin\n"
     batch = [("a.py", text, at) for at in range(0, len(text), 3)]

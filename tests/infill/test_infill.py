@@ -1,4 +1,4 @@
-"""Infill: what is given stays as it is, what is written fits between, and the likeliest length wins."""
+"""Infill: the given text stays unchanged, the new text fits between, and the likeliest length wins."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ DRAWN = settings(derandomize=True, deadline=None, max_examples=100)
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The requests that a model is asked to run, and their results."""
+    """Record the requests that a model runs, and their results."""
     seen = []
 
     def watch(g):
@@ -50,16 +50,16 @@ def asked(monkeypatch):
 
 
 def change_requests(monkeypatch, g, change):
-    """Have a model run other requests than those it is asked for; scores are left as they are."""
+    """Make a model run changed requests; scores stay unchanged."""
     submit = g.engine.submit
     monkeypatch.setattr(g.engine, "submit", lambda one: submit(one if isinstance(one, Score) else change(one)))
 
 
-# --- what is given stays --------------------------------------------------------------------------------------------
+# --- given text stays unchanged -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["prompt", "pinned"])
-def test_holes_anywhere_in_a_hundred_files_keep_prefix_and_suffix(marked, method):
+def test_prefix_and_suffix_stay_unchanged_in_a_hundred_files(marked, method):
     library = Path(random.__file__).parent
     sources = (path.read_text(encoding="utf-8", errors="replace") for path in source_files((library,)).values())
     texts = list(itertools.islice((text for text in sources if len(text) > 100), 100))
@@ -75,7 +75,7 @@ def test_holes_anywhere_in_a_hundred_files_keep_prefix_and_suffix(marked, method
         assert middle.method == method
 
 
-def test_the_suffix_stands_behind_the_hole_in_every_canvas_tried(tiny, asked):
+def test_suffix_is_pinned_after_the_hole_in_every_canvas(tiny, asked):
     seen = asked(tiny)
     tiny.infill("def f(x):\n    return ", "\n\nprint(f(2))\n", max_new_tokens=6, **BRIEF)
     suffix = tiny.tokenizer.encode("\n\nprint(f(2))\n", bos=False)
@@ -86,7 +86,7 @@ def test_the_suffix_stands_behind_the_hole_in_every_canvas_tried(tiny, asked):
         assert set(request.pins) == set(range(hole, len(result.tokens)))
 
 
-def test_with_markers_the_prompt_is_the_one_that_training_showed(marked, asked):
+def test_prompt_with_markers_equals_the_training_prompt(marked, asked):
     seen = asked(marked)
     out = marked.infill("def f(x):\n", "\nprint(f(2))\n", max_new_tokens=4, **BRIEF)
     wanted = marked.tokenizer.encode(fill_prompt("def f(x):\n", "\nprint(f(2))\n"))
@@ -94,7 +94,7 @@ def test_with_markers_the_prompt_is_the_one_that_training_showed(marked, asked):
     assert (out.method, out.candidates) == ("prompt", ())
 
 
-def test_several_holes_are_filled_from_left_to_right_each_seeing_the_ones_before(tiny, monkeypatch):
+def test_holes_are_filled_from_left_to_right_with_earlier_holes_visible(tiny, monkeypatch):
     seen = []
 
     def infill(prefix, suffix, **options):
@@ -103,13 +103,13 @@ def test_several_holes_are_filled_from_left_to_right_each_seeing_the_ones_before
 
     monkeypatch.setattr(tiny, "infill", infill)
     filled = tiny.infill_holes(["a", "b", "c"])
-    assert seen == [("a", "b", None), ("a<1>b", "c", 7)]  # with the seed that the first one drew
+    assert seen == [("a", "b", None), ("a<1>b", "c", 7)]  # the second hole has the seed of the first
     assert filled.text == "a<1>b<2>c"
     assert [middle.text for middle in filled.middles] == ["<1>", "<2>"]
 
 
 @pytest.mark.parametrize("method", ["prompt", "pinned"])
-def test_the_same_seed_gives_the_same_middle_whoever_else_is_running(marked, method):
+def test_same_seed_same_middle_beside_other_requests(marked, method):
     ask = {"method": method, "max_new_tokens": 6, **BRIEF}
     alone = marked.infill("one, two, ", ", four", **ask)
     stranger = marked.stream("something else", max_new_tokens=32, steps=64, stopping="fixed", seed=3)
@@ -119,16 +119,16 @@ def test_the_same_seed_gives_the_same_middle_whoever_else_is_running(marked, met
     assert (alone.text, alone.tokens, alone.candidates) == (crowded.text, crowded.tokens, crowded.candidates)
 
 
-def test_a_seed_not_given_is_drawn_once_for_all_lengths_and_told(tiny):
+def test_random_seed_is_drawn_once_for_all_lengths_and_reported(tiny):
     first = tiny.infill("a b c ", " e f", max_new_tokens=4, steps=2, canvas_length=24)
     again = tiny.infill("a b c ", " e f", max_new_tokens=4, steps=2, canvas_length=24, seed=first.seed)
     assert first.candidates == again.candidates
 
 
-# --- how long the hole is -------------------------------------------------------------------------------------------
+# --- length of the hole ---------------------------------------------------------------------------------------------
 
 
-def test_a_score_is_the_encoders_log_likelihood_of_what_follows_the_prefix(tiny):
+def test_score_is_the_log_likelihood_after_the_prefix(tiny):
     prefix, suffix = "def f(x):\n    return ", "\n\nprint(f(2))\n"
     out = tiny.infill(prefix, suffix, max_new_tokens=4, **BRIEF)
     known = tiny.tokenizer.encode(prefix)
@@ -141,7 +141,7 @@ def test_a_score_is_the_encoders_log_likelihood_of_what_follows_the_prefix(tiny)
         assert candidate.log_likelihood == pytest.approx(wanted, rel=1e-4)
 
 
-def test_the_likeliest_candidate_wins_and_the_search_goes_on_around_it(tiny):
+def test_likeliest_candidate_wins_and_its_neighbours_are_searched(tiny):
     out = tiny.infill("abc ", " xyz", max_new_tokens=12, **BRIEF)
     best = max(out.candidates, key=lambda candidate: candidate.log_likelihood)
     assert out.text == best.text
@@ -150,8 +150,8 @@ def test_the_likeliest_candidate_wins_and_the_search_goes_on_around_it(tiny):
     assert out.finish_reason == ("length" if best.length == 12 else "stop")
 
 
-def test_the_length_whose_text_the_encoder_knows_is_found(tiny, monkeypatch):
-    """Each hole is filled with the beginning of one text; the encoder is made to know the text as far as it goes."""
+def test_search_finds_the_length_with_the_best_score(tiny, monkeypatch):
+    """Each hole is filled with the beginning of one text, and the score is highest for the whole text."""
     text = tiny.tokenizer.encode("seven c", bos=False)
 
     def told(request):
@@ -168,7 +168,7 @@ def test_the_length_whose_text_the_encoder_knows_is_found(tiny, monkeypatch):
     assert out.text == "seven c"
 
 
-def test_the_search_tries_every_length_around_its_best():
+def test_search_tries_every_length_around_its_best():
     for limit, best in itertools.product((1, 2, 7, 64), range(1, 65)):
         tried = first_lengths(limit)
         assert tried[0] == 1
@@ -180,7 +180,7 @@ def test_the_search_tries_every_length_around_its_best():
         assert nearest in tried
 
 
-def test_given_lengths_are_the_ones_tried(tiny):
+def test_only_given_lengths_are_tried(tiny):
     out = tiny.infill("abc ", " xyz", lengths=[5, 2], **BRIEF)
     assert [candidate.length for candidate in out.candidates] == [2, 5]
 
@@ -190,7 +190,7 @@ def test_given_lengths_are_the_ones_tried(tiny):
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory) -> Tokenizer:
-    """A tokenizer with longer tokens: it spells what it does not know in bytes."""
+    """A tokenizer with longer tokens, and bytes for unknown characters."""
     raw = json.loads(tokenizer_json())
     vocabulary, merges = raw["model"]["vocab"], []
     for letter in "print(nt ":
@@ -204,14 +204,14 @@ def words(tmp_path_factory) -> Tokenizer:
     return Tokenizer.from_directory(directory)
 
 
-def test_healing_takes_off_the_tokens_that_may_begin_a_longer_one(words):
+def test_healing_drops_tokens_that_may_begin_a_longer_one(words):
     healer = Healer(words)
     assert words.pieces(words.encode("x = pri", bos=False))[-2:] == ["pr", "i"]
     assert healer.split("x = pri") == ("x = ", "pri")
     assert healer.split("x = print") == ("x = print", "")
     assert healer.split("f(") == ("f", "(")
     assert healer.split("é") == ("é", "")
-    assert healer.split("pri") == ("pr", "i")  # something must stay to go on from
+    assert healer.split("pri") == ("pr", "i")  # a prompt must keep at least one token
     assert healer.split("") == ("", "")
 
 
@@ -227,7 +227,7 @@ def test_the_nearest_tokens_are_cut_between_characters(tiny, text, tokens):
 
 @pytest.fixture
 def healing(tiny, monkeypatch):
-    """The model heals after `pri`, though it spells in bytes, and writes what it is told to."""
+    """Make the model heal after `pri`, although its tokens are bytes, and generate the given texts."""
 
     def told(*texts):
         monkeypatch.setattr(tiny.healer, "split", lambda text: (text.removesuffix("pri"), "pri"))
@@ -244,34 +244,34 @@ def healing(tiny, monkeypatch):
     return told
 
 
-def test_a_healed_middle_is_what_follows_the_end_that_was_taken_off(tiny, healing):
+def test_healed_middle_excludes_the_dropped_end_of_the_prefix(tiny, healing):
     seen = healing("print(")
     out = tiny.infill("x = pri", "1)", lengths=[3], **BRIEF)
     assert out.text == "nt("
     assert [request.prompt for request in seen] == [tuple(tiny.tokenizer.encode("x = "))]
 
 
-def test_what_is_written_begins_with_what_was_taken_off_whatever_the_model_says(tiny, healing):
+def test_new_text_begins_with_the_dropped_end_whatever_the_model_predicts(tiny, healing):
     seen = healing("")
     out = tiny.infill("x = pri", "1)", lengths=[3], **BRIEF)
     assert tiny.decode(out.tokens).startswith("pri")
     assert len(seen) == 1 and len(out.tokens) == 6
 
 
-def test_no_healing_where_a_stop_string_might_be_met_in_the_end_taken_off(tiny, healing):
+def test_no_healing_if_the_dropped_end_could_contain_a_stop_string(tiny, healing):
     seen = healing("ma(ri")
     out = tiny.infill("x = pri", "1)", lengths=[5], stop="ri", **BRIEF)
     assert out.text == "ma("
     assert [r.prompt for r in seen] == [tuple(tiny.tokenizer.encode("x = pri"))]
 
 
-def test_a_middle_that_ends_inside_a_character_loses_the_piece(tiny, monkeypatch):
+def test_middle_that_ends_inside_a_character_is_cut_before_it(tiny, monkeypatch):
     half = tiny.tokenizer.encode("aé", bos=False)[:2]
     change_requests(monkeypatch, tiny, lambda r: replace(r, pins={**dict(enumerate(half)), **r.pins}))
     assert tiny.infill("x", "y", lengths=[2], **BRIEF).text == "a"
 
 
-def test_a_stop_string_ends_a_pinned_middle_and_is_not_looked_for_beyond_it(tiny, healing):
+def test_stop_string_ends_a_pinned_middle_but_is_ignored_after_it(tiny, healing):
     healing("print(1)\n2", "print(a")
     assert tiny.infill("x = pri", "\nend\n", lengths=[7], stop="\n", **BRIEF).text == "nt(1)"
     assert tiny.infill("x = pri", "b)", lengths=[4], stop="ab", **BRIEF).text == "nt(a"
@@ -302,13 +302,13 @@ def test_a_stop_string_ends_a_pinned_middle_and_is_not_looked_for_beyond_it(tiny
         ({"prefix": "x" * 9000}, "context=N"),
     ],
 )
-def test_what_cannot_be_filled_is_said_and_nothing_is_left_behind(tiny, arguments, words):
+def test_invalid_infill_is_rejected_and_leaves_nothing_behind(tiny, arguments, words):
     with pytest.raises(gesso.InputError, match=words.replace("|", r"\|")):
         tiny.infill(**{"prefix": "abc", "suffix": "xyz", **BRIEF, **arguments})
     assert not tiny.engine.busy
 
 
-def test_context_shows_a_long_text_in_part(tiny, asked):
+def test_context_limits_the_visible_text(tiny, asked):
     seen = asked(tiny)
     tiny.infill("x" * 9000, "y" * 9000, context=8, lengths=[2], **BRIEF)
     [(request, _)] = seen
@@ -316,19 +316,19 @@ def test_context_shows_a_long_text_in_part(tiny, asked):
     assert len(request.pins) == 8
 
 
-def test_a_text_that_has_the_markers_itself_is_pinned(marked):
+def test_text_that_contains_markers_is_pinned(marked):
     out = marked.infill("the marker <|fim_prefix|> ", " is special", max_new_tokens=2, **BRIEF)
     assert out.method == "pinned"
     with pytest.raises(gesso.InputError, match="the text itself has"):
         marked.infill("the marker <|fim_prefix|> ", " is special", method="prompt", **BRIEF)
 
 
-def test_without_a_suffix_the_prefix_is_continued_and_without_a_prefix_the_suffix_is_led_up_to(tiny):
+def test_either_side_may_be_empty(tiny):
     assert tiny.infill("abc", "", max_new_tokens=4, **BRIEF).candidates == ()
     assert tiny.infill("", "abc", max_new_tokens=4, **BRIEF).candidates
 
 
 @pytest.mark.parametrize("parts", [[], ["a"], "ab", ["a", "", "b"]])
-def test_parts_that_are_no_text_with_holes_are_refused(tiny, parts):
+def test_invalid_parts_are_rejected(tiny, parts):
     with pytest.raises(gesso.InputError, match=r"parts are|nothing between"):
         tiny.infill_holes(parts, **BRIEF)
