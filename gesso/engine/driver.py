@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Event, Failed, Scored
@@ -37,7 +37,7 @@ class PlanRun(Generic[T]):
     ids: list[int] = field(default_factory=list)  # of all requests so far, in the order of submission
     ended: bool = False
     error: Exception | None = None
-    _result: T | None = None
+    _result: Any = None
     _work: "Future[Round | _End] | None" = None  # the next round, while another thread works it out
     _unsent: deque[Any] = field(default_factory=deque)  # requests of the round that wait for `at_once`
     _round: list[int] = field(default_factory=list)
@@ -47,7 +47,7 @@ class PlanRun(Generic[T]):
         """Return the plan's result, or raise the error that ended it."""
         if self.error is not None:
             raise self.error
-        return self._result  # type: ignore[return-value]  # T may be None itself
+        return cast(T, self._result)
 
     def _next_round(self, outputs: Sequence[Output] | None) -> Round | _End:
         try:
