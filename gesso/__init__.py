@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gesso.api import ChatResult, Gesso
     from gesso.engine.events import Commit, Done, Draft, Result, Usage
-    from gesso.infill.infill import EditResult, HolesResult, InfillResult
+    from gesso.infill.results import EditResult, HolesResult, InfillResult
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
 
 __version__ = "0.1.0"
