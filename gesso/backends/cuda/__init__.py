@@ -12,6 +12,7 @@ from torch import Tensor
 from gesso.backends.base import Piece, Step, Work
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.graphs import Graphs
+from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.linear import product
 from gesso.backends.cuda.network import Plan, flow, note, segments_of
@@ -87,7 +88,7 @@ class CudaBackend(TorchBackend):
         modules = [module for module in model.decoder.modules() if isinstance(module, Experts)]
         return model.is_tied and all(stays_on_device(each, model.config.top_k_experts) for each in modules)
 
-    def plan(self, segments: Sequence, cache: KVCache) -> Plan:  # type: ignore[type-arg]
+    def plan(self, segments: Sequence[Segment], cache: KVCache) -> Plan:
         return Plan(segments, cache)
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,15 +21,14 @@ from torch import Tensor
 from gesso.backends.base import Denoising, Kind, Piece, Step, Work
 from gesso.backends.cuda.canvases import Canvases
 from gesso.backends.cuda.kernels.segments import Segment
-from gesso.backends.cuda.network import note, segments_of
+from gesso.backends.cuda.network import Plan, note, segments_of
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.hash import send
+from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
+from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
-
-if TYPE_CHECKING:
-    from gesso.backends.cuda import CudaBackend
 
 MAX_SHAPES = 32
 # Samplers and stopping rules that read nothing on the host.
@@ -68,10 +67,30 @@ def _advances_on_device(each: Denoising) -> bool:
     return settings.sampler in SAMPLERS and settings.stopping in STOPPINGS and not each.is_observed
 
 
+class Passes(Protocol):
+    """The operations of a pass, in the order in which a graph captures them."""
+
+    model: DiffusionGemma
+    source: HashSource  # of the canvases in a captured pass
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a pass reads nothing on the host."""
+        ...
+
+    def plan(self, segments: Sequence[Segment], cache: KVCache) -> Plan: ...
+
+    def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]: ...
+
+    def predict(
+        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+    ) -> Prediction: ...
+
+
 class Graphs:
     """The captured passes of a backend, by shape; the least recently used are dropped."""
 
-    def __init__(self, backend: "CudaBackend") -> None:
+    def __init__(self, backend: Passes) -> None:
         self.backend, self.can_capture = backend, backend.can_capture
         self.seen: OrderedDict[Shape, Graph | None] = OrderedDict()
         self.pool: Any = None  # graphs share their memory: one runs at a time, and its results are copied
@@ -116,7 +135,7 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Graph:
-    def __init__(self, backend: "CudaBackend", shape: Shape, work: Sequence[Work], cache: KVCache) -> None:
+    def __init__(self, backend: Passes, shape: Shape, work: Sequence[Work], cache: KVCache) -> None:
         self.backend, self.shape = backend, shape
         model = backend.model
         tokens, device = sum(shape.lengths), model.device
