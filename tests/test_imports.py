@@ -43,8 +43,6 @@ BELOW = {
     "cli": API | {"serve", "train", "eval", "info", "trace", "bench"},
 }
 
-# Imports that close a cycle of modules, still to be removed: (importing module, imported module).
-
 
 def imported(path: Path) -> set[str]:
     """Return the names that a file imports from gesso, also inside functions and for type checking."""
