@@ -9,7 +9,7 @@ from gesso.cli.terminal import print_json, print_styled
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A TOML file; see recipes/ and docs/training.md.")],
+    recipe: Annotated[Path, typer.Argument(help="A TOML file; see examples/ and docs/training.md.")],
     check: Annotated[bool, typer.Option("--check", help="Look at the data and train nothing.")] = False,
     minutes: Annotated[float | None, typer.Option(help="Stop after so long; run again, it goes on.")] = None,
     json: Annotated[bool, typer.Option("--json", help="With --check: the report as one JSON object.")] = False,
@@ -21,10 +21,13 @@ def train(
 
     read = load(recipe)
     if not check:
-        from gesso.eval.run import scorer, source
+        from gesso.eval.scorer import scorer
 
-        score = scorer(command.directory_of(read), read.eval) if read.eval else None
-        command.train(read, score=score, source=source(read.data), minutes=minutes)
+        score = None
+        if asked := read.eval:
+            directory = command.directory_of(read)
+            score = scorer(directory, asked.task, count=asked.count, seed=asked.seed, steps=asked.steps)
+        command.train(read, score=score, minutes=minutes)
         return
     report = command.check(read)
     if json:

@@ -70,7 +70,7 @@ class Rejected:
 class DataSettings:
     files: tuple[str, ...]
     max_length: int
-    task: str | None = None  # one that makes its examples as it goes; the files are then its own
+    source: str | None = None  # module:name of code that generates the examples; see gesso.train.source
     on_bad_row: Literal["skip", "stop"] = "stop"
     seed: int = 0
     cut: bool = False  # texts longer than max_length are shown a stretch at a time, not rejected
@@ -85,7 +85,7 @@ class DataSettings:
                 raise InputError(f"data setting {name} must be {wanted}, got {getattr(self, name)!r}")
 
         check(isinstance(self.files, tuple) and len(self.files) > 0, "files", "a list of at least one file")
-        named = all(isinstance(file, str) and (self.task or file.endswith(files.SUFFIXES)) for file in self.files)
+        named = all(isinstance(file, str) and (self.source or file.endswith(files.SUFFIXES)) for file in self.files)
         check(named, "files", f"names that end in {', '.join(files.SUFFIXES)}")
         check(_is_int(self.max_length) and self.max_length >= 2, "max_length", "an integer of at least 2")
         check(self.on_bad_row in ("skip", "stop"), "on_bad_row", "'skip' or 'stop'")
@@ -98,8 +98,8 @@ class DataSettings:
         check(_is_int(self.pad_to) and self.pad_to >= 1, "pad_to", "an integer of at least 1")
         lengths = all(_is_int(length) and 8 <= length < self.max_length for length in self.prompt_lengths)
         check(lengths, "prompt_lengths", "integers of at least 8, below max_length")
-        for name in ("cut", "infill", "repeat", "prompt_lengths") if self.task else ():
-            check(not getattr(self, name), name, f"left out: the task {self.task} makes its examples itself")
+        for name in ("cut", "infill", "repeat", "prompt_lengths") if self.source else ():
+            check(not getattr(self, name), name, f"left out: {self.source} generates complete examples")
 
 
 def _is_int(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """What `gesso train RECIPE` does: read the recipe, load what it names, look at the data or train on it."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import GenerationDefaults
 from gesso.train import check as checks
-from gesso.train.data import Dataset, Source
+from gesso.train.data import Dataset
 from gesso.train.processes import join_processes
 from gesso.train.recipe import Recipe
+from gesso.train.source import find_source
 from gesso.train.trainer import Report, Score, Trainer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -38,8 +39,8 @@ def eos_of(directory: Path) -> int:
 
 def check(recipe: Recipe) -> checks.CheckReport:
     """Read all the data and report on it; every bad row is listed, so none stops the look."""
-    if recipe.data.task:
-        raise InputError(f"the task {recipe.data.task} makes its examples as it goes: there are no rows to check")
+    if recipe.data.source:
+        raise InputError(f"{recipe.data.source} generates examples during training: there are no rows to check")
     directory = directory_of(recipe)
     tokenizer = Tokenizer.from_directory(directory)
     dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory))
@@ -50,15 +51,13 @@ def train(
     recipe: Recipe,
     report: Report | None = None,
     score: Score | None = None,
-    source: Callable[[Tokenizer, int], Source] | None = None,
     minutes: float | None = None,
 ) -> None:
     """`report` gets the metrics of every step, in place of a progress bar; `score` is what `[eval]` asks for.
 
-    `source` makes, of tokenizer and eos, what `data.task` asks for. After `minutes` the run stops, to go on later.
+    After `minutes` the run stops, to go on later.
     """
-    if recipe.data.task and source is None:
-        raise InputError(f"nothing is here to make the examples of the task {recipe.data.task}; use gesso train")
+    make_source = find_source(recipe.data.source) if recipe.data.source else Dataset
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     device = join_processes()
@@ -66,7 +65,7 @@ def train(
         directory = directory_of(recipe)
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
-        data = source(tokenizer, eos) if source else Dataset(recipe.data, tokenizer, eos)
+        data = make_source(recipe.data, tokenizer, eos)
         model = _model(recipe, directory, config, device)
         trainer = Trainer(recipe, model, data, directory, eos, score)
         if report is not None:

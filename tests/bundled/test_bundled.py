@@ -48,9 +48,9 @@ def test_without_a_name_the_base_is_meant(loaded, caplog):
     assert caplog.records == [], "nothing to warn of"
 
 
-@pytest.mark.parametrize("recipe", ["box-overfit", "sudoku"])
+@pytest.mark.parametrize("recipe", ["overfit", "sudoku"])
 def test_recipes_name_the_model_in_the_box(request, recipe):
-    read = load_recipe(request.config.rootpath / "recipes" / f"{recipe}.toml")
+    read = load_recipe(request.config.rootpath / "examples" / recipe / f"{recipe}.toml")
     assert directory_of(read) == box.directory("gesso-mini")
 
 

@@ -6,14 +6,13 @@ import re
 import pytest
 
 from gesso import InputError
-from gesso.chat.answer import ToolCall, parse
 from gesso.eval import Structured
 from gesso.eval.evaluate import evaluate
-from gesso.eval.structured import INSTRUCTION, compact, satisfies
-from gesso.eval.structured_domains import DOMAINS, FRAMES, SWITCHES, WRAPPERS
-from gesso.eval.structured_words import WORDS, known
+from gesso.eval.structured.domains import DOMAINS, FRAMES, SWITCHES, WRAPPERS
+from gesso.eval.structured.requests import INSTRUCTION, compact
+from gesso.eval.structured.task import satisfies
+from gesso.eval.structured.words import WORDS, known
 from gesso.eval.task import SPLITS, Item
-from gesso.train.rows import tokenise
 
 TASK = Structured()
 # What joins words into a value, and is no value itself.
@@ -24,11 +23,6 @@ GLUE = """the and with ltd works sons cafe casa grill street road lane avenue co
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, list[Item]]:
     return {split: list(TASK.items(split, 800 if split == "train" else 400, seed=2)) for split in SPLITS}
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[dict]:
-    return list(TASK.training_rows(300, seed=5))
 
 
 def schema_of(item: Item) -> dict:
@@ -107,40 +101,11 @@ def test_the_request_says_every_value_and_the_schema_every_key(drawn):
     assert {len(item.meta["tools"]) for item in test if "tools" in item.meta} == {1, 2, 3}
 
 
-def test_same_seed_same_items_and_rows():
+def test_same_seed_same_items():
     assert list(TASK.items("test", 20, seed=1)) == list(TASK.items("test", 30, seed=1))[:20]
     assert list(TASK.items("test", 20, seed=1)) != list(TASK.items("test", 20, seed=2))
-    assert list(TASK.training_rows(20, seed=1)) == list(TASK.training_rows(30, seed=1))[:20]
-    with pytest.raises(InputError, match="known are train"):
+    with pytest.raises(InputError, match="expected train"):
         TASK.items("dev", 1, seed=0)
-
-
-# --- rows -----------------------------------------------------------------------------------------------------------
-
-
-def test_every_training_row_is_accepted_and_its_span_is_the_answer(tiny, rows):
-    kinds = set()
-    for row in json.loads(json.dumps(rows)):
-        tokens, spans, context_only = tokenise(row, tiny.tokenizer, 1)
-        (start, end), message = spans[0], row["messages"][-1]
-        written = tiny.decode(tokens[start:end], special=True)
-        assert (len(spans), context_only, end) == (1, 0, len(tokens))
-        assert written.endswith("<turn|>")
-        # The tokens before the span are what an evaluation starts from.
-        assert tokens[:start] == tiny.tokenizer.chat(row["messages"][:-1], tools=row.get("tools"))
-        answer = parse(written)
-        calls = [call["function"] for call in message.get("tool_calls", ())]
-        assert answer.tool_calls == tuple(ToolCall(call["name"], call["arguments"]) for call in calls)
-        assert (answer.text, answer.malformed, answer.complete) == (message["content"], (), True)
-        kinds.add(("tools" in row, bool(calls), message["content"].startswith("{")))
-    assert kinds == {(True, True, False), (False, False, True), (False, False, False), (True, False, False)}
-
-
-def test_rows_are_short_enough_for_a_small_model(tiny, rows):
-    # Four characters a token and more with a vocabulary of 4,096 pieces of this text; `<|"|>` is one token in any.
-    lengths = [len(tokenise(row, tiny.tokenizer, 1)[0]) for row in rows]
-    assert max(lengths) < 1150
-    assert sorted(lengths)[len(lengths) // 2] < 600
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
