@@ -2,8 +2,8 @@
 
 import pytest
 
-from gesso.bench import processes
 from tests.attack.watching import ANSWER_SECONDS, BAD, GOOD, LIMITS, ask, short
+from tests.load import processes
 from tests.serving import serving
 
 

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
-from gesso.bench import processes, wire
-from gesso.bench.wire import COMPLETIONS
 from gesso.errors import InputError
 from gesso.serve import guard
 from gesso.serve.app import create_app
@@ -34,6 +32,8 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import processes, wire
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

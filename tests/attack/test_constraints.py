@@ -9,8 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gesso.bench import attacks, processes, wire
-from gesso.bench.wire import CHAT, COMPLETIONS
 from tests.attack.watching import (
     BAD,
     GOOD,
@@ -22,6 +20,8 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import attacks, processes, wire
+from tests.load.wire import CHAT, COMPLETIONS
 from tests.serving import serving
 
 pytestmark = pytest.mark.attack

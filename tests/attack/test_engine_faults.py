@@ -7,8 +7,6 @@ import time
 
 import pytest
 
-from gesso.bench import processes, wire
-from gesso.bench.wire import COMPLETIONS
 from tests.attack.watching import (
     ANSWER_SECONDS,
     GOOD,
@@ -18,6 +16,8 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import processes, wire
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

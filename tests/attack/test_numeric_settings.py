@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gesso.bench.wire import COMPLETIONS
 from tests import tiny
 from tests.attack.watching import (
     QUICK,
@@ -16,6 +15,7 @@ from tests.attack.watching import (
     bystanders,
     short,
 )
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from gesso.bench import attacks, processes, wire
-from gesso.bench.wire import COMPLETIONS
 from tests.attack.watching import ANSWER_SECONDS, assert_refused, short
+from tests.load import attacks, processes, wire
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gesso.bench import attacks, wire
-from gesso.bench.wire import CHAT, COMPLETIONS, EDITS
 from gesso.serve.settings import Limits
 from tests.attack.watching import (
     BAD,
@@ -20,6 +18,8 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import attacks, wire
+from tests.load.wire import CHAT, COMPLETIONS, EDITS
 
 pytestmark = pytest.mark.attack
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gesso.bench import attacks, mix
-from gesso.bench.bystander import percentile
-from gesso.bench.soak import Log, Sample, _memory
-from gesso.bench.wire import UNANSWERED, Answer
+from tests.load import attack_table, mix
+from tests.load.bystander import percentile
+from tests.load.soak import Log, Sample, _memory
+from tests.load.wire import UNANSWERED, Answer
 
 pytestmark = pytest.mark.attack
 RIGHT = b'{"choices": [{"text": "a", "finish_reason": "stop"}]}'
@@ -48,9 +48,9 @@ def test_percentiles_are_values_that_were_measured():
 
 
 def test_attacks_are_chosen_by_letter():
-    assert [attack.letter for attack in attacks.chosen("c,e")] == ["c1", "c2", "e"]
-    assert len(attacks.chosen(None)) == len(attacks.ATTACKS)
-    assert len({attack.name for attack in attacks.ATTACKS}) == len(attacks.ATTACKS)
+    assert [attack.letter for attack in attack_table.chosen("c,e")] == ["c1", "c2", "e"]
+    assert len(attack_table.chosen(None)) == len(attack_table.ATTACKS)
+    assert len({attack.name for attack in attack_table.ATTACKS}) == len(attack_table.ATTACKS)
 
 
 def test_every_endpoint_is_part_of_the_soak():

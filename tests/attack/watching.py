@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 
-from gesso.bench import processes, wire
+from tests.load import processes, wire
 
 GOOD, BAD = "good", "bad"  # keys: the bystander's and the attacker's
 HEALTH_SECONDS = 8.0  # the longest that /health may take while an attack runs

@@ -179,7 +179,7 @@ def test_the_page_of_the_api_has_every_field_reaches_for_nothing_and_can_be_read
 
 def test_a_step_touches_only_what_it_changes(browser, studio_files):
     """Over 2,000 tokens, 500 steps: as much is changed in the page as differs between two canvases, and little else."""
-    from gesso.bench.studio import LONG_RUN
+    from tests.load.scrubbing import LONG_RUN
 
     with visiting(browser, studio_files, alone=True, viewport={"width": 1280, "height": 800}) as page:
         page.evaluate(LONG_RUN)

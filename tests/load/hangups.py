@@ -1,7 +1,7 @@
-"""Clients that leave: at random moments, before, in and after what they ask; and what they must not leave behind.
+"""`python -m tests.load hangups N`: clients that hang up at random moments, before, during and after their request.
 
-Each visitor asks for more than it waits for. Meanwhile others ask for texts that are known, and get them. In the end
-nothing of the visitors may be left: no request in the server, no place in the engine, no memory, no open connection.
+Each visitor requests more than it waits for. Meanwhile, steady clients request known texts and must get them. In
+the end no visitor may leave anything behind: no request in the server or the engine, no memory, no open connection.
 """
 
 import json
@@ -15,21 +15,20 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gesso.bench.processes import running_server
 from gesso.bench.serve import BODY, Tally, exchange, headers, post
-from gesso.bench.wire import address
+from gesso.bench.server import address, running_server
 
 AT_ONCE = 8  # visitors
-STEADY = 2  # clients that stay, and what they ask for
-SEEDS = 4
-SECONDS = 0.6  # the longest a visitor stays
+STEADY = 2  # clients that stay
+SEEDS = 4  # distinct requests of the steady clients
+SECONDS = 0.6  # longest stay of a visitor
 ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 32}
 LONG = "x = 1\n" * 400
 ASKED: dict[str, dict[str, Any]] = {
     "answer": {},
     "stream": {"stream": True},
     "drafts, read slowly": {"stream": True, "n": 4, "diffusion": ENDLESS | {"drafts": True}},
-    "long prompt": {"prompt": LONG},  # it leaves while this is read
+    "long prompt": {"prompt": LONG},  # the visitor leaves during prefill
     "long prompt, streamed": {"prompt": LONG, "stream": True},
     "choices": {"n": 4},
     "constraint": {"regex": "[a-z]{100,200}"},
@@ -47,7 +46,7 @@ SIZES = (
 
 
 def measure(url: str | None, visitors: int, seed: int = 0) -> dict[str, Any]:
-    """Send `visitors` that leave early; without a `url`, to a server of its own."""
+    """Send `visitors` that hang up early, to a new server if there is no `url`."""
     if url is None:
         with running_server() as server:
             server.wait_ready()
@@ -80,7 +79,7 @@ def measure(url: str | None, visitors: int, seed: int = 0) -> dict[str, Any]:
 
 
 def storm(url: str, visitors: int, seed: int) -> Counter[str]:
-    """So many visitors, a few at a time; how many came with what."""
+    """Send visitors, a few at a time. Return how many sent each kind of request."""
     chance = random.Random(seed)
     visits = [(chance.choice(list(ASKED)), chance.random() * SECONDS, number) for number in range(visitors)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -89,9 +88,9 @@ def storm(url: str, visitors: int, seed: int) -> Counter[str]:
 
 
 def settled(url: str, seconds: float = 60) -> dict[str, float]:
-    """The server's own figures once nothing is under way, or after `seconds` in which something still was."""
+    """Return the server's metrics once no request is running, or after `seconds`."""
     until = time.monotonic() + seconds
-    post(url, {**BODY, "max_tokens": 1})  # so that the engine counts what it holds after all that was before
+    post(url, {**BODY, "max_tokens": 1})  # the engine updates its metrics at the end of a request
     while any(total(found := metrics(url), name) for name in HELD) and time.monotonic() < until:
         time.sleep(0.1)
     return found
@@ -104,19 +103,19 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def total(found: dict[str, float], name: str) -> float:
-    """Of all that a metric counts apart."""
+    """Return the sum of a metric over its labels."""
     return sum(value for key, value in found.items() if key.partition("{")[0] == name)
 
 
 def _statuses(found: dict[str, float]) -> list[tuple[str, str]]:
-    """The counters of answers to what was asked here, and the status that each counts."""
+    """Return the counters of /v1/completions with their status."""
     pattern = re.compile(r'gesso_requests_total\{path="/v1/completions",status="(\d+)"\}')
     return [(name, match[1]) for name in found if (match := pattern.fullmatch(name))]
 
 
 def _visit(url: str, kind: str, stays: float, number: int) -> None:
     body = {**BODY, "max_tokens": 1000, "seed": number, "diffusion": ENDLESS} | ASKED[kind]
-    body["prompt"] = f"{number}: {body['prompt']}"  # none finds another's in the cache
+    body["prompt"] = f"{number}: {body['prompt']}"  # no prompt is in the cache already
     content = json.dumps(body).encode()
     head = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address(url)[0]}\r\n{head}Content-Length: {len(content)}\r\n\r\n"
@@ -124,7 +123,7 @@ def _visit(url: str, kind: str, stays: float, number: int) -> None:
     if kind.startswith("half"):
         request = request[: len(head) // 2 if kind == "half a head" else -len(content) // 2]
     with socket.create_connection(address(url), timeout=60) as connection:
-        if number % 2:  # with a reset, as of a machine that is gone; otherwise with a goodbye
+        if number % 2:  # a TCP reset, like a crashed machine; otherwise a regular close
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(request)
@@ -137,7 +136,7 @@ def _visit(url: str, kind: str, stays: float, number: int) -> None:
 
 
 def _grow(url: str) -> None:
-    """Rows of the cache grow to what is asked of them, and stay: have all of them do so before anything is counted."""
+    """Let all rows of the KV cache grow to their final size before measuring: they do not shrink."""
     once = {**BODY, "max_tokens": 1000, "diffusion": {"steps": 1}}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda number: post(url, {**once, "prompt": f"{number}. {LONG}"}), range(AT_ONCE)))

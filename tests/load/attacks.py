@@ -1,8 +1,8 @@
-"""Denial-of-service attacks on a server of our own, so that its defences can be measured and tested.
+"""Denial-of-service attacks on a server, to measure and test its defences.
 
 Each attack is a function of a target and a deadline (`time.monotonic`). It sends a bounded number of requests, closes
-its connections, undoes what it did to processes, and returns the statuses it got. `ATTACKS` lists them with the outcome
-expected of a server that withstands them. Attack only servers that you run yourself.
+its connections, undoes what it did to processes, and returns the statuses it got. `attack_table.py` lists the attacks
+with their expected outcomes. Attack only servers that you run yourself.
 """
 
 import contextlib
@@ -11,81 +11,18 @@ import shutil
 import signal
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gesso import bundled as box
-from gesso.bench import processes, wire
-from gesso.bench.wire import CHAT, COMPLETIONS, EDITS, Answer, Body
+from gesso import bundled
+from tests.load import processes, wire
+from tests.load.target import Outcome, Target, abandon_all, ask_all
+from tests.load.wire import CHAT, COMPLETIONS, EDITS, Body
 
 TOOLS = 60_000
-CONNECTIONS, FILES = 300, 256  # attack (f): sockets, and how many files the server may open
+CONNECTIONS = 300  # of `incomplete_heads`
 ENDLESS: dict[str, Any] = {"steps": 1000, "stopping": "fixed"}
 USER = [{"role": "user", "content": "Hello"}]
-
-
-@dataclass(frozen=True)
-class Target:
-    url: str
-    key: str | None  # the attacker's
-    pid: int | None = None  # of the server process, where it is known
-    log: Path | None = None
-
-    @property
-    def process(self) -> int:
-        if self.pid is None:
-            raise ValueError("this attack needs the server's process id")
-        return self.pid
-
-    def ask(self, path: str, body: Body, until: float) -> Answer:
-        return wire.ask(self.url, self.key, path, body, timeout=max(0.1, until - time.monotonic()))
-
-
-@dataclass
-class Outcome:
-    statuses: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0  # the longest answer
-    notes: list[str] = field(default_factory=list)
-
-    def add(self, answer: Answer) -> None:
-        self.statuses[str(answer.status or "none")] += 1
-        self.seconds = max(self.seconds, answer.seconds)
-        if answer.message and answer.message[:120] not in self.notes and len(self.notes) < 6:
-            self.notes.append(answer.message[:120])
-
-
-Run = Callable[[Target, float], Outcome]
-
-
-def _ask_all(target: Target, until: float, asked: Sequence[tuple[str, Body]], at_once: int = 1) -> Outcome:
-    outcome = Outcome()
-    with ThreadPoolExecutor(at_once) as pool:
-        for answer in pool.map(lambda one: target.ask(one[0], one[1], until), asked):
-            outcome.add(answer)
-    return outcome
-
-
-def _abandon_all(target: Target, until: float, asked: Sequence[tuple[str, Body]], stays: float) -> Outcome:
-    """Send each request, and hang up after `stays` seconds without having read an answer."""
-    outcome = Outcome()
-    for path, body in asked:
-        left = until - time.monotonic()
-        if left < stays:
-            break
-        try:
-            connection = wire.send(target.url, target.key, path, body, timeout=left)
-        except OSError as error:
-            outcome.statuses["none"] += 1
-            outcome.notes.append(str(error))
-            continue
-        time.sleep(stays)
-        wire.abandon(connection)
-        outcome.statuses["abandoned"] += 1
-    return outcome
 
 
 def _tools(count: int) -> list[dict[str, Any]]:
@@ -96,23 +33,23 @@ def _tools(count: int) -> list[dict[str, Any]]:
 
 
 def many_tools(target: Target, until: float) -> Outcome:
-    """Declare 60,000 tools and require a call: names are compared pairwise."""
+    """Declare 60,000 tools and require a call, so that names are compared pairwise."""
     body = {"messages": USER, "tools": _tools(TOOLS), "tool_choice": "required"}
-    return _ask_all(target, until, [(CHAT, body)])
+    return ask_all(target, until, [(CHAT, body)])
 
 
 def abandoned_tools(target: Target, until: float) -> Outcome:
-    """Abandon six requests to /tokenize with 60,000 tools: each keeps a thread busy."""
-    return _abandon_all(target, until, 6 * [("/tokenize", {"messages": USER, "tools": _tools(TOOLS)})], stays=0.5)
+    """Abandon six requests to /tokenize with 60,000 tools, each of which keeps a thread busy."""
+    return abandon_all(target, until, 6 * [("/tokenize", {"messages": USER, "tools": _tools(TOOLS)})], stays=0.5)
 
 
 def abandoned_schemas(target: Target, until: float) -> Outcome:
     """Abandon six requests with a 90 KB schema whose `oneOf` has 800 members of 3,000 required names."""
-    return _abandon_all(target, until, 6 * [(CHAT, with_schema(wide_schema()))], stays=0.5)
+    return abandon_all(target, until, 6 * [(CHAT, with_schema(wide_schema()))], stays=0.5)
 
 
 def wide_schema(members: int = 800) -> dict[str, Any]:
-    """Return a schema whose members have to be told apart pairwise, with 3,000 required names each."""
+    """Return a schema whose members must be distinguished pairwise, with 3,000 required names each."""
     wide = {"type": "object", "required": [f"name_{number}" for number in range(3000)]}
     each = [{"$ref": "#/$defs/wide", "properties": {"kind": {"const": number}}} for number in range(members)]
     return {"$defs": {"wide": wide}, "required": ["kind"], "oneOf": each}
@@ -123,8 +60,8 @@ def with_schema(schema: Any) -> dict[str, Any]:
 
 
 def many_errors(target: Target, until: float) -> Outcome:
-    """Send 600,000 values of the wrong type: validation reports each of them several times."""
-    return _ask_all(target, until, [(COMPLETIONS, many_wrong_prompts(600_000))])
+    """Send 600,000 values of the wrong type, each of which validation reports several times."""
+    return ask_all(target, until, [(COMPLETIONS, many_wrong_prompts(600_000))])
 
 
 def many_wrong_prompts(count: int) -> bytes:
@@ -132,21 +69,21 @@ def many_wrong_prompts(count: int) -> bytes:
 
 
 def long_texts(target: Target, until: float) -> Outcome:
-    """Send 7 MB of text where the size of the prompt is not checked: an instruction, content parts, tools."""
+    """Send 7 MB of text outside the prompt: as an instruction, content parts and a tool description."""
     text = "all work and no play " * 333_000
     edit = {"input": "The sky is green.", "span": [11, 16], "instruction": text}
     parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], "max_tokens": 16}
     tools = {"messages": USER, "tools": [{"name": "f", "description": text}], "max_tokens": 16}
-    return _ask_all(target, until, [(EDITS, edit), (CHAT, parts), (CHAT, tools)], at_once=3)
+    return ask_all(target, until, [(EDITS, edit), (CHAT, parts), (CHAT, tools)], at_once=3)
 
 
 def deep_json(target: Target, until: float) -> Outcome:
-    """Nest arrays and objects in the places where a body may hold any value, to several depths."""
-    return _ask_all(target, until, [one for depth in (100, 900, 5_000, 100_000) for one in nested(depth)])
+    """Nest arrays and objects to several depths wherever a body may contain any value."""
+    return ask_all(target, until, [one for depth in (100, 900, 5_000, 100_000) for one in nested(depth)])
 
 
 def nested(depth: int) -> list[tuple[str, Body]]:
-    """Return bodies that nest `depth` levels: as a prompt, in a message, a tool and a schema."""
+    """Return bodies nested `depth` levels deep: in a prompt, a message, a tool and a schema."""
     array = b"[" * depth + b"]" * depth
     schema = b'{"items": ' * depth + b"true" + b"}" * depth
     head = b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 8, '
@@ -160,22 +97,22 @@ def nested(depth: int) -> list[tuple[str, Body]]:
 
 
 def long_integers(target: Target, until: float) -> Outcome:
-    """Send integers of 5,000 digits, which Python refuses to read from text, as a prompt, a seed and a length."""
+    """Send integers of 5,000 digits, which Python refuses to parse, as a prompt, a seed and a length."""
     digits = b"1" * 5000
     fields = (b'"prompt": [%s]', b'"prompt": "x", "seed": %s', b'"prompt": "x", "max_tokens": %s')
-    return _ask_all(target, until, [(COMPLETIONS, b"{" + one % digits + b"}") for one in fields])
+    return ask_all(target, until, [(COMPLETIONS, b"{" + one % digits + b"}") for one in fields])
 
 
 # --- numeric settings -------------------------------------------------------------------------------------------------
 
 
 def overflowing_temperature(target: Target, until: float) -> Outcome:
-    """Ask for temperatures that float32 cannot hold: the pass fails when their prompts have been read."""
+    """Request temperatures that overflow float32, so that a pass fails after the prompts are encoded."""
     outcome, began = Outcome(), time.monotonic()
-    prompt = "x = 1\n" * 300  # read over several steps, in which others enter the batch
+    prompt = "x = 1\n" * 300  # encoded over several steps, in which other requests join the batch
     while time.monotonic() < min(until, began + 15):
         bodies = [completion(prompt=f"{number}{prompt}", t_max=1e308, t_min=1e308) for number in range(4)]
-        for status, count in _ask_all(target, until, [(COMPLETIONS, body) for body in bodies], 4).statuses.items():
+        for status, count in ask_all(target, until, [(COMPLETIONS, body) for body in bodies], 4).statuses.items():
             outcome.statuses[status] += count
         outcome.seconds = time.monotonic() - began
         time.sleep(0.5)
@@ -190,7 +127,7 @@ def completion(
 
 
 def vanishing_temperature(target: Target, until: float) -> Outcome:
-    """Ask for temperatures that are denormal or zero in float32, with logprobs and with a regex."""
+    """Request temperatures that are denormal or zero in float32, with logprobs and with a regex."""
     outcome = Outcome()
     for tiny, more in ((1e-40, {"logprobs": 5}), (1e-46, {"regex": "[a-z]{4,8}"})):
         answer = target.ask(COMPLETIONS, completion(more=more, t_max=tiny, t_min=tiny), until)
@@ -203,20 +140,20 @@ def vanishing_temperature(target: Target, until: float) -> Outcome:
 
 
 def long_canvas(target: Target, until: float) -> Outcome:
-    """Ask for a canvas of 4,000 positions and 1,000 steps; everybody's step then takes as long as this canvas's."""
+    """Request a canvas of 4,000 positions and 1,000 steps, which would slow down every step of the batch."""
     body = completion(max_tokens=4000, **ENDLESS | {"canvas_length": 4000})
-    return _ask_all(target, min(until, time.monotonic() + 15), [(COMPLETIONS, body)])
+    return ask_all(target, min(until, time.monotonic() + 15), [(COMPLETIONS, body)])
 
 
 def scored_candidates(target: Target, until: float) -> Outcome:
-    """Fill a hole with 16 candidates after a prompt of about 3,800 tokens; all of them are scored at the end."""
+    """Request 16 candidates after a prompt of about 3,800 tokens; all candidates are scored at the end."""
     prompt, suffix = of_tokens(target, 3800), "\nreturn x\n"
     more = {"suffix": suffix, "best_of": 16}
-    return _ask_all(target, until, [(COMPLETIONS, completion(prompt, max_tokens=16, more=more, steps=2))])
+    return ask_all(target, until, [(COMPLETIONS, completion(prompt, max_tokens=16, more=more, steps=2))])
 
 
 def of_tokens(target: Target, count: int) -> str:
-    """Return a text of about so many tokens."""
+    """Return a text of about `count` tokens."""
     line, sample = "x = 1\n", 100
     answer = wire.ask(target.url, target.key, "/tokenize", {"prompt": line * sample})
     each = answer.json["count"] / sample if answer.status == 200 else 6
@@ -229,7 +166,7 @@ def of_tokens(target: Target, count: int) -> str:
 def abandoned_regexes(target: Target, until: float) -> Outcome:
     """Abandon 30 regular expressions that each take ten seconds to compile."""
     bodies = [(COMPLETIONS, completion(more={"regex": slow_regex(number)})) for number in range(30)]
-    return _abandon_all(target, until, bodies, stays=0.3)
+    return abandon_all(target, until, bodies, stays=0.3)
 
 
 def slow_regex(number: int) -> str:
@@ -238,7 +175,7 @@ def slow_regex(number: int) -> str:
 
 def starred_grammar(target: Target, until: float) -> Outcome:
     """Send a grammar with 100,000 stars after one rule."""
-    return _ask_all(target, until, [(COMPLETIONS, completion(more={"grammar": 'root ::= "a"' + "*" * 100_000}))])
+    return ask_all(target, until, [(COMPLETIONS, completion(more={"grammar": 'root ::= "a"' + "*" * 100_000}))])
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -281,7 +218,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def forged_address(target: Target, until: float) -> Outcome:
-    """Claim another address in X-Forwarded-For: without keys, a client's place in the queue goes by its address."""
+    """Forge an address in X-Forwarded-For: without keys, the queue identifies clients by address."""
     outcome, forged = Outcome(), "203.0.113.7"
     body = completion()
     outcome.add(wire.ask(target.url, None, COMPLETIONS, body, timeout=20, extra={"X-Forwarded-For": forged}))
@@ -295,7 +232,7 @@ UMLAUT_KEY = "schlüssel"
 
 
 def non_ascii_key(target: Target, until: float) -> Outcome:
-    """Use a key that is not ASCII, as UTF-8: it should work, or the server should not start with it."""
+    """Use a non-ASCII key in UTF-8. It should work, or the server should refuse to start with it."""
     outcome = Outcome()
     outcome.add(wire.ask(target.url, UMLAUT_KEY, "/v1/models", timeout=20))
     return outcome
@@ -305,16 +242,16 @@ def non_ascii_key(target: Target, until: float) -> Outcome:
 
 
 def long_message(target: Target, until: float) -> Outcome:
-    """Have the engine send a message that is longer than the limit, on a server where that is 16 KiB."""
+    """Make the engine send a message above the limit, on a server with a limit of 16 KiB."""
     more = {"stream": True}
     body = completion(max_tokens=64, more=more, canvas_length=64, steps=4, drafts={"candidates": 20})
-    outcome = _ask_all(target, min(until, time.monotonic() + 10), [(COMPLETIONS, body)])
+    outcome = ask_all(target, min(until, time.monotonic() + 10), [(COMPLETIONS, body)])
     outcome.notes.append(f"/ready is {wire.ask(target.url, None, '/ready').status}")
     return outcome
 
 
 def stopped_engine(target: Target, until: float) -> Outcome:
-    """Stop the engine process with SIGSTOP, as a hung driver would, and see when the server notices."""
+    """Stop the engine process with SIGSTOP, like a hung driver, and measure when the server notices."""
     outcome, began = Outcome(), time.monotonic()
     engine = processes.engine_pid(target.process)
     if engine is None:
@@ -327,7 +264,7 @@ def stopped_engine(target: Target, until: float) -> Outcome:
                 outcome.notes.append(f"/ready is {status} after {time.monotonic() - began:.1f} s")
             outcome.statuses[status] += 1
             if len(outcome.statuses) > 1 and status == "200":
-                break  # there is another engine
+                break  # another engine has started
             time.sleep(0.2)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -337,13 +274,13 @@ def stopped_engine(target: Target, until: float) -> Outcome:
 
 
 def killed_server(target: Target, until: float) -> Outcome:
-    """Kill the server while it compiles a constraint; none of its processes may survive."""
+    """Kill the server while it compiles a constraint. None of its processes may survive."""
     outcome, at_rest = Outcome(), processes.descendants(target.process)
     connection = wire.send(target.url, target.key, COMPLETIONS, completion(more={"regex": slow_regex(0)}))
     began = time.monotonic()
     while len(started := processes.descendants(target.process)) <= len(at_rest) and time.monotonic() < began + 5:
         time.sleep(0.05)
-    time.sleep(0.5)  # into the compilation
+    time.sleep(0.5)  # let the compilation start
     started = sorted({*started, *processes.descendants(target.process)})
     os.kill(target.process, signal.SIGKILL)
     killed = time.monotonic()
@@ -359,7 +296,7 @@ def killed_server(target: Target, until: float) -> Outcome:
 
 
 def unreadable_model(target: Target, until: float) -> Outcome:
-    """Watch a server whose checkpoint fails to load with an error that nobody foresaw."""
+    """Watch a server whose checkpoint fails to load with an unexpected error."""
     outcome, engines, began = Outcome(), set(), time.monotonic()
     message = ""
     while time.monotonic() < min(until, began + 15) and processes.command_line(target.process):
@@ -374,65 +311,12 @@ def unreadable_model(target: Target, until: float) -> Outcome:
     outcome.seconds = time.monotonic() - began
     running = bool(processes.command_line(target.process))
     outcome.notes.append("the server still restarts its engine" if running else "the server gave up")
-    outcome.notes.append(f"/health says: {message[:80]}" if message else "/health gives no reason")
+    outcome.notes.append(f"/health reports: {message[:80]}" if message else "/health gives no reason")
     return outcome
 
 
 def make_unreadable(directory: Path) -> Path:
-    """Copy the bundled model with an index that no JSON reader survives."""
-    shutil.copytree(box.directory(), directory)
+    """Copy the bundled model with an index that is nested too deeply for a JSON parser."""
+    shutil.copytree(bundled.directory(), directory)
     (directory / "model.safetensors.index.json").write_text("[" * 100_000)
     return directory
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Attack:
-    letter: str
-    run: Run
-    expected: str  # of a server that withstands it
-    constrained: bool = False  # the bystander's requests have a constraint
-    own_server: bool = False  # needs a server that was started for it: its process id, or the settings below
-    keys: tuple[str, ...] = ("good", "bad")
-    frame_bytes: int | None = None
-    files: int | None = None
-    broken: bool = False  # the server is given a checkpoint that does not load
-    alone: bool = False  # without a bystander: the server does not outlive it
-
-    @property
-    def name(self) -> str:
-        return self.run.__name__.replace("_", " ")
-
-
-ATTACKS = (
-    Attack("a", many_tools, "400 or 413"),
-    Attack("b", overflowing_temperature, "400; no 500 for others"),
-    Attack("c1", abandoned_tools, "nothing is left running"),
-    Attack("c2", abandoned_schemas, "nothing is left running", constrained=True),
-    Attack("d", many_errors, "400 with one message, little memory"),
-    Attack("e", long_canvas, "400"),
-    Attack("f", incomplete_heads, "closed; others are let in; little log", own_server=True, files=FILES),
-    Attack("g1", abandoned_regexes, "compilers end with their clients", constrained=True),
-    Attack("g2", killed_server, "no survivors", own_server=True, alone=True),
-    Attack("h", scored_candidates, "200 or 400; others' steps go on"),
-    Attack("i", long_texts, "400, before the engine sees it"),
-    Attack("j", long_message, "200 or an error; /ready tells the truth", own_server=True, frame_bytes=16_384),
-    Attack("k", stopped_engine, "503, then 200 by another engine", own_server=True),
-    Attack("l", unreadable_model, "the server exits with the reason", own_server=True, broken=True, alone=True),
-    Attack("low", vanishing_temperature, "400, or 200 with JSON"),
-    Attack("low", starred_grammar, "400", constrained=True),
-    Attack("low", forged_address, "ignored", own_server=True, keys=()),
-    Attack("low", non_ascii_key, "200, or refused at the start", own_server=True, keys=("good", "bad", UMLAUT_KEY)),
-    Attack("low", deep_json, "200 or 400"),
-    Attack("low", long_integers, "400"),
-)
-
-
-def chosen(letters: str | None) -> list[Attack]:
-    """Return the attacks named by a comma-separated list of letters, or all of them; `c` means c1 and c2."""
-    if letters is None:
-        return list(ATTACKS)
-    wanted = letters.split(",")
-    return [attack for attack in ATTACKS if attack.letter in wanted or attack.letter.rstrip("12") in wanted]

@@ -1,10 +1,9 @@
-"""What scrubbing costs in the studio: `python -m gesso.bench.studio`, with Chromium and `pip install playwright`.
+"""`python -m tests.load scrubbing`: the cost of scrubbing in the studio. Needs Chromium and `pip install playwright`.
 
-A recording of 2,048 tokens and 500 steps, in 8 canvases, is scrubbed from its end to its beginning, one step an
-animation frame. Chromium says how long scripts, styles and layout took, and how much memory JavaScript holds.
+A recording of 2,048 tokens and 500 steps, in 8 canvases, is scrubbed from its end to its beginning, one step per
+animation frame. Chromium reports the time of scripts, styles and layout, and the memory of JavaScript.
 """
 
-import json
 import shutil
 import statistics
 import threading
@@ -13,7 +12,7 @@ from typing import Any
 
 from gesso.errors import InputError
 
-# Makes the recording and shows it in the chat's panel; leaves both in `window.bench`.
+# Makes the recording, shows it in the chat's panel, and stores both in `window.bench`.
 LONG_RUN = """async () => {
   const { Recording } = await import("/studio/recording.js");
   const [CANVASES, CANVAS, STEPS, WORDS, WIDTH] = [8, 256, 500, 4096, 5];
@@ -26,7 +25,7 @@ LONG_RUN = """async () => {
     const canvas = Math.floor((n * CANVASES) / STEPS);
     const first = Math.ceil((canvas * STEPS) / CANVASES);
     const last = Math.ceil(((canvas + 1) * STEPS) / CANVASES) - 1;
-    const done = (n - first) / (last - first); // early all positions are noise, in the end none
+    const done = (n - first) / (last - first); // the share of positions that are no longer noise
     const before = n > first ? recording.steps[n - 1] : null;
     const stands = Array.from({ length: CANVAS }, (_, i) => before && random() < done ** 0.5);
     recording.add({
@@ -58,7 +57,7 @@ SCRUB = """async () => {
   return spent;
 }"""
 
-# Typed arrays are beside the heap.
+# Typed arrays are not part of the JavaScript heap.
 ARRAYS = """() => window.bench.recording.steps
   .flatMap((step) => Object.values(step))
   .reduce((sum, value) => sum + (value?.byteLength ?? 0), 0)"""
@@ -68,16 +67,16 @@ def measure() -> dict[str, Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
-        raise InputError("this needs Playwright: pip install playwright") from None
+        raise InputError("Playwright is missing: pip install playwright") from None
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        raise InputError("this needs Chromium: apt-get install chromium")
+        raise InputError("Chromium is missing: apt-get install chromium")
     with StudioFiles() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(url)
         page.evaluate(LONG_RUN)
-        page.evaluate(SCRUB)  # once to warm up
+        page.evaluate(SCRUB)  # warm-up
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
         before = _metrics(session)
@@ -108,7 +107,7 @@ def _metrics(session: Any) -> dict[str, float]:
 
 
 class StudioFiles:
-    """The studio's files alone, on a free port, and no engine behind them."""
+    """Serve the studio's files on a free port, without an engine."""
 
     def __enter__(self) -> str:
         from gesso.serve.assets import HEADERS, content_type, files
@@ -116,7 +115,7 @@ class StudioFiles:
         held = files()
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"  # a connection for many files
+            protocol_version = "HTTP/1.1"  # keep connections open for several files
 
             def do_GET(self) -> None:
                 name = "index.html" if self.path == "/" else self.path.removeprefix("/studio/")
@@ -138,7 +137,3 @@ class StudioFiles:
     def __exit__(self, *error: object) -> None:
         self.server.shutdown()
         self.server.server_close()
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=2))

@@ -1,7 +1,7 @@
-"""How soon text settles: at which step of the first canvas a stream has something to show, over held-out items.
+"""`python -m tests.load first-text`: at which step of the first canvas a stream has text to send, over held-out items.
 
-What settles is never taken back, so a stream that waits for less would have to lie. The share is the step at which the
-first text settled over the steps that canvas took; a canvas that shows nothing before its end counts as 1.
+A server streams settled text only, because settled text is never changed. The share is the step at which the first text
+settled, divided by the steps of that canvas. A canvas that settles nothing before its end counts as 1.
 """
 
 import statistics
@@ -15,13 +15,13 @@ from gesso.engine.events import Done, Draft, Failed
 from gesso.eval import task
 from gesso.eval.task import Item
 
-SETTLE = 1  # as a server sets it
+SETTLE = 1  # as a server uses it
 TASKS = ("structured", "python_infill")
 
 
 @dataclass
 class First:
-    """The first canvas of one answer, drawn again if it would have been empty: its steps count all the same."""
+    """The first canvas of one answer. If it comes out empty and is denoised again, all its steps count."""
 
     steps: int = 0
     shown_at: int | None = None
@@ -30,7 +30,7 @@ class First:
     def share(self) -> float:
         return (self.shown_at or self.steps) / self.steps
 
-    def hear(self, event: Draft) -> None:
+    def add(self, event: Draft) -> None:
         if event.canvas.index == 0:
             self.steps += 1
             if self.shown_at is None and event.decode(event.standing):
@@ -38,7 +38,7 @@ class First:
 
 
 def measure(model: str | None, preset: str, count: int) -> dict[str, Any]:
-    """`count` items of each task, asked as a server asks."""
+    """Run `count` items of each task with the settings of a server."""
     g = gesso.load(model)
     found = {}
     for name in TASKS:
@@ -50,7 +50,7 @@ def measure(model: str | None, preset: str, count: int) -> dict[str, Any]:
 
 
 def _firsts(g: Gesso, items: list[Item], options: dict[str, Any]) -> Iterator[First]:
-    """All of them under way at once: the engine takes in as many as it has room for."""
+    """Submit all items at once; the engine batches them."""
     running: dict[int, First] = {}
     for seed, item in enumerate(items):
         if isinstance(item.prompt, str):
@@ -62,7 +62,7 @@ def _firsts(g: Gesso, items: list[Item], options: dict[str, Any]) -> Iterator[Fi
         for event in g.engine.step():
             match event:
                 case Draft(request_id):
-                    running[request_id].hear(event)
+                    running[request_id].add(event)
                 case Failed(_, error):
                     raise error
                 case Done(request_id):

@@ -1,7 +1,7 @@
-"""`gesso bench serve --attacks`: a well-behaved client alone, and beside each attack.
+"""`python -m tests.load attacks`: measure a well-behaved client without load, and beside each attack.
 
-Every attack gets a fresh server, so that nothing an attack leaves behind counts against the next one. A server that
-does not answer is killed after a deadline, and reported as such.
+Every attack gets a new server, so that the effects of one attack do not count against the next. A server that does not
+answer is killed after a deadline and reported.
 """
 
 import contextlib
@@ -17,26 +17,28 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gesso.bench.attacks import Attack, Outcome, Target, chosen, make_unreadable
-from gesso.bench.bystander import CONSTRAINED, PLAIN, SEEDS, Bystander, Watch
-from gesso.bench.processes import Server, descendants, running_server
-from gesso.bench.wire import ask
 from gesso.errors import InputError
+from tests.load.attack_table import Attack, chosen
+from tests.load.attacks import make_unreadable
+from tests.load.bystander import CONSTRAINED, PLAIN, SEEDS, Bystander, Watch
+from tests.load.processes import descendants, running_server
+from tests.load.target import Outcome, Target
+from tests.load.wire import ask
 
-ALONE_SECONDS, ALONE_REQUESTS = 15.0, 40  # measured alone: until either is reached
-LEAST_SECONDS, MOST_SECONDS = 8.0, 25.0  # measured under each attack
-AFTER_SECONDS = 6.0  # of them after its last request: abandoned work shows only then
+ALONE_SECONDS, ALONE_REQUESTS = 15.0, 40  # without load: until either is reached
+LEAST_SECONDS, MOST_SECONDS = 8.0, 25.0  # under each attack
+AFTER_SECONDS = 6.0  # of them after the attack, when abandoned work shows
 RECOVERY_SECONDS = 10.0  # for an answer after the attack
 
 
 def measure(url: str | None, letters: str | None = None) -> dict[str, Any]:
-    """Measure the attacks named by `letters`, or all. With a `url`, only those that need no server of their own."""
+    """Measure the attacks with these letters, or all. With a `url`, skip those that need their own server."""
     keys = tuple(os.environ.get("GESSO_API_KEYS", "").split(","))
     if url is not None and len(keys) < 2:
-        raise InputError("give two keys of the server in GESSO_API_KEYS: the bystander's, then the attacker's")
+        raise InputError("set GESSO_API_KEYS to two keys of the server: the bystander's, then the attacker's")
     wanted = chosen(letters)
     if not wanted:
-        raise InputError(f"no attack has a letter of {letters!r}; see gesso/bench/attacks.py")
+        raise InputError(f"no attack has one of the letters {letters!r}; see tests/load/attack_table.py")
     references = {}
     with _server(wanted[0], url, plain=True) as target:
         good = keys[0] if url is not None else "good"
@@ -46,7 +48,7 @@ def measure(url: str | None, letters: str | None = None) -> dict[str, Any]:
     for attack in wanted:
         print(f"{attack.letter} {attack.name} ...", file=sys.stderr, flush=True)
         if url is not None and attack.own_server:
-            found.append(_row(attack, skipped="it needs a server of its own"))
+            found.append(_row(attack, skipped="needs its own server"))
             continue
         bad = keys[1] if url is not None else "bad"
         found.append(_attacked(attack, url, good, bad, references[attack.constrained]))
@@ -58,7 +60,7 @@ def measure(url: str | None, letters: str | None = None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _server(attack: Attack, url: str | None, plain: bool = False) -> Iterator[Target]:
-    """The server for one attack. The load generator keeps a core to itself, or it would measure itself."""
+    """Start the server for one attack. It leaves one core to the load generator, which would otherwise slow it down."""
     if url is not None:
         yield Target(url, None)
         return
@@ -71,7 +73,7 @@ def _server(attack: Attack, url: str | None, plain: bool = False) -> Iterator[Ta
         options: dict[str, Any] = {"keys": ("good", "bad")}
         if not plain:
             options = {"keys": attack.keys, "frame_bytes": attack.frame_bytes, "files": attack.files}
-        server: Server = stack.enter_context(running_server(*arguments, threads=threads, **options))
+        server = stack.enter_context(running_server(*arguments, threads=threads, **options))
         if not arguments:
             server.wait_ready()
         yield Target(server.url, None, server.pid, server.log)
@@ -80,9 +82,9 @@ def _server(attack: Attack, url: str | None, plain: bool = False) -> Iterator[Ta
 def _alone(url: str, key: str, constrained: bool) -> Bystander:
     alone = Bystander(url, key, CONSTRAINED if constrained else PLAIN)
     for seed in range(SEEDS):
-        alone.ask(seed)  # the first requests pay for warming up
+        alone.ask(seed)  # the first requests include warm-up
     if alone.errors:
-        raise InputError(f"the server does not answer without an attack: {next(iter(alone.errors))}")
+        raise InputError(f"the server fails without an attack: {next(iter(alone.errors))}")
     alone.waits.clear()
     began, alone.answers = time.monotonic(), 0
     while time.monotonic() < began + ALONE_SECONDS and alone.answers < ALONE_REQUESTS:
@@ -98,7 +100,7 @@ def _attacked(attack: Attack, url: str | None, good: str, bad: str, alone: Bysta
             if attack.alone:
                 return _row(attack, _run(attack, target, time.monotonic() + MOST_SECONDS))
             return _beside(attack, target, key, alone)
-    except InputError as error:  # the server refused to start
+    except InputError as error:  # the server did not start
         return _row(attack, skipped=str(error))
 
 
@@ -119,7 +121,7 @@ def _beside(attack: Attack, target: Target, key: str | None, alone: Bystander) -
     ended = time.monotonic()
     time.sleep(max(0.0, min(until, max(began + LEAST_SECONDS, ended + AFTER_SECONDS)) - ended))
     stop.set()
-    # A request that is under way may still be answered, up to the deadline.
+    # A running request may still be answered before the deadline.
     for thread in threads:
         thread.join(max(0.0, until + 2 - time.monotonic()))
     time.sleep(1)
@@ -141,12 +143,12 @@ def _beside(attack: Attack, target: Target, key: str | None, alone: Bystander) -
 
 
 def _processes(target: Target) -> int:
-    """Return how many processes the server has started, as far as that can be seen from here."""
+    """Return the number of the server's child processes, or 0 if its process is unknown."""
     return 0 if target.pid is None else len(descendants(target.pid))
 
 
 def _run(attack: Attack, target: Target, until: float) -> Outcome:
-    """Run an attack in a thread of its own, and leave it behind if it misses the deadline."""
+    """Run an attack in a thread, and leave the thread behind if it misses the deadline."""
     found: list[Outcome] = []
 
     def run() -> None:

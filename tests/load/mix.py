@@ -1,11 +1,11 @@
-"""The requests of a soak test: one small request of every kind that a server answers, and small doses of attacks."""
+"""Requests of the soak test: a small one of every kind, and attacks in small doses."""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from gesso.bench import attacks
-from gesso.bench.wire import CHAT, COMPLETIONS, EDITS, RESPONSES, Answer, Body
+from tests.load import attacks
+from tests.load.wire import CHAT, COMPLETIONS, EDITS, RESPONSES, Answer, Body
 
 QUICK = {"preset": "fast", "canvas_length": 32, "steps": 6}
 MINUTES = {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]}
@@ -48,9 +48,9 @@ def body(kind: str, seed: int) -> tuple[str, dict[str, Any]]:
 
 
 def content(kind: str, answer: Answer) -> Any:
-    """Return the part of an answer that the same seed must reproduce. ValueError for an incomplete answer.
+    """Return the part of an answer that the same seed must reproduce.
 
-    An error that a stream reports raises RuntimeError with its message.
+    Raise ValueError for an incomplete answer, and RuntimeError for an error event of a stream.
     """
     if KINDS[kind][1].get("stream"):
         return _streamed(answer.content)
@@ -64,7 +64,7 @@ def content(kind: str, answer: Answer) -> Any:
             return [part.get("text") for item in output for part in item.get("content", ())]
         case {"choices": choices}:
             return [_choice(choice) for choice in choices]
-    raise ValueError(f"an answer of an unknown form: {str(found)[:100]}")
+    raise ValueError(f"unknown form of answer: {str(found)[:100]}")
 
 
 def _choice(choice: dict[str, Any]) -> Any:
@@ -88,7 +88,7 @@ def _streamed(received: bytes) -> str:
 
 
 def doses() -> Sequence[tuple[str, Body]]:
-    """Return the attacks of a hostile client, each small enough that even a server without defences survives it."""
+    """Return attacks that are small enough for a server without defences to survive."""
     tools = [{"name": f"f{number}"} for number in range(1000)]
     huge = attacks.completion(max_tokens=4000, **attacks.ENDLESS | {"canvas_length": 4000})
     return [

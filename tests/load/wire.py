@@ -1,4 +1,4 @@
-"""HTTP written by hand: requests that a client can leave incomplete, abandon, or wait for up to a deadline."""
+"""HTTP over plain sockets, for requests that a client leaves incomplete, abandons, or waits for up to a deadline."""
 
 import contextlib
 import json
@@ -7,20 +7,12 @@ import struct
 import time
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from gesso.errors import InputError
+from gesso.bench.server import address
 
 Body = bytes | dict[str, Any]
 COMPLETIONS, CHAT, EDITS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/edits", "/v1/responses"
 UNANSWERED = 0  # the status of a request that got no answer
-
-
-def address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise InputError(f"the address of a server is like http://127.0.0.1:8000, got {url!r}")
-    return parts.hostname, parts.port or 80
 
 
 @dataclass(frozen=True)
@@ -32,12 +24,12 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body; ValueError for anything that is not JSON, which includes NaN and Infinity."""
+        """Return the body. Raise ValueError if it is not JSON, or contains NaN or Infinity."""
         return json.loads(self.content, parse_constant=_not_json)
 
     @property
     def message(self) -> str:
-        """The error message, or an empty string."""
+        """Return the error message, or an empty string."""
         if self.status == UNANSWERED:
             return self.reason
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -50,7 +42,7 @@ def _not_json(constant: str) -> Any:
 
 
 def head(path: str, key: str | None, length: int | None, extra: dict[str, str] | None = None) -> bytes:
-    """Return a request head; with a body length it is a POST, without one a GET."""
+    """Return the head of a POST, or of a GET if `length` is None."""
     fields = {"Host": "127.0.0.1", "Content-Type": "application/json", "Connection": "close"}
     if key is not None:
         fields["Authorization"] = f"Bearer {key}"
@@ -70,7 +62,7 @@ def connect(url: str, timeout: float = 20) -> socket.socket:
 
 
 def send(url: str, key: str | None, path: str, body: Body, timeout: float = 20) -> socket.socket:
-    """Send a complete request and return its connection, on which the answer is not read yet."""
+    """Send a complete request. Return the connection with the answer still unread."""
     content = encode(body)
     connection = connect(url, timeout)
     try:
@@ -82,7 +74,7 @@ def send(url: str, key: str | None, path: str, body: Body, timeout: float = 20) 
 
 
 def abandon(connection: socket.socket) -> None:
-    """Close with a reset, like a client that crashed."""
+    """Close with a TCP reset, like a crashed client."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
@@ -97,7 +89,7 @@ def ask(
     timeout: float = 20,
     extra: dict[str, str] | None = None,
 ) -> Answer:
-    """Send a request and read the answer to its end, for at most `timeout` seconds in all."""
+    """Send a request and read the whole answer, for at most `timeout` seconds."""
     began = time.monotonic()
     content = None if body is None else encode(body)
     received = bytearray()
@@ -112,7 +104,7 @@ def ask(
                 received += part
     except OSError as error:
         reason = f"no answer within {timeout:.1f} s" if isinstance(error, TimeoutError) else str(error)
-        # A server may refuse a body before it has read all of it; then the answer comes with a reset behind it.
+        # A server may reject a body before reading all of it; a reset then follows the answer.
         if isinstance(error, TimeoutError) or not received:
             return Answer(UNANSWERED, bytes(received), time.monotonic() - began, reason)
     return _parse(bytes(received), time.monotonic() - began)

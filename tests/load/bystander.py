@@ -1,4 +1,4 @@
-"""A well-behaved client on a server under attack: how long it waits, and whether its answers stay right."""
+"""A well-behaved client on a server under attack: its waiting times, and whether its answers stay correct."""
 
 import threading
 import time
@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from gesso.bench import processes, wire
 from gesso.bench.serve import BODY, percentile
+from tests.load import processes, wire
 
 SEEDS = 4  # distinct requests
 PATIENCE = 25.0  # seconds a bystander waits for an answer
-LAST = 2.0  # seconds before the end in which it asks nothing more
+LAST = 2.0  # seconds before the end without new requests
 PLAIN: dict[str, Any] = {
     **BODY,
     "diffusion": {"preset": "fast", "canvas_length": 64, "steps": 4},  # about half a second on one core
@@ -21,12 +21,12 @@ CONSTRAINED: dict[str, Any] = {**PLAIN, "choice": ["return n", "if n < 2: return
 
 @dataclass
 class Bystander:
-    """Asks back to back until it is stopped. A request that is not answered counts with the time it waited."""
+    """A client that sends request after request. An unanswered request counts with its waiting time."""
 
     url: str
     key: str | None
     body: dict[str, Any] = field(default_factory=lambda: PLAIN)
-    texts: dict[int, str] = field(default_factory=dict)  # by seed, as answered alone; empty: they are being collected
+    texts: dict[int, str] = field(default_factory=dict)  # expected, by seed; collected if empty
     waits: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     answers: int = 0
@@ -51,7 +51,7 @@ class Bystander:
             self.ask(seed % SEEDS, max(0.1, min(PATIENCE, until - time.monotonic())))
             seed += 1
             if self.errors and self.waits[-1] < 0.05:
-                time.sleep(0.1)  # it was refused at once
+                time.sleep(0.1)  # after an immediate rejection
 
     def summary(self) -> dict[str, Any]:
         waits = list(self.waits)
@@ -70,14 +70,14 @@ class Bystander:
 
 @dataclass
 class Watch:
-    """Asks for /health and reads the memory of a server's processes, five times per second."""
+    """Polls /health and the memory of a server's processes five times per second."""
 
     url: str
     pid: int | None
     slowest: float = 0.0  # seconds for /health
     failed: int = 0
     peak: int = 0  # bytes of the server process
-    peak_of_all: int = 0  # and of all its processes together
+    peak_of_all: int = 0  # of all its processes
 
     def run(self, stop: threading.Event, until: float) -> None:
         memory = threading.Thread(target=self._watch_memory, args=(stop, until), daemon=True)

@@ -1,7 +1,7 @@
-"""`gesso bench serve --soak MINUTES`: every kind of request, clients that leave, attacks, and engines that are killed.
+"""`python -m tests.load soak MINUTES`: every kind of request, clients that hang up, attacks, and killed engines.
 
-The report counts wrong answers (another text than the same seed gave alone), lost answers (neither an answer nor an
-error that gives a reason), and what is left behind: places in the engine, connections, processes, memory.
+The report counts wrong answers (another text than the same seed gave without load), lost answers (neither an answer nor
+an error with a reason), and leaks: requests in the engine, connections, processes, memory.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gesso.bench import mix, processes, wire
-from gesso.bench.hangups import HELD, total
 from gesso.bench.serve import percentile
 from gesso.errors import InputError
+from tests.load import mix, processes, wire
+from tests.load.hangups import HELD, total
 
 SEEDS = 2  # distinct requests of every kind
 STEADY, LEAVING = 3, 2  # well-behaved clients, and clients that hang up
 PATIENCE = 120.0  # seconds to wait for an answer before it counts as lost
-KILLS = (120.0, 180.0)  # seconds between two kills of the engine
+KILLS = (120.0, 180.0)  # range of seconds between two kills of the engine
 PROGRESS_SECONDS = 10.0
 MINUTE = 60.0
-SETTLED_AT = 5 * MINUTE  # memory is compared with that of the minute after this
-WARM_UP = MINUTE  # of an engine, in which its memory is not counted
+SETTLED_AT = 5 * MINUTE  # growth of memory is relative to the minute after this
+WARM_UP = MINUTE  # of an engine; its memory counts after this
 
 
 @dataclass
@@ -56,14 +56,14 @@ class Log:
     samples: list[Sample] = field(default_factory=list)
 
     def note(self, kind: str, answer: wire.Answer, expected: Any) -> None:
-        """Sort an answer of a well-behaved client into right, wrong, an error with a reason, and lost."""
+        """Count an answer of a well-behaved client as correct, wrong, an error with a reason, or lost."""
         with self.lock:
             self.requests[kind] += 1
             reason = answer.message
             if answer.status == 200:
                 try:
                     found = mix.content(kind, answer)
-                except RuntimeError as error:  # an error that came as an event of a stream
+                except RuntimeError as error:  # an error event of a stream
                     reason = str(error)
                 except (ValueError, KeyError, TypeError) as error:
                     self.lost.append(f"{kind}: {error}")
@@ -82,11 +82,11 @@ class Log:
 
 
 def measure(url: str | None, minutes: float, seed: int = 0) -> dict[str, Any]:
-    """Soak a server of our own, or the one at `url`, whose processes are then neither killed nor measured."""
+    """Soak a new server, or the one at `url`, whose processes are neither killed nor measured."""
     if url is not None:
         keys = os.environ.get("GESSO_API_KEYS", "").split(",")
         if len(keys) < 2:
-            raise InputError("give two keys of the server in GESSO_API_KEYS: the clients', then the attacker's")
+            raise InputError("set GESSO_API_KEYS to two keys of the server: the clients', then the attacker's")
         return _soak(url, keys[0], keys[1], None, 60 * minutes, seed)
     threads = max(1, (os.cpu_count() or 2) - 1)
     with processes.running_server(keys=("good", "bad"), threads=threads) as server:
@@ -118,13 +118,13 @@ def _soak(url: str, good: str, bad: str, pid: int | None, seconds: float, seed: 
 
 
 def _alone(url: str, key: str) -> dict[tuple[str, int], Any]:
-    """Ask for everything once, without load: these are the answers that count as right."""
+    """Return the expected answers: those to every request without load."""
     expected = {}
     for kind in mix.KINDS:
         for seed in range(SEEDS):
             answer = wire.ask(url, key, *mix.body(kind, seed), timeout=PATIENCE)
             if answer.status != 200:
-                raise InputError(f"{kind} does not work on this server: {answer.status} {answer.message}")
+                raise InputError(f"the server fails without load: {kind}: {answer.status} {answer.message}")
             expected[kind, seed] = mix.content(kind, answer)
     return expected
 
@@ -153,7 +153,7 @@ def _leaving(url: str, key: str, log: Log, until: float, chance: random.Random) 
 
 
 def _visit(url: str, key: str, path: str, content: bytes, chance: random.Random) -> None:
-    """Send all of a request or a part of it, and hang up within a second."""
+    """Send a request or a part of it, and hang up within a second."""
     request = wire.head(path, key, len(content)) + content
     if chance.random() < 0.3:
         request = request[: chance.randrange(len(request))]
@@ -181,7 +181,7 @@ def _hostile(url: str, key: str, log: Log, until: float, chance: random.Random) 
 
 
 def _killer(pid: int, log: Log, until: float, chance: random.Random) -> None:
-    """Kill the engine now and then; in a short run once, in the first half."""
+    """Kill the engine every few minutes. In a short run, kill it once, in the first half."""
     pause = min(chance.uniform(*KILLS), (until - time.monotonic()) / 2)
     while time.monotonic() + pause < until - 5:
         time.sleep(pause)
@@ -243,9 +243,9 @@ def _percentiles(waits: list[float]) -> dict[str, Any]:
 
 
 def _memory(samples: list[Sample], seconds: float) -> dict[str, Any]:
-    """Growth of the server: its last minute against the minute after the first five; in a short run, thirds of it.
+    """Compare the server's last minute with the minute after the first five; in a short run, compare thirds.
 
-    An engine starts anew after a kill, so each has its own maximum, counted once it has warmed up.
+    A killed engine is replaced, so each engine has its own maximum, which counts after its warm-up.
     """
     if not samples:
         return {}
@@ -284,10 +284,10 @@ def _by_minute(samples: list[Sample]) -> list[list[tuple[int, int]]]:
 
 
 def _left_behind(url: str, key: str, pid: int | None, files: int, started: int) -> dict[str, Any]:
-    """Return what is still held after everybody has left, once it settles or a minute has passed."""
+    """Return the resources still in use after all clients have left, at zero or after a minute."""
     until = time.monotonic() + 60
     while True:
-        # The engine counts what it holds at the end of a request.
+        # The engine updates its metrics at the end of a request.
         wire.ask(url, key, *mix.body("completion", 0), timeout=20)
         found = _metrics(url, key)
         held: dict[str, Any] = {name: total(found, name) for name in HELD} if found else {"metrics": "no answer"}
