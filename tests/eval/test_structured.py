@@ -1,4 +1,4 @@
-"""The structured task: nothing held out is seen in training, every row can be learnt, scores follow the schema."""
+"""The structured task: separate splits, and scores that follow the schema."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from gesso.eval.structured.words import WORDS, known
 from gesso.eval.task import SPLITS, Item
 
 TASK = Structured()
-# What joins words into a value, and is no value itself.
+# Words that join values and belong to no split.
 GLUE = """the and with ltd works sons cafe casa grill street road lane avenue com org txt csv png pdf soup pie salad
     stew baked cake does not open too slow shows nothing crashes missing size limit mode rate true false"""
 
@@ -32,7 +32,7 @@ def schema_of(item: Item) -> dict:
 
 
 def leaves(schema: dict, value: dict):
-    """(schema, value) of every field."""
+    """Yield (schema, value) of every field."""
     for key, inner in schema["properties"].items():
         if inner["type"] == "object":
             yield from leaves(inner, value[key])
@@ -46,7 +46,7 @@ def keys(schema: dict) -> frozenset[str]:
 
 
 def words(item: Item) -> set[str]:
-    """Of the values that are copied: those of an enum stand in the schema."""
+    """Return the words of copied values. Values of an enum are in the schema."""
     found = [value for schema, value in leaves(schema_of(item), item.meta["value"]) if "enum" not in schema]
     return {word for word in re.findall("[a-z]{3,}", str(found).lower()) if word not in GLUE.split()}
 
@@ -54,7 +54,7 @@ def words(item: Item) -> set[str]:
 # --- splits ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_wording_word_or_set_of_keys_of_one_split_is_in_another(drawn):
+def test_splits_share_no_wordings_words_or_sets_of_keys(drawn):
     spoken = [*(d.asks for d in DOMAINS), *(f.says for d in DOMAINS for f in d.fields), FRAMES, SWITCHES, WRAPPERS]
     for of in (
         lambda split: {part.strip() for one in spoken for text in one[split] for part in text.split("~")},
@@ -69,7 +69,7 @@ def test_no_wording_word_or_set_of_keys_of_one_split_is_in_another(drawn):
         assert not validation & test
 
 
-def test_every_field_can_be_said_in_every_split_and_goes_by_names_of_its_own():
+def test_every_field_has_wordings_in_every_split_and_unique_names():
     for domain in DOMAINS:
         names = [key for field in domain.fields for key in field.keys] + list(domain.nest)
         assert len(names) == len(set(names)), domain.name
@@ -83,7 +83,7 @@ def test_every_field_can_be_said_in_every_split_and_goes_by_names_of_its_own():
     assert len(tools) == len(set(tools))
 
 
-def test_the_request_says_every_value_and_the_schema_every_key(drawn):
+def test_the_request_contains_every_value_and_the_schema_every_key(drawn):
     kinds = set()
     for item in (item for items in drawn.values() for item in items):
         request, _, written = item.prompt[0]["content"].partition(f"\n{INSTRUCTION}")
@@ -111,7 +111,7 @@ def test_same_seed_same_items():
 # --- scores ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_expected_answer_scores_one_whatever_the_order_and_the_spaces(drawn):
+def test_the_expected_answer_scores_one_in_any_order_and_spacing(drawn):
     for item in drawn["test"]:
         assert TASK.score(item, item.expected) == {"fields": 1, "valid": 1, "share": 1}
         if "schema" in item.meta:
@@ -119,7 +119,7 @@ def test_the_expected_answer_scores_one_whatever_the_order_and_the_spaces(drawn)
             assert TASK.score(item, json.dumps(turned, indent=1) + "\n") == {"fields": 1, "valid": 1, "share": 1}
 
 
-def test_what_is_no_answer_scores_zero(drawn):
+def test_a_malformed_answer_scores_zero(drawn):
     for item in drawn["test"][:40]:
         others = [
             item.expected + item.expected,
@@ -156,7 +156,7 @@ CHANGES = [
     ({}, (1, 1, 1)),
     ({"qty": 2}, (0, 1, 3 / 4)),
     ({"qty": "1"}, (0, 0, 3 / 4)),
-    ({"qty": True}, (0, 0, 3 / 4)),  # Python's True == 1 must not pass
+    ({"qty": True}, (0, 0, 3 / 4)),  # True == 1 in Python
     ({"rush": 1}, (0, 0, 3 / 4)),
     ({"color": "green"}, (0, 0, 3 / 4)),
     ({"color": "blue", "qty": 3}, (0, 1, 2 / 4)),
@@ -167,7 +167,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "scores"), CHANGES)
-def test_scores_count_the_fields_that_are_right(change, scores):
+def test_scores_count_correct_fields(change, scores):
     answer = {**VALUE, **change}
     said = Item(name="", prompt="", expected=compact(VALUE), meta={"schema": ORDER, "value": VALUE})
     assert tuple(TASK.score(said, compact(answer)).values()) == pytest.approx(scores)
@@ -182,7 +182,7 @@ def test_scores_count_the_fields_that_are_right(change, scores):
     assert tuple(TASK.score(called, call("steal")).values()) == (0, 0, 0)
 
 
-def test_a_key_left_out_or_given_twice_is_not_valid():
+def test_missing_and_duplicate_keys_are_invalid():
     item = Item(name="", prompt="", expected="", meta={"schema": ORDER, "value": VALUE})
     assert TASK.score(item, compact({k: VALUE[k] for k in VALUE if k != "qty"})) == {
         "fields": 0,
@@ -192,7 +192,7 @@ def test_a_key_left_out_or_given_twice_is_not_valid():
     assert TASK.score(item, '{"qty":2,' + compact(VALUE)[1:])["valid"] == 0
 
 
-def test_the_validator_knows_every_keyword_that_a_schema_here_has(drawn):
+def test_the_validator_covers_every_keyword_of_generated_schemas(drawn):
     def check(schema):
         allowed = {"object": {"properties", "required"}, "array": {"items"}, "string": {"enum"}}
         assert schema.keys() - {"type"} <= allowed.get(schema["type"], set())
@@ -202,7 +202,7 @@ def test_the_validator_knows_every_keyword_that_a_schema_here_has(drawn):
     for item in drawn["test"]:
         check(schema_of(item))
         assert satisfies(item.meta["value"], schema_of(item))
-    assert satisfies(2.0, {"type": "integer"})  # as JSON Schema has it
+    assert satisfies(2.0, {"type": "integer"})  # by JSON Schema
     assert not satisfies(2.5, {"type": "integer"})
     assert not satisfies(None, {"type": "number"})
     assert not satisfies(["a", 1], {"type": "array", "items": {"type": "string"}})
@@ -211,8 +211,8 @@ def test_the_validator_knows_every_keyword_that_a_schema_here_has(drawn):
 # --- evaluation -----------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_shows_the_tools_and_scores_the_call(tiny, drawn, monkeypatch):
-    """A model that knows nothing writes the answer by pins: what it says must reach the scorer, tags and all."""
+def test_an_evaluation_passes_tools_and_scores_the_call(tiny, drawn, monkeypatch):
+    """Pins make an untrained model write the answer, whose special tokens must reach the scorer."""
     items = [next(item for item in drawn["test"] if ("tools" in item.meta) is tools) for tools in (True, False)]
     asked, request = [], tiny.request
 
