@@ -5,90 +5,14 @@ parts that join words into a value (Street, The, .com) belong to no split.
 """
 
 import random
+import tomllib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 from gesso.eval.task import split_of
 
-WORDS = {
-    "first": """
-Ada Adam Adele Agnes Aisha Alan Alba Alice Alina Amara Amir Amy Ana Andre Anita Anna Anton Arjun Arlo Asha Astrid Aya
-Barbara Basil Beatriz Ben Berta Bianca Bo Boris Bruno Caleb Camila Carla Carlos Carmen Cecilia Celia Chen Chiara Chloe
-Clara Colin Cora Dalia Dan Daria David Dennis Diana Diego Dina Dmitri Dora Edgar Edith Elena Eli Elias Elif Elisa Ella
-Emeka Emil Emma Enzo Erik Esther Ethan Eva Farah Fatima Felix Fiona Flora Frank Freya Gabriel Gemma George Gerda Gina
-Grace Greta Gustav Hana Hannah Hans Harry Hassan Heidi Helen Henry Hiro Hugo Ian Ibrahim Ida Igor Ilse Imani Ines
-Ingrid Iris Isaac Isabel Ivan Ivy Jack Jada Jamal James Jana Jasper Javier Jens Joan Joel Jonas Jorge Josef Joy Juan
-Jude Julia Jun Kai Karim Karin Kate Keiko Kenji Kira Klaus Kofi Lara Lars Laura Lea Leila Lena Leo Liam Lila Lina
-Linus Lola Lucas Lucia Luis Luka Lydia Magda Maja Marco Maria Marta Max Maya Mei Mia Mila Milo Mina Mira Mona Nadia
-Naomi Nell Nia Nico Nils Nina Noah Nora Olaf Olga Olivia Omar Oscar Otto Pablo Paula Pedro Petra Pia Priya Rafael Raj
-Rana Raul Ravi Rita Robin Rosa Ruben Ruth Sam Sami Sana Sara Selma Simon Sofia Sonia Stefan Sven Tamar Tara Teo Tess
-Theo Tim Tina Tomas Uma Ursula Vera Victor Viola Wanda Wei Willa Xenia Yara Yuki Yusuf Zara Zoe""",
-    "last": """
-Abbott Acosta Adams Ahmed Alvarez Andersen Arnold Bailey Baker Banerjee Barnes Bauer Becker Bell Bennett Berg Bianchi
-Bishop Blake Bose Brandt Brooks Brown Burke Byrne Cabrera Carter Castro Chavez Chowdhury Clarke Cohen Cole Conti
-Cooper Costa Cox Cruz Dalton Das Davies Delgado Diaz Dixon Dubois Duran Eaton Edwards Ellis Eriksen Evans Farrell
-Ferrari Fischer Flores Ford Foster Fox Freeman Fuentes Gallo Garcia Gibson Gomez Gonzalez Graham Grant Greene Gruber
-Gupta Haas Hale Hansen Harper Hassan Hayes Hein Hernandez Hill Hoffman Holt Horvath Huang Hughes Hussain Ibarra Iyer
-Jackson Jansen Jensen Johnson Jones Kamara Kapoor Kaya Keller Kelly Khan Kim Klein Koch Kovacs Kowalski Kruger Kumar
-Lambert Lang Larsen Lee Lehmann Leone Lewis Lim Lind Lopez Lund Maier Malik Marino Marsh Martin Mason Mbeki Medina
-Mehta Meyer Miller Mills Molina Moore Morales Moreau Morgan Moretti Morris Murphy Nakamura Navarro Nelson Newman
-Nguyen Nielsen Novak Nowak Okafor Olsen Ortega Osei Owens Palmer Park Parker Patel Pena Perez Petrov Phillips Pinto
-Popov Porter Powell Price Quinn Ramos Reed Reyes Ricci Rivera Roberts Rojas Romano Rossi Ruiz Russo Ryan Saito Salazar
-Santos Sato Schmidt Schulz Shah Sharma Shaw Silva Singh Smith Sokolov Soto Steele Stone Suzuki Svensson Tanaka Taylor
-Thomas Torres Tran Turner Vargas Vega Vogel Walker Wallace Walsh Wang Ward Watson Weber Webb Weiss Wells West White
-Wilson Wolf Wong Wood Wright Wu Yamada Yang Young Zhang Zimmer""",
-    "city": """
-Aarhus Accra Adelaide Agadir Algiers Almaty Amman Ankara Antwerp Athens Atlanta Auckland Austin Baku Bali Baltimore
-Bangkok Barcelona Basel Bath Beirut Belfast Belgrade Bergen Berlin Bern Bilbao Bogota Bologna Bonn Bordeaux Boston
-Bremen Brighton Brisbane Bristol Bruges Brussels Bucharest Budapest Cairo Calgary Canberra Cardiff Casablanca Chennai
-Chicago Cologne Copenhagen Cork Cusco Dakar Dallas Damascus Darwin Delhi Denver Detroit Dhaka Doha Dortmund Dresden
-Dubai Dublin Durban Edinburgh Essen Florence Frankfurt Galway Geneva Genoa Ghent Glasgow Granada Graz Guadalajara
-Halifax Hamburg Hanoi Hanover Havana Helsinki Hobart Houston Hyderabad Istanbul Izmir Jaipur Jakarta Karachi Kathmandu
-Kiev Kigali Kingston Kobe Krakow Kyoto Lagos Lahore Leeds Leipzig Lille Lima Lisbon Liverpool Ljubljana London Luanda
-Lucerne Lusaka Lyon Madrid Malaga Malmo Manchester Manila Maputo Marseille Medellin Melbourne Memphis Miami Milan
-Minsk Mombasa Monaco Montreal Moscow Mumbai Munich Muscat Nagoya Nairobi Nantes Naples Nashville Nice Odessa Oporto
-Osaka Oslo Ottawa Oxford Palermo Panama Paris Perth Pisa Porto Prague Quebec Quito Rabat Reykjavik Riga Rio Rome
-Rotterdam Salzburg Santiago Sapporo Sarajevo Seattle Seoul Seville Shanghai Singapore Sofia Split Stockholm Stuttgart
-Sydney Taipei Tallinn Tampa Tangier Tbilisi Tehran Tirana Tokyo Toledo Toronto Toulouse Trieste Tunis Turin Utrecht
-Valencia Vancouver Venice Verona Vienna Vilnius Warsaw Wellington York Zagreb Zurich""",
-    "noun": """
-anchor apron arrow badge bag balloon banner barrel basket bathtub battery beacon bell belt bench bicycle blanket
-blender boat bolt book boot bottle bowl box bracelet branch brick bridge broom brush bucket button cabinet cable
-camera candle canoe canvas cap card carpet cart castle ceiling chain chair charger chest clock cloud coat coin collar
-comb compass cord couch cradle crane crate crown cup curtain cushion desk diary dish door dragon drawer dress drill
-drum engine envelope fan feather fence fiddle filter flag flute forest fork forge fountain frame freezer garage garden
-gate gear glass globe glove guitar hammer handle harbor harp hat heater helmet hill hook horn hose island jacket jar
-jug kettle key kite knife ladder lake lamp lantern laptop lens lever lighter lock loom magnet mantle map marble mask
-mat mattress meadow meter microphone mill mirror monitor moon mountain mouse mug nail napkin needle net notebook ocean
-oven paddle paint pan panel pedal pen pencil piano pillow pipe planet plate pocket pole portal printer projector pump
-puppet purse puzzle racket radio raft railing ribbon ring river robe robot rocket rope ruler saddle sail scale scarf
-school scissors screen shadow shelf shell shield ship shirt shoe shovel shower signal sink skirt slipper soap sofa
-speaker spoon spring stair stamp star statue stone stool storm stove straw suitcase summer sweater switch table tablet
-teapot telescope tent thimble thread throne ticket tile toaster torch towel tower toy train tray tripod trumpet tube
-umbrella valley vase vest violin wagon wall wallet watch wheel whistle window winter wire wrench yacht zipper""",
-    "adj": """
-amber ancient bitter blue bold brave bright broken bronze brown calm clean clever cold copper cotton crimson curved
-dark deep distant dusty early electric empty endless fading famous fancy fast final first folding foreign frozen
-gentle giant glass golden grand gray green happy heavy hidden hollow honest hungry iron ivory last late leather light
-little lonely long lost loud lucky magic marble metal modern narrow new noisy old orange outer pale paper patient
-perfect pink plain plastic polished portable proud purple quick quiet rapid red restless round royal rubber rustic
-sacred sharp shiny short silent silk silver simple sleepy slim slow small smart smooth soft solid spare square steel
-still striped strong sturdy sunny sweet tall thin tiny velvet violet warm white wide wild wise wooden woolen yellow
-young""",
-    "food": """
-almond apple apricot artichoke asparagus avocado bacon banana barley basil bean beef beet bread broccoli butter
-cabbage caramel carrot cashew celery cheese cherry chicken chili chocolate cinnamon coconut coffee corn crab cream
-cucumber curry duck egg fennel fig fish flour garlic ginger grape ham hazelnut honey kale lamb leek lemon lentil
-lettuce lime lobster mango maple melon milk mint mushroom mustard noodle nutmeg oat olive onion oregano paprika
-parsley pasta peach peanut pear pea pecan pepper pineapple pistachio plum pork potato pumpkin quinoa radish raisin
-rice rosemary saffron sage salmon salt sesame shrimp spinach squash sugar thyme tofu tomato tuna turkey turnip vanilla
-vinegar walnut yogurt zucchini""",
-    "verb": """
-add archive borrow bring build burn buy call carry check clean close collect copy cut deliver draw drop empty fetch
-fill find finish fix fold hang hide inspect label lift load measure mend mount move open order pack paint park pick
-plant polish prepare print pull push read remove rent repair replace return scan sell send sew sharpen ship show
-sketch sort store sweep test trim turn unpack update wash water weigh wrap""",
-}
+WORDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 # Onsets, vowels and ends; - is an empty end. Ends that would spell rude words are left out.
 SYLLABLES = (
     "b c ch d f g h j k l m n p qu r s sh t th v w y z br cl dr fl gr pl st tr",
