@@ -106,7 +106,7 @@ def test_the_tested_tiling_is_the_one_that_runs():
                 elif table in (linear.PLAIN, linear.GATED):
                     found = [linear.cut(table, tokens, [2816], key)[0] for tokens in (1, 256, 2048)]
                 else:
-                    found = [kernels.experts4.cut(*key, tokens) for tokens in (1, 256, 2048)]
+                    found = [kernels.experts_four_bit.cut(*key, tokens) for tokens in (1, 256, 2048)]
                 assert set(found) == {tiling}, name
                 tried += 1
     assert tried > 100
