@@ -1,7 +1,7 @@
 # Three commands, each with all its set-up: `make demo`, `make studio`, `make test`. They need Python 3.11 or newer; the
 # studio's tests also need a browser (apt-get install chromium), and skip without.
 # `make test-gpu` is for a machine with an NVIDIA GPU: it uses the Python that has torch there, and installs nothing.
-# `make mini-data` and `make sudoku-data` make what recipes/mini.toml and recipes/sudoku.toml train on, in data/mini.
+# `make mini-data` and `make sudoku-data` make the data of examples/mini and examples/sudoku, in data/mini.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -59,10 +59,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 mini-data: $(VENV)/.installed
-	$(BIN)/python recipes/mini/make_data.py --out data/mini --cache data/wheels
+	$(BIN)/python -m examples.mini.make_data --out data/mini --cache data/wheels
 
 sudoku-data: $(VENV)/.installed
-	$(BIN)/python -m gesso.eval.sudoku_bank data/mini/sudoku-bank.npz --processes $(PROCESSES)
+	$(BIN)/python -m examples.sudoku.bank data/mini/sudoku-bank.npz --processes $(PROCESSES)
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gesso needs Python 3.11 or newer; set PYTHON=...")'

@@ -125,7 +125,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session")
 def studio_files():
     """The studio without an engine: what tests of the page alone answer themselves."""
-    from gesso.bench.studio import StudioFiles
+    from tests.load.scrubbing import StudioFiles
 
     with StudioFiles() as url:
         yield url

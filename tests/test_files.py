@@ -7,7 +7,7 @@ import pytest
 
 from gesso import files
 from gesso.errors import CheckpointError, InputError
-from gesso.eval.sudoku_grid import read_puzzles
+from gesso.eval.sudoku.puzzles import read_puzzles
 from gesso.serve.keys import read_keys
 from gesso.train import recipe
 

@@ -1,6 +1,6 @@
-"""Every kernel with something to do: inputs at the size of the real model, what should come out, how much work it is.
+"""Inputs, expected outputs and amount of work of every kernel, at the size of the real model.
 
-E experts, O outputs, I inputs, B bytes of two values, G groups that share a scale, R pairs of a token and its expert.
+E experts, O outputs, I inputs, B bytes of two values, G groups that share a scale, R (token, expert) pairs.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from gesso.backends.cuda.kernels.four_bit import Packed, turned
 from gesso.backends.cuda.kernels.linear import FP8
 from gesso.model.experts import route as expert_route
 
-READ = 4.27e12  # bytes a second that an H200 was seen to read (a sum over 2 GB); the datasheet says 4.8
+READ = 4.27e12  # bytes per second, measured on an H200 (a sum over 2 GB); 4.8e12 by the datasheet
 DENSE = {"bf16": 989e12, "fp8": 1979e12, "int4": 989e12, "nvfp4": 989e12}  # by the datasheet
-COPIES = 6  # of the weights, taken by turns: more than fit the 50 MB of the cache
+COPIES = 6  # of the weights, used in turn: more than fit the 50 MB cache
 BLOCK = 64  # columns that share a scale between the two products of FP8 experts
 GROUP = {"int4": 32, "nvfp4": 16}
 
@@ -37,8 +37,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A kernel ready to run: `call(i)` uses the i-th copy of the weights, `plain()` is what call(0) should give, when
-    `wide` has made numbers of it."""
+    """A kernel with inputs. `call(i)` uses copy i of the weights; `wide(call(0))` should equal `plain()`."""
 
     call: Callable[[int], Any]
     plain: Callable[[], Tensor]
@@ -49,7 +48,7 @@ class Case:
 
     @property
     def floor(self) -> float:
-        """Seconds."""
+        """Return the lower bound of the time in seconds, by memory bandwidth and arithmetic."""
         return max(self.bytes / READ, self.flops / DENSE[self.precision])
 
 
@@ -63,8 +62,8 @@ def _normal(*shape: int, size: float = 1.0, dtype: torch.dtype = torch.bfloat16)
 
 @dataclass(frozen=True)
 class Copies:
-    packed: list[Any]  # as the kernel takes them
-    wide: Tensor  # what the first stands for
+    packed: list[Any]  # in the kernel's format
+    wide: Tensor  # the first copy, dequantized
 
 
 def _copies(count: int, outputs: int, inputs: int, precision: str) -> Copies:
@@ -104,7 +103,7 @@ def _bytes(matrices: Any) -> int:
 
 
 def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[], experts.Groups]:
-    """Tiles of as many rows as the tiling in force has."""
+    """Return a function that groups rows by the current tiling."""
     ready = {size: experts.group(index, shape.experts, size) for size in (16, 32, 64, 128)}
 
     def now() -> experts.Groups:
@@ -172,18 +171,18 @@ def back(shape: Shape, precision: str) -> Case:
 
 
 def _depth(precision: str) -> int:
-    """Of the second product."""
+    """Return the depth of the second product."""
     return experts_four_bit.cut("back", precision, 1).depth
 
 
 def _straight(rows: Tensor, depth: int) -> Tensor:
-    """Rows that are turned, as they were."""
+    """Undo `turned`."""
     column = turned(torch.arange(rows.shape[1], device=rows.device)[None], depth)[0]
     return rows[:, column.argsort()]
 
 
 def _blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """FP8 with a scale for every `block` columns."""
+    """Quantize to FP8 with a scale per `block` columns."""
     parts = x.float().unflatten(1, (-1, block))
     scale = parts.abs().amax(-1).clamp(min=1e-12) / 448
     return (parts / scale[..., None]).clamp(-448, 448).flatten(1).to(FP8), scale

@@ -1,4 +1,4 @@
-"""What a GPU does behind the host's back has to be waited for before a clock is read."""
+"""Wait for asynchronous GPU work before reading a clock."""
 
 import torch
 

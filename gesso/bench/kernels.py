@@ -1,8 +1,8 @@
-"""Every kernel at the size of the real model: checked against its plain version, and timed against what is possible.
+"""Measure every kernel at the size of the real model: its error against the plain version, and its time.
 
-One call tries many ways to cut the work into tiles, since only the GPU knows which is best. Kernels are compiled by
-several processes at once before anything is timed; what is timed is a CUDA graph of calls with different weights, so
-that none of them is still in the cache.
+Each kernel runs in many tilings, because only measurement shows the fastest. Several processes compile the kernels
+before anything is timed. The timed unit is a CUDA graph of calls with different weights, so that no weights are in the
+cache.
 """
 
 import itertools
@@ -35,14 +35,14 @@ class Row:
         return asdict(self)
 
 
-# --- what there is to measure -----------------------------------------------------------------------------------------
+# --- candidates -------------------------------------------------------------------------------------------------------
 
 Build = Callable[[Shape], Case]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel, and the ways of cutting its work to try: put into `table[key]`, where it looks them up, in its form."""
+    """A kernel and the tilings to try. `form(tiling)` is stored in `table[key]`, where the kernel looks it up."""
 
     build: Build
     tilings: tuple[Tiling, ...] = ()
@@ -52,12 +52,12 @@ class Candidate:
 
 
 def _always(tiling: Tiling) -> Any:
-    """For any number of tokens."""
+    """Use a tiling for any number of tokens."""
     return ((linear.MANY, tiling),)
 
 
 def _from_none(tiling: Tiling) -> Any:
-    """From no programs on."""
+    """Use a tiling for any number of programs."""
     return ((0, tiling),)
 
 
@@ -112,9 +112,9 @@ Work = tuple[str, Tiling | None]
 
 
 def measure(only: str | None = None, tokens: int = 256, processes: int = 12) -> list[Row]:
-    """All kernels whose name holds `only`, in every tiling that fits the chip."""
+    """Measure all kernels whose name contains `only`, in every tiling that fits the GPU."""
     if not torch.cuda.is_available():
-        raise InputError("kernels run on an NVIDIA GPU, and there is none; tests run them in Triton's interpreter")
+        raise InputError("measuring kernels needs an NVIDIA GPU; none was found")
     chosen = {name: candidate for name, candidate in candidates().items() if not only or only in name}
     work: list[Work] = [(name, tiling) for name, c in chosen.items() for tiling in (c.tilings or (None,))]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
@@ -132,11 +132,11 @@ def measure(only: str | None = None, tokens: int = 256, processes: int = 12) -> 
 
 
 def _warm(work: Work) -> None:
-    """Compile, in a process of its own; what does not fit the chip fails here as it will there."""
+    """Compile a kernel. Tilings that do not fit the GPU fail here, and again when they are timed."""
     name, tiling = work
     candidate = candidates()[name]
     with _tiled(candidate, tiling), suppress(Exception):
-        candidate.build(Shape(tokens=32, experts=2, k=2)).call(0)  # k = 1 would be compiled as a constant
+        candidate.build(Shape(tokens=32, experts=2, k=2)).call(0)  # Triton would compile k = 1 as a constant
         torch.cuda.synchronize()
 
 
@@ -154,7 +154,7 @@ def _tiled(candidate: Candidate, tiling: Tiling | None) -> Iterator[None]:
 def _time(name: str, tiling: Tiling | None, case: Case, expected: Tensor) -> Row | None:
     try:
         first = case.wide(case.call(0)).float()
-    except Exception as problem:  # too large for the chip's shared memory or registers, most likely
+    except Exception as problem:  # usually too large for shared memory or registers
         print(f"{name} {tiling}: {str(problem)[:100]}", file=sys.stderr)
         return None
     graph = torch.cuda.CUDAGraph()
@@ -180,7 +180,7 @@ def _time(name: str, tiling: Tiling | None, case: Case, expected: Tensor) -> Row
 
 
 def best(found: list[Row]) -> list[Row]:
-    """The fastest of each kernel."""
+    """Return the fastest tiling of each kernel."""
     fastest: dict[str, Row] = {}
     for row in found:
         if row.kernel not in fastest or row.microseconds < fastest[row.kernel].microseconds:

@@ -1,8 +1,8 @@
-"""How fast a model writes: prefill, a step, tokens a second by batch, token by token, memory; and the peer beside it.
+"""Measure generation: prefill, step time, tokens per second by batch size, autoregressive decoding, memory, and a peer.
 
-Everything goes through the engine as a user's requests do. Canvases take a fixed number of steps and no text ends, so
-that every run does the same work. The floor is the time it takes to read what a step must read, once, at the speed this
-machine's memory was seen to have in the same run.
+Everything runs through the engine, as requests do. Canvases take a fixed number of steps and no text ends early, so
+every run does the same work. The floor is the time to read all weights of a step once, at the memory bandwidth
+measured in the same run.
 """
 
 import statistics
@@ -27,7 +27,7 @@ from gesso.eval.plot import Point, Series, svg
 from gesso.model.transformer import DiffusionGemma
 
 STEPS = 16
-# Batches, prompt, new tokens, prefills, tokens one by one: a GPU's are those that peers publish, a CPU's take a minute.
+# Batch sizes, prompt, new tokens, prefills, autoregressive tokens. On a GPU: as peers publish them. On a CPU: a minute.
 USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1,), 64, 256, (512,), 16)}
 
 
@@ -35,9 +35,9 @@ def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What `gesso bench` measures; what is not given is what is usual for the device."""
+    """Measure a model. Missing sizes are those of USUAL for the device."""
     if peer not in (None, "transformers"):
-        raise InputError(f"the one peer known is transformers, not {peer!r}")
+        raise InputError(f"--peer must be transformers, got {peer!r}")
     where = api.find_device(device)
     usual = USUAL[where.type]
     found = measure(
@@ -64,7 +64,7 @@ def bench(
 def sizes_in(text: str | None) -> tuple[int, ...]:
     parts = text.split(",") if text else []
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(f"--batches takes numbers above 0 with commas between them, such as 1,4; got {text!r}")
+        raise InputError(f"--batches must be positive numbers separated by commas, such as 1,4; got {text!r}")
     return tuple(int(part) for part in parts)
 
 
@@ -74,7 +74,7 @@ def render(found: dict[str, Any], console: Console) -> None:
         f"{found['device']}, {kind}: {found['weights_GB']:.2f} GB of weights, "
         f"loaded in {found['seconds_to_load']:.1f} s, ready {found['seconds_until_ready']:.1f} s later"
     )
-    table = Table("batch", "ms a step", "tokens/s", "times batch 1", "by steps alone", "times the floor")
+    table = Table("batch", "ms per step", "tokens/s", "times batch 1", "by steps alone", "times the floor")
     first = found["batches"][0]["tokens_per_second"]
     for row in found["batches"]:
         rate, step = row["tokens_per_second"], row["ms_a_step"]
@@ -87,29 +87,29 @@ def render(found: dict[str, Any], console: Console) -> None:
             f"{step / found['floor_ms']:.2f}",
         )
     console.print(table)
-    console.print(f"floor: {found['floor_ms']:.2f} ms to read what a step reads, at {found['memory_TBps']:.2f} TB/s")
+    console.print(f"floor: {found['floor_ms']:.2f} ms to read the weights of a step at {found['memory_TBps']:.2f} TB/s")
     for row in found["prefill"]:
         console.print(f"prompt of {row['tokens']:,}: {row['tokens_per_second']:,.0f} tokens/s")
     if (rate := found["autoregressive_tokens_per_second"]) is not None:
-        console.print(f"token by token: {rate:.1f} tokens/s, {first / rate:.1f} times less than canvas by canvas")
+        console.print(f"autoregressive: {rate:.1f} tokens/s; canvases are {first / rate:.1f} times as fast")
     if "peak_memory_GB" in found:
         console.print(f"peak memory: {found['peak_memory_GB']:.2f} GB")
     if "peer_ms_a_step" in found:
         console.print(
-            f"transformers: {found['peer_ms_a_step']:.2f} ms a step, {found['times_the_peer']:.2f} times ours"
+            f"transformers: {found['peer_ms_a_step']:.2f} ms per step, {found['times_the_peer']:.2f} times ours"
         )
 
 
 def draw(found: dict[str, Any]) -> str:
-    """Tokens a second by batch, beside what reading the weights alone would allow."""
+    """Plot tokens per second by batch size, beside the limit set by reading the weights."""
     batches, canvases = found["batches"], found["steps"] * found["floor_ms"] / 1e3
     ours = [Point(row["batch"], row["tokens_per_second"]) for row in batches]
     most = [Point(row["batch"], row["batch"] * found["canvas"] / canvases) for row in batches]
     return svg(
-        [Series(found["quantized"] or found["dtype"], ours), Series("if reading were all", most)],
-        title=f"Tokens a second on {found['device']}",
+        [Series(found["quantized"] or found["dtype"], ours), Series("limit by memory bandwidth", most)],
+        title=f"Tokens per second on {found['device']}",
         x_label="requests at once",
-        y_label="tokens a second",
+        y_label="tokens per second",
         top=max(point.y for point in (*ours, *most)),
     )
 
@@ -117,7 +117,7 @@ def draw(found: dict[str, Any]) -> str:
 def measure(
     load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int
 ) -> dict[str, Any]:
-    """`load` makes a Gesso; `tokens` are written one by one."""
+    """Measure the model that `load` returns. `tokens` are generated autoregressively."""
     began = time.perf_counter()
     g = load()
     device = g.model.device
@@ -145,18 +145,18 @@ def measure(
     found["floor_ms"] = step_bytes(g.model) / read_speed(device) * 1e3
     found["batches"] = [_batch(g, size, prompt, new) for size in batches]
     found["prefill"] = [_prefill(g, length) for length in prefills if length < g.engine.max_length]
-    found["autoregressive_tokens_per_second"] = _one_by_one(g, prompt, tokens) if tokens else None
+    found["autoregressive_tokens_per_second"] = _autoregressive(g, prompt, tokens) if tokens else None
     if device.type == "cuda":
         found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
     return found
 
 
 def _batch(g: Any, size: int, prompt: int, new: int) -> dict[str, Any]:
-    """After two runs alike: by then whatever has to be compiled or captured has been.
+    """Measure one batch size after two equal runs, which compile and capture everything.
 
-    A step is timed by itself, with the host waiting for each; the tokens of a second, as they are written for a user:
-    with the prompt, where it is read in passes in which a canvas takes a step, and with commits. By steps alone, they
-    are what peers and the floor are given as.
+    Step time is measured with the host waiting for each step. Tokens per second are measured as a user sees them: with
+    commits, and with prefill that shares passes with steps. `by_steps_tokens_per_second` excludes both, for comparison
+    with peers and the floor.
     """
     _write(g, size, prompt, new)
     steps, _ = _write(g, size, prompt, new, waiting=True)
@@ -173,7 +173,7 @@ def _batch(g: Any, size: int, prompt: int, new: int) -> dict[str, Any]:
 
 
 def requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[Request]:
-    """Each with a prompt of its own, that the cache does not hold, and with no end of text."""
+    """Return requests with random prompts, which are not in the cache, and without end-of-text tokens."""
     generator = torch.Generator().manual_seed(int.from_bytes(time.time_ns().to_bytes(8, "big")[-4:], "big"))
     texts = torch.randint(3, g.config.vocab_size, (size, prompt), generator=generator).tolist()
     made = [g.request(text, max_new_tokens=new, seed=i, **options) for i, text in enumerate(texts)]
@@ -181,8 +181,10 @@ def requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[R
 
 
 def _write(g: Any, size: int, prompt: int, new: int, waiting: bool = False) -> tuple[list[float], float]:
-    """Seconds of each pass in which a canvas took a step, and of all. The host may be ahead of the device, unless it
-    is `waiting` for every pass; at the end of a canvas it waits in any case."""
+    """Return the seconds of each pass with a denoising step, and of the whole run.
+
+    With `waiting`, the host waits for the device after every pass; otherwise only at the end of a canvas.
+    """
     for request in requests(g, size, prompt, new, steps=STEPS, stopping="fixed"):
         g.engine.submit(request)
     steps, began = [], time.perf_counter()
@@ -199,7 +201,7 @@ def _write(g: Any, size: int, prompt: int, new: int, waiting: bool = False) -> t
 
 
 def _prefill(g: Any, length: int) -> dict[str, Any]:
-    """Prompt tokens read a second, in the pieces the engine reads them in; the third time, as in `_batch`."""
+    """Measure prefill in the engine's chunks, after two equal runs as in `_batch`."""
     times = []
     for _ in range(3):
         (request,) = requests(g, 1, length, 1, steps=1, stopping="fixed")
@@ -212,7 +214,7 @@ def _prefill(g: Any, length: int) -> dict[str, Any]:
     return {"tokens": length, "tokens_per_second": length / times[-1]}
 
 
-def _one_by_one(g: Any, prompt: int, tokens: int) -> float:
+def _autoregressive(g: Any, prompt: int, tokens: int) -> float:
     rates = []
     for _ in range(2):
         (request,) = requests(g, 1, prompt, tokens, sampler="autoregressive")
@@ -230,14 +232,14 @@ def _one_by_one(g: Any, prompt: int, tokens: int) -> float:
 
 
 def step_bytes(model: DiffusionGemma) -> int:
-    """Every weight once, and the embedding twice: as the head, and for the soft embeddings."""
+    """Return the bytes read per step: every weight once, a tied embedding twice (head and self-conditioning)."""
     table = model.decoder.embed_tokens
     again = (*table.parameters(), *table.buffers()) if model.lm_head is None else ()
     return sum(tensor.nbytes for tensor in (*_tensors(model), *again))
 
 
 def read_speed(device: torch.device) -> float:
-    """Bytes a second of a sum over more than any cache holds."""
+    """Return the bytes per second of a sum over more data than any cache holds."""
     numbers = torch.ones(2**29 if device.type == "cuda" else 2**26, device=device)
     times = []
     for _ in range(5):

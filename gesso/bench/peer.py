@@ -1,7 +1,7 @@
-"""The peer beside us: a denoising step of `transformers` on the same shape, on the same machine, in the same run.
+"""Measure a denoising step of `transformers` with the same shape, on the same machine, in the same run.
 
-Its step is what its own generation loop runs: the decoder with the last step's logits for self-conditioning, and the
-draw, entropies and acceptance on top. The experts run as it recommends for the device.
+The step is that of its own generation loop: the decoder with the previous logits for self-conditioning, then sampling,
+entropies and acceptance. The experts run in the implementation it recommends for the device.
 """
 
 import statistics
@@ -20,12 +20,12 @@ from gesso.model.config import Config
 def measure(
     shape: Config | None, directory: Path | None, device: torch.device, dtype: torch.dtype, prompt: int
 ) -> float:
-    """Seconds a step takes: of random weights in a shape, or of the checkpoint in a directory."""
+    """Return the seconds per step, for random weights in a shape or for the checkpoint in a directory."""
     config = shape or Config.from_directory(directory or Path())
     try:
         transformers: Any = import_module("transformers")
     except ImportError:
-        raise InputError("the peer is not installed: pip install 'transformers>=5.12'") from None
+        raise InputError("--peer needs transformers: pip install 'transformers>=5.12'") from None
     model = _load(transformers, config, None if shape else directory, device, dtype)
     generator = torch.Generator(device).manual_seed(0)
     ids = torch.randint(3, config.vocab_size, (1, prompt), device=device, generator=generator)

@@ -1,4 +1,4 @@
-"""Many clients on one server: their throughput against one client's, their waits, and whether texts stay the same."""
+"""Measure many clients on one server: throughput against one client, waiting times, and whether texts stay the same."""
 
 import http.client
 import json
@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gesso.bench.processes import running_server
-from gesso.bench.wire import address
+from gesso.bench.server import address, running_server
 
-SEEDS = 16  # distinct requests: each is asked alone first, and again and again under load
+SEEDS = 16  # distinct requests, each sent alone first and repeatedly under load
 STEPS = 16
 BODY: dict[str, Any] = {"prompt": "def fib(n):", "max_tokens": 64, "diffusion": {"preset": "fast", "canvas_length": 64}}
 
@@ -48,8 +47,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure `clients` at once for `seconds`, after about a third of that with one client.
 
-    Each asks for `new` tokens, a canvas at a time in 16 steps without early stopping, or for a short text. Without a
-    `url`, on a server of its own with these `arguments`.
+    Each requests `new` tokens in canvases of 16 steps without early stopping, or by default a short text. Without a
+    `url`, a server is started with these `arguments`.
     """
     if url is None:
         with running_server(*arguments) as server:
@@ -58,7 +57,7 @@ def measure(
     fixed = {"max_tokens": new, "diffusion": {"steps": STEPS, "stopping": "fixed"}}
     body = BODY if new is None else {**BODY, **fixed}
     alone, crowd = Tally(body), Tally(body)
-    for _ in range(2):  # the first requests of an engine pay for warming up
+    for _ in range(2):  # warm-up
         post(url, {**body, "seed": 0})
     began = time.perf_counter()
     for seed in range(SEEDS):
@@ -101,7 +100,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def _memory(url: str) -> dict[str, float]:
-    """Return the memory the engine has taken, beside what it was expected to take, in GB."""
+    """Return the engine's memory and its expected memory, in GB."""
     ready = json.loads(exchange(url, "GET", "/ready")[1])
     metrics = exchange(url, "GET", "/metrics")[1].decode()
     found = {

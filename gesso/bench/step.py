@@ -1,7 +1,7 @@
-"""Where the time of a step goes: every kernel, or on a CPU every operation, by name.
+"""Measure the time of a step by kernel, or on a CPU by operation.
 
-A request is written as `gesso bench` writes it, and some of its steps, away from where a canvas begins, are watched by
-torch's profiler. What runs beside something else is counted whole; `between` is when nothing ran.
+Torch's profiler records some steps of a request as in `gesso bench model`, away from the start of a canvas. Concurrent
+kernels count in full; `between_ms` is the time in which nothing ran.
 """
 
 from collections import defaultdict
@@ -17,13 +17,13 @@ from gesso.bench.device import wait
 from gesso.bench.model import STEPS, USUAL, requests, sizes_in
 from gesso.errors import InputError
 
-BEFORE, WATCHED = 6, 4  # steps of a canvas
-WARM = 2  # canvases: by then what has to be compiled or captured has been
+BEFORE, WATCHED = 6, 4  # steps of a canvas before the profile, and in it
+WARM = 2  # canvases that compile and capture everything
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran, in microseconds. `own`: without what it called."""
+    """A kernel or operation, in microseconds. `own` excludes the operations it called."""
 
     name: str
     start: float
@@ -37,7 +37,7 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     sizes = sizes_in(batches) or (1,)
     if len(sizes) != 1:
-        raise InputError(f"a step is looked at with one number of requests at once; got {batches!r}")
+        raise InputError(f"bench step takes one batch size, got {batches!r}")
     (batch,) = sizes
     where = api.find_device(device)
     g = api.load(name, device=where, dtype=dtype, quantize=quantize, adapter=None, max_batch=batch, max_length=None)

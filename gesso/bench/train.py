@@ -1,4 +1,4 @@
-"""What training costs: tokens a second, share of the GPU's arithmetic used (MFU), peak memory; random weights."""
+"""Measure training steps on random weights: tokens per second, model FLOPs utilization (MFU), peak memory."""
 
 import time
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from gesso.train.data import Example
 from gesso.train.objective import Objective
 from gesso.train.recipe import ObjectiveSettings
 
-PEAK_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 by the vendor's datasheet
+PEAK_FLOPS = 989e12  # dense bfloat16 of an H100 or H200, by the datasheet
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model to train, and how: everything from scratch, or an adapter on frozen weights."""
+    """A training setup: all weights from scratch, or an adapter on frozen weights."""
 
     lora: bool
     dtype: torch.dtype
@@ -45,9 +45,9 @@ SHAPES = {
 
 
 def measure(name: str, steps: int, device: torch.device, compiled: bool = False) -> dict[str, Any]:
-    """Optimizer steps on one synthetic batch of full length, after two for warming up."""
+    """Time optimizer steps on one synthetic batch of full length, after two warm-up steps."""
     if name not in SHAPES:
-        raise InputError(f"unknown shape {name!r}; known are {', '.join(SHAPES)}")
+        raise InputError(f"unknown shape {name!r}; expected {', '.join(SHAPES)}")
     shape = SHAPES[name]
     objective, settings = _objective(name, shape, device)
     model, config = objective.model, objective.model.config
@@ -78,8 +78,8 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
     seconds = sorted(times)[len(times) // 2]
     tokens = batch.text_BS.numel() + batch.clean_BKC.numel()
     active = _active(model)
-    # Forward 2 and backward 4 operations a weight and token; frozen weights need no gradient of their own: 2 less. The
-    # recomputation of checkpointed activations, the first pass of self-conditioning and attention are not counted.
+    # Per weight and token, forward takes 2 operations and backward 4, or 2 for frozen weights, which need no gradient.
+    # Recomputed activations, the first pass of self-conditioning and attention are not counted.
     flops = (4 if shape.lora else 6) * active * tokens
     return {
         "shape": name,
@@ -124,7 +124,7 @@ def _example(config: Config, shape: Shape, i: int) -> Example:
 
 
 def _active(model: DiffusionGemma) -> int:
-    """Weights that a token passes: all but the experts not chosen."""
+    """Return the number of weights per token: all except the experts that are not selected."""
     config = model.config
     experts = sum(p.numel() for n, p in model.named_parameters() if n.endswith(("gate_up_proj", "experts.down_proj")))
     rest = sum(p.numel() for p in model.parameters()) - experts

@@ -9,62 +9,49 @@ from gesso.cli.options import Dtype, Model
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 
+SUBJECTS = ("model", "step", "kernels", "train", "constraints", "serve")
+
 
 def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="model: how fast it writes; step: where the time of a step goes; kernels: each by itself, on a GPU; "
-            "train: steps on random weights; guide: what a constraint costs a step; serve: many clients at once; "
-            "settle: how soon a stream has text to show."
+            help="model: generation speed; step: time of a step by kernel; kernels: each kernel alone, on a GPU; "
+            "train: training steps on random weights; constraints: cost of a constraint per step; serve: many clients."
         ),
     ] = "model",
-    shape: Annotated[str, typer.Option(help="mini (the model in the box, from scratch) or 26b-a4b (LoRA).")] = "mini",
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps, after two that warm up.")] = 5,
-    count: Annotated[int, typer.Option(min=1, help="settle: held-out items of each task.")] = 100,
-    preset: Annotated[str, typer.Option(help="settle: with these settings.")] = "balanced",
+    shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
+    steps: Annotated[int, typer.Option(min=1, help="train, constraints: timed steps, after warm-up.")] = 5,
     model: Model = None,
     dtype: Dtype = None,
     quantize: Annotated[
-        str | None, typer.Option(help="model, step, serve: pack the weights: fp8, int4 or nvfp4[-layers].")
+        str | None, typer.Option(help="model, step, serve: quantize the weights: fp8, int4 or nvfp4[-layers].")
     ] = None,
-    batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: requests at once.")] = None,
-    prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens of each prompt.")] = None,
-    new: Annotated[int | None, typer.Option(min=1, help="model, serve: tokens to write to each.")] = None,
-    peer: Annotated[str | None, typer.Option(help="model: transformers, in the same run.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="model: tokens a second by batch, as SVG.")] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="model, serve --attacks: everything as one JSON object.")
-    ] = False,
-    only: Annotated[str | None, typer.Option(help="kernels: those with this in their name.")] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; without it, the first GPU or the CPU.")] = None,
-    fields: Annotated[int, typer.Option(min=1, help="guide: properties of the JSON schema.")] = 50,
-    url: Annotated[str | None, typer.Option(help="serve: a running server; without it, one of its own.")] = None,
-    clients: Annotated[int, typer.Option(min=1, help="serve: how many at once.")] = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, help="serve: how long.")] = 60.0,
-    max_batch: Annotated[int | None, typer.Option(min=1, help="serve: requests that run at once.")] = None,
-    disconnects: Annotated[
-        int | None, typer.Option(min=1, help="serve: instead, so many clients that hang up, and what they leave.")
-    ] = None,
-    attacks: Annotated[
-        bool, typer.Option("--attacks", help="serve: instead, a well-behaved client beside denial-of-service attacks.")
-    ] = False,
-    letters: Annotated[str | None, typer.Option(metavar="A,B", help="serve --attacks: only these, by letter.")] = None,
-    soak: Annotated[
-        float | None, typer.Option(min=0.1, help="serve: instead, minutes of mixed, hostile and crashing use.")
-    ] = None,
+    batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: batch sizes; one for step.")] = None,
+    prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens per prompt.")] = None,
+    new: Annotated[int | None, typer.Option(min=1, help="model, serve: tokens to generate per request.")] = None,
+    peer: Annotated[str | None, typer.Option(help="model: also measure transformers.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
+    only: Annotated[str | None, typer.Option(help="kernels: only those whose name contains this.")] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="train: use torch.compile.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: the first GPU, or the CPU.")] = None,
+    fields: Annotated[int, typer.Option(min=1, help="constraints: properties of the JSON schema.")] = 50,
+    url: Annotated[str | None, typer.Option(help="serve: a running server; default: start one.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="serve: number of clients.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, help="serve: duration.")] = 60.0,
+    max_batch: Annotated[int | None, typer.Option(min=1, help="serve: largest batch of the server.")] = None,
 ) -> None:
-    """Measure what this machine does."""
+    """Measure speed and memory on this machine."""
     if what == "model":
-        from gesso.bench import model as writing
+        from gesso.bench import model as generation
 
-        found = writing.bench(
+        found = generation.bench(
             model, device=device, dtype=dtype, quantize=quantize, batches=batches, prompt=prompt, new=new, peer=peer
         )
         if plot is not None:
-            plot.write_text(writing.draw(found), encoding="utf-8")
-        print_json(found) if json else print_styled(lambda console: writing.render(found, console))
+            plot.write_text(generation.draw(found), encoding="utf-8")
+        print_json(found) if json else print_styled(lambda console: generation.render(found, console))
     elif what == "step":
         from gesso.bench import step
 
@@ -78,35 +65,15 @@ def bench(
         from gesso.bench import train
 
         print_json(train.measure(shape, steps, find_device(device), compile))
-    elif what == "guide":
-        from gesso.bench import guide
+    elif what == "constraints":
+        from gesso.bench import constraints
 
-        print_json(guide.measure(fields, steps))
+        print_json(constraints.measure(fields, steps))
     elif what == "serve":
-        from gesso.bench import hangups
-        from gesso.bench import serve as load_test
+        from gesso.bench import serve
 
-        if attacks:
-            from gesso.bench import under_attack
-
-            measured = under_attack.measure(url, letters)
-            print_json(measured) if json else print_styled(lambda console: under_attack.render(measured, console))
-        elif soak is not None:
-            from gesso.bench import soak as soaking
-
-            print_json(soaking.measure(url, soak))
-        elif disconnects is not None:
-            print_json(hangups.measure(url, disconnects))
-        else:
-            arguments = {"--model": model, "--device": device, "--quantize": quantize, "--max-batch": max_batch}
-            given = [str(word) for pair in arguments.items() if pair[1] is not None for word in pair]
-            print_json(load_test.measure(url, clients, seconds, new, given))
-    elif what == "settle":
-        from gesso.bench import settle
-
-        print_json(settle.measure(model, preset, count))
+        options = {"--model": model, "--device": device, "--quantize": quantize, "--max-batch": max_batch}
+        arguments = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
+        print_json(serve.measure(url, clients, seconds, new, arguments))
     else:
-        raise InputError(
-            f"nothing to measure by the name of {what!r}; "
-            "known are model, step, kernels, train, guide, serve and settle"
-        )
+        raise InputError(f"cannot measure {what!r}; expected {', '.join(SUBJECTS)}")

@@ -8,7 +8,7 @@ import typer
 import gesso
 from gesso.cli.bench import bench
 from gesso.cli.chat import chat
-from gesso.cli.eval import evaluate, training_data
+from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
 from gesso.cli.options import EXIT_CODES
@@ -31,7 +31,6 @@ for command in (generate, chat, infill, edit, trace, info, train, quantize):
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)
-app.command("data", epilog=EXIT_CODES)(training_data)
 for command in (bench, serve):
     app.command(epilog=EXIT_CODES)(command)
 

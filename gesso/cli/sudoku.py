@@ -11,7 +11,7 @@ from gesso.cli.options import EXIT_CODES, Denoising, Json, Live, Loading, Seed, 
 from gesso.cli.terminal import note, print_json, print_text
 
 ATTEMPTS = 4
-CODES = f"{EXIT_CODES} A puzzle that was not solved is 1, too."
+CODES = f"{EXIT_CODES} An unsolved puzzle gives 1."
 
 
 @with_options
@@ -19,17 +19,17 @@ def sudoku(
     puzzle: Annotated[
         str,
         typer.Argument(
-            metavar="PUZZLE", help="81 digits, 0 or . for an empty cell; a file of such lines; or - for stdin."
+            metavar="PUZZLE", help="81 digits with 0 or . for an empty cell, a file of such lines, or - for stdin."
         ),
     ],
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; without it, {SOLVER}."
+            "--model", "-m", envvar="GESSO_MODEL", help=f"Directory or hub name of a checkpoint; default: {SOLVER}."
         ),
     ] = None,
     attempts: Annotated[
-        int, typer.Option(min=1, help="While the grid breaks a rule, try again with the puzzle turned, up to so often.")
+        int, typer.Option(min=1, help="Most attempts per puzzle. Retries use a symmetry of the puzzle.")
     ] = ATTEMPTS,
     seed: Seed = None,
     live: Live = True,
@@ -38,7 +38,7 @@ def sudoku(
     loading: Loading,
     denoising: Denoising,
 ) -> None:
-    """Solve Sudokus out of noise, all cells at once."""
+    """Solve Sudokus by diffusion, all cells at once."""
     from gesso.cli import sudoku_view as solving
 
     puzzles = solving.read(puzzle)

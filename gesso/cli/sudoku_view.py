@@ -1,7 +1,7 @@
-"""What `gesso sudoku` does: read puzzles as people write them, watch the grid settle, and judge the model's answer.
+"""Read puzzles, show the grid as it settles, and check the model's answer: the steps of `gesso sudoku`.
 
-The solver of `gesso.eval` says whether a puzzle can be asked, which is whether it has one solution; it never lends it.
-Whether it was answered the rules tell: what keeps them and the clues is that solution.
+The solver of `gesso.eval` only checks that a puzzle has exactly one solution. An answer that keeps the rules and the
+clues is that solution, so the solver's result is never used to judge or to complete an answer.
 """
 
 import os
@@ -20,15 +20,16 @@ from rich.text import Text
 
 from gesso.cli.terminal import SPECIAL, console, lines
 from gesso.errors import InputError
-from gesso.eval.sudoku import Sudoku, spaced, turned
-from gesso.eval.sudoku_grid import CELLS, DIGITS, UNITS, is_valid, parse_puzzle, puzzles_in, read_text, solves
+from gesso.eval.sudoku.grid import CELLS, DIGITS, UNITS, is_valid, solves
+from gesso.eval.sudoku.puzzles import check_puzzle, find_puzzles, read_text
+from gesso.eval.sudoku.task import Sudoku, spaced, transformed
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
     from gesso.engine.events import Draft, Event, Result
 
-FRAME_SECONDS = 0.15  # a small model is done before the eye has seen a thing
-CLUE, STANDS, OPEN, WRONG = "bold", "cyan", "dim", "red"
+FRAME_SECONDS = 0.15  # a small model would finish before a frame can be seen
+CLUE, SETTLED, OPEN, WRONG = "bold", "cyan", "dim", "red"
 TOP, BETWEEN, BOTTOM = "┌───────┬───────┬───────┐", "├───────┼───────┼───────┤", "└───────┴───────┴───────┘"
 
 
@@ -37,7 +38,7 @@ TOP, BETWEEN, BOTTOM = "┌───────┬───────┬─�
 
 @dataclass(frozen=True)
 class Puzzle:
-    name: str  # file and line, or nothing for one that was typed
+    name: str  # file and line, or empty for a typed puzzle
     grid: str
 
     @property
@@ -46,25 +47,24 @@ class Puzzle:
 
 
 def read(given: str) -> list[Puzzle]:
-    """The puzzles that an argument means: 81 cells, a file of puzzles, or - for stdin. All of them can be solved."""
+    """Return the puzzles of an argument: 81 cells, a file of puzzles, or - for stdin. Each has exactly one solution."""
     if given == "-":
         return _from_text("\n".join(lines(interactive=False)), "stdin")
     if not _is_grid(given) and os.path.exists(given):
         return _from_text(read_text(Path(given)), given)
     if not re.fullmatch(r"[0-9.\s]*", given) and len("".join(given.split())) != 81:
         raise InputError(
-            f"no such file: {given}; a puzzle is 81 digits (0 or . for an empty cell), a file of such lines, "
-            "or - for stdin"
+            f"no such file: {given}; expected 81 digits (0 or . for an empty cell), a file of puzzles, or - for stdin"
         )
     return [_puzzle("", given)]
 
 
 def _from_text(text: str, name: str) -> list[Puzzle]:
-    if _is_grid(text):  # one puzzle, on as many lines as it likes
+    if _is_grid(text):  # one puzzle on any number of lines
         return [_puzzle(name, text)]
-    found = [_puzzle(f"{name}:{number}", puzzle, given) for number, puzzle, given in puzzles_in(text, name)]
+    found = [_puzzle(f"{name}:{number}", puzzle, given) for number, puzzle, given in find_puzzles(text, name)]
     if not found:
-        raise InputError(f"{name}: there is no puzzle in it; expected 81 digits or dots a line")
+        raise InputError(f"{name}: no puzzle found; expected 81 digits or dots per line")
     return found
 
 
@@ -73,13 +73,7 @@ def _is_grid(text: str) -> bool:
 
 
 def _puzzle(name: str, text: str, given: str | None = None) -> Puzzle:
-    try:
-        grid, solution = parse_puzzle(text)
-        if given not in (None, solution):
-            raise InputError("the solution in this line is not the puzzle's")
-    except InputError as error:
-        raise InputError(f"{name}: {error}" if name else str(error)) from None
-    return Puzzle(name, grid)
+    return Puzzle(name, check_puzzle(text, given, name)[0])
 
 
 # --- answers --------------------------------------------------------------------------------------------------------
@@ -87,13 +81,13 @@ def _puzzle(name: str, text: str, given: str | None = None) -> Puzzle:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What the model made of a puzzle."""
+    """The model's answer to a puzzle."""
 
     puzzle: Puzzle
-    answer: str  # as it was written, less white space; 81 digits if all went well
+    answer: str  # as generated, without white space; 81 digits if well-formed
     number: int  # 1 for the first attempt
-    steps: int  # of this attempt and those before it
-    seconds: float  # the same, of the model; what the view waits for the eye is not in it
+    steps: int  # of this attempt and all before it
+    seconds: float  # of the model, over the same attempts; without the pauses of the live view
     seed: int
 
     @property
@@ -105,7 +99,7 @@ class Attempt:
         return re.fullmatch(r"[1-9]{81}", self.answer) is not None
 
     def lines(self) -> str:
-        """Nine lines of nine digits; an answer that is no grid as it is."""
+        """Return nine lines of nine digits; an answer that is not a grid stays as it is."""
         return "\n".join(spaced(self.answer[i : i + 9]) for i in range(0, 81, 9)) if self.is_grid else self.answer
 
     def verdict(self) -> str:
@@ -116,7 +110,7 @@ class Attempt:
             return "not solved: the answer is not a grid of 81 digits"
         lost = {cell for cell in self.puzzle.clues if self.answer[cell] != self.puzzle.grid[cell]}
         broken = repeated(self.answer) - (self.puzzle.clues - lost)
-        # The solution is the only one: what keeps the clues and the rules would be it.
+        # The solution is unique, so an unsolved grid breaks a rule or changes a clue.
         reasons = [f"{_count(len(broken), 'cell')} break{'s' * (len(broken) == 1)} the rules"] if broken else []
         reasons += [f"{_count(len(lost), 'clue')} not kept"] if lost else []
         return f"not solved: {', '.join(reasons)}"
@@ -136,7 +130,7 @@ class Attempt:
 
 
 def repeated(grid: Sequence[str]) -> set[int]:
-    """The cells whose digit stands elsewhere in their row, column or box too."""
+    """Return the cells whose digit also occurs elsewhere in their row, column or box."""
     found: set[int] = set()
     for unit in UNITS.values():
         signs = [grid[cell] for cell in unit]
@@ -154,18 +148,18 @@ def _count(number: int, noun: str) -> str:
 def attempts(
     model: "Gesso", puzzle: Puzzle, *, most: int, watch: bool, seed: int | None, **options: Any
 ) -> Iterator[Attempt]:
-    """Ask the model, and while its answer breaks a rule, ask again with the puzzle turned, which is how it is watched.
+    """Yield attempts until one solves the puzzle. Each retry uses a symmetry of the puzzle, which the view shows.
 
-    `options` are those of `Gesso.generate`, on top of the task's own.
+    `options` are options of `Gesso.generate` and override those of the task.
     """
     steps, seconds = 0, 0.0
     shown, status = puzzle, ""
     back: Callable[[str], str] = str
     for number in range(1, most + 1):
         if number > 1:
-            assert seed is not None, "the first attempt has drawn one"
-            grid, back = turned(puzzle.grid, seed, number - 1)
-            shown, status = replace(puzzle, grid=grid), f"attempt {number}, turned · "
+            assert seed is not None, "the first attempt sets the seed"
+            grid, back = transformed(puzzle.grid, seed, number - 1)
+            shown, status = replace(puzzle, grid=grid), f"attempt {number}, transformed · "
         events = model.stream(spaced(shown.grid), **{**Sudoku.options, **options, "seed": seed})
         result, took = _follow(model, shown, events, watch, status)
         answer = back("".join(result.text.split()))
@@ -179,13 +173,13 @@ def attempts(
 def _follow(
     model: "Gesso", puzzle: Puzzle, events: "Iterator[Event]", watch: bool, status: str
 ) -> "tuple[Result, float]":
-    """A stream to its end and the seconds it took, watched if that is wanted and there is a terminal."""
+    """Consume a stream, with the live view if requested on a terminal. Return the result and the model's seconds."""
     drawable = sys.stderr.isatty() and not console(sys.stderr).is_dumb_terminal
     places = _places(model, puzzle)
     live = None
     if watch and drawable and len(places) == 81:
         blank = Frame(paint(puzzle, [SPECIAL] * 81, [False] * 81), status + "reading the puzzle")
-        # No thread and no hand on stdout, for the reasons given in gesso.cli.terminal.
+        # No refresh thread and no redirected stdout: see gesso.cli.terminal.
         live = Live(blank, console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False)
     seconds, drawn = 0.0, time.perf_counter()
     with live or nullcontext():
@@ -206,9 +200,9 @@ def _follow(
 
 
 def _places(model: "Gesso", puzzle: Puzzle) -> list[int]:
-    """Where in an answer the tokens of the cells are: where they are in the puzzle, which is written the same way.
+    """Return the positions of the cells' tokens in an answer: the same as in the puzzle.
 
-    Counting the characters of a draft instead would move the whole grid for every token of noise.
+    Counting the characters of a draft instead would shift the whole grid at every token of noise.
     """
     tokens = model.tokenizer.encode(spaced(puzzle.grid), bos=False)
     return [place for place, token in enumerate(tokens) if model.decode([token]).strip()]
@@ -216,24 +210,24 @@ def _places(model: "Gesso", puzzle: Puzzle) -> list[int]:
 
 def _frame(model: "Gesso", puzzle: Puzzle, draft: "Draft", places: Sequence[int], status: str) -> "Frame":
     tokens = [*draft.before, *draft.tokens]
-    settled = [True] * len(draft.before) + draft.settled
-    # Slices: a checkpoint with short canvases has not come to the last cells yet.
+    positions = [True] * len(draft.before) + draft.settled
+    # Slices, because a checkpoint with short canvases has no draft of the last cells yet.
     cells = [_sign(model.decode(tokens[place : place + 1])) for place in places]
-    standing = [any(settled[place : place + 1]) for place in places]
-    return Frame(paint(puzzle, cells, standing), f"{status}step {draft.canvas.step} · cells settled {sum(standing)}/81")
+    settled = [any(positions[place : place + 1]) for place in places]
+    return Frame(paint(puzzle, cells, settled), f"{status}step {draft.canvas.step} · cells settled {sum(settled)}/81")
 
 
 def _sign(text: str) -> str:
-    """One column, whatever the token: noise may be wide, or write to the left."""
+    """Return one printable ASCII character, because noise may be wide or right-to-left."""
     first = text.strip()[:1]
     return first if first and first.isascii() and first.isprintable() else SPECIAL
 
 
-def paint(puzzle: Puzzle, cells: Sequence[str], standing: Sequence[bool]) -> list[tuple[str, str]]:
-    """What each cell shows, and in which style. A clue gives way only to another digit that stands in its place."""
-    claims = []  # the digit that a cell holds by now, if any
-    for clue, sign, stands in zip(puzzle.grid, cells, standing, strict=True):
-        digit = sign if stands and sign in DIGITS else SPECIAL
+def paint(puzzle: Puzzle, cells: Sequence[str], settled: Sequence[bool]) -> list[tuple[str, str]]:
+    """Return the character and style of each cell. Only a different settled digit replaces a clue."""
+    claims = []  # the clue or settled digit of each cell
+    for clue, sign, is_settled in zip(puzzle.grid, cells, settled, strict=True):
+        digit = sign if is_settled and sign in DIGITS else SPECIAL
         claims.append(clue if digit == SPECIAL and clue != "0" else digit)
     wrong = repeated(claims) | {cell for cell in puzzle.clues if claims[cell] != puzzle.grid[cell]}
     painted = []
@@ -243,19 +237,19 @@ def paint(puzzle: Puzzle, cells: Sequence[str], standing: Sequence[bool]) -> lis
         elif claim == SPECIAL:
             painted.append((cells[cell], OPEN))
         else:
-            painted.append((claim, WRONG if cell in wrong else STANDS))
+            painted.append((claim, WRONG if cell in wrong else SETTLED))
     return painted
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The painted cells and the status below them; without the ruled lines where the terminal is too low for them."""
+    """The painted cells and a status line; a low terminal gets no grid lines."""
 
     painted: Sequence[tuple[str, str]]
     status: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        ruled = options.size.height >= 15  # thirteen lines, the status, and one for the cursor when the view closes
+        ruled = options.size.height >= 15  # thirteen lines, the status, and a line for the cursor after the view closes
         for row in range(9):
             if ruled and row % 3 == 0:
                 yield Text(BETWEEN if row else TOP, style=OPEN)

@@ -9,7 +9,7 @@ from gesso.cli.terminal import print_report
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A TOML file; see recipes/ and docs/training.md.")],
+    recipe: Annotated[Path, typer.Argument(help="A TOML file; see examples/ and docs/training.md.")],
     check: Annotated[bool, typer.Option("--check", help="Report on the data without training.")] = False,
     minutes: Annotated[
         float | None, typer.Option(help="Stop after this many minutes; the same command resumes the run.")
@@ -25,7 +25,10 @@ def train(
         report = run.check(settings)
         print_report(report, lambda console: data_report.render(report, console), json)
         return
-    from gesso.eval.run import scorer, source
+    from gesso.eval.scorer import scorer
 
-    score = scorer(run.directory_of(settings), settings.eval) if settings.eval else None
-    run.train(settings, score=score, source=source(settings.data), minutes=minutes)
+    score = None
+    if wanted := settings.eval:
+        directory = run.directory_of(settings)
+        score = scorer(directory, wanted.task, count=wanted.count, seed=wanted.seed, steps=wanted.steps)
+    run.train(settings, score=score, minutes=minutes)

@@ -1,12 +1,12 @@
-"""Tasks: data, prompt format and scorer of each, used by training and evaluation."""
+"""Evaluation tasks: items, prompt format and scorer of each."""
 
 from collections.abc import Callable
 from typing import Any
 
 from gesso.errors import InputError
 from gesso.eval.python_infill import PythonInfill
-from gesso.eval.structured import Structured
-from gesso.eval.sudoku import Sudoku
+from gesso.eval.structured.task import Structured
+from gesso.eval.sudoku.task import Sudoku
 from gesso.eval.task import Item, Task
 
 __all__ = ["TASKS", "Item", "PythonInfill", "Structured", "Sudoku", "Task", "task"]
@@ -15,9 +15,9 @@ TASKS: dict[str, Callable[..., Task]] = {"sudoku": Sudoku, "python_infill": Pyth
 
 
 def task(name: str, **options: Any) -> Task:
-    """A task by name; its options are the fields of its class."""
+    """Return a task by name. Options are the fields of its class."""
     if name not in TASKS:
-        raise InputError(f"unknown task {name!r}; known are {', '.join(TASKS)}")
+        raise InputError(f"unknown task {name!r}; expected {', '.join(TASKS)}")
     try:
         return TASKS[name](**options)
     except TypeError as error:

@@ -1,10 +1,9 @@
-"""Evaluation: a task's items go through the engine side by side, and every figure comes with its 95 % interval."""
+"""Run the items of a task through the engine in batches, and summarize their scores."""
 
 import dataclasses
 import hashlib
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,80 +12,39 @@ from gesso.engine.events import Result
 from gesso.engine.plan import total_usage
 from gesso.errors import InputError
 from gesso.eval.answers import Question, Tries, answers
+from gesso.eval.estimate import Estimate, estimate, estimate_score
 from gesso.eval.task import Item, Task
 from gesso.settings import choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
 
-Z = 1.959964  # of the normal distribution, 95 % two-sided
-REQUEST_OPTIONS = ("max_new_tokens", "preset", "stop")  # of a request; all others are settings of the diffusion
-
-# --- figures --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean and its 95 % interval; None where too few values give none."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
-def wilson(successes: float, count: int) -> tuple[float, float]:
-    """Interval of a share of yes/no outcomes (Wilson 1927): it stays within 0..1 and is not empty at 0 % or 100 %."""
-    share, z2 = successes / count, Z * Z / count
-    middle = share + z2 / 2
-    reach = Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
-    return max(0.0, (middle - reach) / (1 + z2)), min(1.0, (middle + reach) / (1 + z2))
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of independent values with its normal interval."""
-    if len(values) < 2:
-        return Estimate(sum(values), None, None)
-    count, mean = len(values), math.fsum(values) / len(values)
-    reach = Z * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
-    return Estimate(mean, mean - reach, mean + reach)
-
-
-def estimate_score(values: Sequence[float]) -> Estimate:
-    """The same for scores, which end at 0 and 1; those that are one or the other have Wilson's interval."""
-    if values and all(value in (0, 1) for value in values):
-        return Estimate(sum(values) / len(values), *wilson(sum(values), len(values)))
-    found = estimate(values)
-    if found.low is None or found.high is None:
-        return found
-    return Estimate(found.mean, max(found.low, 0.0), min(found.high, 1.0))
-
-
-# --- results --------------------------------------------------------------------------------------------------------
+REQUEST_OPTIONS = ("max_new_tokens", "preset", "stop")  # all other options are diffusion settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one item. One that could not run has an `error`, scores of 0 and no steps."""
+    """The result of one item. An item that could not run has an `error`, scores of 0 and no steps."""
 
     name: str
     seed: int
     expected: str
     scores: Mapping[str, float]
-    seconds: float  # from asking to answer, others running beside it
+    seconds: float  # from submission to answer, in a batch with others
     output: str = ""
     finish_reason: str | None = None
     denoising_steps: int = 0  # of all attempts and candidates
     tokens_per_step: float = 0.0
     error: str | None = None
-    attempts: int = 1  # that it took
-    first_scores: Mapping[str, float] = field(default_factory=dict)  # of the first, where more were allowed
+    attempts: int = 1  # used
+    first_scores: Mapping[str, float] = field(default_factory=dict)  # of the first attempt, if retries were allowed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     task: str
-    data: Mapping[str, Any]  # where the items came from, in the caller's words: split, count, seed, files
-    fingerprint: str  # of the items: two evaluations that share it asked the same questions
+    data: Mapping[str, Any]  # origin of the items as given by the caller: split, count, seed, files
+    fingerprint: str  # of the items: equal for evaluations of the same questions
     model: Mapping[str, Any]
     settings: Mapping[str, Any]
     seed: int
@@ -99,7 +57,7 @@ class Evaluation:
 
     @property
     def first_scores(self) -> dict[str, Estimate]:
-        """What the first attempts alone would have scored; nothing where there was one only."""
+        """Return the scores of the first attempts, empty if there were no retries."""
         names = self.outcomes[0].first_scores
         return {name: estimate_score([o.first_scores[name] for o in self.outcomes]) for name in names}
 
@@ -109,7 +67,7 @@ class Evaluation:
 
     @property
     def tokens_per_step(self) -> Estimate:
-        """The mean over items of each item's tokens per step."""
+        """Return the mean over items of each item's tokens per step."""
         return estimate([outcome.tokens_per_step for outcome in self._ran])
 
     @property
@@ -121,7 +79,7 @@ class Evaluation:
         return [outcome for outcome in self.outcomes if outcome.error is None]
 
     def summary(self) -> str:
-        """The figures and their intervals, for people to read."""
+        """Return the figures and their intervals as text."""
         rows = [(name, score, 100, " %") for name, score in self.scores.items()]
         rows += [(f"{name}, 1st try", score, 100, " %") for name, score in self.first_scores.items()]
         rows += [("denoising steps", self.denoising_steps, 1, ""), ("tokens per step", self.tokens_per_step, 1, "")]
@@ -135,7 +93,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON; the figures first."""
+        """Return the complete evaluation for JSON, figures first."""
         return {
             "task": self.task,
             "count": len(self.outcomes),
@@ -175,12 +133,13 @@ def evaluate(
 ) -> Evaluation:
     """Generate an answer to every item and score it.
 
-    `options` are those of `Gesso.generate` (`preset`, `steps`, …), on top of the task's own. `batch` items are under
-    way at once (None: as many as the engine runs together), which changes the time and nothing else: an item's seed
-    depends on `seed` and its place alone. `progress` is called with (done, total) after every item. `constrained`
-    answers keep to what their items say they have to be. An answer that the task itself can tell to be wrong is
-    attempted again, in another form, up to `attempts` times. Of several `candidates` the likeliest is taken.
-    `pinned` holes are filled as a model without markers would fill them.
+    `options` are options of `Gesso.generate` (`preset`, `steps`, …) and override those of the task. `batch` items run
+    at once (None: the engine's batch size). The answers do not depend on it, because an item's seed depends only on
+    `seed` and the item's position. `progress` is called with (done, total) after every item.
+
+    With `constrained`, the constraints of the items apply. An answer that the task recognizes as wrong is retried in
+    another form, up to `attempts` times in all. The likeliest of `candidates` is taken. With `pinned`, holes are filled
+    with the suffix pinned in the canvas instead of in the prompt.
     """
     asked = list(items)
     if not asked:
@@ -188,11 +147,11 @@ def evaluate(
     if batch is not None and batch < 1:
         raise InputError(f"batch must be at least 1, got {batch}")
     if constrained and not any(item.constraint for item in asked):
-        raise InputError(f"the items of {task.name} say nothing of what an answer has to be")
+        raise InputError(f"constrained evaluation needs items with constraints; those of {task.name} have none")
     tries = Tries(attempts, candidates, pinned)
     tries.check(task, asked)
     options = {**task.options, **options}
-    # Wrong settings are wrong for every item: better said now than counted as failures of each.
+    # Reject invalid settings now; otherwise every item would fail.
     diffusion = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
     chosen = dataclasses.asdict(choose(g.defaults.diffusion, options.get("preset"), **diffusion))
     start = time.perf_counter()
@@ -222,15 +181,6 @@ def evaluate(
     )
 
 
-def sweep(g: "Gesso", task: Task, items: Iterable[Item], *, steps: Sequence[int], **options: Any) -> list[Evaluation]:
-    """The same items under several limits on the denoising steps of a canvas: accuracy against steps.
-
-    A limit is not a run cut short: the temperature falls from `t_max` to `t_min` over as many steps as there may be.
-    """
-    asked = list(items)
-    return [evaluate(g, task, asked, steps=limit, **options) for limit in steps]
-
-
 def _outcome(
     g: "Gesso", task: Task, question: Question, tried: list[Result] | Exception, seconds: float, attempts: int
 ) -> Outcome:
@@ -240,7 +190,7 @@ def _outcome(
         none = dict.fromkeys(task.scores, 0.0)
         first = none if attempts > 1 else {}
         return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
-    # A call is written in special tokens, which `text` leaves out.
+    # A tool call contains special tokens, which `text` leaves out.
     outputs = [g.decode(one.tokens, special=True) if item.meta.get("tools") else one.text for one in tried]
     usage = total_usage([one.usage for one in tried], tried[-1].usage.completion_tokens)
     return Outcome(
@@ -265,5 +215,5 @@ def _item_seed(seed: int, index: int) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Fit for JSON: a sampler of the caller's own goes by its name."""
+    """Return a value that JSON can represent; custom samplers become their repr."""
     return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

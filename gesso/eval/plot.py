@@ -1,4 +1,4 @@
-"""Curves, drawn as an SVG by themselves: no library, no font, no script, readable on light and on dark."""
+"""Line plots as self-contained SVG without fonts or scripts, readable on light and dark backgrounds."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 640, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 68, 56  # margins
-# Okabe and Ito's colours, told apart by colour-blind eyes too; the markers differ as well. Light page, dark page.
+# (light, dark) pairs of Okabe and Ito's colours for colour-blind readers. The markers differ as well.
 COLOURS = (("#0072b2", "#56b4e9"), ("#d55e00", "#e69f00"), ("#007a5a", "#2fc79a"), ("#a8487f", "#e59cc4"))
 MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "M-4-4h8v8h-8z", "M0-5l5 9h-10z", "M0-5.5l5.5 5.5l-5.5 5.5l-5.5-5.5z")
 
@@ -22,7 +22,7 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
-    note: str = ""  # shown where a pointer rests on the point
+    note: str = ""  # tooltip
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Series:
 
 
 def series(name: str, evaluations: Sequence["Evaluation"], score: str) -> Series:
-    """The points of a sweep: a score against the limit of steps it was reached under."""
+    """Return a score against the step limit of each evaluation."""
     return Series(
         name,
         [
@@ -56,8 +56,10 @@ def svg(
     y_label: str,
     top: float | None = None,
 ) -> str:
-    """The plot. The x axis is logarithmic if the points span a factor of 8 or more. The y axis ends at `top`; without
-    one, the ys are shares of 1, shown in percent."""
+    """Return the plot. The x axis is logarithmic if the points span a factor of 8 or more.
+
+    The y axis ends at `top`. Without it, y values are shares of 1 and shown in percent.
+    """
     xs = sorted({point.x for line in lines for point in line.points})
     place_x, ticks = _x_axis(xs)
     place_y = _YAxis(top)
@@ -94,7 +96,7 @@ def svg(
 
 
 class _XAxis:
-    """Where an x stands, linear or logarithmic."""
+    """Map x values to pixels, linearly or logarithmically."""
 
     def __init__(self, low: float, high: float, log: bool) -> None:
         self.low, self.high, self.log = low, high, log
@@ -106,7 +108,7 @@ class _XAxis:
 
 
 def _x_axis(xs: Sequence[float]) -> tuple[_XAxis, list[float]]:
-    """Ticks stand at the points themselves, less those that would run into their neighbour."""
+    """Return the axis and its ticks: the points, except those too close to the previous tick."""
     axis = _XAxis(xs[0], xs[-1], log=xs[0] > 0 and xs[-1] / xs[0] >= 8)
     ticks: list[float] = []
     for x in xs:
@@ -116,7 +118,7 @@ def _x_axis(xs: Sequence[float]) -> tuple[_XAxis, list[float]]:
 
 
 class _YAxis:
-    """Where a y stands, from 0 to the top, and how it is said."""
+    """Map y values from 0 to `top` to pixels, and format them."""
 
     def __init__(self, top: float | None) -> None:
         self.top, self.percent = (1.0, True) if top is None else (top, False)
@@ -146,7 +148,7 @@ def _drawn(line: Series, n: int, place_x: _XAxis, place_y: _YAxis) -> str:
 
 
 def _legend(lines: Sequence[Series]) -> Iterator[str]:
-    """In a row under the title, where no curve can run into it. A character is taken to be 7 wide."""
+    """Yield the legend in a row below the title, outside the plot. Assumes 7 pixels per character."""
     x = LEFT
     for n, line in enumerate(lines):
         yield (

@@ -1,7 +1,7 @@
-"""Python infill: one line of a source file is missing; the code before and after it is known.
+"""Python infill: restore a missing line of a source file from the code before and after it.
 
-The prompt is `<|fim_prefix|>` before `<|fim_suffix|>` after `<|fim_middle|>`, the completion the line with its
-indentation and without its line break. A tokenizer that has the markers as special tokens reads them as such.
+The prompt is `<|fim_prefix|>` before `<|fim_suffix|>` after `<|fim_middle|>`. The completion is the line with its
+indentation, without its line break. A tokenizer may have the markers as special tokens.
 """
 
 import ast
@@ -22,7 +22,7 @@ from gesso.errors import InputError
 from gesso.eval.task import Item, check_draw, split_of
 
 PREFIX, SUFFIX, MIDDLE = FILL
-# Not code to learn from: tests, other people's packages, and what a build of Python writes about its own machine.
+# Directories to skip, and prefixes of the files that a Python build writes about its machine.
 SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__")
 MACHINE = ("_sysconfigdata", "config-")
 
@@ -32,14 +32,14 @@ def prompt(before: str, after: str) -> str:
 
 
 def sides(asked: str) -> tuple[str, str]:
-    """What such a prompt has before its hole, and after it."""
+    """Return the text before and after the hole of such a prompt."""
     before, after = asked.removeprefix(PREFIX).removesuffix(MIDDLE).split(SUFFIX)
     return before, after
 
 
 def parses(source: str) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an odd escape in somebody's string
+        warnings.simplefilter("ignore")  # such as invalid escapes in strings
         try:
             ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -48,9 +48,10 @@ def parses(source: str) -> bool:
 
 
 def source_files(data: tuple[Path, ...]) -> dict[str, Path]:
-    """Python files by the name that decides their split: the path inside the directory given, or the file's own name.
+    """Return Python files by the name that decides their split: the path inside the given directory, or the file name.
 
-    The name and not the content: a file of the standard library stays on its side from one Python version to the next.
+    The split depends on the name and not on the content, so a file of the standard library keeps its split across
+    Python versions.
     """
     found: dict[str, Path] = {}
     for root in data:
@@ -68,7 +69,7 @@ def source_files(data: tuple[Path, ...]) -> dict[str, Path]:
 
 def _kept(root: Path) -> Iterator[Path]:
     for folder, inner, names in os.walk(root):
-        # In place: what is skipped is not walked through, and site-packages may hold far more than all the rest.
+        # Change the list in place so that os.walk does not enter these directories; site-packages may be very large.
         inner[:] = [name for name in inner if name not in SKIPPED and not name.startswith(MACHINE)]
         for name in names:
             if name.endswith(".py") and not name.startswith(MACHINE):
@@ -76,7 +77,7 @@ def _kept(root: Path) -> Iterator[Path]:
 
 
 def read_source(path: Path) -> str | None:
-    """The text of a file, if it is Python that parses and does not speak of our markers itself."""
+    """Return the text of a file, or None if it does not parse or contains the markers."""
     try:
         with tokenize.open(path) as file:
             text = file.read()
@@ -86,9 +87,9 @@ def read_source(path: Path) -> str | None:
 
 
 def maskable(source: str) -> list[int]:
-    """Indices of the lines of code: not blank, no comment, of some length, and not the prose of a string.
+    """Return the indices of code lines: at least 3 characters, no comments, no docstrings or multi-line strings.
 
-    Inside a docstring any words parse and only one wording is exact: neither score would mean anything.
+    Inside a docstring any words parse and only one wording is exact, so neither score would mean anything.
     """
     prose: set[int] = set()
     with warnings.catch_warnings():
@@ -105,7 +106,7 @@ def maskable(source: str) -> list[int]:
 
 
 def edit_similarity(a: str, b: str) -> float:
-    """1 less the Levenshtein distance over the longer length."""
+    """Return 1 minus the Levenshtein distance divided by the longer length."""
     if not a and not b:
         return 1.0
     previous = list(range(len(b) + 1))
@@ -122,11 +123,11 @@ class PythonInfill:
     """Lines of the running Python's standard library, or of the files and directories in `data`."""
 
     data: tuple[Path, ...] = ()
-    context: int = 700  # characters of code on each side, whole lines only: with the box tokenizer some 220 tokens
+    context: int = 700  # characters of code on each side, whole lines only: about 220 tokens of gesso-mini
 
     name: ClassVar[str] = "python_infill"
     scores: ClassVar[tuple[str, ...]] = ("exact", "parses", "edit_similarity")
-    # A short canvas does for a line, which ends where the next would begin.
+    # A line needs a short canvas only, and ends at the next line break.
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 64, "stop": "\n"})
 
     def __post_init__(self) -> None:
@@ -134,7 +135,7 @@ class PythonInfill:
             raise InputError(f"context must be at least 1 character, got {self.context}")
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
-        """One line of every file in a random order, then another of every file, and so on: no line comes twice."""
+        """Return one line of every file in random order, then another of every file, and so on, without repetition."""
         check_draw(split, count)
         files = source_files(self.data or (Path(sysconfig.get_path("stdlib")),))
         names = sorted(name for name in files if split_of(name) == split)
@@ -142,7 +143,8 @@ class PythonInfill:
         return self._draw(names, files, split, count, seed)
 
     def score(self, item: Item, output: str) -> dict[str, float]:
-        """`exact`: the line, but for white space around it. `parses`: the whole file does, with a line not empty."""
+        """Return `exact` (ignoring surrounding white space), `parses` (the whole file, with a non-empty line) and
+        `edit_similarity`."""
         said, wanted = output.strip(), item.expected.strip()
         return {
             "exact": float(said == wanted),
@@ -154,13 +156,8 @@ class PythonInfill:
         assert isinstance(item.prompt, str)
         return sides(item.prompt)
 
-    def training_rows(self, count: int, seed: int) -> Iterator[dict[str, str]]:
-        for item in self.items("train", count, seed):
-            assert isinstance(item.prompt, str)
-            yield {"prompt": item.prompt, "completion": item.expected}
-
     def _draw(self, names: list[str], files: Mapping[str, Path], split: str, count: int, seed: int) -> Iterator[Item]:
-        sources: dict[str, str] = {}  # text to name: a copy of a file under another name is not a second file
+        sources: dict[str, str] = {}  # text to name: copies of a file under other names count once
         lines: dict[str, list[int]] = {}
         for name in names:
             source = read_source(files[name])
@@ -172,7 +169,7 @@ class PythonInfill:
         made = 0
         for turn in itertools.count():
             if all(turn >= len(found) for found in lines.values()):
-                raise InputError(f"{count} lines were asked for, the {split} split of these files has {made}")
+                raise InputError(f"the {split} split of these files has {made} lines, but {count} were requested")
             for source, name in sources.items():
                 if turn < len(lines[name]):
                     yield self.mask(name, source, lines[name][turn])
@@ -181,12 +178,12 @@ class PythonInfill:
                     return
 
     def mask(self, name: str, source: str, line: int) -> Item:
-        """The item that asks for one line of a file, counted from 0."""
+        """Return the item for one line of a file, counted from 0."""
         lines = source.split("\n")
         before = "".join(text + "\n" for text in lines[:line])
         after = "".join("\n" + text for text in lines[line + 1 :])
         near = len(before) - len(before[-self.context :])
-        if near:  # do not begin in the middle of a line
+        if near:  # begin at a line break
             near = before.find("\n", near - 1) + 1
         far = len(after) if len(after) <= self.context else max(after.rfind("\n", 0, self.context + 1), 0)
         return Item(

@@ -1,7 +1,4 @@
-"""What a task is: where its items come from, how they are asked, and how an answer is scored.
-
-Training and evaluation read the same task, so the split between them is made here, once.
-"""
+"""The task protocol: where items come from, how they are asked, and how an answer is scored."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,14 +12,11 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One question: `prompt` is text to continue or a conversation to answer, `expected` the answer hoped for."""
-
-    name: str  # where it comes from, in a word that finds it again
-    prompt: str | tuple[Mapping[str, Any], ...]
+    name: str  # identifies the item in reports, such as a file and line
+    prompt: str | tuple[Mapping[str, Any], ...]  # text to continue, or a conversation to answer
     expected: str
     meta: Mapping[str, Any] = field(default_factory=dict)  # what the scorer needs beyond `expected`
-    # What the answer has to be, as options of `Gesso.chat`; kept to only where an evaluation is `constrained`.
-    constraint: Mapping[str, Any] = field(default_factory=dict)
+    constraint: Mapping[str, Any] = field(default_factory=dict)  # options of `Gesso.chat` for constrained evaluation
 
 
 class Task(Protocol):
@@ -31,49 +25,45 @@ class Task(Protocol):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The names of the scores; the first is the one a plot shows."""
+        """Names of the scores. Plots show the first."""
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """How its answers are generated: `max_new_tokens`, `stop`, … as `Gesso.generate` takes them."""
+        """Options of `Gesso.generate` for this task, such as `max_new_tokens`."""
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
-        """The first `count` items of an order that is a function of split and seed alone."""
+        """Return the first `count` items. Their order depends on split and seed only."""
 
     def score(self, item: Item, output: str) -> dict[str, float]:
-        """Every score of an answer, 0 to 1. A wrong answer, of whatever form, is a low score and never an error."""
-
-    def training_rows(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Rows from the train split, as `gesso train` reads them from JSONL: `prompt` and `completion`, or `messages`
-        and the `tools` that go with them.
-        """
+        """Return every score of an answer, from 0 to 1. A malformed answer scores low and never raises."""
 
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A task whose wrong answers can be told without knowing the right one, so that they can be attempted again."""
+    """A task that recognizes wrong answers without the expected answer, so that they can be retried."""
 
     def stands(self, item: Item, output: str) -> bool:
-        """Whether an answer keeps to all that was asked. Must not look at what is expected."""
+        """Return whether an answer meets all requirements of the item. Must not use `item.expected`."""
 
     def again(self, item: Item, seed: int, attempt: int) -> tuple[Item, Callable[[str], str]]:
-        """The item in the form in which it is asked once more (`attempt` 1, 2, …), and how an answer to that reads as
-        an answer to the item.
+        """Return the item in another form for retry number `attempt` (1, 2, …).
+
+        The function maps an answer to that form back to an answer to the original item.
         """
 
 
 @runtime_checkable
 class Holes(Protocol):
-    """A task whose items are holes in a text, so that they can be filled without markers, too."""
+    """A task whose items are holes in a text, so that they can also be filled with a pinned suffix."""
 
     def hole(self, item: Item) -> tuple[str, str]:
-        """The text before the hole, and after it."""
+        """Return the text before and after the hole."""
 
 
 def split_of(key: str) -> str:
-    """The split a thing belongs to, by a hash of its name: 8 in 10 train, 1 validation, 1 test, on every machine.
+    """Return the split of a key by its hash: 80 % train, 10 % validation, 10 % test, the same on every machine.
 
-    Things that must not be torn apart (a puzzle and its mirror image, two versions of a file) need the same key.
+    Give related data (a puzzle and its mirror image, two versions of a file) the same key.
     """
     tenth = hashlib.sha256(key.encode()).digest()[0] * 10 // 256
     return "train" if tenth < 8 else SPLITS[tenth - 7]
@@ -81,6 +71,6 @@ def split_of(key: str) -> str:
 
 def check_draw(split: str, count: int) -> None:
     if split not in SPLITS:
-        raise InputError(f"unknown split {split!r}; known are {', '.join(SPLITS)}")
+        raise InputError(f"unknown split {split!r}; expected {', '.join(SPLITS)}")
     if count < 1:
-        raise InputError(f"the count of items must be at least 1, got {count}")
+        raise InputError(f"the number of items must be at least 1, got {count}")

@@ -32,7 +32,7 @@ class ModelSettings:
 class DataSettings:
     files: tuple[str, ...]
     max_length: int
-    task: str | None = None  # a task that generates its examples during training; `files` are then its own
+    source: str | None = None  # module:name of code that generates the examples; see gesso.train.source
     on_bad_row: Literal["skip", "stop"] = "stop"
     seed: int = 0
     cut: bool = False  # show texts longer than max_length one section at a time instead of rejecting them
@@ -43,7 +43,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         _check(self, "files", isinstance(self.files, tuple) and len(self.files) > 0, "a list of at least one file")
-        named = all(isinstance(file, str) and (self.task or file.endswith(SUFFIXES)) for file in self.files)
+        named = all(isinstance(file, str) and (self.source or file.endswith(SUFFIXES)) for file in self.files)
         _check(self, "files", named, f"names that end in {', '.join(SUFFIXES)}")
         _check(self, "max_length", is_integer(self.max_length) and self.max_length >= 2, "an integer of at least 2")
         _check(self, "on_bad_row", self.on_bad_row in ("skip", "stop"), '"skip" or "stop"')
@@ -55,8 +55,8 @@ class DataSettings:
         _check(self, "pad_to", _is_count(self.pad_to), "an integer of at least 1")
         lengths = all(is_integer(length) and 8 <= length < self.max_length for length in self.prompt_lengths)
         _check(self, "prompt_lengths", lengths, "integers of at least 8, below max_length")
-        for name in ("cut", "infill", "repeat", "prompt_lengths") if self.task else ():
-            _check(self, name, not getattr(self, name), f"left out: the task {self.task} generates its own examples")
+        for name in ("cut", "infill", "repeat", "prompt_lengths") if self.source else ():
+            _check(self, name, not getattr(self, name), f"left out: {self.source} generates complete examples")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Run a recipe: check its data, or load its model and data and train."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import data_report
-from gesso.train.data import Dataset, Source
+from gesso.train.data import Dataset
 from gesso.train.processes import join_processes
 from gesso.train.recipe import Recipe
+from gesso.train.source import find_source
 from gesso.train.trainer import Report, Score, Trainer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,8 +40,8 @@ def eos_of(directory: Path) -> int:
 
 def check(recipe: Recipe) -> data_report.DataReport:
     """Read all the data and report on it. Bad rows are listed, even if the recipe has on_bad_row = "stop"."""
-    if recipe.data.task:
-        raise InputError(f"the task {recipe.data.task} generates its examples during training: no rows to check")
+    if recipe.data.source:
+        raise InputError(f"{recipe.data.source} generates examples during training: there are no rows to check")
     directory = directory_of(recipe)
     tokenizer = Tokenizer.from_directory(directory)
     dataset = Dataset(replace(recipe.data, on_bad_row="skip"), tokenizer, eos_of(directory))
@@ -51,16 +52,14 @@ def train(
     recipe: Recipe,
     report: Report | None = None,
     score: Score | None = None,
-    source: Callable[[Tokenizer, int], Source] | None = None,
     minutes: float | None = None,
 ) -> None:
     """Train the recipe's model for at most `minutes`; a later call resumes the run.
 
     `report` is called with the metrics of every step and replaces the progress bar. `score` evaluates the model for
-    `[eval]`. `source` creates the examples of `data.task` from tokenizer and eos.
+    `[eval]`.
     """
-    if recipe.data.task and source is None:
-        raise InputError(f"no source for the examples of the task {recipe.data.task} was given; use gesso train")
+    make_source = find_source(recipe.data.source) if recipe.data.source else Dataset
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     device = join_processes()
@@ -68,7 +67,7 @@ def train(
         directory = directory_of(recipe)
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
-        data = source(tokenizer, eos) if source else Dataset(recipe.data, tokenizer, eos)
+        data = make_source(recipe.data, tokenizer, eos)
         model = _model(recipe, directory, config, device)
         trainer = Trainer(recipe, model, data, directory, eos, score)
         if report is not None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from gesso.bench import processes
 from tests.attack.watching import ANSWER_SECONDS, BAD, GOOD, LIMITS, ask, short
+from tests.load import processes
 from tests.serving import serving
 
 
 @pytest.fixture(scope="session")
 def server(served_model, tmp_path_factory):
-    """A server of the tiny model with two keys, shared by all tests of a process."""
+    """Start a server of the tiny model with two keys, shared by all tests of a process."""
     log = tmp_path_factory.mktemp("attack") / "log"
     with serving(log, "--model", str(served_model), *LIMITS, GESSO_API_KEYS=f"{GOOD},{BAD}") as running:
         running.http.headers["Authorization"] = f"Bearer {GOOD}"

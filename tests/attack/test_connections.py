@@ -1,4 +1,4 @@
-"""Connections that are half open, garbled or forged: they end by themselves, and nobody is locked out."""
+"""Incomplete, garbled or forged connections end by themselves, and other clients are served."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
-from gesso.bench import processes, wire
-from gesso.bench.wire import COMPLETIONS
 from gesso.errors import InputError
 from gesso.serve.http import middleware
 from gesso.serve.http.app import create_app
@@ -34,12 +32,14 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import processes, wire
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 
-FILES = 64  # that the server may open beyond those it has, in the test of half heads
-HEAD_SECONDS = 20.0  # until an incomplete request head is given up
-LOG_BYTES = 1_000_000  # the most that an attack may add to the log
+FILES = 64  # that the server may open beyond its current ones, in the test of incomplete heads
+HEAD_SECONDS = 20.0  # until an incomplete request head is dropped
+LOG_BYTES = 1_000_000  # largest addition to the log by an attack
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def few_files(pid, more):
 
 
 def is_closed(connection, seconds):
-    """The server closes its end within `seconds`; what it sends before does not matter."""
+    """Return whether the server closes its end within `seconds`, whatever it sends before."""
     until = time.monotonic() + seconds
     try:
         while time.monotonic() < until:
@@ -100,7 +100,7 @@ def test_every_connection_beyond_the_limit_closes_one_without_a_request():
         async with limited_server(limited, echo) as address:
             with contextlib.ExitStack() as stack:
                 for _ in range(count):
-                    stack.enter_context(socket.create_connection(address))  # before the server looks at any
+                    stack.enter_context(socket.create_connection(address))  # before the server accepts any
                 await asyncio.sleep(0.2)
                 return len(limited.open)
 
@@ -108,7 +108,7 @@ def test_every_connection_beyond_the_limit_closes_one_without_a_request():
     assert not limited.open and not limited.waiting and not limited.per_address
 
 
-def test_an_address_that_holds_all_connections_with_unsent_bodies_locks_nobody_out():
+def test_one_address_with_unsent_bodies_does_not_block_others():
     limited = protocol(Limits(connections=3))
 
     async def measure():
@@ -130,7 +130,7 @@ def test_an_address_that_holds_all_connections_with_unsent_bodies_locks_nobody_o
     assert not limited.open and not limited.waiting and not limited.per_address
 
 
-def test_a_byte_after_a_request_does_not_hide_that_the_client_leaves():
+def test_a_disconnect_is_noticed_after_an_extra_byte():
     async def measure():
         asked, left = asyncio.Event(), asyncio.Event()
 
@@ -155,7 +155,7 @@ def test_a_byte_after_a_request_does_not_hide_that_the_client_leaves():
 
 
 def test_ordinary_clients_send_several_requests_on_one_connection():
-    """With bodies of one segment and of many, and with one that waits for 100 Continue."""
+    """Bodies have one segment or many, and one waits for 100 Continue."""
     sizes = (0, 1, 60_000, 70_000, 1_000_000, 5)
 
     def by_http_client(address):
@@ -192,8 +192,8 @@ def test_ordinary_clients_send_several_requests_on_one_connection():
     assert asyncio.run(measure(by_waiting, protocol(Limits(connections=1)))) == list(sizes[1:])
 
 
-def test_bodies_held_by_one_client_are_bounded_and_leave_room_for_others(monkeypatch):
-    """And their bytes are given back however a request ends: answered, left by its client, refused or timed out."""
+def test_bodies_of_one_client_are_bounded_and_released(monkeypatch):
+    """Their bytes are released however a request ends: answered, abandoned, rejected or timed out."""
     monkeypatch.setattr(middleware, "LEAST_BODIES_BYTES", 0)
     limits, size = Limits(body_bytes=1000, io_timeout=2), 1000
     guarded = middleware.RequestGuard(echo, ServerSettings(limits=limits), Metrics(), frozenset())
@@ -229,8 +229,8 @@ def test_bodies_held_by_one_client_are_bounded_and_leave_room_for_others(monkeyp
     assert guarded.bodies.total == 0 and not guarded.bodies.per_client
 
 
-def test_half_heads_are_given_up_and_nobody_is_locked_out(server):
-    """More connections than the server has files for, each with half a head."""
+def test_incomplete_heads_are_dropped_and_others_are_served(server):
+    """There are more connections than the server may open files, each with half a head."""
     expected, written = text(ask(server, short())), server.log.stat().st_size
     half = wire.head(COMPLETIONS, BAD, 10)[:60]
     with few_files(server.process.pid, FILES), contextlib.ExitStack() as stack:
@@ -254,7 +254,7 @@ def test_connections_that_send_no_complete_head_are_closed(server):
         assert all(is_closed(connection, until - time.monotonic()) for connection in connections)
 
 
-def test_a_head_that_comes_a_byte_at_a_time_is_given_up(server):
+def test_a_head_sent_byte_by_byte_is_dropped(server):
     head = wire.head(COMPLETIONS, BAD, 10)
     until = time.monotonic() + HEAD_SECONDS
     with wire.connect(server.url) as connection:
@@ -266,7 +266,7 @@ def test_a_head_that_comes_a_byte_at_a_time_is_given_up(server):
             assert time.monotonic() < until
 
 
-def test_clients_that_leave_in_the_middle_of_anything_leave_nothing(server):
+def test_clients_that_hang_up_at_any_point_leave_nothing(server):
     content = wire.encode(short(stream=True))
     whole = wire.head(COMPLETIONS, BAD, len(content)) + content
     files = processes.open_files(server.process.pid)
@@ -281,7 +281,7 @@ def test_clients_that_leave_in_the_middle_of_anything_leave_nothing(server):
         time.sleep(0.1)
 
 
-def test_a_key_that_is_not_ascii_works_or_is_refused_at_the_start(served_model, monkeypatch):
+def test_a_non_ascii_key_works_or_is_rejected_at_start(served_model, monkeypatch):
     key = "schlüssel"
     monkeypatch.setenv("GESSO_API_KEYS", key)
     try:
@@ -290,7 +290,7 @@ def test_a_key_that_is_not_ascii_works_or_is_refused_at_the_start(served_model, 
         assert "ASCII" in str(error)
         return
     app = create_app(ServerSettings(engine=EngineSettings(model=str(served_model)), keys=keys))
-    client = TestClient(app)  # not started: no engine is needed to list models
+    client = TestClient(app)  # not started: listing models needs no engine
     answer = client.get("/v1/models", headers={"Authorization": f"Bearer {key}".encode()})
     assert answer.status_code == 200
 
@@ -307,11 +307,11 @@ heads = st.lists(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(parts=heads, reset=st.booleans())
-def test_no_bytes_on_a_connection_are_a_fault_of_the_server(server, parts, reset):
+def test_no_bytes_on_a_connection_cause_a_server_error(server, parts, reset):
     connection = wire.connect(server.url)
     try:
         for part in parts:
-            connection.sendall(part.replace(b"<long>", b"9" * 70_000))  # more than a head may have
+            connection.sendall(part.replace(b"<long>", b"9" * 70_000))  # beyond the limit of a head
         connection.shutdown(socket.SHUT_WR)
         connection.settimeout(ANSWER_SECONDS)
         answer = connection.recv(65536)
@@ -319,7 +319,7 @@ def test_no_bytes_on_a_connection_are_a_fault_of_the_server(server, parts, reset
     except TimeoutError:
         raise AssertionError("the server neither answered nor closed the connection") from None
     except OSError:
-        pass  # it has closed the connection already
+        pass  # already closed by the server
     finally:
         wire.abandon(connection) if reset else connection.close()
 
@@ -333,11 +333,11 @@ headers = st.dictionaries(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(extra=headers)
-def test_no_header_is_a_fault_of_the_server(server, extra):
+def test_no_header_causes_a_server_error(server, extra):
     answer = wire.ask(server.url, GOOD, "/tokenize", {"prompt": "x"}, extra=extra)
     assert answer.status == 200 or 400 <= answer.status < 500, (extra, answer.status, answer.reason)
 
 
-def test_nothing_is_left_of_all_this(server):
+def test_these_attacks_leave_nothing(server):
     with bystanders(server):
         pass

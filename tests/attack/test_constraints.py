@@ -1,4 +1,4 @@
-"""Constraints that are slow to compile are refused or abandoned, and others' constraints are compiled meanwhile."""
+"""Slow constraints are rejected or abandoned without delaying the constraints of other clients."""
 
 import os
 import re
@@ -9,8 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gesso.bench import attacks, processes, wire
-from gesso.bench.wire import CHAT, COMPLETIONS
 from tests.attack.watching import (
     BAD,
     GOOD,
@@ -22,12 +20,14 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import attacks, processes, wire
+from tests.load.wire import CHAT, COMPLETIONS
 from tests.serving import serving
 
 pytestmark = pytest.mark.attack
 
-COMPILER_SECONDS = 5.0  # for a process that compiles to start, unless one that is there does it
-ORPHAN_SECONDS = 5.0  # until no process of a killed server is left
+COMPILER_SECONDS = 5.0  # for a compiler process to start, unless one is already running
+ORPHAN_SECONDS = 5.0  # until all processes of a killed server have ended
 ABANDONED = 12
 
 
@@ -38,11 +38,11 @@ def test_abandoned_regexes_do_not_delay_the_constraints_of_others(server):
             connection = wire.send(server.url, BAD, COMPLETIONS, body)
             time.sleep(0.2)
             wire.abandon(connection)
-        fresh = text(ask(server, short(regex="[ab]{3}")))  # not in a cache of compiled constraints
+        fresh = text(ask(server, short(regex="[ab]{3}")))  # not in the cache of compiled constraints
     assert re.fullmatch("[ab]{3}", fresh)
 
 
-def test_abandoned_schemas_stop_being_read(server):
+def test_abandoned_schemas_stop_being_compiled(server):
     with bystanders(server, short(choice=["yes", "no"])):
         for _ in range(6):
             connection = wire.send(server.url, BAD, CHAT, attacks.with_schema(attacks.wide_schema()))
@@ -60,12 +60,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_expensive_constraint_is_refused_while_others_are_served(server, name):
+def test_an_expensive_constraint_is_rejected_while_others_are_served(server, name):
     with bystanders(server, short(choice=["yes", "no"])):
         assert_refused(attack(server, COMPLETIONS, short(**REFUSED[name])))
 
 
-def test_a_wide_schema_is_refused_while_others_are_served(server):
+def test_a_wide_schema_is_rejected_while_others_are_served(server):
     with bystanders(server):
         assert_refused(attack(server, CHAT, attacks.with_schema(attacks.wide_schema())))
 
@@ -78,7 +78,7 @@ def test_no_process_outlives_a_killed_server(served_model, tmp_path):
             until = time.monotonic() + COMPILER_SECONDS
             while len(processes.descendants(running.process.pid)) == at_rest and time.monotonic() < until:
                 time.sleep(0.05)
-            time.sleep(0.3)  # into the compilation
+            time.sleep(0.3)  # let the compilation start
             started = processes.descendants(running.process.pid)
             os.kill(running.process.pid, signal.SIGKILL)
             left = processes.wait_until_gone(started, ORPHAN_SECONDS)
@@ -97,11 +97,11 @@ constraints = st.one_of(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(constraint=constraints)
-def test_no_constraint_is_a_fault_of_the_server(server, constraint):
+def test_no_constraint_causes_a_server_error(server, constraint):
     answer = attack(server, COMPLETIONS, short(max_tokens=8, **constraint))
     if answer.status != 200:
         assert_refused(answer)
 
 
-def test_nothing_is_left_of_all_this(server):
+def test_these_attacks_leave_nothing(server):
     assert_nothing_left(server)

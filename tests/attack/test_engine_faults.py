@@ -1,4 +1,4 @@
-"""An engine that hangs, dies or cannot load: the server says so, replaces it, or ends with the reason."""
+"""If an engine hangs, dies or cannot load, the server reports it, replaces it, or exits with the reason."""
 
 import os
 import signal
@@ -7,8 +7,6 @@ import time
 
 import pytest
 
-from gesso.bench import processes, wire
-from gesso.bench.wire import COMPLETIONS
 from tests.attack.watching import (
     ANSWER_SECONDS,
     GOOD,
@@ -18,15 +16,17 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import processes, wire
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 
-HANG_SECONDS = 40.0  # until an engine that does not answer is replaced by one that does
-EXIT_SECONDS = 60.0  # until a server gives up on a checkpoint that cannot be loaded
-ENGINES = 5  # the most engines it may start for that
+HANG_SECONDS = 40.0  # until a hung engine is replaced
+EXIT_SECONDS = 60.0  # until a server exits because a checkpoint cannot be loaded
+ENGINES = 5  # most engines it may start before
 
 
-def test_an_engine_that_hangs_is_replaced(server):
+def test_a_hung_engine_is_replaced(server):
     expected, engine = text(ask(server, short())), processes.engine_pid(server.process.pid)
     found, seen = [], set()
     os.kill(engine, signal.SIGSTOP)
@@ -52,7 +52,7 @@ def test_an_engine_that_hangs_is_replaced(server):
     assert_nothing_left(server)
 
 
-UNFORESEEN = """
+UNEXPECTED = """
 import sys
 if "gesso.serve.worker" in sys.orig_argv:
     from gesso.checkpoint import huggingface as checkpoint
@@ -62,9 +62,9 @@ if "gesso.serve.worker" in sys.orig_argv:
 """
 
 
-def test_a_checkpoint_that_cannot_be_loaded_ends_the_server_with_the_reason(served_model, tmp_path, monkeypatch):
-    """Loading raises an error that nobody foresaw: it is tried again, and shown in the end."""
-    (tmp_path / "sitecustomize.py").write_text(UNFORESEEN)
+def test_the_server_exits_with_the_reason_if_a_checkpoint_cannot_be_loaded(served_model, tmp_path, monkeypatch):
+    """After an unexpected error, loading is retried, and the error is reported in the end."""
+    (tmp_path / "sitecustomize.py").write_text(UNEXPECTED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with processes.running_server("--model", str(served_model), "--device", "cpu", threads=1) as running:
         until, engines = time.monotonic() + EXIT_SECONDS, set()

@@ -1,4 +1,4 @@
-"""Settings at the edges of their bounds and beyond: refused by name, or answered, and never at the cost of others."""
+"""Settings at and beyond their bounds are rejected by name or answered, without harm to other clients."""
 
 import threading
 
@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gesso.bench.wire import COMPLETIONS
 from tests import tiny
 from tests.attack.watching import (
     QUICK,
@@ -16,10 +15,11 @@ from tests.attack.watching import (
     bystanders,
     short,
 )
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 
-CANVAS = tiny.CONFIG["canvas_length"]  # the longest canvas that the server may be asked for
+CANVAS = tiny.CONFIG["canvas_length"]  # longest canvas of the server
 CONTEXT = tiny.CONFIG["text_config"]["max_position_embeddings"]
 
 BEYOND = {
@@ -42,7 +42,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_a_setting_beyond_its_bounds_is_refused(server, name):
+def test_a_setting_beyond_its_bounds_is_rejected(server, name):
     assert_refused(attack(server, COMPLETIONS, short(diffusion=QUICK | BEYOND[name])), 400)
 
 
@@ -51,8 +51,8 @@ def test_the_longest_canvas_is_answered(server):
     assert attack(server, COMPLETIONS, short(max_tokens=CANVAS, diffusion=diffusion)).status == 200
 
 
-def test_temperatures_that_overflow_fail_nobody_else(server):
-    """The prompts take several steps to read, so that others are in the batch when a temperature is first used."""
+def test_overflowing_temperatures_do_not_fail_other_requests(server):
+    """Prefill takes several steps, so other requests are in the batch when a temperature is first used."""
     extreme = [{"t_max": 1e308, "t_min": 1e308}, {"t_max": 1e-46, "t_min": 1e-46}]
     asked = [short(prompt=f"{n}" + "x" * 2000, diffusion=QUICK | extreme[n % 2]) for n in range(6)]
     with bystanders(server):
@@ -74,7 +74,7 @@ def test_tiny_temperatures_give_json_or_an_error(server):
                 assert_refused(answer, 400)
 
 
-def test_candidates_after_a_long_prompt_do_not_stop_others(server):
+def test_candidates_after_a_long_prompt_do_not_stall_others(server):
     body = short(prompt="x" * 800, suffix="\nreturn\n", best_of=4, diffusion=QUICK | {"steps": 2})
     with bystanders(server):
         answer = attack(server, COMPLETIONS, body)
@@ -108,7 +108,7 @@ one_setting = st.one_of(
     more=st.sampled_from([{}, {"logprobs": 20}, {"logprobs": 21}, {"n": 2}, {"n": 17}, {"seed": 2**64}])
     | st.sampled_from([{"regex": "[a-z]{3}"}, {"choice": ["a", "b"]}, {"temperature": 5e-324}, {"temperature": 2.1}]),
 )
-def test_no_setting_is_a_fault_of_the_server(server, changed, more):
+def test_no_setting_causes_a_server_error(server, changed, more):
     if "temperatures" in changed:
         changed["t_max"] = changed["t_min"] = changed.pop("temperatures")
     answer = attack(server, COMPLETIONS, short(diffusion=QUICK | changed, **more))
@@ -118,7 +118,7 @@ def test_no_setting_is_a_fault_of_the_server(server, changed, more):
         assert_refused(answer, 400)
 
 
-def test_nothing_is_left_of_all_this(server):
+def test_these_attacks_leave_nothing(server):
     with bystanders(server):
         pass
     assert_nothing_left(server)

@@ -1,17 +1,17 @@
-"""A server without keys: whom it takes a request from, and how it ends. The last test ends it."""
+"""A server without keys: which requests it accepts, and how it ends. The last test ends it."""
 
 import subprocess
 import time
 
 import pytest
 
-from gesso.bench import attacks, processes, wire
-from gesso.bench.wire import COMPLETIONS
 from tests.attack.watching import ANSWER_SECONDS, assert_refused, short
+from tests.load import attacks, processes, wire
+from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 
-FRAME_BYTES = 65_536  # the longest message between its processes
+FRAME_BYTES = 65_536  # limit on messages between its processes
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def open_server(served_model):
         yield running
 
 
-def test_a_forged_address_is_not_believed(open_server):
+def test_a_forged_address_is_ignored(open_server):
     """Without keys, a client is identified by its address, so it must not be able to choose one."""
     answer = wire.ask(open_server.url, None, COMPLETIONS, short(), extra={"X-Forwarded-For": "203.0.113.7"})
     assert answer.status == 200
@@ -32,14 +32,14 @@ def test_a_forged_address_is_not_believed(open_server):
 
 @pytest.mark.parametrize("kind", ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""))
 def test_a_web_page_cannot_send_a_request(open_server, kind):
-    """A page may send these types of content to any address without asking; JSON it may not."""
+    """A web page may send these content types to any address without permission, but not JSON."""
     extra = {"Content-Type": kind, "Origin": "https://evil.example"}
     answer = wire.ask(open_server.url, None, COMPLETIONS, short(), extra=extra)
     assert_refused(answer)
 
 
-def test_a_message_that_is_too_long_costs_only_its_request(open_server):
-    """Drafts of a whole canvas with 20 candidates are longer than a message may be."""
+def test_an_oversized_message_fails_only_its_request(open_server):
+    """Drafts of a whole canvas with 20 candidates exceed the limit on messages."""
     engine = processes.engine_pid(open_server.pid)
     expected = wire.ask(open_server.url, None, COMPLETIONS, short()).json["choices"]
     diffusion = {"canvas_length": 256, "steps": 4, "drafts": {"candidates": 20}}
@@ -50,8 +50,8 @@ def test_a_message_that_is_too_long_costs_only_its_request(open_server):
     assert processes.engine_pid(open_server.pid) == engine
 
 
-def test_a_server_that_is_terminated_under_attack_ends(open_server):
-    """SIGTERM in the middle of requests that would take for ever: the drain has an end, and takes everything along."""
+def test_a_server_under_attack_ends_on_sigterm(open_server):
+    """SIGTERM during endless requests: draining is bounded and ends all processes."""
     endless = short(max_tokens=2000, diffusion={"steps": 1000, "stopping": "fixed", "canvas_length": 16})
     bodies = [endless, endless, short(regex=attacks.slow_regex(3))]
     connections = [wire.send(open_server.url, None, COMPLETIONS, body) for body in bodies]

@@ -1,4 +1,4 @@
-"""Bodies that are large, deep or wrong in many places are refused, and nobody else waits for that."""
+"""Large, deep or invalid bodies are rejected without delaying other clients."""
 
 import json
 import time
@@ -7,8 +7,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gesso.bench import attacks, wire
-from gesso.bench.wire import CHAT, COMPLETIONS, EDITS
 from gesso.serve.settings import Limits
 from tests.attack.watching import (
     BAD,
@@ -20,12 +18,14 @@ from tests.attack.watching import (
     short,
     text,
 )
+from tests.load import attacks, wire
+from tests.load.wire import CHAT, COMPLETIONS, EDITS
 
 pytestmark = pytest.mark.attack
 
 USER = attacks.USER
 TOOLS = [{"name": f"f{number}"} for number in range(attacks.TOOLS)]
-LONG = "all work and no play " * 333_000  # 7 MB, below the limit of a body
+LONG = "all work and no play " * 333_000  # 7 MB, below the limit on bodies
 DIGITS = b"1" * 5000
 
 
@@ -46,22 +46,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_hostile_body_is_refused_while_others_are_served(server, name):
+def test_a_hostile_body_is_rejected_while_others_are_served(server, name):
     path, body = REFUSED[name]
     with bystanders(server):
         assert_refused(attack(server, path, body))
 
 
 @pytest.mark.parametrize("depth", (500, 100_000))
-def test_deep_json_is_refused_or_read_but_never_a_fault_of_the_server(server, depth):
+def test_deep_json_never_causes_a_server_error(server, depth):
     with bystanders(server):
         for path, body in attacks.nested(depth):
             answer = attack(server, path, body)
             assert answer.status == 200 or 400 <= answer.status < 500, (path, answer.status, answer.message)
 
 
-def test_abandoned_requests_stop_working(server):
-    """Six clients leave while their tools are checked: more than the server has threads for such work."""
+def test_abandoned_requests_stop_being_processed(server):
+    """Six clients hang up while their tools are checked: more than the server has threads for."""
     body = wire.encode({"messages": USER, "tools": TOOLS})
     with bystanders(server):
         connections = [wire.send(server.url, BAD, "/tokenize", body) for _ in range(6)]
@@ -73,7 +73,7 @@ def test_abandoned_requests_stop_working(server):
 
 
 @pytest.mark.parametrize("form", ({"name": "f"}, {"type": "function", "function": {"name": "f"}}))
-def test_a_tool_may_be_required_in_either_form(server, form):
+def test_a_tool_can_be_required_in_either_form(server, form):
     """Both forms pass validation, so neither may fail in the engine."""
     answer = attack(server, CHAT, {"messages": USER, "tools": [form], "tool_choice": "required", "max_tokens": 64})
     assert answer.status == 200 or 400 <= answer.status < 500, (answer.status, answer.message)
@@ -110,16 +110,16 @@ paths = st.sampled_from([CHAT, COMPLETIONS, EDITS, wire.RESPONSES, "/tokenize", 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(path=paths, body=bodies, repeated=st.sampled_from([1, 1, 1, 2000]))
-def test_no_body_is_a_fault_of_the_server(server, path, body, repeated):
+def test_no_body_causes_a_server_error(server, path, body, repeated):
     body = {name: value * repeated if isinstance(value, list) else value for name, value in body.items()}
     body.setdefault("max_tokens", 4)
     encoded = json.dumps(body).encode()
-    assume(len(encoded) <= Limits().body_bytes)  # beyond, the server hangs up before all is sent
+    assume(len(encoded) <= Limits().body_bytes)  # beyond it, the server closes the connection before all is sent
     answer = attack(server, path, encoded)
     if answer.status != 200:
         assert_refused(answer)
 
 
-def test_the_server_is_the_same_afterwards(server):
+def test_these_attacks_leave_nothing(server):
     assert text(ask(server, short())) == text(ask(server, short()))
     assert_nothing_left(server)

@@ -1,23 +1,23 @@
-"""A server under attack, and the clients beside the attacker: what must stay true for them.
+"""Checks on a server under attack: what must hold for other clients.
 
-The bounds are absolute and generous. They tell a server that answers from one that does not, on a busy machine too.
+The bounds are absolute and generous, so that they only fail for a server that does not answer, even on a busy machine.
 """
 
 import contextlib
 import threading
 import time
 
-from gesso.bench import processes, wire
+from tests.load import processes, wire
 
 GOOD, BAD = "good", "bad"  # keys: the bystander's and the attacker's
-HEALTH_SECONDS = 8.0  # the longest that /health may take while an attack runs
-ANSWER_SECONDS = 25.0  # the longest that any request may take, the attacker's included
-SETTLE_SECONDS = 20.0  # until nothing of an attack is left
-MEMORY_BYTES = 400e6  # the most that the server's own process may grow by, at any time
-CHILD_BYTES = 3e9  # the most that all its processes together may grow by, compilers included
-MESSAGE_CHARACTERS = 2000  # the longest error message
+HEALTH_SECONDS = 8.0  # longest answer of /health during an attack
+ANSWER_SECONDS = 25.0  # longest answer to any request, including the attacker's
+SETTLE_SECONDS = 20.0  # until no request or process of an attack is left
+MEMORY_BYTES = 400e6  # largest growth of the server process
+CHILD_BYTES = 3e9  # largest growth of all its processes, including compilers
+MESSAGE_CHARACTERS = 2000  # longest error message
 
-# Tight, so that the suite does not wait for them; requests that keep within them are answered.
+# Tight, so that tests do not wait for them. Normal requests stay within them.
 LIMITS = (
     "--max-batch",
     "4",
@@ -52,14 +52,14 @@ def text(answer):
 
 
 def assert_refused(answer, *statuses):
-    """The request was refused, for a reason that a person can read."""
+    """Assert that the request was rejected with a readable reason."""
     assert answer.status in (statuses or range(400, 500)), (answer.status, answer.message)
     assert 10 < len(answer.message) < MESSAGE_CHARACTERS
 
 
 @contextlib.contextmanager
 def bystanders(server, body=None):
-    """While the block runs, /health answers and another client gets the same text as before; nothing is left behind."""
+    """Assert that /health answers, another client gets the same text, and nothing is left after the block."""
     body = body or short()
     expected, before = text(ask(server, body)), _memory(server)
     stop, found, slowest, memory = threading.Event(), [], [0.0], [before]
@@ -95,13 +95,13 @@ def bystanders(server, body=None):
 
 
 def _memory(server):
-    """Return the resident bytes of the server's own process, and of all its processes."""
+    """Return the resident bytes of the server process, and of all its processes."""
     own = processes.resident_bytes(server.process.pid)
     return own, own + sum(map(processes.resident_bytes, processes.descendants(server.process.pid)))
 
 
 def assert_nothing_left(server):
-    """No request is held, no place is taken, and no process runs but those of a server at rest."""
+    """Assert that no request is held, in the server or the engine, and that no extra process runs."""
     until = time.monotonic() + SETTLE_SECONDS
     while left := _left(server):
         assert time.monotonic() < until, left

@@ -1,16 +1,15 @@
-"""What `gesso bench` measures can be measured: on shapes cut down to a second's work."""
+"""`gesso bench`, on shapes that take about a second."""
 
 import json
 from dataclasses import replace
 from io import StringIO
-from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
-from gesso.bench import model as writing
-from gesso.bench import settle, step
+from gesso.bench import model as generation
+from gesso.bench import step
 from gesso.bench import train as bench
 from gesso.checkpoint import random_weights as untrained
 from gesso.errors import InputError
@@ -23,7 +22,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("name", bench.SHAPES)
-def test_every_shape_can_be_measured(monkeypatch, name):
+def test_training_is_measured_for_every_shape(monkeypatch, name):
     shape = bench.SHAPES[name]
     small = replace(shape, batch=2, prompt=32, response=32, dtype=torch.float32)
     monkeypatch.setitem(untrained.SHAPES, name, TINY)
@@ -31,20 +30,20 @@ def test_every_shape_can_be_measured(monkeypatch, name):
     found = bench.measure(name, steps=2, device=torch.device("cpu"))
     assert found["tokens_a_step"] == 2 * (64 + 256)
     assert found["tokens_per_second"] == pytest.approx(found["tokens_a_step"] / found["seconds_a_step"])
-    assert found["loss_last"] < found["loss_first"], "the steps are real"
+    assert found["loss_last"] < found["loss_first"], "the steps train the model"
     assert found["trained"] < found["parameters"]
     assert (found["trained"] < found["parameters"] / 2) is shape.lora
 
 
-def test_an_unknown_shape_is_refused():
+def test_an_unknown_shape_is_rejected():
     with pytest.raises(InputError, match="mini, 26b-a4b"):
         bench.measure("huge", 1, torch.device("cpu"))
 
 
-def test_what_a_constraint_costs_is_measured(main, monkeypatch):
-    monkeypatch.setattr("gesso.bench.guide.VOCABULARY", 4096)
-    monkeypatch.setattr("gesso.bench.guide.CANVAS", 32)
-    found = json.loads(main("bench", "guide", "--fields", "3", "--steps", "2").out)
+def test_the_cost_of_a_constraint_is_measured(main, monkeypatch):
+    monkeypatch.setattr("gesso.bench.constraints.VOCABULARY", 4096)
+    monkeypatch.setattr("gesso.bench.constraints.CANVAS", 32)
+    found = json.loads(main("bench", "constraints", "--fields", "3", "--steps", "2").out)
     assert found["vocabulary"] == 4096 and found["states"] > 50
     assert all(
         found[name] > 0 for name in ("search_ms", "search_ms_worst", "candidates_ms", "compile_seconds", "step_ms")
@@ -52,46 +51,28 @@ def test_what_a_constraint_costs_is_measured(main, monkeypatch):
     assert {"any_text_share", "any_line_share"} <= found.keys()
 
 
-def test_how_soon_text_settles_is_counted_in_steps_of_the_first_canvas():
-    def heard(*drafts):
-        first = settle.First()
-        for index, standing in drafts:
-            canvas = SimpleNamespace(index=index)
-            first.hear(SimpleNamespace(canvas=canvas, standing=standing, decode=lambda tokens: "x" * len(tokens)))
-        return first.shown_at, first.steps, first.share
-
-    assert heard((0, ()), (0, ()), (0, (5,)), (0, (5, 6)), (1, (5, 6, 7))) == (3, 4, 0.75)
-    assert heard((0, ()), (0, ()), (1, (5,))) == (None, 2, 1.0)
-
-
-def test_settling_is_measured_on_the_items_of_a_task(served_model, monkeypatch):
-    monkeypatch.setattr(settle, "TASKS", ("structured",))
-    found = settle.measure(str(served_model), "fast", 2)
-    assert found["structured"]["answers"] == 2 and 0 < found["mean_share"] <= 1
-
-
-def test_how_fast_a_model_writes_is_measured_and_drawn(main, tiny_directory, tmp_path):
+def test_generation_is_measured_and_plotted(main, tiny_directory, tmp_path):
     plot = tmp_path / "bench.svg"
     small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1,2", "--prompt", "20", "--new", "4")
     found = json.loads(main("bench", *small, "--json", "--plot", str(plot)).out)
     assert [row["batch"] for row in found["batches"]] == [1, 2]
-    assert all(row["passes"] >= found["steps"] for row in found["batches"]), "no text ends before its steps are over"
+    assert all(row["passes"] >= found["steps"] for row in found["batches"]), "no text ends early"
     assert found["floor_ms"] > 0 and found["autoregressive_tokens_per_second"] > 0
     assert plot.read_text().startswith("<svg")
-    writing.render(found, Console(file=(shown := StringIO()), width=100))
-    assert "times the floor" in shown.getvalue() and "token by token" in shown.getvalue()
+    generation.render(found, Console(file=(shown := StringIO()), width=100))
+    assert "times the floor" in shown.getvalue() and "autoregressive" in shown.getvalue()
 
 
-def test_where_a_step_goes_is_said_operation_by_operation(main, tiny_directory):
+def test_a_step_is_measured_by_operation(main, tiny_directory):
     found = json.loads(main("bench", "step", "-m", str(tiny_directory), "--device", "cpu", "--prompt", "20").out)
     names = [row["name"] for row in found["rows"]]
-    assert "aten::mm" in names, "the products are among them"
+    assert "aten::mm" in names, "matrix products are included"
     assert [row["ms"] for row in found["rows"]] == sorted((row["ms"] for row in found["rows"]), reverse=True)
     named = sum(row["ms"] for row in found["rows"])
     assert named == pytest.approx(found["ms_a_step"] - found["between_ms"], rel=0.05), "nothing is counted twice"
 
 
-def test_what_runs_beside_is_counted_whole_and_what_runs_nowhere_too():
+def test_concurrent_kernels_count_in_full_and_gaps_are_reported():
     spans = [step.Span("a", 0, 10, 10), step.Span("b", 5, 12, 7), step.Span("a", 20, 26, 6)]
     found = step.summary(spans, steps=2)
     assert found["rows"] == [
@@ -101,17 +82,17 @@ def test_what_runs_beside_is_counted_whole_and_what_runs_nowhere_too():
     assert (found["ms_a_step"], found["between_ms"], found["calls"]) == (0.013, 0.004, 1.5)
 
 
-def test_a_step_is_looked_at_with_one_number_of_requests(main, tiny_directory):
+def test_bench_step_takes_one_batch_size(main, tiny_directory):
     done = main("bench", "step", "-m", str(tiny_directory), "--batches", "1,2")
-    assert done.code == 2 and "one number of requests" in done.err
+    assert done.code == 2 and "one batch size" in done.err
 
 
-def test_batches_that_are_no_numbers_are_refused(main):
+def test_invalid_batch_sizes_are_rejected(main):
     with pytest.raises(InputError, match="such as 1,4"):
-        writing.bench(None, device="cpu", dtype=None, quantize=None, batches="1;2", prompt=None, new=None, peer=None)
+        generation.bench(None, device="cpu", dtype=None, quantize=None, batches="1;2", prompt=None, new=None, peer=None)
 
 
-def test_the_tiling_that_is_tried_is_the_one_that_runs():
+def test_the_tested_tiling_is_the_one_that_runs():
     kernels = pytest.importorskip("gesso.bench.kernels")
     experts, linear = kernels.experts, kernels.linear
     tried = 0
@@ -125,7 +106,7 @@ def test_the_tiling_that_is_tried_is_the_one_that_runs():
                 elif table in (linear.PLAIN, linear.GATED):
                     found = [linear.cut(table, tokens, [2816], key)[0] for tokens in (1, 256, 2048)]
                 else:
-                    found = [kernels.experts4.cut(*key, tokens) for tokens in (1, 256, 2048)]
+                    found = [kernels.experts_four_bit.cut(*key, tokens) for tokens in (1, 256, 2048)]
                 assert set(found) == {tiling}, name
                 tried += 1
     assert tried > 100

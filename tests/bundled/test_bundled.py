@@ -48,9 +48,9 @@ def test_default_checkpoint_is_gesso_mini(loaded, caplog):
     assert caplog.records == [], "no warnings"
 
 
-@pytest.mark.parametrize("recipe", ["box-overfit", "sudoku"])
+@pytest.mark.parametrize("recipe", ["overfit", "sudoku"])
 def test_recipes_start_from_the_bundled_model(request, recipe):
-    read = load_recipe(request.config.rootpath / "recipes" / f"{recipe}.toml")
+    read = load_recipe(request.config.rootpath / "examples" / recipe / f"{recipe}.toml")
     assert directory_of(read) == bundled.directory("gesso-mini")
 
 

@@ -1,14 +1,11 @@
-"""`gesso sudoku`, `gesso data` and the clues of `gesso eval`, as they are typed."""
+"""`gesso sudoku`, and the options of `gesso eval` for puzzles."""
 
-import gzip
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +17,8 @@ import gesso
 from gesso.bundled import SOLVER
 from gesso.cli import sudoku_view as view
 from gesso.engine.events import Done, Result, Usage
-from gesso.eval import run as command
-from gesso.eval.sudoku import Sudoku, spaced, turned
-from gesso.eval.sudoku_grid import is_valid, parse_puzzle
-from gesso.eval.task import split_of
-from gesso.train.data import Dataset, DataSettings
+from gesso.eval.sudoku.grid import is_valid, parse_puzzle
+from gesso.eval.sudoku.task import Sudoku, spaced, transformed
 
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 SOLUTION = parse_puzzle(PUZZLE)[1]
@@ -41,9 +35,9 @@ def no_model_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Fake:
-    """A model that gives this answer, or the solution, in two steps; its tokens are characters.
+    """A model that gives `answer`, or the solution, in two steps. Its tokens are characters.
 
-    For `luck` above 0 it gives the answer so many times, and then the solution of what it is asked.
+    With `luck` above 0 it gives `answer` that many times, and then the solution of its prompt.
     """
 
     answer: str | None = None
@@ -87,7 +81,7 @@ def nine_lines(grid: str) -> str:
 
 @pytest.mark.parametrize("written", [PUZZLE, PUZZLE.replace("0", "."), spaced(PUZZLE), nine_lines(PUZZLE)])
 @pytest.mark.parametrize("way", ["argument", "file", "stdin"])
-def test_a_puzzle_may_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_path: Path, written: str, way: str):
+def test_a_puzzle_can_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_path: Path, written: str, way: str):
     file = tmp_path / "puzzle.txt"
     file.write_text(written)
     given = {"argument": written, "file": str(file), "stdin": "-"}[way]
@@ -97,7 +91,7 @@ def test_a_puzzle_may_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_pa
     assert fake.asked == [(spaced(PUZZLE), {**Sudoku.options, "seed": 5, "steps": 9})]
 
 
-def test_the_solver_in_the_box_is_loaded_unless_another_is_named(main: Main, fake: Fake):
+def test_the_bundled_solver_is_the_default_model(main: Main, fake: Fake):
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
     assert fake.loaded == [
@@ -106,7 +100,7 @@ def test_the_solver_in_the_box_is_loaded_unless_another_is_named(main: Main, fak
     ]
 
 
-def test_all_puzzles_of_a_file_are_solved_in_their_order(main: Main, fake: Fake, tmp_path: Path):
+def test_puzzles_of_a_file_are_solved_in_order(main: Main, fake: Fake, tmp_path: Path):
     text = f"# two of them\n{PUZZLE},{SOLUTION}\n\n{OTHER} 5 stars\n"
     file = tmp_path / "puzzles.csv"
     file.write_text(text)
@@ -128,21 +122,21 @@ TWICE = "5" + PUZZLE[1:8] + "5" + PUZZLE[9:]
     [
         (PUZZLE[:-1], "", "81 cells, got 80"),
         ("", "", "81 cells, got 0"),
-        ("x" + PUZZLE[1:], "", "digits, and 0 or . for empty cells; found 'x'"),
-        (TWICE, "", "contradictory clues: 5 stands more than once in row 1"),
+        ("x" + PUZZLE[1:], "", "digits, with 0 or . for empty cells; found 'x'"),
+        (TWICE, "", "contradictory clues: 5 occurs more than once in row 1"),
         ("0" * 81, "", "several solutions"),
         (PUZZLE[:2] + "2" + PUZZLE[3:], "", "no solution"),
         ("absent.txt", "", "no such file: absent.txt"),
         ("a\0b", "", "no such file"),
         ("x" * 5000, "", "no such file"),
-        ("-", "", "stdin: there is no puzzle in it"),
+        ("-", "", "stdin: no puzzle found"),
         ("-", f"{PUZZLE}\n{TWICE}\n", "stdin:2: contradictory clues"),
-        ("-", f"{PUZZLE}\n{PUZZLE[:-1]}\n", "stdin:2: no puzzle of 81"),
-        ("-", f"{PUZZLE},{SOLUTION[::-1]}\n", "stdin:1: the solution in this line is not the puzzle's"),
+        ("-", f"{PUZZLE}\n{PUZZLE[:-1]}\n", "stdin:2: no puzzle found"),
+        ("-", f"{PUZZLE},{SOLUTION[::-1]}\n", "stdin:1: the solution in this line does not solve its puzzle"),
         (".", "", "cannot read puzzles from ."),
     ],
 )
-def test_a_puzzle_that_cannot_be_asked_is_told_before_a_model_is_loaded(
+def test_an_invalid_puzzle_is_rejected_before_a_model_is_loaded(
     main: Main, fake: Fake, given: str, stdin: str, reason: str
 ):
     done = main("sudoku", given, stdin=stdin)
@@ -151,7 +145,7 @@ def test_a_puzzle_that_cannot_be_asked_is_told_before_a_model_is_loaded(
     assert fake.loaded == []
 
 
-def test_json_is_one_object_a_puzzle(main: Main, fake: Fake):
+def test_json_prints_one_object_per_puzzle(main: Main, fake: Fake):
     done = main("sudoku", "-", "--json", "--seed", "7", stdin=f"{PUZZLE}\n{OTHER}\n")
     first, second = map(json.loads, done.out.splitlines())
     assert (done.code, done.err) == (0, "")
@@ -163,14 +157,14 @@ def test_json_is_one_object_a_puzzle(main: Main, fake: Fake):
     assert (second["puzzle"], second["clues"]) == (OTHER, 76)
 
 
-# Rows 1 and 2 exchanged: a grid without fault, of another puzzle.
+# Rows 1 and 2 exchanged: a valid grid that changes clues.
 EXCHANGED = SOLUTION[9:18] + SOLUTION[:9] + SOLUTION[18:]
 
 
 @pytest.mark.parametrize(
     ("answer", "reason", "valid"),
     [
-        # Row 1 column 3 is 4: with an 8 it meets those of row 1 column 6 and row 3 column 3, a clue.
+        # Row 1 column 3 is 4. An 8 conflicts with row 1 column 6 and with the clue in row 3 column 3.
         (SOLUTION[:2] + "8" + SOLUTION[3:], "2 cells break the rules", False),
         (EXCHANGED, "7 clues not kept", True),
         ("9" + SOLUTION[1:], "3 cells break the rules, 1 clue not kept", False),
@@ -179,7 +173,7 @@ EXCHANGED = SOLUTION[9:18] + SOLUTION[:9] + SOLUTION[18:]
         ("what?", "the answer is not a grid of 81 digits", False),
     ],
 )
-def test_an_answer_that_is_no_solution_is_shown_as_it_is_and_exit_code_1(
+def test_a_wrong_answer_is_printed_unchanged_with_exit_code_1(
     main: Main, fake: Fake, answer: str, reason: str, valid: bool
 ):
     fake.answer = answer
@@ -190,20 +184,20 @@ def test_an_answer_that_is_no_solution_is_shown_as_it_is_and_exit_code_1(
     assert (done.code, found["solved"], found["valid"], found["solution"]) == (1, False, valid, answer)
 
 
-def test_a_grid_that_breaks_a_rule_is_attempted_again_turned_and_said_to_be(main: Main, fake: Fake):
+def test_a_wrong_grid_is_retried_under_a_symmetry_and_reported(main: Main, fake: Fake):
     fake.answer, fake.luck = EXCHANGED, 2
     done = main("sudoku", PUZZLE, "--seed", "5")
     assert (done.code, done.out) == (0, SOLUTION + "\n")
     assert [options["seed"] for _, options in fake.asked] == [5, 5, 5]
     shown = ["".join(prompt.split()) for prompt, _ in fake.asked]
     assert shown[0] == PUZZLE and len(set(shown)) == 3
-    assert [turned(PUZZLE, 5, attempt)[0] for attempt in (1, 2)] == shown[1:]
+    assert [transformed(PUZZLE, 5, attempt)[0] for attempt in (1, 2)] == shown[1:]
     assert done.err.splitlines()[0] == "attempt 1: not solved: 7 clues not kept; trying again"
     assert done.err.splitlines()[1].startswith("attempt 2: not solved: ")
     assert re.fullmatch(r"solved in 6 steps, 0\.\d\d s, at attempt 3", done.err.splitlines()[2])
 
 
-def test_one_object_tells_of_all_attempts_at_a_puzzle(main: Main, fake: Fake):
+def test_json_counts_all_attempts_at_a_puzzle(main: Main, fake: Fake):
     fake.answer, fake.luck = EXCHANGED, 1
     done = main("sudoku", PUZZLE, "--seed", "7", "--json")
     found = json.loads(done.out)
@@ -211,17 +205,17 @@ def test_one_object_tells_of_all_attempts_at_a_puzzle(main: Main, fake: Fake):
     assert (found["solved"], found["attempts"], found["steps"], found["seed"]) == (True, 2, 4, 7)
 
 
-def test_no_more_is_attempted_than_was_asked_for(main: Main, fake: Fake):
+def test_attempts_are_limited(main: Main, fake: Fake):
     fake.answer = EXCHANGED
     for given, most in ([], 4), (["--attempts", "2"], 2):
         fake.asked.clear()
         done = main("sudoku", PUZZLE, *given)
         assert (done.code, len(fake.asked)) == (1, most)
-        assert is_valid(done.out.strip()), "turned back, it is still a grid without fault"
+        assert is_valid(done.out.strip()), "transformed back, it is still a valid grid"
         assert "not kept" in done.err.splitlines()[-1] and done.err.count("trying again") == most - 1
 
 
-def test_one_puzzle_unsolved_leaves_the_others_solved(main: Main, fake: Fake):
+def test_an_unsolved_puzzle_does_not_stop_the_others(main: Main, fake: Fake):
     fake.answer = SOLUTION
     swapped = EXCHANGED[:40] + "0" + EXCHANGED[41:]
     done = main("sudoku", "-", "--attempts", "1", stdin=f"{swapped}\n{PUZZLE}\n")
@@ -234,7 +228,7 @@ def test_a_terminal_gets_the_grid_in_nine_lines(main: Main, fake: Fake, monkeypa
     assert main("sudoku", PUZZLE).out == nine_lines(SOLUTION)
 
 
-def test_the_live_view_shows_the_clues_then_the_answer_and_is_gone(main: Main, fake: Fake, monkeypatch):
+def test_the_live_view_shows_the_clues_then_the_answer_and_closes(main: Main, fake: Fake, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     done = main("sudoku", PUZZLE)
@@ -247,26 +241,26 @@ def test_the_live_view_shows_the_clues_then_the_answer_and_is_gone(main: Main, f
         assert HIDE not in main("sudoku", PUZZLE, unwanted).err
 
 
-def test_frames_stand_long_enough_to_be_seen_and_that_time_is_not_the_models(main: Main, fake: Fake, monkeypatch):
+def test_pauses_of_the_live_view_do_not_count_as_model_time(main: Main, fake: Fake, monkeypatch):
     slept: list[float] = []
-    clock = SimpleNamespace(perf_counter=lambda: sum(slept), sleep=slept.append)  # time passes in sleep alone
+    clock = SimpleNamespace(perf_counter=lambda: sum(slept), sleep=slept.append)  # time passes only in sleep
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(view, "FRAME_SECONDS", 10.0)
     monkeypatch.setattr(view, "time", clock)
-    assert main("sudoku", PUZZLE).code == 0 and slept == [], "nobody watches"
+    assert main("sudoku", PUZZLE).code == 0 and slept == [], "no live view, no pauses"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert "solved in 2 steps, 0.00 s" in main("sudoku", PUZZLE).err
     assert slept == [10.0, 10.0, 10.0]
 
 
-def test_a_model_that_is_no_solver_fills_the_view_with_noise(main: Main, tiny, monkeypatch):
-    """The drafts of a real engine, whose tokens are anything, even wider than a cell."""
+def test_the_live_view_keeps_its_shape_with_tokens_of_noise(main: Main, tiny, monkeypatch):
+    """Drafts of a real engine may contain any token, even one wider than a cell."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
     monkeypatch.setattr(view, "FRAME_SECONDS", 0.0)
     done = main("sudoku", PUZZLE, "--steps", "2", "--seed", "1", "--attempts", "2")
-    assert "attempt 2, turned · step 2" in done.err and "attempt 1: not solved" in done.err
+    assert "attempt 2, transformed · step 2" in done.err and "attempt 1: not solved" in done.err
     assert done.code == 1 and "not solved: the answer is not a grid" in done.err
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
     assert "step 2 · cells settled" in shown
@@ -278,16 +272,16 @@ def painted(cells: str, standing: Sequence[bool]) -> list[tuple[str, str]]:
     return view.paint(view.Puzzle("", PUZZLE), cells, standing)
 
 
-def test_clues_are_bold_and_cells_coloured_when_they_stand():
+def test_clues_are_bold_and_settled_cells_are_coloured():
     open_cells, standing = painted(SOLUTION, [False] * 81), painted(SOLUTION, [True] * 81)
     assert [sign for sign, _ in standing] == list(SOLUTION)
     for cell, clue in enumerate(PUZZLE):
         assert open_cells[cell] == (SOLUTION[cell], view.OPEN if clue == "0" else view.CLUE)
-        assert standing[cell] == (SOLUTION[cell], view.STANDS if clue == "0" else view.CLUE)
+        assert standing[cell] == (SOLUTION[cell], view.SETTLED if clue == "0" else view.CLUE)
 
 
-def test_what_repeats_a_digit_or_changes_a_clue_is_red_once_it_stands():
-    cells = "9" + SOLUTION[1] + "8" + SOLUTION[3:]  # a clue changed, and an 8 that is in row 1 and in box 1 already
+def test_settled_conflicts_and_changed_clues_are_red():
+    cells = "9" + SOLUTION[1] + "8" + SOLUTION[3:]  # a changed clue, and an 8 that row 1 and box 1 already have
     found = painted(cells, [True] * 81)
     wrong = {cell: sign for cell, (sign, style) in enumerate(found) if style == view.WRONG}
     assert wrong == {0: "9", 6: "9", 54: "9", 2: "8", 5: "8"}
@@ -296,7 +290,7 @@ def test_what_repeats_a_digit_or_changes_a_clue_is_red_once_it_stands():
 
 
 @pytest.mark.parametrize(("height", "lines"), [(30, 14), (15, 14), (14, 10)])
-def test_a_low_terminal_gets_the_grid_without_its_lines(height: int, lines: int):
+def test_a_low_terminal_gets_the_grid_without_lines(height: int, lines: int):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
     console.print(view.Frame(painted(SOLUTION, [True] * 81), "status"))
     assert console.file.getvalue().count("\n") == lines < height  # type: ignore[attr-defined]
@@ -306,7 +300,7 @@ def test_a_low_terminal_gets_the_grid_without_its_lines(height: int, lines: int)
 
 
 @pytest.mark.parametrize(("given", "clues"), [("40-45", (40, 45)), ("70", (70, 70))])
-def test_eval_asks_puzzles_with_so_many_clues(main: Main, tiny, monkeypatch, given: str, clues: tuple[int, int]):
+def test_eval_generates_puzzles_with_the_given_clues(main: Main, tiny, monkeypatch, given: str, clues: tuple[int, int]):
     loaded: dict[str, Any] = {}
     monkeypatch.setattr(gesso, "load", lambda *_, **options: loaded.update(options) or tiny)
     seen = []
@@ -317,7 +311,7 @@ def test_eval_asks_puzzles_with_so_many_clues(main: Main, tiny, monkeypatch, giv
     assert all(clues[0] <= 81 - item.meta["puzzle"].count("0") <= clues[1] for item in seen)
 
 
-def test_eval_tells_the_first_try_from_the_last(main: Main, tiny, monkeypatch):
+def test_eval_reports_first_and_last_attempts(main: Main, tiny, monkeypatch):
     monkeypatch.setattr(gesso, "load", lambda *_, **__: tiny)
     few = ("--count", "2", "--steps", "1", "--clues", "70")
     done = main("eval", "sudoku", *few, "--attempts", "3")
@@ -330,102 +324,19 @@ def test_eval_tells_the_first_try_from_the_last(main: Main, tiny, monkeypatch):
     assert refused.code == 2 and "structured cannot" in refused.err
 
 
-@pytest.mark.parametrize("command", [["eval"], ["data", "--count", "1"]])
 @pytest.mark.parametrize(
     ("rest", "reason"),
     [
-        (["sudoku", "--clues", "many"], "--clues is a number or a range"),
-        (["sudoku", "--clues", "36-30"], "--clues is a number or a range"),
-        (["sudoku", "--clues", "30-"], "--clues is a number or a range"),
+        (["sudoku", "--clues", "many"], "--clues must be a number or a range"),
+        (["sudoku", "--clues", "36-30"], "--clues must be a number or a range"),
+        (["sudoku", "--clues", "30-"], "--clues must be a number or a range"),
         (["sudoku", "--clues", "5-6"], "5 to 6"),
-        (["python_infill", "--clues", "30"], "--clues is for sudoku; the task python_infill takes none"),
-        (["sudoku", "--clues", "30", "--data", "x.csv"], "--clues is for puzzles of our own"),
+        (["python_infill", "--clues", "30"], "--clues applies to sudoku; remove it for the task python_infill"),
+        (["sudoku", "--clues", "30", "--data", "x.csv"], "--clues applies to generated puzzles"),
         (["chess", "--clues", "30"], "unknown task 'chess'"),
     ],
 )
-def test_clues_that_cannot_be_are_told(main: Main, fake: Fake, command: list[str], rest: list[str], reason: str):
-    done = main(*command, *rest)
+def test_invalid_clues_are_rejected(main: Main, fake: Fake, rest: list[str], reason: str):
+    done = main("eval", *rest)
     assert (done.code, done.out) == (2, "")
     assert reason in done.err and fake.loaded == []
-
-
-# --- data -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.xz", "rows.jsonl.zst"])
-def test_training_reads_the_rows_that_data_writes(main: Main, tiny, tmp_path: Path, name: str):
-    out = tmp_path / name
-    done = main("data", "sudoku", "--count", "20", "--seed", "3", "--clues", "50-52", "--out", str(out))
-    assert (done.code, done.out) == (0, "") and "20 rows" in done.err
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    dataset = Dataset(DataSettings(files=(str(out),), max_length=512), tiny.tokenizer, eos=1)
-    assert (dataset.good, dataset.rejected) == (20, [])
-    rows = list(Sudoku(clues=(50, 52)).training_rows(20, 3))
-    for example, row in zip(dataset.read(), rows, strict=True):
-        assert tiny.tokenizer.decode(example.tokens) == row["prompt"] + row["completion"]
-        assert is_valid(row["completion"].replace(" ", ""))
-    if name.endswith(".gz"):
-        assert out.read_bytes()[4:8] == bytes(4), "no time of writing: the same rows give the same bytes"
-
-
-def test_without_a_file_the_rows_go_to_stdout_even_with_a_bar_on_the_terminal(main: Main, monkeypatch):
-    plain = main("data", "sudoku", "--count", "3")
-    assert [json.loads(line) for line in plain.out.splitlines()] == list(Sudoku().training_rows(3, 0))
-    assert plain.err == ""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    watched = main("data", "sudoku", "--count", "3")
-    assert watched.out == plain.out and "rows" in watched.err
-
-
-def test_rows_are_written_without_torch():
-    script = "import sys\nfrom gesso.cli import main as cli\nassert not cli.main() and 'torch' not in sys.modules"
-    arguments = ["data", "structured", "--count", "1"]
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, timeout=60, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["messages"]
-
-
-def test_a_file_that_is_there_is_replaced_only_by_force(main: Main, tmp_path: Path):
-    out = tmp_path / "rows.jsonl"
-    out.write_text("mine\n")
-    done = main("data", "sudoku", "--count", "1", "--out", str(out))
-    assert done.code == 2 and "--force" in done.err and out.read_text() == "mine\n"
-    assert main("data", "sudoku", "--count", "1", "--out", str(out), "--force").code == 0
-    assert json.loads(out.read_text())["prompt"]
-
-
-def test_rows_that_run_out_leave_the_file_as_it_was(main: Main, tmp_path: Path):
-    source = tmp_path / next(name for n in range(100) if split_of(name := f"m{n}.py") == "train")
-    source.write_text("first = 1\nsecond = 2\n")
-    out = tmp_path / "rows.jsonl.gz"
-    command = ["data", "python_infill", "--data", str(source), "--out", str(out), "--force", "--count"]
-    assert main(*command, "2").code == 0
-    before = out.read_bytes()
-    assert gzip.decompress(before).count(b"\n") == 2
-    done = main(*command, "3")
-    assert done.code == 2 and "3 lines were asked for" in done.err
-    assert out.read_bytes() == before and len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.parametrize(
-    ("out", "reason"),
-    [("rows.json", ".jsonl.zst"), ("absent/rows.jsonl", "no directory"), ("d.jsonl", "there already")],
-)
-def test_a_file_that_cannot_be_written_is_told_first(main: Main, tmp_path: Path, out: str, reason: str):
-    (tmp_path / "d.jsonl").mkdir()
-    done = main("data", "sudoku", "--count", "1", "--force", "--out", str(tmp_path / out))
-    assert done.code == 2 and reason in done.err
-    assert [path.name for path in tmp_path.iterdir()] == ["d.jsonl"]
-
-
-def test_without_zstandard_the_error_says_what_to_install(main: Main, tmp_path: Path, monkeypatch):
-    def absent(name: str) -> Any:
-        if name == "zstandard":
-            raise ImportError(name)
-        return import_module(name)
-
-    monkeypatch.setattr(command, "import_module", absent)
-    done = main("data", "sudoku", "--count", "1", "--out", str(tmp_path / "rows.jsonl.zst"))
-    assert done.code == 2 and "pip install 'gesso[train]'" in done.err
-    assert list(tmp_path.iterdir()) == []

@@ -8,15 +8,15 @@ import pytest
 
 from gesso.cli.main import main
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     """The README's recipe with three steps, in a temporary directory."""
-    shutil.copytree(RECIPES, tmp_path / "recipes")
+    shutil.copytree(EXAMPLES / "overfit", tmp_path / "examples" / "overfit")
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "recipes" / "box-overfit.toml"
+    path = tmp_path / "examples" / "overfit" / "overfit.toml"
     text = path.read_text().replace("steps = 40", "steps = 3").replace("save_every = 20", "save_every = 2")
     path.write_text(text)
     return path
@@ -32,20 +32,20 @@ def test_train_check_reports_without_training(recipe, tmp_path, capsys):
 
 
 def test_train_reports_bad_rows_with_their_lines(recipe, tmp_path, capsys):
-    rows = tmp_path / "recipes" / "box-overfit.jsonl"
+    rows = tmp_path / "examples" / "overfit" / "overfit.jsonl"
     rows.write_text(rows.read_text() + "not json\n" + json.dumps({"prompt": "x", "completion": ""}) + "\n")
     assert main(["train", str(recipe), "--check"]) == 0
     shown = capsys.readouterr().out
-    assert "box-overfit.jsonl:5" in shown
-    assert "box-overfit.jsonl:6" in shown
+    assert "overfit.jsonl:5" in shown
+    assert "overfit.jsonl:6" in shown
     assert main(["train", str(recipe)]) == 2, "the recipe has on_bad_row = stop"
-    assert "box-overfit.jsonl:5" in capsys.readouterr().err
+    assert "overfit.jsonl:5" in capsys.readouterr().err
 
 
 def test_trained_model_can_be_evaluated(recipe, tmp_path, capsys):
     assert main(["train", str(recipe)]) == 0
     assert main(["train", str(recipe)]) == 0, "a finished run can be run again"
-    model = str(tmp_path / "runs" / "box-overfit" / "model")
+    model = str(tmp_path / "runs" / "overfit" / "model")
     capsys.readouterr()
     plot = tmp_path / "accuracy.svg"
     command = [

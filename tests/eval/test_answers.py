@@ -9,7 +9,7 @@ from gesso import InputError
 from gesso.eval import PythonInfill, Sudoku, task
 from gesso.eval.evaluate import evaluate
 from gesso.eval.python_infill import prompt as fill_prompt
-from gesso.eval.sudoku_grid import is_valid, parse_puzzle, solves
+from gesso.eval.sudoku.grid import is_valid, parse_puzzle, solves
 from gesso.eval.task import Item
 from tests.likelihood import Likelihood
 

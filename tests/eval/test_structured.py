@@ -1,4 +1,4 @@
-"""The structured task: nothing held out is seen in training, every row can be learnt, scores follow the schema."""
+"""The structured task: separate splits, and scores that follow the schema."""
 
 import json
 import re
@@ -6,17 +6,16 @@ import re
 import pytest
 
 from gesso import InputError
-from gesso.chat.answer import ToolCall, parse
 from gesso.eval import Structured
 from gesso.eval.evaluate import evaluate
-from gesso.eval.structured import INSTRUCTION, compact, satisfies
-from gesso.eval.structured_domains import DOMAINS, FRAMES, SWITCHES, WRAPPERS
-from gesso.eval.structured_words import WORDS, known
+from gesso.eval.structured.domains import DOMAINS, FRAMES, SWITCHES, WRAPPERS
+from gesso.eval.structured.requests import INSTRUCTION, compact
+from gesso.eval.structured.task import satisfies
+from gesso.eval.structured.words import WORDS, known
 from gesso.eval.task import SPLITS, Item
-from gesso.train.rows import tokenise
 
 TASK = Structured()
-# What joins words into a value, and is no value itself.
+# Words that join values and belong to no split.
 GLUE = """the and with ltd works sons cafe casa grill street road lane avenue com org txt csv png pdf soup pie salad
     stew baked cake does not open too slow shows nothing crashes missing size limit mode rate true false"""
 
@@ -26,11 +25,6 @@ def drawn() -> dict[str, list[Item]]:
     return {split: list(TASK.items(split, 800 if split == "train" else 400, seed=2)) for split in SPLITS}
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[dict]:
-    return list(TASK.training_rows(300, seed=5))
-
-
 def schema_of(item: Item) -> dict:
     if "schema" in item.meta:
         return item.meta["schema"]
@@ -38,7 +32,7 @@ def schema_of(item: Item) -> dict:
 
 
 def leaves(schema: dict, value: dict):
-    """(schema, value) of every field."""
+    """Yield (schema, value) of every field."""
     for key, inner in schema["properties"].items():
         if inner["type"] == "object":
             yield from leaves(inner, value[key])
@@ -52,7 +46,7 @@ def keys(schema: dict) -> frozenset[str]:
 
 
 def words(item: Item) -> set[str]:
-    """Of the values that are copied: those of an enum stand in the schema."""
+    """Return the words of copied values. Values of an enum are in the schema."""
     found = [value for schema, value in leaves(schema_of(item), item.meta["value"]) if "enum" not in schema]
     return {word for word in re.findall("[a-z]{3,}", str(found).lower()) if word not in GLUE.split()}
 
@@ -60,7 +54,7 @@ def words(item: Item) -> set[str]:
 # --- splits ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_wording_word_or_set_of_keys_of_one_split_is_in_another(drawn):
+def test_splits_share_no_wordings_words_or_sets_of_keys(drawn):
     spoken = [*(d.asks for d in DOMAINS), *(f.says for d in DOMAINS for f in d.fields), FRAMES, SWITCHES, WRAPPERS]
     for of in (
         lambda split: {part.strip() for one in spoken for text in one[split] for part in text.split("~")},
@@ -75,7 +69,7 @@ def test_no_wording_word_or_set_of_keys_of_one_split_is_in_another(drawn):
         assert not validation & test
 
 
-def test_every_field_can_be_said_in_every_split_and_goes_by_names_of_its_own():
+def test_every_field_has_wordings_in_every_split_and_unique_names():
     for domain in DOMAINS:
         names = [key for field in domain.fields for key in field.keys] + list(domain.nest)
         assert len(names) == len(set(names)), domain.name
@@ -89,7 +83,7 @@ def test_every_field_can_be_said_in_every_split_and_goes_by_names_of_its_own():
     assert len(tools) == len(set(tools))
 
 
-def test_the_request_says_every_value_and_the_schema_every_key(drawn):
+def test_the_request_contains_every_value_and_the_schema_every_key(drawn):
     kinds = set()
     for item in (item for items in drawn.values() for item in items):
         request, _, written = item.prompt[0]["content"].partition(f"\n{INSTRUCTION}")
@@ -107,46 +101,17 @@ def test_the_request_says_every_value_and_the_schema_every_key(drawn):
     assert {len(item.meta["tools"]) for item in test if "tools" in item.meta} == {1, 2, 3}
 
 
-def test_same_seed_same_items_and_rows():
+def test_same_seed_same_items():
     assert list(TASK.items("test", 20, seed=1)) == list(TASK.items("test", 30, seed=1))[:20]
     assert list(TASK.items("test", 20, seed=1)) != list(TASK.items("test", 20, seed=2))
-    assert list(TASK.training_rows(20, seed=1)) == list(TASK.training_rows(30, seed=1))[:20]
-    with pytest.raises(InputError, match="known are train"):
+    with pytest.raises(InputError, match="expected train"):
         TASK.items("dev", 1, seed=0)
-
-
-# --- rows -----------------------------------------------------------------------------------------------------------
-
-
-def test_every_training_row_is_accepted_and_its_span_is_the_answer(tiny, rows):
-    kinds = set()
-    for row in json.loads(json.dumps(rows)):
-        tokens, spans, context_only = tokenise(row, tiny.tokenizer, 1)
-        (start, end), message = spans[0], row["messages"][-1]
-        written = tiny.decode(tokens[start:end], special=True)
-        assert (len(spans), context_only, end) == (1, 0, len(tokens))
-        assert written.endswith("<turn|>")
-        # The tokens before the span are what an evaluation starts from.
-        assert tokens[:start] == tiny.tokenizer.chat(row["messages"][:-1], tools=row.get("tools"))
-        answer = parse(written)
-        calls = [call["function"] for call in message.get("tool_calls", ())]
-        assert answer.tool_calls == tuple(ToolCall(call["name"], call["arguments"]) for call in calls)
-        assert (answer.text, answer.malformed, answer.complete) == (message["content"], (), True)
-        kinds.add(("tools" in row, bool(calls), message["content"].startswith("{")))
-    assert kinds == {(True, True, False), (False, False, True), (False, False, False), (True, False, False)}
-
-
-def test_rows_are_short_enough_for_a_small_model(tiny, rows):
-    # Four characters a token and more with a vocabulary of 4,096 pieces of this text; `<|"|>` is one token in any.
-    lengths = [len(tokenise(row, tiny.tokenizer, 1)[0]) for row in rows]
-    assert max(lengths) < 1150
-    assert sorted(lengths)[len(lengths) // 2] < 600
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_expected_answer_scores_one_whatever_the_order_and_the_spaces(drawn):
+def test_the_expected_answer_scores_one_in_any_order_and_spacing(drawn):
     for item in drawn["test"]:
         assert TASK.score(item, item.expected) == {"fields": 1, "valid": 1, "share": 1}
         if "schema" in item.meta:
@@ -154,7 +119,7 @@ def test_the_expected_answer_scores_one_whatever_the_order_and_the_spaces(drawn)
             assert TASK.score(item, json.dumps(turned, indent=1) + "\n") == {"fields": 1, "valid": 1, "share": 1}
 
 
-def test_what_is_no_answer_scores_zero(drawn):
+def test_a_malformed_answer_scores_zero(drawn):
     for item in drawn["test"][:40]:
         others = [
             item.expected + item.expected,
@@ -191,7 +156,7 @@ CHANGES = [
     ({}, (1, 1, 1)),
     ({"qty": 2}, (0, 1, 3 / 4)),
     ({"qty": "1"}, (0, 0, 3 / 4)),
-    ({"qty": True}, (0, 0, 3 / 4)),  # Python's True == 1 must not pass
+    ({"qty": True}, (0, 0, 3 / 4)),  # True == 1 in Python
     ({"rush": 1}, (0, 0, 3 / 4)),
     ({"color": "green"}, (0, 0, 3 / 4)),
     ({"color": "blue", "qty": 3}, (0, 1, 2 / 4)),
@@ -202,7 +167,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "scores"), CHANGES)
-def test_scores_count_the_fields_that_are_right(change, scores):
+def test_scores_count_correct_fields(change, scores):
     answer = {**VALUE, **change}
     said = Item(name="", prompt="", expected=compact(VALUE), meta={"schema": ORDER, "value": VALUE})
     assert tuple(TASK.score(said, compact(answer)).values()) == pytest.approx(scores)
@@ -217,7 +182,7 @@ def test_scores_count_the_fields_that_are_right(change, scores):
     assert tuple(TASK.score(called, call("steal")).values()) == (0, 0, 0)
 
 
-def test_a_key_left_out_or_given_twice_is_not_valid():
+def test_missing_and_duplicate_keys_are_invalid():
     item = Item(name="", prompt="", expected="", meta={"schema": ORDER, "value": VALUE})
     assert TASK.score(item, compact({k: VALUE[k] for k in VALUE if k != "qty"})) == {
         "fields": 0,
@@ -227,7 +192,7 @@ def test_a_key_left_out_or_given_twice_is_not_valid():
     assert TASK.score(item, '{"qty":2,' + compact(VALUE)[1:])["valid"] == 0
 
 
-def test_the_validator_knows_every_keyword_that_a_schema_here_has(drawn):
+def test_the_validator_covers_every_keyword_of_generated_schemas(drawn):
     def check(schema):
         allowed = {"object": {"properties", "required"}, "array": {"items"}, "string": {"enum"}}
         assert schema.keys() - {"type"} <= allowed.get(schema["type"], set())
@@ -237,7 +202,7 @@ def test_the_validator_knows_every_keyword_that_a_schema_here_has(drawn):
     for item in drawn["test"]:
         check(schema_of(item))
         assert satisfies(item.meta["value"], schema_of(item))
-    assert satisfies(2.0, {"type": "integer"})  # as JSON Schema has it
+    assert satisfies(2.0, {"type": "integer"})  # by JSON Schema
     assert not satisfies(2.5, {"type": "integer"})
     assert not satisfies(None, {"type": "number"})
     assert not satisfies(["a", 1], {"type": "array", "items": {"type": "string"}})
@@ -246,8 +211,8 @@ def test_the_validator_knows_every_keyword_that_a_schema_here_has(drawn):
 # --- evaluation -----------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_shows_the_tools_and_scores_the_call(tiny, drawn, monkeypatch):
-    """A model that knows nothing writes the answer by pins: what it says must reach the scorer, tags and all."""
+def test_an_evaluation_passes_tools_and_scores_the_call(tiny, drawn, monkeypatch):
+    """Pins make an untrained model write the answer, whose special tokens must reach the scorer."""
     items = [next(item for item in drawn["test"] if ("tools" in item.meta) is tools) for tools in (True, False)]
     asked, request = [], tiny.request
 

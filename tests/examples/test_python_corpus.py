@@ -1,4 +1,4 @@
-"""The corpus: only licences that metadata bears out, nothing the tasks ask about, nothing twice, nothing of no use."""
+"""The Python corpus: verified licences, no evaluation data, no duplicates, no unsuitable files."""
 
 import hashlib
 import json
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.python_infill import corpus as python_corpus
+from examples.python_infill.corpus import LONGEST, build, documents, parts, strip_header, unwanted
+from examples.python_infill.wheels import Package, complaint
 from gesso import InputError
-from gesso.eval import python_corpus
-from gesso.eval.python_corpus import LONGEST, build, documents, parts, strip_header, unwanted
 from gesso.eval.python_infill import parses
-from gesso.eval.python_wheels import Package, complaint
 from gesso.eval.task import split_of
 
 MIT = "License-Expression: MIT"
@@ -66,7 +66,7 @@ def built(tmp_path: Path, *packages: Package) -> tuple[dict[str, str], dict[str,
     return *read, summary.dropped
 
 
-def test_held_out_files_and_their_copies_stay_out(tmp_path, library):
+def test_held_out_files_and_their_copies_are_excluded(tmp_path, library):
     copy, fresh, other = names("train", 3)
     stolen = code("library_test", 4) + code("around_it", 4)
     held = names("held out", 1)[0]
@@ -74,10 +74,10 @@ def test_held_out_files_and_their_copies_stay_out(tmp_path, library):
     learnt, asked, dropped = built(tmp_path, wheel(tmp_path / "cache", files))
     assert learnt.keys() == {library["train"], fresh, other}
     assert asked == {held: code("held")}
-    assert dropped == {"gives away a held-out file": 1}
+    assert dropped == {"leaks a held-out file": 1}
 
 
-def test_nothing_is_learnt_twice_or_both_learnt_and_asked(tmp_path, library):
+def test_no_file_is_duplicated_or_in_both_splits(tmp_path, library):
     first, spaced, near, small = names("train", 4)
     files = {first: code("a", 30), spaced: code("a", 30).replace("\n\n", "\r\n"), near: code("a", 28) + code("b", 2)}
     files |= {small: code("c"), names("held out", 1)[0]: code("a", 29)}
@@ -95,22 +95,22 @@ def test_nothing_is_learnt_twice_or_both_learnt_and_asked(tmp_path, library):
         ("License: Apache License, Version 2.0", "Apache-2.0", None),
         ("License-Expression: MIT OR Apache-2.0", "MIT OR Apache-2.0", None),
         ("License-Expression: MIT AND LGPL-2.1-only", "MIT", "LGPL"),
-        ("License-Expression: GPL-3.0-only", "GPL-3.0-only", "not among"),
+        ("License-Expression: GPL-3.0-only", "GPL-3.0-only", "not one of"),
         ("License: MIT\nClassifier: License :: OSI Approved :: GNU General Public License v3 (GPLv3)", "MIT", "GNU"),
         ("License: MPL-2.0 AND MIT", "MIT", "MPL"),
-        ("License: Apache 2.0", "MIT", "does not speak of MIT"),
+        ("License: Apache 2.0", "MIT", "does not mention MIT"),
         ("Summary: paint", "MIT", "no licence"),
     ],
 )
-def test_the_metadata_must_bear_out_the_licence(tmp_path, metadata, listed, says):
+def test_a_licence_that_contradicts_the_metadata_is_reported(tmp_path, metadata, listed, says):
     package = wheel(tmp_path, {}, metadata)
     found = complaint(Package(**(vars(package) | {"license": listed})), next(tmp_path.glob("*.whl")))
     assert found is None if says is None else says in found
 
 
-def test_a_licence_that_is_not_borne_out_stops_the_build(tmp_path, library):
+def test_a_contradicted_licence_stops_the_build(tmp_path, library):
     package = wheel(tmp_path / "cache", {"paint/a.py": code("a")}, "License-Expression: GPL-3.0-only")
-    with pytest.raises(InputError, match="paint: listed as MIT, its metadata says GPL-3.0-only"):
+    with pytest.raises(InputError, match="paint: listed as MIT, but its metadata has GPL-3.0-only"):
         built(tmp_path, package)
     assert not (tmp_path / "out").exists()
 
@@ -133,17 +133,17 @@ def test_a_licence_that_is_not_borne_out_stops_the_build(tmp_path, library):
         ("only imports", '"""Doc."""\n' + "".join(f"from .part{i} import thing{i} as thing{i}\n" for i in range(20))),
     ],
 )
-def test_what_is_of_no_use_is_dropped(reason, text):
+def test_unsuitable_text_is_dropped(reason, text):
     assert unwanted(text) == reason
 
 
 @pytest.mark.parametrize("path", ["a/_vendor/b.py", "a/tests/b.py", "a/test_b.py", "a/b_pb2.py", "a/Migrations/b.py"])
-def test_paths_that_are_not_the_packages_own_source_are_dropped(path):
+def test_vendored_generated_and_test_files_are_dropped(path):
     assert python_corpus.unwanted_path(path)
     assert python_corpus.unwanted_path("a/contest.py") is None
 
 
-def test_a_long_file_is_cut_between_statements():
+def test_a_long_file_is_split_between_statements():
     long = code("a", 3000)
     found = parts(long)
     assert len(found) > 1 and "".join("".join(part.split()) for part in found) == "".join(long.split())
@@ -151,7 +151,7 @@ def test_a_long_file_is_cut_between_statements():
     assert parts(code("a")) == [code("a")]
 
 
-def test_a_licence_header_is_cut_and_other_comments_stay():
+def test_a_licence_header_is_removed_and_other_comments_stay():
     assert strip_header("#!/usr/bin/python\n# Copyright (c) me\n#\n# MIT License\n\nimport os\n") == "import os\n"
     assert strip_header("# How it works.\nimport os\n") == "# How it works.\nimport os\n"
     assert next(documents("# Copyright me\n" + code("a"), "s", "MIT", Counter())).text == code("a")

@@ -1,4 +1,4 @@
-"""The bank: puzzles that cannot lose a clue, examples that are a function of seed and number, no kin of the tests."""
+"""The bank: minimal puzzles, reproducible examples, and no symmetries of test puzzles."""
 
 import random
 import time
@@ -7,22 +7,21 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from examples.sudoku.bank import HARD, TRAIN_17, Bank, build, draw, without_kin
+from examples.sudoku.dig import Diggers, others
 from gesso import InputError
 from gesso.eval import Sudoku
-from gesso.eval.sudoku_bank import HARD, TRAIN_17, Bank, build, draw, without_kin
-from gesso.eval.sudoku_dig import Diggers, others
-from gesso.eval.sudoku_grid import (
+from gesso.eval.sudoku.grid import (
     CELLS,
-    SEVENTEEN,
     UNITS,
     Symmetry,
     is_valid,
     kinship,
     parse_puzzle,
-    read_puzzles,
     solutions,
     solved_grid,
 )
+from gesso.eval.sudoku.puzzles import SEVENTEEN, read_puzzles
 from gesso.eval.task import split_of
 
 
@@ -48,7 +47,7 @@ def bank(made) -> Bank:
 # --- making ---------------------------------------------------------------------------------------------------------
 
 
-def test_boards_solved_side_by_side_have_solutions_when_each_alone_has():
+def test_boards_solved_together_have_solutions_exactly_if_each_alone_has():
     rng = random.Random(0)
     grids, boards = [], []
     for _ in range(60):
@@ -72,7 +71,7 @@ def test_boards_solved_side_by_side_have_solutions_when_each_alone_has():
         assert is_valid(solution) and all(a in ("0", b) for a, b in zip(grids[i], solution, strict=True))
 
 
-def test_what_was_dug_has_one_solution_and_needs_every_clue(bank):
+def test_generated_puzzles_have_one_solution_and_need_every_clue(bank):
     few = [i for count, which in bank.by_clues.items() if count > 17 for i in which[:3]]
     assert len(few) > 10
     for i in few:
@@ -84,7 +83,7 @@ def test_what_was_dug_has_one_solution_and_needs_every_clue(bank):
                 assert len(solutions(puzzle[:cell] + "0" + puzzle[cell + 1 :])) == 2
 
 
-def test_digging_anew_finds_puzzles_with_fewer_clues():
+def test_restoring_and_removing_clues_finds_sparser_puzzles():
     grids = np.array([[int(d) for d in solved_grid(random.Random(i))] for i in range(16)], np.uint8)
     diggers = Diggers(grids, seed=1)
     first = diggers.dig(np.ones_like(grids, bool))
@@ -101,7 +100,7 @@ def test_the_bank_has_few_clues_and_many_grids(bank):
     assert len(np.unique(bank.solutions, axis=0)) > 500
 
 
-def test_a_bank_is_a_function_of_its_seed_whatever_the_processes(made, tmp_path):
+def test_a_bank_depends_on_its_seed_and_not_on_the_number_of_processes(made, tmp_path):
     path, bank = made
     heard = []
     again = build(
@@ -114,22 +113,22 @@ def test_a_bank_is_a_function_of_its_seed_whatever_the_processes(made, tmp_path)
     assert not (other.solutions[-1] == bank.solutions).all(axis=1).any()
 
 
-def test_a_file_that_is_no_bank_is_refused(tmp_path):
+def test_a_file_that_is_not_a_bank_is_rejected(tmp_path):
     path = tmp_path / "bank.npz"
     for content in (None, b"", b"PK nonsense"):
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(InputError, match="no bank of Sudoku puzzles"):
+        with pytest.raises(InputError, match="not a bank of Sudoku puzzles"):
             Bank.load(path)
     np.savez(path, solutions=np.zeros((3, 81), np.uint8), given=np.zeros((2, 11), np.uint8))
-    with pytest.raises(InputError, match="no bank of Sudoku puzzles"):
+    with pytest.raises(InputError, match="not a bank of Sudoku puzzles"):
         Bank.load(path)
 
 
 # --- the two sides --------------------------------------------------------------------------------------------------
 
 
-def test_puzzles_of_17_clues_are_what_their_files_say_and_kin_are_on_one_side():
+def test_17_clue_files_are_correct_and_share_no_symmetries():
     sides = {path: list(read_puzzles(path)) for path in (SEVENTEEN, TRAIN_17)}
     kin = {path: {kinship(solution) for *_, solution in rows} for path, rows in sides.items()}
     assert not kin[SEVENTEEN] & kin[TRAIN_17]
@@ -141,7 +140,7 @@ def test_puzzles_of_17_clues_are_what_their_files_say_and_kin_are_on_one_side():
             assert parse_puzzle(puzzle) == (puzzle, solution)
 
 
-def test_nothing_in_the_bank_or_drawn_from_it_is_kin_of_what_is_tested(bank):
+def test_the_bank_has_no_symmetry_of_a_test_puzzle(bank):
     tested = {kinship(solution) for *_, solution in read_puzzles(SEVENTEEN)}
     kin = {kinship(text(row)) for row in bank.solutions}
     assert {split_of(name) for name in kin} == {"train"}
@@ -150,7 +149,7 @@ def test_nothing_in_the_bank_or_drawn_from_it_is_kin_of_what_is_tested(bank):
     assert {kinship(text(row)) for row in drawn} <= kin
 
 
-def test_kin_of_the_files_held_out_are_left_out(bank, tmp_path):
+def test_symmetries_of_held_out_files_are_excluded(bank, tmp_path):
     path = tmp_path / "tested.txt"
     turn = Symmetry.draw(random.Random(2))
     path.write_text("\n".join(turn(text(bank.solutions[i])) for i in (0, -1)))
@@ -169,7 +168,7 @@ def test_a_task_reads_the_shipped_puzzles():
 # --- drawing --------------------------------------------------------------------------------------------------------
 
 
-def test_an_example_depends_on_seed_and_number_and_not_on_its_company(bank):
+def test_an_example_depends_only_on_seed_and_number(bank):
     numbers = np.arange(5000, 5256)
     puzzles, solved = draw(bank, numbers, seed=2)
     for some in (slice(0, 1), slice(17, 90), slice(None, None, -1)):
@@ -181,7 +180,7 @@ def test_an_example_depends_on_seed_and_number_and_not_on_its_company(bank):
     assert (far[0] != far[1]).any()
 
 
-def test_an_example_is_a_puzzle_with_its_one_solution(bank):
+def test_an_example_is_a_puzzle_with_its_only_solution(bank):
     puzzles, solved = draw(bank, np.arange(400), seed=0)
     assert puzzles.dtype == solved.dtype == np.uint8 and puzzles.shape == solved.shape == (400, 81)
     assert ((puzzles == 0) | (puzzles == solved)).all()
@@ -190,7 +189,7 @@ def test_an_example_is_a_puzzle_with_its_one_solution(bank):
         assert solutions(text(puzzle)) == [text(solution)]
 
 
-def test_examples_keep_to_the_shares_and_the_clues_asked_for(bank):
+def test_examples_follow_the_requested_shares_and_clues(bank):
     counts = Counter((draw(bank, np.arange(4000), seed=0, shares={17: 1, 24: 3}, plain=1)[0] > 0).sum(axis=1).tolist())
     assert set(counts) == {17, 24}
     assert 800 < counts[17] < 1200
@@ -200,7 +199,7 @@ def test_examples_keep_to_the_shares_and_the_clues_asked_for(bank):
     assert all(60 < counts[n] < 140 for n in range(18, 27))
     counts = Counter((draw(bank, np.arange(500), seed=0, clues=(30, 36))[0] > 0).sum(axis=1).tolist())
     assert set(counts) == set(range(30, 37))
-    with pytest.raises(InputError, match="no puzzles with 40 clues; it has some with 17, "):
+    with pytest.raises(InputError, match="no puzzles with 40 clues; it has puzzles with 17, "):
         draw(bank, np.arange(2), seed=0, shares={40: 1})
     with pytest.raises(InputError, match="within 17 to 81, got 16 to 30"):
         draw(bank, np.arange(2), seed=0, clues=(16, 30))
@@ -215,7 +214,7 @@ def where_go(*cells: int, count: int):
     return np.nonzero(odd)[1].reshape(count, len(cells))
 
 
-def test_hard_puzzles_are_those_that_forced_moves_leave_open_and_are_drawn_more_often(bank):
+def test_puzzles_that_need_guesses_are_drawn_more_often(bank):
     for i in (*np.flatnonzero(bank.hard)[:20], *np.flatnonzero(~bank.hard)[:20]):
         puzzle = "".join(str(d) for d in np.where(bank.given[i], bank.solutions[i], 0))
         assert ("0" in _forced(puzzle)) == bank.hard[i]

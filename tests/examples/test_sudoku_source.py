@@ -1,21 +1,23 @@
-"""Sudoku examples made as training asks for them: what a tokenizer makes of the same grids, any slice by itself."""
+"""Sudoku examples generated during training."""
 
+import sys
 from itertools import islice
 
 import pytest
 
+from examples.sudoku.bank import build
+from examples.sudoku.source import SudokuSource
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
-from gesso.eval.run import source
-from gesso.eval.sudoku import spaced
-from gesso.eval.sudoku_bank import build
-from gesso.eval.sudoku_grid import is_valid
-from gesso.eval.sudoku_source import SudokuSource
-from gesso.train.data import DataSettings
+from gesso.eval.sudoku.grid import is_valid
+from gesso.eval.sudoku.task import spaced
+from gesso.train.recipe import DataSettings
+from gesso.train.source import find_source
 from gesso.train.vocabulary import learn
 from tests.tiny import tokenizer_json
 
 EOS = 1
+NAME = "examples.sudoku.source:SudokuSource"
 WORDS = "".join(chr(97 + i) + chr(97 + j) + chr(97 + k) + " " for i in range(26) for j in range(26) for k in range(9))
 
 
@@ -30,14 +32,14 @@ def tokenizer(tmp_path_factory):
 def settings(tmp_path_factory):
     bank = tmp_path_factory.mktemp("bank") / "bank.npz"
     build(bank, grids=2, sparse=0, seed=0)
-    return DataSettings(files=(str(bank),), max_length=164, task="sudoku")
+    return DataSettings(files=(str(bank),), max_length=164, source=NAME)
 
 
 def take(found: SudokuSource, count: int, start: int = 0, rank: int = 0, world: int = 1, stride: int = 1):
     return list(islice(found.batches(8, start, rank, world, stride=stride, canvas_lengths=(82,)), count))
 
 
-def test_an_example_is_what_the_tokenizer_makes_of_puzzle_and_solution(settings, tokenizer):
+def test_an_example_has_the_tokens_of_puzzle_and_solution(settings, tokenizer):
     for example in take(SudokuSource(settings, tokenizer, EOS), 1)[0]:
         ((start, end),) = example.spans
         puzzle, solution = (
@@ -50,7 +52,7 @@ def test_an_example_is_what_the_tokenizer_makes_of_puzzle_and_solution(settings,
         assert (start, end) == (82, 164)
 
 
-def test_any_slice_of_the_batches_can_be_made_by_itself(settings, tokenizer):
+def test_any_slice_of_the_batches_can_be_generated_on_its_own(settings, tokenizer):
     found = SudokuSource(settings, tokenizer, EOS)
     whole = take(found, 6)
     assert len({example.tokens for batch in whole for example in batch}) == 48, "no two alike"
@@ -59,15 +61,35 @@ def test_any_slice_of_the_batches_can_be_made_by_itself(settings, tokenizer):
     assert halves[0] + halves[1] == whole[2]
 
 
-def test_a_tokenizer_that_needs_more_than_a_token_a_cell_is_refused(settings, tmp_path):
+def test_a_tokenizer_with_several_tokens_per_cell_is_rejected(settings, tmp_path):
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
-    with pytest.raises(InputError, match="a cell must be one"):
+    with pytest.raises(InputError, match="one token per cell"):
         SudokuSource(settings, Tokenizer.from_directory(tmp_path), EOS)
 
 
-def test_only_a_task_that_makes_examples_is_one_to_train_from(settings):
-    assert source(DataSettings(files=("a.jsonl",), max_length=9)) is None
-    with pytest.raises(InputError, match="python_infill"):
-        source(DataSettings(files=("a",), max_length=9, task="python_infill"))
+def test_a_recipe_names_its_source_by_module_and_class(monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    assert find_source(NAME) is SudokuSource
     with pytest.raises(InputError, match="infill must be left out"):
-        DataSettings(files=("a",), max_length=9, task="sudoku", infill=0.5)
+        DataSettings(files=("a",), max_length=9, source=NAME, infill=0.5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "examples.sudoku.source", "examples.sudoku.nothing:SudokuSource", "../source:SudokuSource", "", ":"],
+)
+def test_a_source_outside_the_current_directory_is_rejected(monkeypatch, request, name):
+    monkeypatch.chdir(request.config.rootpath)
+    with pytest.raises(InputError, match="below the current directory"):
+        find_source(name)
+
+
+def test_a_source_that_cannot_be_imported_is_reported_with_its_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "broken_source.py").write_text("import no_such_module\n")
+    with pytest.raises(InputError, match="broken_source.py.*no_such_module"):
+        find_source("broken_source:Anything")
+    (tmp_path / "empty_source.py").touch()
+    with pytest.raises(InputError, match="empty_source.py.*Anything"):
+        find_source("empty_source:Anything")

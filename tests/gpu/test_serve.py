@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from gesso.bench import hangups
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.server import serving
+from tests.load import hangups
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,8 @@ import gesso
 from gesso.adapters.files import LoraSettings
 from gesso.checkpoint.quantize import convert as quantizing
 from gesso.train import run as command
-from gesso.train.data import DataSettings
 from gesso.train.objective import ObjectiveSettings
-from gesso.train.recipe import ModelSettings, OptimizerSettings, Recipe, RunSettings
+from gesso.train.recipe import DataSettings, ModelSettings, OptimizerSettings, Recipe, RunSettings
 from tests.gpu.device import DEVICE, DRY_RUN
 
 pytestmark = pytest.mark.gpu
@@ -158,14 +157,14 @@ def gesso_command(*arguments, cwd):
 
 
 def test_gesso_train_runs_a_recipe(tmp_path):
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    path = tmp_path / "recipes" / "box-overfit.toml"
+    shutil.copytree(ROOT / "examples" / "overfit", tmp_path / "examples" / "overfit")
+    path = tmp_path / "examples" / "overfit" / "overfit.toml"
     text = (
         path.read_text(encoding="utf-8").replace("steps = 40", "steps = 6").replace("save_every = 20", "save_every = 4")
     )
     path.write_text(text, encoding="utf-8")
     gesso_command("train", str(path), cwd=tmp_path)
-    run = tmp_path / "runs" / "box-overfit"
+    run = tmp_path / "runs" / "overfit"
     losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(losses) == 6 and losses[-1] < losses[0]
     assert (run / "model" / "config.json").exists()

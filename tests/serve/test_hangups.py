@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gesso.bench import hangups
 from gesso.diffusion.canvas import Canvas
 from gesso.engine.request import Request
 from gesso.engine.running import Running
@@ -25,6 +24,7 @@ from gesso.serve.openai import completions
 from gesso.serve.protocol import Cancel, Submit
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.serve.worker import Worker
+from tests.load import hangups
 from tests.serving import raw, within
 
 ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 256}

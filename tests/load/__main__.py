@@ -1,0 +1,76 @@
+"""Load tests of a server, and measurements of its streams and studio.
+
+    python -m tests.load attacks                   a client beside denial-of-service attacks; --letters a,c selects some
+    python -m tests.load soak 60                   60 minutes of mixed, hostile and crashing use
+    python -m tests.load hangups 200               200 clients that hang up, and what they leave behind
+    python -m tests.load first-text --count 24     how soon a stream has text to send
+    python -m tests.load scrubbing                 the cost of scrubbing in the studio, in Chromium
+
+The first three start a server, or use the one at --url.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from gesso.errors import InputError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    attacks = commands.add_parser("attacks")
+    attacks.add_argument("--letters", metavar="A,B", help="only the attacks with these letters")
+    attacks.add_argument("--json", action="store_true", help="print everything as JSON")
+    soak = commands.add_parser("soak")
+    soak.add_argument("minutes", type=float)
+    hangups = commands.add_parser("hangups")
+    hangups.add_argument("visitors", type=int)
+    for command in (attacks, soak, hangups):
+        command.add_argument("--url", help="a running server; default: a new one")
+    first_text = commands.add_parser("first-text")
+    first_text.add_argument("--model")
+    first_text.add_argument("--preset", default="balanced")
+    first_text.add_argument("--count", type=int, default=100, help="held-out items of each task")
+    commands.add_parser("scrubbing")
+    try:
+        run(parser.parse_args(arguments))
+    except InputError as error:
+        sys.exit(str(error))
+
+
+def run(asked: argparse.Namespace) -> None:
+    match asked.command:
+        case "attacks":
+            from tests.load import under_attack
+
+            found = under_attack.measure(asked.url, asked.letters)
+            if not asked.json:
+                under_attack.render(found, Console())
+                return
+        case "soak":
+            from tests.load import soak
+
+            found = soak.measure(asked.url, asked.minutes)
+        case "hangups":
+            from tests.load import hangups
+
+            found = hangups.measure(asked.url, asked.visitors)
+        case "first-text":
+            from tests.load import first_text
+
+            found = first_text.measure(asked.model, asked.preset, asked.count)
+        case _:
+            from tests.load import scrubbing
+
+            found = scrubbing.measure()
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
