@@ -1,0 +1,371 @@
+"""Write the reference pages from the code: command line, Python, HTTP, settings and training recipes.
+
+The pages are Markdown files in docs/reference, which git ignores. `make docs` writes them; so does
+`python docs/generate_reference.py`.
+"""
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import gesso
+
+
+def write(directory: Path) -> None:
+    """Write every page into a directory. Unchanged pages keep their time stamp, so Sphinx does not read them again."""
+    directory.mkdir(exist_ok=True)
+    for name, make in PAGES.items():
+        path, text = directory / f"{name}.md", make()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+# --- command line -------------------------------------------------------------------------------------------------
+
+
+def command_line() -> str:
+    """Return a section per command: its help, its arguments and its options."""
+    from gesso.cli.main import app
+
+    root = typer.main.get_command(app)
+    lines = ["# Command line", "", "Generated from `gesso --help`.", "", str(root.epilog or "")]
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        lines += ["", f"## gesso {name}", "", str(command.help)]
+        visible = [item for item in command.params if not getattr(item, "hidden", False)]
+        for kind, title in (("argument", "Argument"), ("option", "Option")):
+            rows = [_parameter(item) for item in visible if item.param_type_name == kind]
+            if rows:
+                lines += ["", *_table((title, "Value", "Default", "Meaning"), rows)]
+        if command.epilog and command.epilog != root.epilog:
+            lines += ["", command.epilog]
+    return "\n".join(lines) + "\n"
+
+
+def _parameter(item: Any) -> tuple[str, str, str, str]:
+    option = item.param_type_name == "option"
+    names = ", ".join(f"`{name}`" for name in [*item.opts, *item.secondary_opts])
+    is_flag = option and item.is_flag
+    value = "" if is_flag else f"`{item.metavar or _option_type(item)}`"
+    default = item.default
+    if isinstance(item.show_default, str):
+        shown = item.show_default
+    elif item.required:
+        shown = "required"
+    elif default is None or (is_flag and not default) or default == ():
+        shown = ""
+    elif is_flag:
+        shown = f"`{item.opts[0]}`"
+    else:
+        shown = f"`{getattr(default, 'value', default)}`"
+    text = item.help or ""
+    if item.envvar:
+        text += f" Environment: `{item.envvar}`."
+    return names, value, shown, text
+
+
+def _option_type(item: Any) -> str:
+    """Return the type of a value with its bounds, such as `int, at least 1`."""
+    annotation = item.type_descriptor.annotation
+    name = next(iter(typing.get_args(annotation)), annotation).__name__.lower()
+    if item.min is not None and item.max is not None:
+        return f"{name}, {item.min} to {item.max}"
+    return f"{name}, at least {item.min}" if item.min is not None else name
+
+
+# --- Python -------------------------------------------------------------------------------------------------------
+
+CLASSES = ("Gesso", "Diffusion", "Result", "Usage", "ChatResult", "InfillResult", "HolesResult", "EditResult")
+EVENTS = ("Draft", "Commit", "Done")
+ERRORS = ("GessoError", "InputError", "CheckpointError")
+MODEL_METHODS = ("new_cache", "encode", "denoise")
+
+
+def python() -> str:
+    """Return the public functions, classes and methods with their signatures and docstrings."""
+    from gesso.model.transformer import DiffusionGemma
+
+    lines = ["# Python API", "", "Generated from signatures and docstrings.", ""]
+    lines += ["## gesso.load", "", *_signature("gesso.load", gesso.load), "", *_docstring(gesso.load)]
+    for name in CLASSES:
+        lines += _class(name)
+    lines += ["", "## Events", "", "`Gesso.stream` and `Gesso.stream_chat` yield these."]
+    for name in EVENTS:
+        lines += _class(name, level="###")
+    lines += ["", "## Model", "", "`Gesso.model` is a `DiffusionGemma`, a plain `torch.nn.Module`."]
+    for name in MODEL_METHODS:
+        lines += _method(DiffusionGemma, name)
+    lines += ["", "## Errors"]
+    for name in ERRORS:
+        error = getattr(gesso, name)
+        lines += ["", f"### {name}", "", f"Subclass of `{error.__base__.__name__}`.", "", *_docstring(error)]
+    return "\n".join(lines) + "\n"
+
+
+def _class(name: str, level: str = "##") -> list[str]:
+    kind = getattr(gesso, name)
+    lines = ["", f"{level} {name}", "", *_docstring(kind)]
+    if dataclasses.is_dataclass(kind):
+        lines += ["", *_fields(kind)]
+    for member in public_members(kind):
+        lines += _method(kind, member)
+    return lines
+
+
+def public_members(kind: type) -> list[str]:
+    """Return the public methods and properties that a class of this package defines, in the order of the source."""
+    own = [base for base in kind.__mro__ if base.__module__.startswith("gesso")]
+    fields = {item.name for item in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    found: dict[str, None] = {}
+    for base in reversed(own):
+        for name, value in vars(base).items():
+            callable_or_property = callable(value) or hasattr(value, "__get__")
+            if not name.startswith("_") and name not in fields and callable_or_property:
+                found[name] = None
+    return list(found)
+
+
+def _method(kind: type, name: str) -> list[str]:
+    value = inspect.getattr_static(kind, name)
+    title = f"{kind.__name__}.{name}"
+    heading = ["", f"### {title}", ""]
+    if not inspect.isfunction(value):
+        target = getattr(value, "fget", None) or getattr(value, "func", None)
+        return [*heading, "Property.", "", *_docstring(target)]
+    return [*heading, *_signature(title, value, drop_self=True), "", *_docstring(value)]
+
+
+def _signature(title: str, function: Callable[..., Any], drop_self: bool = False) -> list[str]:
+    signature = inspect.signature(function)
+    rows: list[str] = []
+    for item in list(signature.parameters.values())[1 if drop_self else 0 :]:
+        if item.kind is item.KEYWORD_ONLY and "*" not in rows:
+            rows.append("*")
+        default = "" if item.default is item.empty else f" = {item.default!r}"
+        stars = "**" if item.kind is item.VAR_KEYWORD else "*" if item.kind is item.VAR_POSITIONAL else ""
+        rows.append(f"{stars}{item.name}: {_type_name(item.annotation)}{default}")
+    returns = _type_name(signature.return_annotation)
+    one_line = f"{title}({', '.join(rows)}) -> {returns}"
+    if len(one_line) <= 100:
+        return ["```python", one_line, "```"]
+    return ["```python", f"{title}(", *(f"    {row}," for row in rows), f") -> {returns}", "```"]
+
+
+def _docstring(target: Any) -> list[str]:
+    text = inspect.getdoc(target) or ""
+    return text.splitlines() if not text.startswith(f"{getattr(target, '__name__', '')}(") else []
+
+
+def _fields(kind: type) -> list[str]:
+    comments = _field_comments(kind)
+    rows = []
+    for item in dataclasses.fields(kind):
+        rows.append((f"`{item.name}`", f"`{_type_name(item.type)}`", _default(item), comments.get(item.name, "")))
+    return _table(("Field", "Type", "Default", "Meaning"), rows)
+
+
+def _type_name(annotation: Any) -> str:
+    """Return an annotation as a reader writes it: without modules, and `Event` for the union of all events."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if text in ("None", "<class 'NoneType'>"):
+        return "None"
+    text = re.sub(r"\b(?:pathlib|typing|collections\.abc|gesso(?:\.\w+)*)\.(?=[A-Z])", "", text)
+    return text.replace("Draft | Commit | Done | Scored | Failed", "Event").replace("'", "").replace('"', "")
+
+
+def _default(item: "dataclasses.Field[Any]") -> str:
+    if item.default is not dataclasses.MISSING:
+        return f"`{item.default!r}`"
+    return "" if item.default_factory is dataclasses.MISSING else f"`{item.default_factory()!r}`"
+
+
+def _field_comments(kind: type) -> dict[str, str]:
+    """Return the comment beside or above each field of a dataclass, inherited fields included."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        source = textwrap.dedent(inspect.getsource(base))
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                beside = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+                above: list[str] = []
+                for line in reversed(lines[: node.lineno - 1]):
+                    if not line.strip().startswith("# "):
+                        break
+                    above.insert(0, line.strip()[2:])
+                found[node.target.id] = " ".join([*above, beside]).strip()
+    return found
+
+
+# --- HTTP ---------------------------------------------------------------------------------------------------------
+
+
+def http() -> str:
+    """Return the endpoints and the fields of their bodies, from the server's OpenAPI description."""
+    from gesso.serve.app import create_app
+    from gesso.serve.settings import ServerSettings
+
+    description = create_app(ServerSettings()).openapi()
+    schemas = description["components"]["schemas"]
+    lines = [
+        "# HTTP API",
+        "",
+        "Generated from the server's OpenAPI description. A running server has the same at `/openapi.json`, and as a",
+        "page at `/docs`.",
+    ]
+    bodies: list[str] = []
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            lines += ["", f"## {method.upper()} {path}", "", operation.get("description", "")]
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            if "$ref" in body:
+                lines += ["", *_schema_fields(schemas, body["$ref"].rpartition("/")[2], bodies)]
+    lines += ["", "## Nested objects"]
+    for name in bodies:  # grows while nested objects name others
+        lines += ["", f"### {name}", "", schemas[name].get("description", ""), ""]
+        lines += _schema_fields(schemas, name, bodies)
+    return "\n".join(lines) + "\n"
+
+
+def _schema_fields(schemas: dict[str, Any], name: str, nested: list[str]) -> list[str]:
+    schema = schemas[name]
+    rows = []
+    for field, value in schema.get("properties", {}).items():
+        shown = "required" if field in schema.get("required", ()) else ""
+        if not shown and value.get("default") is not None and "$ref" not in value:
+            shown = f"`{json.dumps(value['default'])}`"
+        rows.append((f"`{field}`", _schema_type(value, nested), shown, value.get("description", "")))
+    lines = _table(("Field", "Type", "Default", "Meaning"), rows)
+    for example in schema.get("examples", ()):
+        lines += ["", "```json", *json.dumps(example, indent=2).splitlines(), "```"]
+    return lines
+
+
+def _schema_type(value: dict[str, Any], nested: list[str]) -> str:
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        if name not in nested:
+            nested.append(name)
+        return f"[{name}](#{name.lower()})"
+    for key in ("anyOf", "oneOf"):
+        if key in value:
+            kinds = [_schema_type(each, nested) for each in value[key] if each.get("type") != "null"]
+            return " or ".join(dict.fromkeys(kinds))
+    if "enum" in value or "const" in value:
+        return " or ".join(f"`{json.dumps(each)}`" for each in value.get("enum", [value.get("const")]))
+    kind = value.get("type", "any")
+    if kind == "array":
+        return f"list of {_schema_type(value.get('items', {}), nested)}"
+    low, high = value.get("minimum"), value.get("maximum", value.get("exclusiveMaximum"))
+    bounds = f", {_number(low)} to {_number(high)}" if low is not None and high is not None else ""
+    bounds = bounds or (f", at least {_number(low)}" if low is not None else "")
+    return f"{kind}{bounds}"
+
+
+def _number(value: float) -> str:
+    return "2⁶⁴ − 1" if value == 2**64 else f"{value:g}" if isinstance(value, float) else f"{value}"
+
+
+# --- settings and recipes -----------------------------------------------------------------------------------------
+
+
+def settings() -> str:
+    """Return the diffusion settings and the presets."""
+    from gesso.settings import PRESETS
+
+    fields = [item.name for item in dataclasses.fields(gesso.Diffusion)]
+    differing = [name for name in fields if len({repr(getattr(preset, name)) for preset in PRESETS.values()}) > 1]
+    rows = [(f"`{name}`", *(f"`{getattr(preset, name)}`" for preset in PRESETS.values())) for name in differing]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "Generated from `gesso.settings`. Every setting has the same name in Python, on the command line",
+            "(`--entropy-bound` for `entropy_bound`), in the `diffusion` object of an HTTP request, and in the studio.",
+            "[Text diffusion](../concepts/text-diffusion.md) explains them.",
+            "",
+            *_settings_table(),
+            "",
+            "## Presets",
+            "",
+            "A preset replaces the checkpoint's defaults; settings that you give replace the preset's. The presets",
+            "differ in these settings only.",
+            "",
+            *_table(("Setting", *(f"`{name}`" for name in PRESETS)), rows),
+            "",
+        ]
+    )
+
+
+def _settings_table() -> list[str]:
+    from gesso import settings as module
+
+    reference = getattr(module, "reference", None)
+    return reference().splitlines() if reference else _fields(gesso.Diffusion)
+
+
+def recipes() -> str:
+    """Return the sections of a training recipe with their fields."""
+    from gesso.train.recipe import Recipe
+
+    lines = [
+        "# Training recipes",
+        "",
+        "Generated from the settings classes. A recipe is a TOML file with one section per heading. A field without",
+        "a default is required. Unknown sections and fields are errors.",
+    ]
+    for name, kind in recipe_sections(Recipe).items():
+        lines += ["", f"## [{name}]", "", *_docstring_of_dataclass(kind), "", *_fields(kind)]
+    return "\n".join(lines) + "\n"
+
+
+def recipe_sections(recipe: type) -> dict[str, type]:
+    """Return the dataclass of each section of a recipe."""
+    from gesso.adapters.files import LoraSettings
+    from gesso.train.data import DataSettings
+    from gesso.train.objective import ObjectiveSettings
+
+    local = {kind.__name__: kind for kind in (LoraSettings, DataSettings, ObjectiveSettings)}
+    hints = typing.get_type_hints(recipe, localns=local)
+    return {name: next((kind for kind in typing.get_args(hint) if kind), hint) for name, hint in hints.items()}
+
+
+def _docstring_of_dataclass(kind: type) -> list[str]:
+    return [] if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else _docstring(kind)
+
+
+# --- Markdown -----------------------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table without the columns that are empty in every row."""
+    rows = list(rows)
+    kept = [column for column in range(len(header)) if any(row[column] for row in rows)]
+    lines = ["| " + " | ".join(header[column] for column in kept) + " |", "|" + "---|" * len(kept)]
+    return lines + ["| " + " | ".join(_cell(row[column]) for column in kept) + " |" for row in rows]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;" if "`" not in text else "<")
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "command-line": command_line,
+    "python": python,
+    "http": http,
+    "settings": settings,
+    "recipes": recipes,
+}
+
+if __name__ == "__main__":
+    write(Path(__file__).parent / "reference")
