@@ -44,41 +44,44 @@ def command_line() -> str:
         for kind, title in (("argument", "Argument"), ("option", "Option")):
             rows = [_parameter(item) for item in visible if item.param_type_name == kind]
             if rows:
-                lines += ["", *_table((title, "Value", "Default", "Meaning"), rows)]
+                lines += ["", *_table((title, "Meaning"), rows)]
         if command.epilog and command.epilog != root.epilog:
             lines += ["", command.epilog]
     return "\n".join(lines) + "\n"
 
 
-def _parameter(item: Any) -> tuple[str, str, str, str]:
-    option = item.param_type_name == "option"
+def _parameter(item: Any) -> tuple[str, str]:
+    """Return the names and the meaning of an argument or option, with its type, bounds, choices and default."""
     names = ", ".join(f"`{name}`" for name in [*item.opts, *item.secondary_opts])
-    is_flag = option and item.is_flag
-    value = "" if is_flag else f"`{item.metavar or _option_type(item)}`"
-    default = item.default
-    if isinstance(item.show_default, str):
-        shown = item.show_default
-    elif item.required:
-        shown = "required"
-    elif default is None or (is_flag and not default) or default == ():
-        shown = ""
-    elif is_flag:
-        shown = f"`{item.opts[0]}`"
-    else:
-        shown = f"`{getattr(default, 'value', default)}`"
     text = item.help or ""
+    if item.param_type_name == "option" and item.is_flag:
+        value, default = "", f"`{item.opts[0]}`" if item.default else ""
+    else:
+        if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", item.metavar or ""):
+            choices = ", ".join(f"`{choice}`" for choice in item.metavar.split("|"))
+            value, text = "", f"{text} One of {choices}."
+        else:
+            value = item.metavar.replace("|", " or ") if item.metavar else _option_type(item)
+        default = "" if item.default in (None, ()) else f"`{getattr(item.default, 'value', item.default)}`"
+    if isinstance(item.show_default, str):
+        default = item.show_default
+    if item.required:
+        text += " Required."
+    if default:
+        text += f" Default: {default}."
     if item.envvar:
-        text += f" Environment: `{item.envvar}`."
-    return names, value, shown, text
+        text += f" Environment variable: `{item.envvar}`."
+    return f"{names} {value}".strip(), text
 
 
 def _option_type(item: Any) -> str:
     """Return the type of a value with its bounds, such as `int, at least 1`."""
     annotation = item.type_descriptor.annotation
     name = next(iter(typing.get_args(annotation)), annotation).__name__.lower()
+    name = {"str": "text", "int": "integer", "float": "number"}.get(name, name)
     if item.min is not None and item.max is not None:
         return f"{name}, {item.min} to {item.max}"
-    return f"{name}, at least {item.min}" if item.min is not None else name
+    return f"{name} ≥ {item.min}" if item.min is not None else name
 
 
 # --- Python -------------------------------------------------------------------------------------------------------
