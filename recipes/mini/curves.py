@@ -1,8 +1,8 @@
 """The log of a training run and its loss curves, of one run or of several that went on from each other.
 
-    python recipes/mini/curves.py runs/mini runs/mini-more --out docs/mini-loss --top 4
+    python recipes/mini/curves.py runs/mini runs/mini-more --out docs/images/mini-loss --top 4
 
-writes docs/mini-loss.csv, the means over every 50 steps, and docs/mini-loss.svg.
+writes docs/images/mini-loss.csv, the means over every 50 steps, and docs/images/mini-loss.svg.
 """
 
 import argparse
