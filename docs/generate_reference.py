@@ -4,18 +4,16 @@ The pages are Markdown files in docs/reference, which git ignores. `make docs` w
 `python docs/generate_reference.py`.
 """
 
-import ast
 import dataclasses
-import inspect
 import json
 import re
-import textwrap
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import typer
+from describe_python import docstring, fields_table, method, public_members, signature, table
 
 import gesso
 
@@ -44,7 +42,7 @@ def command_line() -> str:
         for kind, title in (("argument", "Argument"), ("option", "Option")):
             rows = [_parameter(item) for item in visible if item.param_type_name == kind]
             if rows:
-                lines += ["", *_table((title, "Meaning"), rows)]
+                lines += ["", *table((title, "Meaning"), rows)]
         if command.epilog and command.epilog != root.epilog:
             lines += ["", command.epilog]
     return "\n".join(lines) + "\n"
@@ -97,7 +95,7 @@ def python() -> str:
     from gesso.model.transformer import DiffusionGemma
 
     lines = ["# Python API", "", "Generated from signatures and docstrings.", ""]
-    lines += ["## gesso.load", "", *_signature("gesso.load", gesso.load), "", *_docstring(gesso.load)]
+    lines += ["## gesso.load", "", *signature("gesso.load", gesso.load), "", *docstring(gesso.load)]
     for name in CLASSES:
         lines += _class(name)
     lines += ["", "## Events", "", "`Gesso.stream` and `Gesso.stream_chat` yield these."]
@@ -105,109 +103,22 @@ def python() -> str:
         lines += _class(name, level="###")
     lines += ["", "## Model", "", "`Gesso.model` is a `DiffusionGemma`, a plain `torch.nn.Module`."]
     for name in MODEL_METHODS:
-        lines += _method(DiffusionGemma, name)
+        lines += method(DiffusionGemma, name)
     lines += ["", "## Errors"]
     for name in ERRORS:
         error = getattr(gesso, name)
-        lines += ["", f"### {name}", "", f"Subclass of `{error.__base__.__name__}`.", "", *_docstring(error)]
+        lines += ["", f"### {name}", "", f"Subclass of `{error.__base__.__name__}`.", "", *docstring(error)]
     return "\n".join(lines) + "\n"
 
 
 def _class(name: str, level: str = "##") -> list[str]:
     kind = getattr(gesso, name)
-    lines = ["", f"{level} {name}", "", *_docstring(kind)]
+    lines = ["", f"{level} {name}", "", *docstring(kind)]
     if dataclasses.is_dataclass(kind):
-        lines += ["", *_fields(kind)]
+        lines += ["", *fields_table(kind)]
     for member in public_members(kind):
-        lines += _method(kind, member)
+        lines += method(kind, member)
     return lines
-
-
-def public_members(kind: type) -> list[str]:
-    """Return the public methods and properties that a class of this package defines, in the order of the source."""
-    own = [base for base in kind.__mro__ if base.__module__.startswith("gesso")]
-    fields = {item.name for item in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
-    found: dict[str, None] = {}
-    for base in reversed(own):
-        for name, value in vars(base).items():
-            callable_or_property = callable(value) or hasattr(value, "__get__")
-            if not name.startswith("_") and name not in fields and callable_or_property:
-                found[name] = None
-    return list(found)
-
-
-def _method(kind: type, name: str) -> list[str]:
-    value = inspect.getattr_static(kind, name)
-    title = f"{kind.__name__}.{name}"
-    heading = ["", f"### {title}", ""]
-    if not inspect.isfunction(value):
-        target = getattr(value, "fget", None) or getattr(value, "func", None)
-        return [*heading, "Property.", "", *_docstring(target)]
-    return [*heading, *_signature(title, value, drop_self=True), "", *_docstring(value)]
-
-
-def _signature(title: str, function: Callable[..., Any], drop_self: bool = False) -> list[str]:
-    signature = inspect.signature(function)
-    rows: list[str] = []
-    for item in list(signature.parameters.values())[1 if drop_self else 0 :]:
-        if item.kind is item.KEYWORD_ONLY and "*" not in rows:
-            rows.append("*")
-        default = "" if item.default is item.empty else f" = {item.default!r}"
-        stars = "**" if item.kind is item.VAR_KEYWORD else "*" if item.kind is item.VAR_POSITIONAL else ""
-        rows.append(f"{stars}{item.name}: {_type_name(item.annotation)}{default}")
-    returns = _type_name(signature.return_annotation)
-    one_line = f"{title}({', '.join(rows)}) -> {returns}"
-    if len(one_line) <= 100:
-        return ["```python", one_line, "```"]
-    return ["```python", f"{title}(", *(f"    {row}," for row in rows), f") -> {returns}", "```"]
-
-
-def _docstring(target: Any) -> list[str]:
-    text = inspect.getdoc(target) or ""
-    return text.splitlines() if not text.startswith(f"{getattr(target, '__name__', '')}(") else []
-
-
-def _fields(kind: type) -> list[str]:
-    comments = _field_comments(kind)
-    rows = []
-    for item in dataclasses.fields(kind):
-        rows.append((f"`{item.name}`", f"`{_type_name(item.type)}`", _default(item), comments.get(item.name, "")))
-    return _table(("Field", "Type", "Default", "Meaning"), rows)
-
-
-def _type_name(annotation: Any) -> str:
-    """Return an annotation as a reader writes it: without modules, and `Event` for the union of all events."""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    if text in ("None", "<class 'NoneType'>"):
-        return "None"
-    text = re.sub(r"\b(?:pathlib|typing|collections\.abc|gesso(?:\.\w+)*)\.(?=[A-Z])", "", text)
-    return text.replace("Draft | Commit | Done | Scored | Failed", "Event").replace("'", "").replace('"', "")
-
-
-def _default(item: "dataclasses.Field[Any]") -> str:
-    if item.default is not dataclasses.MISSING:
-        return f"`{item.default!r}`"
-    return "" if item.default_factory is dataclasses.MISSING else f"`{item.default_factory()!r}`"
-
-
-def _field_comments(kind: type) -> dict[str, str]:
-    """Return the comment beside or above each field of a dataclass, inherited fields included."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        source = textwrap.dedent(inspect.getsource(base))
-        lines = source.splitlines()
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                beside = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
-                above: list[str] = []
-                for line in reversed(lines[: node.lineno - 1]):
-                    if not line.strip().startswith("# "):
-                        break
-                    above.insert(0, line.strip()[2:])
-                found[node.target.id] = " ".join([*above, beside]).strip()
-    return found
 
 
 # --- HTTP ---------------------------------------------------------------------------------------------------------
@@ -215,10 +126,7 @@ def _field_comments(kind: type) -> dict[str, str]:
 
 def http() -> str:
     """Return the endpoints and the fields of their bodies, from the server's OpenAPI description."""
-    from gesso.serve.app import create_app
-    from gesso.serve.settings import ServerSettings
-
-    description = create_app(ServerSettings()).openapi()
+    description = openapi()
     schemas = description["components"]["schemas"]
     lines = [
         "# HTTP API",
@@ -228,8 +136,8 @@ def http() -> str:
     ]
     bodies: list[str] = []
     for path, methods in description["paths"].items():
-        for method, operation in methods.items():
-            lines += ["", f"## {method.upper()} {path}", "", operation.get("description", "")]
+        for verb, operation in methods.items():
+            lines += ["", f"## {verb.upper()} {path}", "", operation.get("description", "")]
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             if "$ref" in body:
                 lines += ["", *_schema_fields(schemas, body["$ref"].rpartition("/")[2], bodies)]
@@ -240,6 +148,14 @@ def http() -> str:
     return "\n".join(lines) + "\n"
 
 
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI description of a server."""
+    from gesso.serve.app import create_app
+    from gesso.serve.settings import ServerSettings
+
+    return create_app(ServerSettings()).openapi()
+
+
 def _schema_fields(schemas: dict[str, Any], name: str, nested: list[str]) -> list[str]:
     schema = schemas[name]
     rows = []
@@ -248,7 +164,7 @@ def _schema_fields(schemas: dict[str, Any], name: str, nested: list[str]) -> lis
         if not shown and value.get("default") is not None and "$ref" not in value:
             shown = f"`{json.dumps(value['default'])}`"
         rows.append((f"`{field}`", _schema_type(value, nested), shown, value.get("description", "")))
-    lines = _table(("Field", "Type", "Default", "Meaning"), rows)
+    lines = table(("Field", "Type", "Default", "Meaning"), rows)
     for example in schema.get("examples", ()):
         lines += ["", "```json", *json.dumps(example, indent=2).splitlines(), "```"]
     return lines
@@ -284,37 +200,24 @@ def _number(value: float) -> str:
 
 def settings() -> str:
     """Return the diffusion settings and the presets."""
-    from gesso.settings import PRESETS
+    from gesso import settings as module
 
-    fields = [item.name for item in dataclasses.fields(gesso.Diffusion)]
-    differing = [name for name in fields if len({repr(getattr(preset, name)) for preset in PRESETS.values()}) > 1]
-    rows = [(f"`{name}`", *(f"`{getattr(preset, name)}`" for preset in PRESETS.values())) for name in differing]
+    if not hasattr(module, "reference"):  # until gesso.settings has its own table
+        return "\n".join(
+            ["# Settings", "", *fields_table(gesso.Diffusion), "", *(f"- `{name}`" for name in gesso.PRESETS)]
+        )
     return "\n".join(
         [
             "# Settings",
             "",
             "Generated from `gesso.settings`. Every setting has the same name in Python, on the command line",
             "(`--entropy-bound` for `entropy_bound`), in the `diffusion` object of an HTTP request, and in the studio.",
-            "[Text diffusion](../concepts/text-diffusion.md) explains them.",
+            "[Text diffusion](../concepts/text-diffusion.md) explains them. A preset replaces the defaults of the",
+            "checkpoint; settings that you give replace those of the preset.",
             "",
-            *_settings_table(),
-            "",
-            "## Presets",
-            "",
-            "A preset replaces the checkpoint's defaults; settings that you give replace the preset's. The presets",
-            "differ in these settings only.",
-            "",
-            *_table(("Setting", *(f"`{name}`" for name in PRESETS)), rows),
-            "",
+            module.reference(),
         ]
     )
-
-
-def _settings_table() -> list[str]:
-    from gesso import settings as module
-
-    reference = getattr(module, "reference", None)
-    return reference().splitlines() if reference else _fields(gesso.Diffusion)
 
 
 def recipes() -> str:
@@ -328,7 +231,7 @@ def recipes() -> str:
         "a default is required. Unknown sections and fields are errors.",
     ]
     for name, kind in recipe_sections(Recipe).items():
-        lines += ["", f"## [{name}]", "", *_docstring_of_dataclass(kind), "", *_fields(kind)]
+        lines += ["", f"## [{name}]", "", *docstring(kind), "", *fields_table(kind)]
     return "\n".join(lines) + "\n"
 
 
@@ -341,25 +244,6 @@ def recipe_sections(recipe: type) -> dict[str, type]:
     local = {kind.__name__: kind for kind in (LoraSettings, DataSettings, ObjectiveSettings)}
     hints = typing.get_type_hints(recipe, localns=local)
     return {name: next((kind for kind in typing.get_args(hint) if kind), hint) for name, hint in hints.items()}
-
-
-def _docstring_of_dataclass(kind: type) -> list[str]:
-    return [] if (kind.__doc__ or "").startswith(f"{kind.__name__}(") else _docstring(kind)
-
-
-# --- Markdown -----------------------------------------------------------------------------------------------------
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table without the columns that are empty in every row."""
-    rows = list(rows)
-    kept = [column for column in range(len(header)) if any(row[column] for row in rows)]
-    lines = ["| " + " | ".join(header[column] for column in kept) + " |", "|" + "---|" * len(kept)]
-    return lines + ["| " + " | ".join(_cell(row[column]) for column in kept) + " |" for row in rows]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;" if "`" not in text else "<")
 
 
 PAGES: dict[str, Callable[[], str]] = {
