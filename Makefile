@@ -1,5 +1,6 @@
 # Three commands, each with all its set-up: `make demo`, `make studio`, `make test`. They need Python 3.11 or newer; the
 # studio's tests also need a browser (apt-get install chromium), and skip without.
+# `make docs` builds the documentation into site/.
 # `make test-gpu` is for a machine with an NVIDIA GPU: it uses the Python that has torch there, and installs nothing.
 # `make mini-data` and `make sudoku-data` make what recipes/mini.toml and recipes/sudoku.toml train on, in data/mini.
 PYTHON ?= python3
