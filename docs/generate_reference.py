@@ -104,11 +104,21 @@ def python() -> str:
     lines += ["", "## Model", "", "`Gesso.model` is a `DiffusionGemma`, a plain `torch.nn.Module`."]
     for name in MODEL_METHODS:
         lines += method(DiffusionGemma, name)
+    if options := sorted(public_names() - {*CLASSES, *EVENTS, *ERRORS, "PRESETS", "load"}):
+        lines += ["", "## Option types", "", "Typed dictionaries, for annotations of your own."]
+        for name in options:
+            kind = getattr(gesso, name)
+            keys = ", ".join(f"`{key}`" for key in typing.get_type_hints(kind))
+            lines += ["", f"### {name}", "", *docstring(kind), "", f"Keys: {keys}."]
     lines += ["", "## Errors"]
     for name in ERRORS:
         error = getattr(gesso, name)
         lines += ["", f"### {name}", "", f"Subclass of `{error.__base__.__name__}`.", "", *docstring(error)]
     return "\n".join(lines) + "\n"
+
+
+def public_names() -> set[str]:
+    return {*gesso.__all__, *gesso._LAZY}
 
 
 def _class(name: str, level: str = "##") -> list[str]:
@@ -150,8 +160,12 @@ def http() -> str:
 
 def openapi() -> dict[str, Any]:
     """Return the OpenAPI description of a server."""
-    from gesso.serve.app import create_app
     from gesso.serve.settings import ServerSettings
+
+    try:
+        from gesso.serve.http.app import create_app
+    except ModuleNotFoundError:  # until the server is divided into packages
+        from gesso.serve.app import create_app
 
     return create_app(ServerSettings()).openapi()
 
