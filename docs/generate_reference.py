@@ -214,12 +214,8 @@ def _number(value: float) -> str:
 
 def settings() -> str:
     """Return the diffusion settings and the presets."""
-    from gesso import settings as module
+    from gesso.settings import reference
 
-    if not hasattr(module, "reference"):  # until gesso.settings has its own table
-        return "\n".join(
-            ["# Settings", "", *fields_table(gesso.Diffusion), "", *(f"- `{name}`" for name in gesso.PRESETS)]
-        )
     return "\n".join(
         [
             "# Settings",
@@ -229,7 +225,7 @@ def settings() -> str:
             "[Text diffusion](../concepts/text-diffusion.md) explains them. A preset replaces the defaults of the",
             "checkpoint; settings that you give replace those of the preset.",
             "",
-            module.reference(),
+            reference(),
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Plans for graphics cards: independent figures, invariants, and the tables in docs/hardware.md."""
+"""Plans for graphics cards: independent figures, invariants, and the tables in docs/guides/hardware.md."""
 
 import json
 import re
