@@ -160,12 +160,8 @@ def http() -> str:
 
 def openapi() -> dict[str, Any]:
     """Return the OpenAPI description of a server."""
+    from gesso.serve.http.app import create_app
     from gesso.serve.settings import ServerSettings
-
-    try:
-        from gesso.serve.http.app import create_app
-    except ModuleNotFoundError:  # until the server is divided into packages
-        from gesso.serve.app import create_app
 
     return create_app(ServerSettings()).openapi()
 
