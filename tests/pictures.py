@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/studio.md, in a real browser on a live server: `python -m tests.pictures`."""
+"""Takes the pictures of docs/guides/studio.md, in a real browser on a live server: `python -m tests.pictures`."""
 
 import tempfile
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.serving import serving
 from tests.studio import browsing, finished, visiting
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "images"
 WIDE = {"width": 1280, "height": 800}
 
 

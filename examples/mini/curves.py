@@ -1,8 +1,8 @@
 """Plot the loss curves of a training run, or of several that continue each other.
 
-    python -m examples.mini.curves runs/mini runs/mini-more --out docs/mini-loss --top 4
+    python -m examples.mini.curves runs/mini runs/mini-more --out docs/images/mini-loss --top 4
 
-writes docs/mini-loss.csv, the means over every 50 steps, and docs/mini-loss.svg.
+writes docs/images/mini-loss.csv, the means over every 50 steps, and docs/images/mini-loss.svg.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from gesso.cli.terminal import print_report
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A TOML file; see examples/ and docs/training.md.")],
+    recipe: Annotated[Path, typer.Argument(help="A TOML file; see examples/ and docs/guides/fine-tuning.md.")],
     check: Annotated[bool, typer.Option("--check", help="Report on the data without training.")] = False,
     minutes: Annotated[
         float | None, typer.Option(help="Stop after this many minutes; the same command resumes the run.")

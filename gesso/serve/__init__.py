@@ -17,5 +17,5 @@ A request passes through these modules:
 4. `openai/` turns the events of the jobs into a JSON answer or a stream of server-sent events (`http/sse`).
 
 `settings` has all limits, `auto` chooses precision, context and batch by the available memory, and `ray` runs replicas
-on a Ray cluster. docs/security.md lists the attacks that the limits are made for.
+on a Ray cluster. docs/guides/security.md lists the attacks that the limits are made for.
 """

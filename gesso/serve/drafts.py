@@ -1,4 +1,4 @@
-"""Drafts of a canvas as events of a stream. docs/serving.md describes the fields."""
+"""Drafts of a canvas as events of a stream. docs/guides/serving.md describes the fields."""
 
 import math
 from collections.abc import Iterable

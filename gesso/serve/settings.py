@@ -31,7 +31,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits on the requests of one client or of all clients. docs/security.md explains the defaults."""
+    """Limits on the requests of one client or of all clients. docs/guides/security.md explains the defaults."""
 
     queue: int = 256  # requests waiting to be prepared, and requests waiting for the engine; more get 429
     request_tokens: int | None = None  # prompt and answer of one request; by default the context

@@ -15,7 +15,7 @@ CANDIDATES = 5  # per position, for the page's inspector
 @dataclass(frozen=True)
 class Run:
     prompt: str
-    drafts: list[dict[str, Any]]  # fields of docs/serving.md, and `at`: seconds since the start of the run
+    drafts: list[dict[str, Any]]  # fields of docs/guides/serving.md, and `at`: seconds since the start of the run
     result: Result
 
 

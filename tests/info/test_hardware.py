@@ -1,4 +1,4 @@
-"""Plans for graphics cards: independent figures, invariants, and the tables in docs/hardware.md."""
+"""Plans for graphics cards: independent figures, invariants, and the tables in docs/guides/hardware.md."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config
 from tests.info.test_info import REAL, TINY, write
 
-PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "hardware.md"
 H200 = CARDS["h200"]
 
 

@@ -40,7 +40,7 @@ export class Recording {
     return recording;
   }
 
-  /** Add one `draft` of a stream (docs/serving.md), `at` seconds after the start of the run. */
+  /** Add one `draft` of a stream (docs/guides/serving.md), `at` seconds after the start of the run. */
   add(draft, at = (performance.now() - this.began) / 1000) {
     for (const [token, piece] of Object.entries(draft.pieces)) this.pieces.set(Number(token), piece);
     for (const token of draft.special) this.special.add(token);

@@ -1,0 +1,42 @@
+"""The pages of the documentation, and the parts of them that tests check."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GENERATED = ROOT / "docs" / "reference"
+# Paths and commands of the new layout that are not on the main branch yet.
+PENDING = (
+    "examples",
+    "gesso/eval/structured/",
+    "gesso/eval/sudoku/",
+    "tests.load",
+    "make check",
+)
+
+
+def pages() -> list[str]:
+    """Return every page written by hand, relative to the repository."""
+    found = [path for path in (ROOT / "docs").rglob("*.md") if GENERATED not in path.parents]
+    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def code_blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+
+
+def prose(page: str) -> str:
+    """Return the text of a page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+
+
+def code_spans(page: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", prose(page))
+
+
+def is_pending(name: str) -> bool:
+    return name.startswith(PENDING)
