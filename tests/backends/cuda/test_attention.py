@@ -1,4 +1,4 @@
-"""The kernel against the plain version: compiled where there is a GPU, in Triton's interpreter where there is none."""
+"""Attention kernels against plain attention: compiled if there is a GPU, otherwise in Triton's interpreter."""
 
 import copy
 import subprocess
@@ -14,53 +14,53 @@ from gesso.model.config import LayerShape, Rope
 
 pytest.importorskip("triton")
 from gesso.backends.cuda.kernels import attention as kernel  # noqa: E402
-from gesso.backends.cuda.kernels import segments as told  # noqa: E402
+from gesso.backends.cuda.kernels import segments as segments_module  # noqa: E402
 from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SMALL = kernel.Tiles(rows=32, keys=16, values=16, warps=4, stages=1, splits=3)
 TEXT, CANVAS = True, False
-HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter multiplies the bits of bfloat16
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter multiplies bfloat16 as integers
 M, D = 2, 16
 
 
 def table_of(segments, cache):
-    return told.tables([cache], segments)[0]
+    return segments_module.tables([cache], segments)[0]
 
 
 def numbers(*shape, dtype):
-    """At a scale that makes scores of about one: many keys have a say."""
+    """Return random numbers at a scale that gives scores of about one, so that many keys have weight."""
     return (torch.randn(shape, device=DEVICE) * shape[-1] ** -0.25).to(dtype)
 
 
-def cache_of(lengths, window=None, room=64, dtype=torch.float32, dim=D):
-    """A layer's cache whose rows hold so many random tokens already."""
+def cache_of(lengths, window=None, spare=64, dtype=torch.float32, dim=D):
+    """Return a layer's cache whose rows hold `lengths` random tokens."""
     rope = Rope(theta=1e4, fraction=1.0, proportional=False)
     shape = LayerShape(sliding=window is not None, head_dim=dim, kv_heads=M, rope=rope)
     cache = LayerKV(shape, window or 0, DEVICE, dtype)
     for row, length in enumerate(lengths):
         cache.add_row()
-        cache.grow(row, length + room)
+        cache.grow(row, length + spare)
         cache.write(row, 0, *numbers(2, length, M, dim, dtype=dtype))
     return cache
 
 
 def packed(segments, groups=2, dtype=torch.float32, dim=D):
     tokens = sum(segment.length for segment in segments)
-    # Queries and keys as slices of one projection would be: not contiguous from token to token.
+    # Slices of one projection, as in the model: not contiguous from token to token.
     qkv = numbers(tokens, groups * M + 2 * M, dim, dtype=dtype)
     return qkv.split([groups * M, M, M], dim=1)
 
 
 def plain(q_TND, k_TMD, v_TMD, cache, segments):
-    """The plain attention of each segment, in order."""
+    """Return the plain attention of each segment, in order."""
     lengths = [segment.length for segment in segments]
     parts = zip(*(tensor.split(lengths) for tensor in (q_TND, k_TMD, v_TMD)), segments, strict=True)
     return torch.cat([attend_with_cache(q, k, v, cache, s.row, s.start, s.causal) for q, k, v, s in parts])
 
 
 def both(segments, cache, groups=2, shape=SMALL, **kinds):
-    """Outputs of kernel and plain version, each with a cache of its own, and these caches."""
+    """Return the outputs of kernel and plain version, each with a cache of its own, and these caches."""
     qkv, other = packed(segments, groups, **kinds), copy.deepcopy(cache)
     expected = plain(*qkv, cache, segments)
     return kernel.attention(*qkv, table_of(segments, other), shape), expected, other, cache
@@ -76,33 +76,33 @@ def assert_same(segments, cache, groups=2, shape=SMALL, tolerance=2e-6, **kinds)
 
 @pytest.mark.parametrize("window, groups", [(24, 1), (None, 2), (24, 8)])
 @pytest.mark.parametrize("causal", [TEXT, CANVAS])
-def test_a_segment_sees_what_it_sees_in_the_plain_version(causal, window, groups):
+def test_attention_kernel_matches_plain_attention(causal, window, groups):
     assert_same([Segment(0, 21, 19, causal)], cache_of([21], window), groups)
 
 
 @pytest.mark.parametrize("causal", [TEXT, CANVAS])
 @pytest.mark.parametrize("cached, length, window", [(0, 35, None), (1, 16, 24), (16, 1, None), (17, 33, 24)])
-def test_lengths_need_not_be_multiples_of_a_block(cached, length, window, causal):
+def test_attention_kernel_matches_plain_attention_at_ragged_lengths(cached, length, window, causal):
     assert_same([Segment(0, cached, length, causal)], cache_of([cached], window))
 
 
 @pytest.mark.parametrize("causal", [TEXT, CANVAS])
 @pytest.mark.parametrize("cached", [23, 24, 60])
-def test_a_ring_that_has_wrapped_is_read_and_written_at_its_slots(cached, causal):
+def test_attention_kernel_reads_and_writes_wrapped_ring_buffers(cached, causal):
     assert_same([Segment(0, cached, 18, causal)], cache_of([cached], window=24))
 
 
 @pytest.mark.parametrize("cached", [0, 30])
-def test_a_text_longer_than_the_window_leaves_its_end_in_the_ring(cached):
+def test_text_longer_than_the_window_leaves_its_end_in_the_cache(cached):
     assert_same([Segment(0, cached, 45, TEXT)], cache_of([cached], window=8))
 
 
-def test_a_row_without_room_has_no_tokens_and_a_canvas_sees_itself_only():
-    assert_same([Segment(0, 0, 20, CANVAS)], cache_of([0], room=0))
+def test_canvas_over_an_empty_cache_row_attends_to_itself():
+    assert_same([Segment(0, 0, 20, CANVAS)], cache_of([0], spare=0))
 
 
 @pytest.mark.parametrize("window", [None, 20])
-def test_segments_of_several_rows_are_told_apart(window):
+def test_attention_kernel_keeps_cache_rows_apart(window):
     segments = [
         Segment(2, 33, 17, CANVAS), Segment(0, 5, 9, TEXT), Segment(3, 0, 4, CANVAS), Segment(1, 41, 30, TEXT)
     ]  # fmt: skip
@@ -110,7 +110,7 @@ def test_segments_of_several_rows_are_told_apart(window):
 
 
 @pytest.mark.parametrize("cached, window", [(0, 20), (37, 20), (13, None), (13, 8)])
-def test_text_and_canvas_see_the_text_before_them_in_the_same_call(cached, window):
+def test_segments_attend_to_earlier_text_of_the_same_pass(cached, window):
     segments = [
         Segment(1, 3, 5, CANVAS),
         Segment(0, cached, 20, TEXT), Segment(0, cached + 20, 16, TEXT), Segment(0, cached + 36, 7, TEXT),
@@ -119,21 +119,21 @@ def test_text_and_canvas_see_the_text_before_them_in_the_same_call(cached, windo
     assert_same(segments, cache_of([cached, 3], window))
 
 
-def test_pieces_of_a_row_that_do_not_stand_together_are_refused():
+def test_texts_of_one_row_must_be_adjacent():
     segments = [Segment(0, 4, 3, TEXT), Segment(1, 0, 2, TEXT), Segment(0, 7, 3, TEXT)]
     with pytest.raises(ValueError, match="text of row 0 at position 7 .* next to each other"):
         table_of(segments, cache_of([4, 0]))
 
 
 @pytest.mark.parametrize("window", [None, 20])
-def test_a_segment_is_the_same_to_the_last_bit_alone_and_among_others(window):
+def test_attention_is_batch_invariant(window):
     lengths = [37, 5, 60]
     segments = [Segment(1, 5, 40, TEXT), Segment(0, 37, 21, CANVAS), Segment(2, 60, 3, TEXT), Segment(2, 63, 9, CANVAS)]
     cache, qkv = cache_of(lengths, window), packed(segments)
     other = copy.deepcopy(cache)
     together = kernel.attention(*qkv, table_of(segments, other), SMALL)
     offset = 0
-    for segment in segments:  # the last one reads what the third has appended
+    for segment in segments:  # the last segment reads the text that the third has appended
         part = [tensor[offset : offset + segment.length] for tensor in qkv]
         alone = kernel.attention(*part, table_of([segment], cache), SMALL)
         assert torch.equal(alone, together[offset : offset + segment.length])
@@ -142,15 +142,15 @@ def test_a_segment_is_the_same_to_the_last_bit_alone_and_among_others(window):
 
 @pytest.mark.parametrize("splits", [2, 6])
 @pytest.mark.parametrize("window", [None, 24])
-def test_a_canvas_in_parts_sees_all_of_its_keys(window, splits):
-    """Of 6 parts some are empty where a window leaves few blocks. Two rings have wrapped, at different slots."""
+def test_split_keys_match_plain_attention(window, splits):
+    """Some of 6 splits are empty where a window leaves few blocks. Two rings have wrapped, at different slots."""
     segments = [
         Segment(0, 61, 14, CANVAS), Segment(1, 0, 17, CANVAS), Segment(2, 30, 18, TEXT), Segment(2, 48, 3, CANVAS)
     ]  # fmt: skip
     assert_same(segments, cache_of([61, 0, 30], window), shape=replace(SMALL, splits=splits))
 
 
-def test_what_an_empty_part_was_never_given_is_not_read(monkeypatch):
+def test_unwritten_output_of_an_empty_split_is_not_read(monkeypatch):
     segments, cache = [Segment(0, 9, 5, CANVAS)], cache_of([9])
     qkv, table = packed(segments), table_of(segments, cache)
     new_empty = torch.Tensor.new_empty
@@ -163,7 +163,7 @@ def test_what_an_empty_part_was_never_given_is_not_read(monkeypatch):
     torch.testing.assert_close(ours, plain(*qkv, cache, segments), atol=2e-6, rtol=2e-6)
 
 
-def test_text_is_not_cut_into_parts_unless_it_is_short():
+def test_only_canvases_and_short_texts_are_split():
     segments = [Segment(0, 40, 20, TEXT), Segment(1, 30, 4, CANVAS), Segment(2, 40, 1, TEXT)]
     cache, qkv = cache_of([40, 30, 40]), packed(segments)
     other = copy.deepcopy(cache)
@@ -171,15 +171,15 @@ def test_text_is_not_cut_into_parts_unless_it_is_short():
     parts = kernel.attention(*qkv, table_of(segments, other), replace(SMALL, splits=3))
     assert torch.equal(whole[:20], parts[:20])
     for cut in (slice(20, 24), slice(24, 25)):
-        assert not torch.equal(whole[cut], parts[cut])  # as one sum and as three: the last bits differ
+        assert not torch.equal(whole[cut], parts[cut])  # one sum and three differ in the last bits
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_computes_what_its_table_says_now():
+def test_captured_attention_follows_changes_of_its_table():
     first, later = ([Segment(a, 18, 20, CANVAS), Segment(b, 18, 5, TEXT)] for a, b in ((0, 1), (1, 0)))
     cache, qkv = cache_of([18, 18], window=16), packed(first)
     table = table_of(first, cache)
-    kernel.attention(*qkv, table, SMALL)  # compiled before the capture
+    kernel.attention(*qkv, table, SMALL)  # compile before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = kernel.attention(*qkv, table, SMALL)
@@ -192,7 +192,7 @@ def test_a_captured_graph_computes_what_its_table_says_now():
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(cache.k + cache.v, other.k + other.v, strict=True))
 
 
-def test_what_is_cut_off_the_values_in_another_program_is_computed_alike():
+def test_values_may_be_sliced_over_programs():
     cache, segments = cache_of([40], dim=64), [Segment(0, 40, 20, CANVAS)]
     qkv = packed(segments, dim=64)
     whole, halves = (
@@ -204,7 +204,7 @@ def test_what_is_cut_off_the_values_in_another_program_is_computed_alike():
 
 
 @pytest.mark.parametrize("window", [None, 24])
-def test_two_byte_numbers_differ_from_the_plain_version_by_rounding_only(window):
+def test_half_precision_attention_matches_within_rounding(window):
     segments = [Segment(0, 30, 20, CANVAS), Segment(1, 9, 25, TEXT)]
     assert_same(segments, cache_of([30, 9], window, dtype=HALF), tolerance=2e-2, dtype=HALF)
 
@@ -212,8 +212,8 @@ def test_two_byte_numbers_differ_from_the_plain_version_by_rounding_only(window)
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("dim", [64, 256, 512])
 @pytest.mark.parametrize("kind, length", [(CANVAS, 8), (CANVAS, 16), (TEXT, 1)])
-def test_a_segment_has_the_same_bits_in_a_small_tile_and_in_a_large_one(kind, length, dim, dtype):
-    """The longest segment of a pass decides on the tile, so a short one gets either."""
+def test_small_and_large_tiles_give_the_same_bits(kind, length, dim, dtype):
+    """The longest segment of a pass determines the tile, so a short one may get either."""
     segments, cache = [Segment(0, 100, length, kind)], cache_of([100], dtype=dtype, dim=dim)
     qkv, caches = packed(segments, dtype=dtype, dim=dim), (cache, copy.deepcopy(cache))
     small, large = (
@@ -225,13 +225,13 @@ def test_a_segment_has_the_same_bits_in_a_small_tile_and_in_a_large_one(kind, le
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("dim, window", [(256, 24), (512, None)])
-def test_the_tiles_of_real_heads_compute_the_same(dim, window, dtype):
+def test_default_tiles_match_plain_attention(dim, window, dtype):
     segments, cache = [Segment(0, 39, 20, CANVAS)], cache_of([39], window, dtype=dtype, dim=dim)
     tolerance = 2e-2 if dtype == HALF else 1e-5
     assert_same(segments, cache, shape=None, tolerance=tolerance, dtype=dtype, dim=dim)
 
 
-def test_what_the_kernel_cannot_read_is_refused():
+def test_attention_kernel_rejects_unsupported_layouts():
     segments, cache = [Segment(0, 0, 4, CANVAS)], cache_of([0])
     table = table_of(segments, cache)
     q, k, v = packed(segments)
@@ -243,6 +243,6 @@ def test_what_the_kernel_cannot_read_is_refused():
         kernel.attention(q, torch.randn(4, M, D + 1, device=DEVICE)[..., 1:], v, table)
 
 
-def test_the_package_does_not_import_triton():
+def test_importing_the_package_does_not_import_triton():
     program = "import sys, gesso, gesso.api, gesso.backends; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
