@@ -14,7 +14,7 @@ from torch import Tensor
 from gesso.backends.cuda import reference
 from gesso.backends.cuda.activations import NextNorm
 from gesso.backends.cuda.kernels import experts, experts_four_bit, linear, rows
-from gesso.backends.cuda.kernels.four_bit import Packed, turned
+from gesso.backends.cuda.kernels.four_bit import FourBitMatrices, interleaved
 from gesso.backends.cuda.kernels.linear import FP8
 from gesso.model.experts import route as expert_route
 
@@ -80,8 +80,8 @@ def _random(count: int, outputs: int, inputs: int, precision: str) -> Any:
     packed = torch.randint(0, 256, (count, outputs, inputs // 2), device="cuda", dtype=torch.uint8)
     scale = (torch.rand(count, outputs, inputs // GROUP[precision], device="cuda") + 0.5) * inputs**-0.5 / 4
     if precision == "int4":
-        return Packed(packed, scale.bfloat16(), None)
-    return Packed(packed, (scale * 1000).to(FP8), torch.full((count,), 1000.0, device="cuda"))
+        return FourBitMatrices(packed, scale.bfloat16(), None)
+    return FourBitMatrices(packed, (scale * 1000).to(FP8), torch.full((count,), 1000.0, device="cuda"))
 
 
 def _widened(packed: Any) -> Tensor:
@@ -89,7 +89,7 @@ def _widened(packed: Any) -> Tensor:
         wide = packed.weight_EOI.bfloat16()
         return wide if packed.scale_EO is None else wide * packed.scale_EO[..., None].bfloat16()
     nibble = torch.stack((packed.packed_EOB & 15, packed.packed_EOB >> 4), -1).flatten(-2)
-    if packed.over_E is None:
+    if packed.global_scale_E is None:
         values, over = torch.arange(16, device="cuda").bfloat16() - 8, 1.0
     else:
         values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cuda").bfloat16()
@@ -108,7 +108,7 @@ def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[
 
     def now() -> experts.Groups:
         if precision in GROUP:
-            return ready[experts_four_bit.cut(key, precision, shape.tokens).rows]
+            return ready[experts_four_bit.choose_tiling(key, precision, shape.tokens).rows]
         table = experts.UP if key == "up" else experts.DOWN
         limits = table[FP8 if precision == "fp8" else torch.bfloat16]
         return ready[next(tiling.rows for limit, tiling in limits if shape.tokens <= limit)]
@@ -120,15 +120,14 @@ def up(shape: Shape, precision: str) -> Case:
     index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices  # spread over all experts
     x = _normal(shape.tokens, shape.hidden)
     copies = _copies(shape.experts, 2 * shape.expert_width, shape.hidden, precision)
-    groups, four = _groups(index, shape, precision, "up"), precision in GROUP
+    groups, four_bit = _groups(index, shape, precision, "up"), precision in GROUP
     low, scale = linear.quantize_rows(x) if precision == "fp8" else (x, None)
 
     def call(i: int) -> Any:
-        if four:
-            return experts_four_bit.up(
-                turned(x, experts_four_bit.up_depth(precision)), groups(), shape.k, copies.packed[i]
-            )
-        return experts.up(low, scale, groups(), shape.k, copies.packed[i])
+        if four_bit:
+            x_interleaved = interleaved(x, experts_four_bit.up_depth(precision))
+            return experts_four_bit.up_product(x_interleaved, groups(), shape.k, copies.packed[i])
+        return experts.up_product(low, scale, groups(), shape.k, copies.packed[i])
 
     def plain() -> Tensor:
         order = groups().order_R.long()
@@ -139,7 +138,7 @@ def up(shape: Shape, precision: str) -> Case:
         return _rounded(h, BLOCK) if precision == "fp8" else h
 
     def wide(found: Any) -> Tensor:
-        h, scale = (_straight(found, _depth(precision)), None) if four else found
+        h, scale = (_straight(found, _depth(precision)), None) if four_bit else found
         return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
 
     flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
@@ -151,13 +150,13 @@ def back(shape: Shape, precision: str) -> Case:
     h = _normal(shape.tokens * shape.k, shape.expert_width)
     low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
     copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
-    groups, four = _groups(index, shape, precision, "back"), precision in GROUP
-    rows = turned(h, _depth(precision)) if four else h
+    groups, four_bit = _groups(index, shape, precision, "down"), precision in GROUP
+    rows = interleaved(h, _depth(precision)) if four_bit else h
 
     def call(i: int) -> Tensor:
-        if four:
-            return experts_four_bit.back(rows, groups(), shape.k, copies.packed[i])
-        return experts.back(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
+        if four_bit:
+            return experts_four_bit.down_product(rows, groups(), shape.k, copies.packed[i])
+        return experts.down_product(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
 
     def plain() -> Tensor:
         order = groups().order_R.long()
@@ -172,12 +171,12 @@ def back(shape: Shape, precision: str) -> Case:
 
 def _depth(precision: str) -> int:
     """Return the depth of the second product."""
-    return experts_four_bit.cut("back", precision, 1).depth
+    return experts_four_bit.choose_tiling("down", precision, 1).depth
 
 
 def _straight(rows: Tensor, depth: int) -> Tensor:
-    """Undo `turned`."""
-    column = turned(torch.arange(rows.shape[1], device=rows.device)[None], depth)[0]
+    """Undo `interleaved`."""
+    column = interleaved(torch.arange(rows.shape[1], device=rows.device)[None], depth)[0]
     return rows[:, column.argsort()]
 
 

@@ -101,7 +101,7 @@ def candidates() -> dict[str, Candidate]:
             up_, tilings((32, 64), (64,), (32, 64), (4, 8), (3, 4)), table, ("up", precision), _always
         )
         found[f"down {precision}"] = Candidate(
-            back_, tilings((32, 64), (64, 128), (32,), (4, 8), (3, 4)), table, ("back", precision), _always
+            back_, tilings((32, 64), (64, 128), (32,), (4, 8), (3, 4)), table, ("down", precision), _always
         )
     return found
 

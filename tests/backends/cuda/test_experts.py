@@ -1,4 +1,4 @@
-"""The expert kernels against the plain version, on small shapes, in Triton's interpreter."""
+"""Expert kernels against the plain experts, on small shapes, in Triton's interpreter."""
 
 import pytest
 import torch
@@ -30,29 +30,29 @@ def plain(x_TH, index_TK, weight_TK, gate_up, down):
 
 def fast(x_TH, index_TK, weight_TK, gate_up, down):
     matrices = kernel.Matrices(gate_up), kernel.Matrices(down)
-    return weighted(kernel.answers(x_TH, None, index_TK, *matrices, x_TH.dtype), weight_TK)
+    return weighted(kernel.outputs(x_TH, None, index_TK, *matrices, x_TH.dtype), weight_TK)
 
 
-def weighted(answers_RH, weight_TK):
-    return (answers_RH.unflatten(0, weight_TK.shape) * weight_TK[..., None]).sum(1)
+def weighted(outputs_RH, weight_TK):
+    return (outputs_RH.unflatten(0, weight_TK.shape) * weight_TK[..., None]).sum(1)
 
 
 @pytest.mark.parametrize(
     "tokens, hidden, experts, k, width", [(5, 32, 4, 2, 32), (40, 64, 8, 3, 48), (33, 40, 3, 1, 24), (1, 32, 16, 8, 32)]
 )
-def test_the_kernels_compute_what_the_plain_version_does(tokens, hidden, experts, k, width):
+def test_expert_kernels_match_plain_experts(tokens, hidden, experts, k, width):
     given = draw(tokens, hidden, experts, k, width)
     torch.testing.assert_close(fast(*given), plain(*given), rtol=1e-4, atol=1e-5)
 
 
-def test_an_expert_nobody_chose_and_one_everybody_chose(monkeypatch):
+def test_expert_kernels_handle_unchosen_and_overfull_experts(monkeypatch):
     x_TH, index_TK, weight_TK, gate_up, down = draw(70, 32, 5, 2, 32)
-    index_TK[:, 0], index_TK[:, 1] = 3, torch.arange(70) % 2  # 2 and 4 are left out
+    index_TK[:, 0], index_TK[:, 1] = 3, torch.arange(70) % 2  # experts 2 and 4 are not chosen
     given = x_TH, index_TK, weight_TK, gate_up, down
     torch.testing.assert_close(fast(*given), plain(*given), rtol=1e-4, atol=1e-5)
 
 
-def test_pairs_stand_in_the_order_of_their_experts_and_every_tile_has_one_expert():
+def test_group_sorts_pairs_by_expert_into_tiles_of_one_expert():
     index_TK = draw(200, 8, 7, 3, 8)[1]
     rows = 16
     groups = kernel.group(index_TK, 7, rows)
@@ -65,10 +65,10 @@ def test_pairs_stand_in_the_order_of_their_experts_and_every_tile_has_one_expert
             places = range(first, min(first + rows, groups.end_E[expert].item()))
             assert {flat[groups.order_R[place]].item() for place in places} == {expert}
             covered += places
-    assert covered == list(range(len(flat))), "every pair once"
+    assert covered == list(range(len(flat))), "every pair must be in exactly one tile"
 
 
-def test_a_tokens_answer_does_not_depend_on_the_others():
+def test_expert_outputs_are_batch_invariant():
     x_TH, index_TK, weight_TK, gate_up, down = draw(30, 64, 6, 2, 32)
     whole = fast(x_TH, index_TK, weight_TK, gate_up, down)
     for part in (slice(0, 1), slice(7, 19)):
@@ -76,26 +76,28 @@ def test_a_tokens_answer_does_not_depend_on_the_others():
         assert torch.equal(alone, whole[part])
 
 
-def low(weight_EOI):
+def quantized(weight_EOI):
     scale_EO = weight_EOI.abs().amax(-1).clamp(min=1e-12) / 448
     return kernel.Matrices((weight_EOI / scale_EO[..., None]).to(kernel.FP8), scale_EO)
 
 
-def test_low_precision_is_near_the_plain_version_of_the_same_weights():
+def test_fp8_expert_kernels_are_near_plain_experts_with_the_same_weights():
     x_TH, index_TK, weight_TK, gate_up, down = draw(40, 128, 4, 2, 64)
     x_TH[3] *= 0.01  # every row has a scale of its own
-    up8, down8 = low(gate_up), low(down)
-    wide = [(m.weight_EOI.float() * m.scale_EO[..., None]) for m in (up8, down8)]
-    expected = plain(x_TH, index_TK, weight_TK, *wide)
-    found = weighted(kernel.answers(*quantize_rows(x_TH), index_TK, up8, down8, x_TH.dtype), weight_TK)
+    up8, down8 = quantized(gate_up), quantized(down)
+    dequantized = [(m.weight_EOI.float() * m.scale_EO[..., None]) for m in (up8, down8)]
+    expected = plain(x_TH, index_TK, weight_TK, *dequantized)
+    found = weighted(kernel.outputs(*quantize_rows(x_TH), index_TK, up8, down8, x_TH.dtype), weight_TK)
     error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    # Three bits of mantissa cost some 5 %; the interpreter gets the carry of some roundings wrong, a GPU none.
+    # Three bits of mantissa cost some 5 %. The interpreter gets the carry of some roundings wrong; a GPU does not.
     assert error.mean() < (0.06 if DEVICE == "cuda" else 0.1)
-    assert error.min() > 1e-4, "it is low precision that was tested"
+    assert error.min() > 1e-4, "the FP8 path was not taken"
 
 
-def test_a_row_of_zeros_stays_zero_in_low_precision():
+def test_fp8_expert_kernels_keep_zero_rows_zero():
     x_TH, index_TK, weight_TK, gate_up, down = draw(4, 64, 4, 2, 32)
     x_TH[1] = 0
-    found = weighted(kernel.answers(*quantize_rows(x_TH), index_TK, low(gate_up), low(down), x_TH.dtype), weight_TK)
+    found = weighted(
+        kernel.outputs(*quantize_rows(x_TH), index_TK, quantized(gate_up), quantized(down), x_TH.dtype), weight_TK
+    )
     assert found.isfinite().all() and not found[1].any() and found[0].any()

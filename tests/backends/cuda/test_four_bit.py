@@ -1,4 +1,4 @@
-"""The PTX that widens four bits, run line by line on the CPU, against what the bits stand for."""
+"""The PTX that converts four-bit weights, emulated line by line on the CPU, against the values of the format."""
 
 import re
 
@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-four = pytest.importorskip("gesso.backends.cuda.kernels.four")
+pytest.importorskip("triton")
+from gesso.backends.cuda.kernels import four_bit  # noqa: E402
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 WORD = 0xFFFFFFFF
 
 
 def halves(word: Tensor) -> Tensor:
-    """[N] words as [N, 2] bfloat16, the low half first."""
+    """Return words [N] as bfloat16 [N, 2], the low half first."""
     return torch.stack((word & 0xFFFF, word >> 16), -1).to(torch.uint16).view(torch.bfloat16)
 
 
@@ -23,7 +24,7 @@ def words(pair: Tensor) -> Tensor:
 
 
 def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
-    """What the instructions leave in $0, $1, …. Words are in int64, which has room for their highest bit."""
+    """Return the contents of $0, $1, … after the instructions. Words are int64, to hold their highest bit."""
     cells = {f"${outputs + i}": value for i, value in enumerate(inputs)}
     body = re.sub(r"\.reg[^;]*;", "", ptx.strip()[1:-1])
     for line in filter(None, map(str.strip, body.split(";"))):
@@ -40,7 +41,7 @@ def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
                     found = a.expand(len(inputs[0]))
                 case "mul", [b] if "bf16x2" in name:
                     found = words(halves(a) * halves(b))
-                case "fma", [b, c]:  # with one rounding: the sum has too few digits for float32 to round it
+                case "fma", [b, c]:  # rounded once: float32 would round the sum before
                     found = words((halves(a).double() * halves(b).double() + halves(c).double()).bfloat16())
                 case "mul", [b]:
                     found = a * b & WORD
@@ -58,18 +59,21 @@ def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["int4", "nvfp4"])
-def test_the_ptx_makes_what_the_bits_stand_for(kind):
+def test_four_bit_ptx_converts_every_value(kind):
     g = torch.Generator().manual_seed(0)
     byte_N4 = torch.randint(0, 256, (20_000, 4), generator=g)
     word_N = (byte_N4 << 8 * torch.arange(4)).sum(-1)
     nibble_N8 = torch.stack((byte_N4 & 15, byte_N4 >> 4), -1).flatten(1)
     if kind == "int4":
         scale_N = torch.randn(len(word_N), generator=g).bfloat16()
-        given, text = run(four.INT4_SCALES.value, 3, scale_N.view(torch.uint16).to(torch.int64)), four.INT4.value
+        given, text = (
+            run(four_bit.INT4_SCALES.value, 3, scale_N.view(torch.uint16).to(torch.int64)),
+            four_bit.INT4.value,
+        )
         expected = (nibble_N8 - 8) * scale_N.float()[:, None] / 2**40
     else:
-        code_N = torch.arange(len(word_N)) % 127  # all scales there are; 127 is no number
-        given, text = run(four.E4M3.value, 1, code_N), four.E2M1.value
+        code_N = torch.arange(len(word_N)) % 127  # all finite scales; 127 is NaN
+        given, text = run(four_bit.E4M3.value, 1, code_N), four_bit.E2M1.value
         scale_N = code_N.to(torch.uint8).view(torch.float8_e4m3fn).float()
         sign = torch.where(nibble_N8 > 7, -1.0, 1.0)
         expected = E2M1[nibble_N8 & 7] * sign * scale_N[:, None] / 16384

@@ -1,4 +1,4 @@
-"""The product kernels against the plain version, on small shapes, in Triton's interpreter."""
+"""Dense product kernels against plain products, on small shapes, in Triton's interpreter."""
 
 import pytest
 import torch
@@ -12,60 +12,62 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (1, 48, 7), (65, 32, 31)])
-def test_a_product_is_what_the_plain_version_makes_it(tokens, width, columns):
+def test_linear_kernel_matches_plain_linear(tokens, width, columns):
     x_TI, weight_OI = draw(tokens, width), draw(columns, width, seed=1)
     torch.testing.assert_close(kernel.linear(x_TI, kernel.Matrix(weight_OI)), F.linear(x_TI, weight_OI))
 
 
 @pytest.mark.parametrize("tokens, width, columns", [(40, 64, 96), (3, 48, 7)])
-def test_a_gated_pair_is_what_the_plain_version_makes_it(tokens, width, columns):
+def test_gated_kernel_matches_plain_gated_mlp(tokens, width, columns):
     x_TI, gate, up = draw(tokens, width) * 0.3, draw(columns, width, seed=1), draw(columns, width, seed=2)
     expected = F.gelu(F.linear(x_TI, gate), approximate="tanh") * F.linear(x_TI, up)
     found = kernel.gated(x_TI, kernel.Matrix(gate), kernel.Matrix(up))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_three_products_in_one_launch_are_the_three():
+def test_linears_kernel_matches_separate_products():
     x_TI, matrices = draw(40, 64), [kernel.Matrix(draw(columns, 64, seed=columns)) for columns in (33, 96, 7)]
     for count in (2, 3):
         for found, matrix in zip(kernel.linears(x_TI, matrices[:count]), matrices, strict=False):
             torch.testing.assert_close(found, F.linear(x_TI, matrix.weight_OI))
 
 
-def test_a_row_does_not_depend_on_the_others():
+def test_linear_kernel_is_batch_invariant():
     x_TI, matrix = draw(100, 96), kernel.Matrix(draw(40, 96, seed=1))
     whole = kernel.linear(x_TI, matrix)
     assert torch.equal(kernel.linear(x_TI[70:71], matrix), whole[70:71])
     assert torch.equal(kernel.linear(x_TI[5:50], matrix), whole[5:50])
 
 
-def low(weight_OI: torch.Tensor):
+def quantized(weight_OI: torch.Tensor):
     scale_O = weight_OI.abs().amax(-1) / 448
     return kernel.Matrix((weight_OI / scale_O[:, None]).to(kernel.FP8), scale_O)
 
 
-def test_low_precision_multiplies_the_rounded_numbers_and_scales_them_back():
-    x, matrix = low(draw(20, 64)), low(draw(48, 64, seed=1))  # rows of tokens are rounded like rows of weights
-    wide_TI, wide_OI = (m.weight_OI.float() * m.scale_O[:, None] for m in (x, matrix))
+def test_fp8_linear_kernels_match_dequantized_products():
+    x, matrix = quantized(draw(20, 64)), quantized(draw(48, 64, seed=1))  # token rows are quantized like weight rows
+    dequantized_TI, dequantized_OI = (m.weight_OI.float() * m.scale_O[:, None] for m in (x, matrix))
     found = kernel.linear(x.weight_OI, matrix, x.scale_O, dtype=torch.float32)
-    torch.testing.assert_close(found, F.linear(wide_TI, wide_OI), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found, F.linear(dequantized_TI, dequantized_OI), rtol=1e-3, atol=1e-4)
     both = kernel.gated(x.weight_OI, matrix, matrix, x.scale_O, dtype=torch.float32)
-    expected = F.gelu(F.linear(wide_TI, wide_OI), approximate="tanh") * F.linear(wide_TI, wide_OI)
+    expected = F.gelu(F.linear(dequantized_TI, dequantized_OI), approximate="tanh") * F.linear(
+        dequantized_TI, dequantized_OI
+    )
     torch.testing.assert_close(both, expected, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("width", [64, 512, 1024 + 32])  # less than one stretch, fewer than there are parts, and more
+@pytest.mark.parametrize("width", [64, 512, 1024 + 32])  # less than one range, fewer ranges than splits, and more
 @pytest.mark.parametrize("rounded", [False, True])
-def test_a_product_in_parts_is_the_same_to_the_bit_when_many_tokens_make_it_whole(monkeypatch, width, rounded):
+def test_split_k_gives_the_same_bits_reduced_and_unreduced(monkeypatch, width, rounded):
     x, matrix = draw(20, width), kernel.Matrix(draw(24, width, seed=1))
     expected, scale_T = F.linear(x, matrix.weight_OI), None
     if rounded:
-        x, matrix = low(x), low(matrix.weight_OI)
-        wide_TI, wide_OI = (m.weight_OI.float() * m.scale_O[:, None] for m in (x, matrix))
-        expected, x, scale_T = F.linear(wide_TI, wide_OI), x.weight_OI, x.scale_O
-    sums_PTO = kernel.in_parts(x, matrix, scale_T, torch.float32)
+        x, matrix = quantized(x), quantized(matrix.weight_OI)
+        dequantized_TI, dequantized_OI = (m.weight_OI.float() * m.scale_O[:, None] for m in (x, matrix))
+        expected, x, scale_T = F.linear(dequantized_TI, dequantized_OI), x.weight_OI, x.scale_O
+    sums_PTO = kernel.split_k(x, matrix, scale_T, torch.float32)
     assert sums_PTO.shape == (3, 20, 24)
     first, second, third = sums_PTO
     torch.testing.assert_close(first + second + third, expected, rtol=1e-3, atol=1e-3)
-    monkeypatch.setattr(kernel, "FEW", 19)
-    assert torch.equal(kernel.in_parts(x, matrix, scale_T, torch.float32), first + second + third)
+    monkeypatch.setattr(kernel, "UNREDUCED_TOKENS", 19)
+    assert torch.equal(kernel.split_k(x, matrix, scale_T, torch.float32), first + second + third)

@@ -1,4 +1,4 @@
-"""The model itself on kernels: the same logits as on plain operations, whatever its weights are kept in."""
+"""The CUDA backend against the plain model, in every weight format."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.model.rope import frequencies, rotation  # noqa: E402
 from tests.backends.passes import denoise, encode  # noqa: E402
 
-# Many experts, so that they are sorted; widths that the steps of the four-bit kernels go into.
+# Enough experts to be sorted; widths that are multiples of the steps of the four-bit kernels.
 TEXT = {
     "vocab_size": 128, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "num_experts": 6,
@@ -34,12 +34,12 @@ def config():
     return random_weights.config_of("mini", **TEXT)
 
 
-def make(config: Config, kept_in: str | None) -> DiffusionGemma:
+def make(config: Config, format: str | None) -> DiffusionGemma:
     model = DiffusionGemma(config)
     begin(model, seed=0)
-    if kept_in is not None:
+    if format is not None:
         stored = [(name, tensor.detach()) for name, tensor in model.named_parameters() if name.startswith("decoder")]
-        for name, packed in pack_all(kept_in, stored, torch.device("cpu")):
+        for name, packed in pack_all(format, stored, torch.device("cpu")):
             checkpoint.assign(model, name, packed)
     return model
 
@@ -52,21 +52,21 @@ def logits(backend: Backend) -> torch.Tensor:
     return denoise(backend, canvas_BC, cache, torch.arange(2 * 3 * 128).view(2, 3, 128).sin() * 5)
 
 
-@pytest.mark.parametrize("kept_in", [None, "fp8", "int4"])  # nvfp4 takes the path of int4
-def test_the_cuda_backend_computes_the_logits_of_the_plain_model(config, kept_in):
-    model = make(config, kept_in)
+@pytest.mark.parametrize("format", [None, "fp8", "int4"])  # nvfp4 takes the same path as int4
+def test_cuda_backend_matches_logits_of_the_plain_model(config, format):
+    model = make(config, format)
     expected, found = logits(TorchBackend(model)), logits(CudaBackend(model))
     error = (found - expected).norm() / expected.norm()
-    # For FP8 matrices the tokens are rounded too, unlike in the plain version (and the interpreter rounds badly). At
-    # four bits all matrices but the experts are FP8.
-    assert error < (1e-4 if kept_in is None else 0.3)
-    assert (error > 1e-3) == (kept_in is not None)
+    # With FP8 matrices the tokens are rounded too, unlike in the plain model (and the interpreter rounds badly). With
+    # four-bit experts all other matrices are FP8.
+    assert error < (1e-4 if format is None else 0.3)
+    assert (error > 1e-3) == (format is not None)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept_in", [None, "fp8", "int4"])
-def test_a_layer_of_the_cuda_backend_computes_the_plain_layer(config, kept_in):
-    model = make(config, kept_in)
+@pytest.mark.parametrize("format", [None, "fp8", "int4"])
+def test_cuda_layer_matches_the_plain_layer(config, format):
+    model = make(config, format)
     layer, x_TH = model.decoder.layers[0], torch.randn(7, 128)
     angles = rotation(torch.arange(7), frequencies(config.layers[0], model.device), torch.float32)
     scalar_T1 = torch.full((7, 1), 0.9)
@@ -76,14 +76,14 @@ def test_a_layer_of_the_cuda_backend_computes_the_plain_layer(config, kept_in):
 
     expected, _ = layer(x_TH, attend, angles, scalar_T1)
     first, last = layer.input_layernorm, NextNorm(model.decoder.norm.weight, None)
-    normed = rows.norm_for(x_TH, first.weight, first.eps, "fp8" if kept_in else None)
+    normed = rows.norm_for(x_TH, first.weight, first.eps, "fp8" if format else None)
     found, after = run_layer(layer, x_TH, normed, [3, 4], attend, angles, scalar_T1, last)
     error = (found - expected).norm() / expected.norm()
-    assert error < (1e-5 if kept_in is None else 0.1)
+    assert error < (1e-5 if format is None else 0.1)
     torch.testing.assert_close(after, model.decoder.norm(found))
 
 
-def test_float16_and_odd_widths_are_left_to_the_plain_model(config):
+def test_cuda_backend_does_not_support_float16_and_odd_widths(config):
     model = make(config, None)
     assert supports(model) and not supports(model.half())
     assert not supports(make(random_weights.config_of("mini", **TEXT | {"hidden_size": 136}), None))

@@ -1,13 +1,16 @@
-"""Weights of four bits, int4 or NVFP4, widened to bfloat16 as a product reads them.
+"""Four-bit weights, int4 or NVFP4, converted to bfloat16 as a product reads them.
 
-The layouts are those of `gesso/quantize`: byte j of a row holds value 2j in its low half and 2j + 1 in its high half.
-A product takes its weights as the left operand, [COLUMNS, depth]: there the tensor cores read it from registers, and
-what was widened never goes through shared memory. In that operand four threads share a row, and each holds every
-fourth pair of its values. Instead each reads a quarter of the row as it lies there, whole words under one scale or two,
-and the columns of x are turned to match (`turned_to`), which costs whoever writes x nothing.
+The layouts are those of `gesso/checkpoint/quantize`: byte j of a row holds value 2j in its low half and 2j + 1 in its
+high half. A product takes the weights as its left operand, [COLUMNS, depth]: there the tensor cores read it from
+registers, and converted values never pass through shared memory. In that operand four threads share a row, and each
+holds every fourth pair of its values. Instead, each thread reads a contiguous quarter of the row, whole words under one
+scale or two, and the columns of x are interleaved to match (`interleaved_to`). The kernel that writes x does that at no
+cost.
 
-On a GPU, in bfloat16, the widening is written in PTX: two values at a time, little more than one instruction a value,
-where the compiler makes eight. The plain expression beside it says what it computes.
+On a GPU, in bfloat16, the conversion is written in PTX: two values at a time, little more than one instruction per
+value, where the compiler emits eight. The plain expression beside it is the specification.
+
+E experts, O outputs, B bytes of two values each, G groups of values that share a scale, T tokens, I inputs.
 """
 
 from dataclasses import dataclass
@@ -21,16 +24,16 @@ from gesso.backends.cuda.kernels.linear import Tiling, gelu
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One matrix an expert. int4: scales of 32 values; NVFP4: of 16, over a scale of the whole matrix."""
+class FourBitMatrices:
+    """One four-bit matrix per expert. int4: one scale per 32 values; NVFP4: one per 16, and one global scale."""
 
     packed_EOB: Tensor  # uint8
     scale_EOG: Tensor
-    over_E: Tensor | None  # NVFP4's `weight_global_scale`
+    global_scale_E: Tensor | None  # NVFP4's `weight_global_scale`, by which scales are divided
 
     @property
-    def kind(self) -> str:
-        return "int4" if self.over_E is None else "nvfp4"
+    def format(self) -> str:
+        return "int4" if self.global_scale_E is None else "nvfp4"
 
     @property
     def group(self) -> int:
@@ -43,7 +46,7 @@ class Packed:
 
     @property
     def scales(self) -> Tensor:
-        """As words, two or four of them in each: what is smaller cannot be fetched ahead."""
+        """Scales as 32-bit words, two or four in each: smaller loads cannot be prefetched."""
         return self.scale_EOG.view(torch.int32)
 
     @property
@@ -51,16 +54,16 @@ class Packed:
         return 4 // self.scale_EOG.itemsize
 
 
-def turned(x_TI: Tensor, depth: int) -> Tensor:
-    """Rows with every column where `turned_to` says, for tiles of `depth` bytes."""
+def interleaved(x_TI: Tensor, depth: int) -> Tensor:
+    """Return rows with every column at its place by `interleaved_to`, for tiles of `depth` bytes."""
     tiles = x_TI.unflatten(1, (-1, 4, depth // 16, 2, 4))  # thread, word, half, pair
     return tiles.permute(0, 1, 3, 5, 2, 4).reshape(x_TI.shape)
 
 
-def check_fits(matrix: Packed, tiling: Tiling) -> None:
+def check_fits(matrix: FourBitMatrices, tiling: Tiling) -> None:
     depth = matrix.packed_EOB.shape[-1]
     if depth % tiling.depth or tiling.depth % matrix.group:
-        raise ValueError(f"rows of {2 * depth} values do not go into steps of {2 * tiling.depth}")
+        raise ValueError(f"rows of {2 * depth} values are not a multiple of the {2 * tiling.depth} values per step")
 
 
 def in_ptx(x: Tensor) -> bool:
@@ -69,11 +72,11 @@ def in_ptx(x: Tensor) -> bool:
 
 # --- in PTX -----------------------------------------------------------------------------------------------------------
 
-# A word becomes four pairs of bfloat16: values i and i + 4, which are 16 bits apart. As the lowest bits of one, up to
-# eight of them, a whole number is itself less 133 powers of two: subnormal, or of the first exponent that is not, which
-# goes on counting. So the lower half of a byte stays where it is, the higher half is 16 times too large, and both get
-# their scale, less 40 powers of two, and lose the 8 in one step that rounds once. For it the scale is multiplied with
-# 2^93 and 2^89, and for the 8 with -2^-37, which is exact up to scales of 2^35. `over` puts the 40 back.
+# A word becomes four pairs of bfloat16: values i and i + 4, which are 16 bits apart. In the lowest bits of a bfloat16,
+# an integer of up to eight bits reads as itself times 2^-133: as a subnormal, or with the first normal exponent, which
+# continues the count. So the low half of a byte stays in place, and the high half is 16 times too large. One fused
+# multiply-add applies the scale times 2^-40 and subtracts the 8, rounding once. For that the scale is multiplied by
+# 2^93 and 2^89, and for the 8 by -2^-37, which is exact up to scales of 2^35. `sum_scale` restores the factor 2^40.
 INT4_SCALES = tl.constexpr("""{
     .reg .b32 s, c;
     mov.b32 s, {$3, $3};
@@ -103,8 +106,11 @@ INT4 = tl.constexpr("""{
 
 
 def _e2m1(i: int) -> str:
-    """Values i and i + 4: the sign where signs belong, exponent and mantissa as those of the number less 126 powers of
-    two, the subnormal ones included. The scale makes up for 112 of them, and `over` for the rest."""
+    """Return the PTX that converts values i and i + 4.
+
+    The sign bit moves to its place. Exponent and mantissa bits, also of subnormals, read as the number times 2^-126.
+    The scale makes up for 2^112 of it, and `sum_scale` for the rest.
+    """
     move = 6 - 4 * i
     return f"""
     shl.b32 q, $8, {12 - 4 * i};
@@ -116,8 +122,8 @@ def _e2m1(i: int) -> str:
 
 
 E2M1 = tl.constexpr("{ .reg .b32 p, q;" + "".join(map(_e2m1, range(4))) + "}")
-# The bits of e4m3 at their places in a bfloat16 are that number less 120 powers of two: times 2^127 and 2^105, two
-# exact steps since no bfloat16 is that large, it is 112 powers of two more than it was.
+# The bits of an e4m3 scale at their places in a bfloat16 read as that number times 2^-120. Multiplied by 2^127 and
+# 2^105, in two exact steps because no bfloat16 is as large as the product, it is the scale times 2^112.
 E4M3 = tl.constexpr("""{
     .reg .b32 s, c;
     mul.lo.u32 s, $1, 0x00100010;
@@ -130,7 +136,7 @@ E4M3 = tl.constexpr("""{
 
 @triton.jit
 def _eight_ptx(word, scale, GROUPS: tl.constexpr, FLOAT: tl.constexpr):
-    """The values of every word; the scales, as bits, are of GROUPS of words each."""
+    """Return the eight values of every word, scaled. `scale` holds the bits of GROUPS scales per row."""
     WORDS: tl.constexpr = word.shape[1]
     eight: tl.constexpr = (tl.bfloat16,) * 8
     if FLOAT:
@@ -140,13 +146,13 @@ def _eight_ptx(word, scale, GROUPS: tl.constexpr, FLOAT: tl.constexpr):
             dtype=eight, is_pure=True, pack=1,
         )  # fmt: skip
     else:
-        less, low, high = tl.inline_asm_elementwise(
+        bias, low, high = tl.inline_asm_elementwise(
             INT4_SCALES, "=r,=r,=r,h", [scale.to(tl.uint16)],
             dtype=(tl.uint32, tl.uint32, tl.uint32), is_pure=True, pack=1,
         )  # fmt: skip
         return tl.inline_asm_elementwise(
             INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r",
-            [word, _each_word(less, GROUPS, WORDS), _each_word(low, GROUPS, WORDS), _each_word(high, GROUPS, WORDS)],
+            [word, _each_word(bias, GROUPS, WORDS), _each_word(low, GROUPS, WORDS), _each_word(high, GROUPS, WORDS)],
             dtype=eight, is_pure=True, pack=1,
         )  # fmt: skip
 
@@ -157,16 +163,16 @@ def _each_word(scale, GROUPS: tl.constexpr, WORDS: tl.constexpr):
     return tl.broadcast_to(scale[:, :, None], (rows, GROUPS, WORDS // GROUPS)).reshape((rows, WORDS))
 
 
-# --- plainly ----------------------------------------------------------------------------------------------------------
+# --- plain ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _value(word, scale, PLACE: tl.constexpr, FLOAT: tl.constexpr, TYPE: tl.constexpr):
-    """The value at this half byte of a word: e2m1, or a whole number with 8 added; times its scale."""
+    """Return the value at half byte PLACE of a word times its scale: e2m1, or an integer stored with 8 added."""
     half = (word >> (4 * PLACE)) & 15
     if FLOAT:
-        # The exponent and the mantissa bit, at their places in a float16, are that number less 14 powers of two,
-        # the subnormal ones included; `over` puts them back.
+        # Exponent and mantissa bits at their places in a float16, also of subnormals, read as the number times 2^-14;
+        # `sum_scale` restores that.
         bits = ((half & 7).to(tl.uint16) << 9) | ((half & 8).to(tl.uint16) << 12)
         number = bits.to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -183,30 +189,31 @@ def _number(scale, FLOAT: tl.constexpr):
 
 
 @triton.jit
-def over(over_ptr, expert):
-    """What to multiply a sum of products with, for what their weights are too small by."""
-    if over_ptr is None:
+def sum_scale(global_scale_ptr, expert):
+    """Return the factor that restores the powers of two missing from the converted weights, for a sum of products."""
+    if global_scale_ptr is None:
         return 1099511627776.0  # 2^40
     else:
-        return 16384.0 / tl.load(over_ptr + expert)
+        return 16384.0 / tl.load(global_scale_ptr + expert)
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def turned_to(column, DEPTH: tl.constexpr):
-    """Where a column stands when columns are turned for tiles of DEPTH bytes."""
-    EACH: tl.constexpr = DEPTH // 16  # words of a row that a thread has
+def interleaved_to(column, DEPTH: tl.constexpr):
+    """Return the place of a column when columns are interleaved for tiles of DEPTH bytes."""
+    EACH: tl.constexpr = DEPTH // 16  # words of a row per thread
     pair, half, word, thread = column % 4, column // 4 % 2, column // 8 % EACH, column // 8 // EACH % 4
     return column // (2 * DEPTH) * (2 * DEPTH) + ((word * 4 + pair) * 4 + thread) * 2 + half
 
 
 @triton.jit
-def gate_and_other(COLUMNS: tl.constexpr):
-    """Two matrices as one of 2 * COLUMNS rows: of every 16 rows, 8 of the gate and 8 of what it gates.
+def gate_up_rows(COLUMNS: tl.constexpr):
+    """Return, for each row of the combined gate and up matrix, its column, and whether it belongs to the up matrix.
 
-    So one thread gets both sums of a column. The column of each row, and whether it is of the second matrix.
+    Of every 16 of the 2 * COLUMNS rows, 8 are of the gate and 8 of the up matrix, so that one thread gets both sums of
+    a column.
     """
     line = tl.arange(0, 2 * COLUMNS)
     return line // 16 * 8 + line % 8, line // 8 % 2
@@ -214,9 +221,9 @@ def gate_and_other(COLUMNS: tl.constexpr):
 
 @triton.jit
 def gated_sum(both, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    """gelu(gate) * other [COLUMNS, ROWS]."""
-    gate, other = tl.split(both.reshape((COLUMNS // 8, 2, 8, ROWS)).permute((0, 2, 3, 1)))
-    return (gelu(gate) * other).reshape((COLUMNS, ROWS))
+    """Return gelu(gate) * up [COLUMNS, ROWS]."""
+    gate, up = tl.split(both.reshape((COLUMNS // 8, 2, 8, ROWS)).permute((0, 2, 3, 1)))
+    return (gelu(gate) * up).reshape((COLUMNS, ROWS))
 
 
 @triton.jit
@@ -224,7 +231,9 @@ def tile(
     word, scale_at, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
     IN_WORD: tl.constexpr, FLOAT: tl.constexpr, PTX: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """The weights [COLUMNS, 2 * DEPTH] of `DEPTH` bytes of rows, from byte `start` on; their scales begin there."""
+    """Return the weights [COLUMNS, 2 * DEPTH] of DEPTH bytes of rows from byte `start` on. `scale_at` points to their
+    scales.
+    """
     WORDS: tl.constexpr = DEPTH // 4
     GROUPS: tl.constexpr = DEPTH // GROUP
     group = start // GROUP + tl.arange(0, GROUPS)
@@ -238,7 +247,7 @@ def tile(
         c, d = _value(word, number, 2, FLOAT, TYPE), _value(word, number, 3, FLOAT, TYPE)
         e, f = _value(word, number, 4, FLOAT, TYPE), _value(word, number, 5, FLOAT, TYPE)
         g, h = _value(word, number, 6, FLOAT, TYPE), _value(word, number, 7, FLOAT, TYPE)
-    # [COLUMNS, thread, word of the thread, half, pair // 2, pair % 2], and the thread goes before the half.
+    # [COLUMNS, thread, word of the thread, half, pair // 2, pair % 2]; the thread moves before the half.
     even, odd = tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h))
     eight = tl.join(even, odd).reshape((COLUMNS, 4, WORDS // 4, 2, 2, 2))
     return eight.permute((0, 2, 4, 5, 1, 3)).reshape((COLUMNS, 2 * DEPTH))

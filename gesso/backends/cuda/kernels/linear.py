@@ -1,13 +1,15 @@
-"""A matrix times the tokens of a batch on a GPU, alone or as the gated pair of an MLP.
+"""Dense matrix products of the tokens of a batch: up to three matrices at once, or the gated pair of an MLP.
+`gesso/model/modules.py` is the specification.
 
-A library's product picks its blocking by the number of rows, and so a row's last bits depend on who else is there;
-these kernels add along a row in one order whatever the number of rows. With 256 rows a product is about as long in
-arithmetic as it is in reading the weights, so tiles are large enough for the tensor cores and all row tiles of a column
-run at the same time, while their weights are in the cache.
+A library's product picks its blocking by the number of rows, so the last bits of a row depend on the rest of the batch.
+These kernels add along a row in one order, whatever the number of rows. With 256 rows a product takes about as long in
+arithmetic as in reading the weights. Tiles are therefore large enough for the tensor cores, and all row tiles of a
+column run at the same time, while their weights are in the L2 cache.
 
-Tiles are fetched by the GPU's copy engine, which wants rows of a multiple of 16 bytes and gives zeros beyond the edges.
+Tiles are fetched by the GPU's copy engine (TMA). It requires rows of a multiple of 16 bytes, and returns zeros beyond
+the edges.
 
-T tokens, I in, O out.
+T tokens, I inputs, O outputs.
 """
 
 from collections.abc import Sequence
@@ -32,17 +34,17 @@ class Tiling:
     stages: int
 
 
-Cuts = tuple[tuple[int, Tiling], ...]
+Tilings = tuple[tuple[int, Tiling], ...]
 MANY = 2**31
-# A product that is to fill the GPU though its columns are few is cut along its inputs, too, into sums over so many
-# stretches. With more tokens than these there is no need: a program adds the same sums itself, in the same order.
-PARTS, FEW = 3, 512
-STRETCH = tl.constexpr(256)  # inputs that no cut goes through: as many as the deepest tile has
+# Split-K: a product with few columns is also split along its inputs into PARTS sums, to fill the GPU. With more than
+# UNREDUCED_TOKENS tokens that is not needed: one program adds the same sums itself, in the same order.
+PARTS, UNREDUCED_TOKENS = 3, 512
+SPLIT_ALIGNMENT = tl.constexpr(256)  # splits start at multiples of this many inputs: the depth of the deepest tile
 
-# From how many programs on, and how the work is cut then: large tiles where they are enough to fill the GPU, which has
-# 132 multiprocessors. With more programs than that, their stages must leave room for two on each; with fewer, each has
-# more stages instead. The sums are the same to the last bit in all of them.
-PLAIN: dict[torch.dtype, Cuts] = {
+# Each entry: the least number of programs, and the tiling from there on. Large tiles are used where they are enough to
+# fill the 132 SMs of the GPU. With more programs than that, their stages must leave space for two on each SM; with
+# fewer, each gets more stages instead. The sums are the same to the last bit in all of them.
+PLAIN: dict[torch.dtype, Tilings] = {
     torch.bfloat16: (
         (133, Tiling(128, 128, 64, 8, 3)),
         (120, Tiling(128, 128, 64, 8, 6)),
@@ -57,17 +59,17 @@ PLAIN: dict[torch.dtype, Cuts] = {
         (0, Tiling(64, 64, 256, 4, 6)),
     ),
 }
-GATED: dict[torch.dtype, Cuts] = {
+GATED: dict[torch.dtype, Tilings] = {
     torch.bfloat16: ((264, Tiling(128, 64, 64, 4, 4)), (0, Tiling(64, 32, 128, 4, 4))),
     torch.float32: ((0, Tiling(32, 32, 32, 4, 2)),),
     FP8: ((264, Tiling(128, 64, 128, 4, 3)), (120, Tiling(64, 64, 128, 4, 6)), (0, Tiling(64, 32, 256, 4, 4))),
 }
 
 
-def cut(
-    table: dict[torch.dtype, Cuts], tokens: int, columns: Sequence[int], dtype: torch.dtype, parts: int = 1
+def choose_tiling(
+    table: dict[torch.dtype, Tilings], tokens: int, columns: Sequence[int], dtype: torch.dtype, parts: int = 1
 ) -> tuple[Tiling, int]:
-    """The tiling, and how many tiles the columns of all matrices make."""
+    """Return the tiling, and the number of column tiles of all matrices together."""
     for least, tiling in table[dtype]:
         tiles = sum(triton.cdiv(each, tiling.columns) for each in columns)
         if tiles * triton.cdiv(tokens, tiling.rows) * parts >= least:
@@ -77,50 +79,55 @@ def cut(
 
 @dataclass(frozen=True)
 class Matrix:
-    """[O, I] in memory; an FP8 one with a scale an output channel [O]."""
+    """A matrix [O, I]. An FP8 matrix has one scale per output channel [O]."""
 
     weight_OI: Tensor
     scale_O: Tensor | None = None
 
 
 def linear(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """What `ops.linear` computes. An FP8 matrix takes FP8 rows, `scale_T` times which are the tokens."""
+    """Return x @ weight.T. An FP8 matrix takes FP8 rows, whose scales are `scale_T`."""
     return linears(x_TI, [matrix], scale_T, dtype)[0]
 
 
 def linears(
     x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU idle."""
+    """Return up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU
+    idle.
+    """
     ys = [_out(x_TI, matrix, dtype) for matrix in matrices]
-    _launch(x_TI, matrices, scale_T, ys, parts=1, apart=False)
+    _launch(x_TI, matrices, scale_T, ys, parts=1, unreduced=False)
     return ys
 
 
-def in_parts(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """The product as PARTS sums [P, T, O] in float32, which are to be added in order; or, of many tokens, added."""
-    apart, columns = len(x_TI) <= FEW, len(matrix.weight_OI)
-    y = x_TI.new_empty(PARTS, len(x_TI), columns, dtype=torch.float32) if apart else _out(x_TI, matrix, dtype)
-    _launch(x_TI, [matrix], scale_T, [y], PARTS, apart)
+def split_k(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the product as PARTS unreduced split-K sums [P, T, O] in float32, to be added in order.
+
+    With more than UNREDUCED_TOKENS tokens, the sums are added here, and the result is [T, O].
+    """
+    unreduced, columns = len(x_TI) <= UNREDUCED_TOKENS, len(matrix.weight_OI)
+    y = x_TI.new_empty(PARTS, len(x_TI), columns, dtype=torch.float32) if unreduced else _out(x_TI, matrix, dtype)
+    _launch(x_TI, [matrix], scale_T, [y], PARTS, unreduced)
     return y
 
 
 def _launch(
-    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None, ys: Sequence[Tensor], parts: int, apart: bool
+    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None, ys: Sequence[Tensor], parts: int, unreduced: bool
 ) -> None:
     columns = [len(matrix.weight_OI) for matrix in matrices]
-    programs = parts if apart else 1
-    tiling, tiles = cut(PLAIN, len(x_TI), columns, x_TI.dtype, programs)
-    given: list[Any] = []
+    programs = parts if unreduced else 1
+    tiling, tiles = choose_tiling(PLAIN, len(x_TI), columns, x_TI.dtype, programs)
+    arguments: list[Any] = []
     for matrix, y_TO in zip(matrices, ys, strict=True):
-        given += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
+        arguments += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
     missing = 3 - len(matrices)
-    # Not fused: where a program multiplies with scales and adds, it must round in between, as others do.
+    # Without fusion: a program that multiplies by scales and adds must round in between, as separate programs do.
     _product[triton.cdiv(len(x_TI), tiling.rows), tiles, programs](
-        _tiled(x_TI, tiling.rows, tiling), scale_T, *given, *[None] * 3 * missing,
+        _tiled(x_TI, tiling.rows, tiling), scale_T, *arguments, *[None] * 3 * missing,
         len(x_TI), x_TI.shape[1], *columns, *[0] * missing,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=matrices[0].scale_O is not None,
-        PARTS=parts, APART=apart,
+        PARTS=parts, UNREDUCED=unreduced,
         PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages, enable_fp_fusion=parts == 1,
     )  # fmt: skip
 
@@ -128,9 +135,9 @@ def _launch(
 def gated(
     x_TI: Tensor, gate: Matrix, up: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """gelu(x gate) * (x up)."""
+    """Return gelu(x gate) * (x up)."""
     columns = len(gate.weight_OI)
-    tiling, tiles = cut(GATED, len(x_TI), [columns], x_TI.dtype)
+    tiling, tiles = choose_tiling(GATED, len(x_TI), [columns], x_TI.dtype)
     y_TO = _out(x_TI, gate, dtype)
     _gated[triton.cdiv(len(x_TI), tiling.rows), tiles](
         _tiled(x_TI, tiling.rows, tiling), scale_T,
@@ -155,7 +162,7 @@ def precision(x: Tensor) -> str:
 
 
 def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 with one scale a row."""
+    """Return rows in FP8, and one scale per row."""
     low_TI, scale_T = torch.empty_like(x_TI, dtype=FP8), torch.empty(len(x_TI), device=x_TI.device)
     width = x_TI.shape[1]
     _quantize_rows[(len(x_TI),)](x_TI, low_TI, scale_T, width, COLUMNS=triton.next_power_of_2(width))
@@ -164,24 +171,25 @@ def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def gelu(x):
-    """The tanh form: x sigmoid(2z) with z = sqrt(2/pi) (x + 0.044715 x^3). Below -80 the sigmoid is nothing."""
+    """The tanh form: x sigmoid(2z) with z = sqrt(2/pi) (x + 0.044715 x^3). Below -80 the sigmoid is negligible."""
     return x * tl.sigmoid(tl.maximum(1.5957691216057308 * (x + 0.044715 * x * x * x), -80.0))
 
 
 @triton.jit
 def fp8(x):
-    """Rounding may have left the largest a hair beyond what FP8 holds."""
+    """Convert to FP8. Rounding may have left the largest value slightly beyond the range."""
     return tl.clamp(x, -448.0, 448.0).to(tl.float8e4nv)
 
 
 @triton.jit
-def fp8_scale(most):
-    """What to divide by, so that the largest of a row becomes the largest of FP8; a row of zeros stays one."""
-    return tl.maximum(most, 1e-12) / 448.0
+def fp8_scale(largest):
+    """Return the divisor that maps the largest magnitude of a row to the largest of FP8. A row of zeros stays zero."""
+    return tl.maximum(largest, 1e-12) / 448.0
 
 
 @triton.jit
 def _quantize_rows(x_ptr, low_ptr, scale_ptr, width, COLUMNS: tl.constexpr):
+    """Quantize one row to FP8. Grid: (T,). x and low are [T, width], scale is [T]. Latency-bound."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     x = tl.load(x_ptr + row * width + column, mask=column < width, other=0.0).to(tl.float32)
@@ -195,11 +203,18 @@ def _product(
     x, x_scale_ptr, first, first_scale_ptr, first_y_ptr, second, second_scale_ptr, second_y_ptr,
     third, third_scale_ptr, third_y_ptr, tokens, width, first_columns, second_columns, third_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
-    APART: tl.constexpr, PRECISION: tl.constexpr,
+    UNREDUCED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of x times one of up to three matrices: the tiles of one follow another's.
+    """Multiply a tile of x by one of up to three matrices, whose column tiles are numbered one after another.
 
-    In PARTS sums over stretches of the inputs: one of them if they are to stay APART, else all and added.
+    Grid: (T / ROWS, column tiles of all matrices, PARTS if UNREDUCED, otherwise 1). x and the matrices are tensor
+    descriptors of [T, I] and [O, I]; missing matrices are None. Each y is [T, O], or [P, T, O] if UNREDUCED. LOW:
+    operands are FP8, with scales per row and per output channel.
+
+    The inputs are split into PARTS ranges. If UNREDUCED, a program stores one of the sums; otherwise it adds all of
+    them.
+
+    With one canvas, bound about equally by reading the weights and by the tensor cores.
     """
     tile = tl.program_id(1)
     weights, scale_ptr, y_ptr, columns = first, first_scale_ptr, first_y_ptr, first_columns
@@ -209,7 +224,7 @@ def _product(
             tile -= tiles
             tiles = tl.cdiv(second_columns, COLUMNS)
             weights, scale_ptr, y_ptr, columns = second, second_scale_ptr, second_y_ptr, second_columns
-            if third is not None:  # noqa: SIM102 - this is known when it is compiled, the next when it runs
+            if third is not None:  # noqa: SIM102 - a compile-time condition around a run-time one
                 if tile >= tiles:
                     tile -= tiles
                     weights, scale_ptr, y_ptr, columns = third, third_scale_ptr, third_y_ptr, third_columns
@@ -220,7 +235,7 @@ def _product(
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         scale = _scales(x_scale_ptr, row, row < tokens)[:, None] * _scales(scale_ptr, column, column < columns)[None, :]
         y *= scale
-    if APART:
+    if UNREDUCED:
         y_ptr += part.to(tl.int64) * tokens * columns
     else:
         for other in tl.static_range(1, PARTS):
@@ -234,11 +249,12 @@ def _sum(
     x, weights, tile, part, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Return the sum over one of PARTS ranges of the inputs."""
     first, end = 0, width
     if PARTS > 1:
-        stretches = tl.cdiv(width, STRETCH)
-        first = stretches * part // PARTS * STRETCH
-        end = tl.minimum(stretches * (part + 1) // PARTS * STRETCH, width)
+        ranges = tl.cdiv(width, SPLIT_ALIGNMENT)
+        first = ranges * part // PARTS * SPLIT_ALIGNMENT
+        end = tl.minimum(ranges * (part + 1) // PARTS * SPLIT_ALIGNMENT, width)
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(first, end, DEPTH):
         rows = x.load([tl.program_id(0) * ROWS, start])
@@ -254,27 +270,31 @@ def _store(y, y_ptr, column, tokens, columns, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _scales(scale_ptr, at, there):
-    return tl.load(scale_ptr + at, mask=there, other=0.0)
+def _scales(scale_ptr, at, valid):
+    return tl.load(scale_ptr + at, mask=valid, other=0.0)
 
 
 @triton.jit
 def _gated(
-    x, x_scale_ptr, gate, gate_scale_ptr, other, other_scale_ptr, y_ptr, tokens, width, columns,
+    x, x_scale_ptr, gate, gate_scale_ptr, up, up_scale_ptr, y_ptr, tokens, width, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of gelu(x gate) * (x other)."""
+    """Compute a tile of gelu(x gate) * (x up).
+
+    Grid: (T / ROWS, O / COLUMNS). x, gate and up are tensor descriptors of [T, I] and [O, I]; y is [T, O]. LOW:
+    operands are FP8, with scales per row and per output channel. Bounds as for `_product`.
+    """
     tile = tl.program_id(1) * COLUMNS
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     z = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, DEPTH):
         rows = x.load([tl.program_id(0) * ROWS, start])
         y = tl.dot(rows, tl.trans(gate.load([tile, start])), y, input_precision=PRECISION)
-        z = tl.dot(rows, tl.trans(other.load([tile, start])), z, input_precision=PRECISION)
+        z = tl.dot(rows, tl.trans(up.load([tile, start])), z, input_precision=PRECISION)
     column = tile + tl.arange(0, COLUMNS)
     if LOW:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         x_scale = _scales(x_scale_ptr, row, row < tokens)[:, None]
         y *= x_scale * _scales(gate_scale_ptr, column, column < columns)[None, :]
-        z *= x_scale * _scales(other_scale_ptr, column, column < columns)[None, :]
+        z *= x_scale * _scales(up_scale_ptr, column, column < columns)[None, :]
     _store(gelu(y) * z, y_ptr, column, tokens, columns, ROWS)
