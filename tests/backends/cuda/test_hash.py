@@ -1,4 +1,4 @@
-"""The hashes of the kernels are those of the plain version, to the bit: in Triton's interpreter, or on a GPU.
+"""Hash kernels against the plain hashes, to the bit: in Triton's interpreter, or on a GPU.
 
 B canvases, C positions, T rows of keys, V tokens.
 """
@@ -26,7 +26,7 @@ def _random(key_T2, hash_TV, uniform_TV, V: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(uniform_TV + row * V + token, uniform(hashes), mask=token < V)
 
 
-def test_hashes_of_tokens_are_those_of_the_plain_version_to_the_bit():
+def test_token_hash_kernel_matches_plain_hash_to_the_bit():
     signs = torch.tensor([[-1, -1], [-(2**31), 2**31 - 1], [2**31 - 1, -(2**31)], [0, 0], [7, -7]], dtype=torch.int32)
     key_T2 = torch.cat([signs, hash.position_keys(5, 0, 1, 0, 3, signs.device)]).to(DEVICE)
     hash_TV = torch.empty(len(key_T2), 1000, dtype=torch.int32, device=DEVICE)
@@ -41,7 +41,7 @@ SEEDS = [0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**63 + 5, 2**64 - 1]
 
 
 def canvases(count):
-    """Seeds, canvases and steps, as whole numbers and as the tensors a captured graph holds them in."""
+    """Return seeds, canvases and steps, as integers and as the tensors of a captured graph."""
     seeds = random.sample([*SEEDS, *(random.getrandbits(64) for _ in SEEDS)], count)
     indices = [random.choice([0, 1, 7 + (1 << 24), 2**31 + 3]) for _ in range(count)]
     steps = [random.randrange(1, 500) for _ in range(count)]
@@ -50,9 +50,9 @@ def canvases(count):
     return list(zip(seeds, indices, steps, strict=True)), (seed_B, torch.tensor(indices, device=DEVICE), step_B)
 
 
-# One position, less than a program has, all of one, and more.
+# One position; more than one program's, exactly one program's, and less.
 @pytest.mark.parametrize("count, length", [(1, 1), (1, 300), (2, 256), (3, 100)])
-def test_those_of_a_step_are_what_each_canvas_would_be_given_alone(count, length):
+def test_position_hash_kernel_matches_each_canvas_alone(count, length):
     random.seed(100 * count + length)
     for stream in (0, 1, 2):
         numbers, tensors = canvases(count)

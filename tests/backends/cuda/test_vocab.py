@@ -1,6 +1,6 @@
-"""The kernels of `predict` against the plain version: in Triton's interpreter, or on a GPU where there is one.
+"""The kernels of `predict` against `TorchBackend.predict`: in Triton's interpreter, or on a GPU.
 
-T tokens, V vocabulary, H hidden. Blocks are made small, so that small matrices have several and a ragged last one.
+T tokens, V vocabulary, H hidden. Blocks are small, so that small matrices have several and a ragged last one.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def bfloat16_in_the_interpreter(monkeypatch):
-    """Triton's interpreter keeps bfloat16 as bits: it multiplies the bits, and cuts where a GPU rounds."""
+    """Repair bfloat16 in Triton's interpreter, which multiplies its bits as integers and truncates."""
     if DEVICE.type == "cuda":
         return
     from triton.runtime import interpreter
@@ -61,7 +61,7 @@ def bfloat16_in_the_interpreter(monkeypatch):
 
 
 def eighths(*shape, dtype=torch.float32):
-    """Numbers whose products and sums are exact, so that no order of additions changes a logit."""
+    """Return numbers whose products and sums are exact, so that the order of additions cannot change a logit."""
     return (torch.randint(-8, 9, shape) / 8).to(DEVICE, dtype)
 
 
@@ -84,7 +84,7 @@ def plain(hidden_TH, head_VH, temperature_T=None, key_T2=None):
 
 
 class Ends:
-    """The ends of a model: a head and a table of embeddings, without layers."""
+    """The ends of a model without layers: a head and an embedding table."""
 
     def __init__(self, head_VH, table_VH, scale, softcap, dtype):
         self.head, self.dtype, self.embed_scale = head_VH, dtype, scale
@@ -103,49 +103,51 @@ def assert_same(mine, theirs, tolerance=1e-5):
     for name in NAMES:
         a, b = getattr(mine, name), getattr(theirs, name)
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
-        # Sums in another order: a probability or a mean may round to the neighbouring bfloat16.
+        # Sums run in another order: a probability or a mean may round to the neighbouring bfloat16.
         error = 2.0**-7 if b.dtype == torch.bfloat16 else tolerance
         torch.testing.assert_close(a, b, rtol=error, atol=error, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @triton.jit
-def _delays(key_T2, delay_TV, BLOCK: tl.constexpr, PTX: tl.constexpr):
+def _noise(key_T2, noise_TV, BLOCK: tl.constexpr, PTX: tl.constexpr):
     row, token = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    delay = vocab_kernel._delay(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token, PTX)
-    tl.store(delay_TV + row * BLOCK * tl.num_programs(1) + token, delay)
+    noise = vocab_kernel._negative_gumbel(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), token, PTX)
+    tl.store(noise_TV + row * BLOCK * tl.num_programs(1) + token, noise)
 
 
-def test_the_noise_of_a_draw_has_its_digits_where_the_winners_are():
+def test_gumbel_noise_is_precise_for_winning_draws():
     key_T2, size = keys(8), 2**17
-    delay_TV = torch.empty(8, size, device=DEVICE)
-    _delays[8, 8](key_T2, delay_TV, BLOCK=size // 8, PTX=DEVICE.type == "cuda")
+    noise_TV = torch.empty(8, size, device=DEVICE)
+    _noise[8, 8](key_T2, noise_TV, BLOCK=size // 8, PTX=DEVICE.type == "cuda")
     uniform_TV = hash.uniform(hash.token_hash(key_T2, size)).double()
     assert 1 - uniform_TV.max() < 1e-5
-    assert (delay_TV - (-uniform_TV.log2()).log2()).abs().max() < 6e-6
+    assert (noise_TV - (-uniform_TV.log2()).log2()).abs().max() < 6e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_founds_are_those_of_the_plain_version_at_each_rows_temperature(dtype):
+def test_predict_kernels_match_plain_predict_at_each_rows_temperature(dtype):
     hidden_TH, head_VH = eighths(21, 72, dtype=dtype), eighths(203, 72, dtype=dtype)
     temperature_T = torch.linspace(0.4, 2.5, 21, device=DEVICE)
     mine = fast(hidden_TH, head_VH, temperature_T)
     theirs = plain(hidden_TH, head_VH, temperature_T)
     assert_same(mine, theirs)
-    assert (mine.candidate_C != mine.argmax_C).any() and (mine.candidate_C == mine.argmax_C).any(), "both kinds of draw"
+    assert (mine.candidate_C != mine.argmax_C).any() and (mine.candidate_C == mine.argmax_C).any(), (
+        "candidates must both equal and differ from the argmax"
+    )
 
 
-# One block, a row and a token more, and a last block of which only the first quarter is in the vocabulary.
+# One block; one more row and token; and a last block with only its first quarter in the vocabulary.
 @pytest.mark.parametrize(("tokens", "vocabulary"), [(16, 64), (17, 65), (1, 80), (3, 40)])
-def test_sizes_need_not_be_multiples_of_a_block(tokens, vocabulary):
+def test_predict_kernels_match_plain_predict_at_ragged_sizes(tokens, vocabulary):
     hidden_TH, head_VH = eighths(tokens, 24) / 4, eighths(vocabulary, 24)
-    # All logits far below zero: what lies outside the vocabulary would be the largest, and infinite, if it were zero.
+    # All logits are far below zero: zeros outside the vocabulary would be the largest, and overflow.
     hidden_TH[:, 0], head_VH[:, 0] = 4.0, -2.0
     temperature_T = torch.full((tokens,), 0.05, device=DEVICE)
-    # Logits of -150 have an ulp of 1.5e-5, and with it their exponentials a relative error.
+    # Logits of -150 have an ulp of 1.5e-5, which becomes a relative error of their exponentials.
     assert_same(fast(hidden_TH, head_VH, temperature_T), plain(hidden_TH, head_VH, temperature_T), tolerance=2e-4)
 
 
-def test_embedding_and_head_need_not_be_one_matrix():
+def test_predict_kernels_take_separate_head_and_embedding():
     hidden_TH, head_VH, embedding_VH = eighths(5, 24), eighths(70, 24), eighths(70, 24)
     mine = vocab_kernel.predict(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5))
     theirs = reference(hidden_TH, head_VH, embedding_VH, SCALE, SOFTCAP, torch.ones(5, device=DEVICE), keys(5), [5])
@@ -153,7 +155,9 @@ def test_embedding_and_head_need_not_be_one_matrix():
 
 
 def powers(*shape, dtype=torch.float32):
-    """Numbers that FP8 keeps as they are, by the scale of a row with a one; and whose sums bfloat16 keeps."""
+    """Return numbers that are exact in FP8 with the scale of a row whose largest is one, and whose sums are exact in
+    bfloat16.
+    """
     found = (torch.randint(0, 2, shape) * 2 - 1) * 2.0 ** -torch.randint(0, 2, shape)
     found[:, 0] = 1
     return found.to(DEVICE, dtype)
@@ -161,8 +165,8 @@ def powers(*shape, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("tokens", "vocabulary"), [(16, 64), (37, 203), (1, 80)])
-def test_a_packed_table_is_read_as_it_is_stored(tokens, vocabulary, dtype):
-    """Rows whose scales differ, with a head of its own and without."""
+def test_predict_kernels_match_with_fp8_head_and_table(tokens, vocabulary, dtype):
+    """Rows have different scales; head and table are one matrix, or two."""
     hidden_TH = powers(tokens, 80, dtype=dtype)
     size_V1 = 2.0 ** -torch.randint(0, 2, (vocabulary, 1), device=DEVICE)
     head_VH, other_VH = (FORMATS["fp8"].quantize("head", powers(vocabulary, 80) * size_V1) for _ in range(2))
@@ -170,14 +174,13 @@ def test_a_packed_table_is_read_as_it_is_stored(tokens, vocabulary, dtype):
     for table_VH in (head_VH, other_VH):
         given = head_VH, table_VH, SCALE, SOFTCAP, temperature_T, keys(tokens)
         mine, theirs = vocab_kernel.predict(hidden_TH, *given), reference(hidden_TH.float(), *given, [tokens])
-        # Probabilities have ten bits where those of the plain version in bfloat16 would have seven.
+        # Probabilities have ten bits; in bfloat16 those of the plain version would have seven.
         assert_same(mine, replace(theirs, soft_CH=theirs.soft_CH.to(dtype)), tolerance=1e-3)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-6, 64.0])
-def test_a_row_of_another_size_does_not_spoil_the_others(size):
-    """Zeros, as rows are that no token uses; so small that its share is nothing; and so large that those of the others
-    are small."""
+def test_fp8_table_tolerates_a_row_of_extreme_scale(size):
+    """A row of zeros, as for unused tokens; a negligible one; and one so large that all others are small."""
     table_VH = torch.randn(1000, 80, device=DEVICE) * 0.002
     table_VH[9] *= size
     head_VH, packed = (FORMATS["fp8"].quantize("table", table) for table in (powers(1000, 80), table_VH))
@@ -187,8 +190,9 @@ def test_a_row_of_another_size_does_not_spoil_the_others(size):
     assert (mine.soft_CH - theirs.soft_CH).norm() < 3e-3 * theirs.soft_CH.norm()
 
 
-@pytest.mark.parametrize("pair", [(3, 9), (9, 50), (9, 140), (70, 150)], ids=str)  # in a quarter, a block, two blocks
-def test_of_equal_logits_the_first_is_the_argmax(pair):
+# in one quarter, one block, two blocks
+@pytest.mark.parametrize("pair", [(3, 9), (9, 50), (9, 140), (70, 150)], ids=str)
+def test_argmax_of_equal_logits_is_the_lowest_token(pair):
     hidden_TH, head_VH = torch.ones(2, 8, device=DEVICE), eighths(160, 8)
     head_VH[list(pair)] = 2.0
     assert fast(hidden_TH, head_VH).argmax_C.tolist() == [pair[0]] * 2
@@ -196,7 +200,7 @@ def test_of_equal_logits_the_first_is_the_argmax(pair):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_is_the_same_to_the_last_bit_alone_and_among_others(dtype, packed):
+def test_predict_kernels_are_batch_invariant(dtype, packed):
     hidden_TH = torch.randn(37, 64, device=DEVICE).to(dtype)
     head_VH = torch.randn(100, 64, device=DEVICE).to(dtype) / 4
     head_VH = FORMATS["fp8"].quantize("head", head_VH) if packed else head_VH
@@ -208,7 +212,7 @@ def test_a_row_is_the_same_to_the_last_bit_alone_and_among_others(dtype, packed)
             assert torch.equal(getattr(alone, name), getattr(among, name)[rows]), (rows, name)
 
 
-def test_saturated_logits_stay_finite_and_tie():
+def test_logits_saturated_by_the_softcap_stay_finite_and_tie():
     hidden_TH = torch.ones(2, 8, device=DEVICE)
     head_VH = torch.where(torch.arange(100, device=DEVICE) % 3 == 1, 2.0**17, -(2.0**17))[:, None].repeat(1, 8)
     head_VH[40:] *= 2  # larger before the cap, equal after it
@@ -221,7 +225,7 @@ def test_saturated_logits_stay_finite_and_tie():
 
 
 @pytest.mark.parametrize("place", [0, 63, 99])
-def test_a_certain_prediction_has_no_entropy_and_the_embedding_of_its_token(place):
+def test_certain_prediction_has_zero_entropy_and_its_tokens_embedding(place):
     hidden_TH = torch.ones(2, 8, device=DEVICE)
     head_VH = torch.full((100, 8), -100.0, device=DEVICE)
     head_VH[place] = 100.0
@@ -233,7 +237,7 @@ def test_a_certain_prediction_has_no_entropy_and_the_embedding_of_its_token(plac
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_row_of_nan_names_a_token_of_the_vocabulary_and_leaves_its_neighbours_alone():
+def test_nan_row_gives_a_valid_token_and_leaves_other_rows_unchanged():
     hidden_TH, head_VH = eighths(3, 24), eighths(70, 24)
     hidden_TH[1] = float("nan")
     found = fast(hidden_TH, head_VH)
@@ -244,7 +248,7 @@ def test_a_row_of_nan_names_a_token_of_the_vocabulary_and_leaves_its_neighbours_
         assert torch.equal(getattr(found, name)[rest], getattr(alone, name)), name
 
 
-def test_matrices_of_several_dtypes_and_keys_of_another_width_are_refused():
+def test_predict_kernels_reject_mixed_dtypes_and_wide_keys():
     hidden_TH, head_VH = eighths(3, 24), eighths(70, 24)
     with pytest.raises(InputError, match="one dtype"):
         fast(hidden_TH, head_VH.bfloat16())

@@ -1,6 +1,6 @@
-"""Logits as they are stored, what they are under the cap at a step's temperature, and how products with them are cut.
+"""Stored logits under the softcap at a step's temperature, and the tilings of products with the vocabulary.
 
-No tanh: differences of what is left of it to the cap, in powers of two.
+Instead of tanh, these kernels use differences of distances to the cap, in powers of two.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,11 @@ import triton.language as tl
 from gesso.backends.cuda.kernels.special import exp2, reciprocal
 
 LOG2E = tl.constexpr(1.4426950408889634)
-NOTHING = tl.constexpr(-1e30)  # below any logit, but finite: minus infinity times the zero it leaves would be NaN
+LOWEST = tl.constexpr(-1e30)  # below any logit, but finite: minus infinity times a probability of zero would be NaN
 
 
 class Product(NamedTuple):
-    """How a product is cut: a program makes `rows` x `columns` of it, walking the inner dimension by `inner_bytes`."""
+    """The tiling of a product: a program computes `rows` x `columns` of it, in steps of `inner_bytes`."""
 
     rows: int
     columns: int
@@ -29,10 +29,10 @@ class Product(NamedTuple):
 
 
 @triton.jit
-def depth(stored, softcap, PTX: tl.constexpr):
-    """How far below the cap a logit is, as a share of the way down to minus the cap: (1 - tanh(x / softcap)) / 2.
+def distance_to_cap(stored, softcap, PTX: tl.constexpr):
+    """Return the distance of a logit to the cap, relative to the range from cap to -cap: (1 - tanh(x / softcap)) / 2.
 
-    It has all its digits near the cap, where the likely tokens are. Times `span_of`, a difference of two is one of
+    It is precise near the cap, where the likely tokens are. A difference of two, times `span_of`, is a difference of
     logits at the step's temperature, in powers of two.
     """
     return reciprocal(1.0 + exp2(stored.to(tl.float32) * (2.0 * LOG2E / softcap), PTX), PTX)
@@ -40,4 +40,5 @@ def depth(stored, softcap, PTX: tl.constexpr):
 
 @triton.jit
 def span_of(softcap, temperature):
+    """Return the range of logits at a temperature, in powers of two."""
     return 2.0 * LOG2E * softcap / temperature

@@ -1,7 +1,8 @@
-"""The hashes of `ops/hash.py` in Triton, to the bit: pieces for other kernels, and those of a step in one launch.
+"""The hashes of `gesso/diffusion/hash.py` in Triton, to the bit: functions for other kernels, and all hashes of a step
+in one launch.
 
-One launch, because a step asks for them twice, and one by one their operations are a hundred launches each time, all
-of which together compute for less than a microsecond.
+A step needs them twice. As plain operations they are a hundred launches each time, which together compute for less than
+a microsecond.
 
 B canvases, C positions of each.
 """
@@ -17,11 +18,11 @@ _GOLDEN = tl.constexpr(hash.GOLDEN)
 _M1 = tl.constexpr(hash._M1)
 _M2 = tl.constexpr(hash._M2)
 
-POSITIONS = 256  # of a program
+POSITIONS = 256  # per program
 
 
 def position_keys(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: int, length: int) -> Tensor:
-    """[B, C, 2]. Nothing is read on the host, so it can be captured."""
+    """Return two hashes per position, [B, C, 2]. Nothing is read on the host, so this can be captured."""
     key_BC2 = torch.empty(len(seed_B), length, 2, dtype=torch.int32, device=seed_B.device)
     _positions[len(seed_B), triton.cdiv(length, POSITIONS)](
         seed_B, canvas_B, step_B, key_BC2, STREAM=stream, LENGTH=length, LIMIT=0, POSITIONS=POSITIONS
@@ -30,7 +31,7 @@ def position_keys(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: int,
 
 
 def position_tokens(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: int, length: int, limit: int) -> Tensor:
-    """[B, C], in [0, limit)."""
+    """Return one integer in [0, limit) per position, [B, C]."""
     token_BC = torch.empty(len(seed_B), length, dtype=torch.int64, device=seed_B.device)
     _positions[len(seed_B), triton.cdiv(length, POSITIONS)](
         seed_B, canvas_B, step_B, token_BC, STREAM=stream, LENGTH=length, LIMIT=limit, POSITIONS=POSITIONS
@@ -38,7 +39,7 @@ def position_tokens(seed_B: Tensor, canvas_B: Tensor, step_B: Tensor, stream: in
     return token_BC
 
 
-# --- pieces -----------------------------------------------------------------------------------------------------------
+# --- functions --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -59,7 +60,8 @@ def token_hash(key_0, key_1, token):
 
 @triton.jit
 def uniform(hashes):
-    # The 23 bits as those of a number between 1 and 2: the subtraction is exact, and cheaper than a conversion.
+    # Use the 23 bits as the mantissa of a number between 1 and 2: the subtraction is exact, and cheaper than a
+    # conversion.
     return (((hashes >> 9) & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True) - (1.0 - 2.0**-24)
 
 
@@ -67,8 +69,8 @@ def uniform(hashes):
 
 
 @triton.jit
-def _of_step(half, seed, canvas, step, STREAM: tl.constexpr):
-    """What all positions of a step share: the word for the first or the second of a position's two hashes."""
+def _step_hash(half, seed, canvas, step, STREAM: tl.constexpr):
+    """Return the hash shared by all positions of a step, for the first or the second of a position's two hashes."""
     x = mix(half * _GOLDEN ^ seed.to(tl.int32)) + _GOLDEN
     x = mix(x ^ (seed >> 32).to(tl.int32)) + _GOLDEN
     x = mix(x ^ canvas.to(tl.int32)) + _GOLDEN
@@ -80,17 +82,22 @@ def _of_step(half, seed, canvas, step, STREAM: tl.constexpr):
 def _positions(
     seed_B, canvas_B, step_B, out,
     STREAM: tl.constexpr, LENGTH: tl.constexpr,
-    LIMIT: tl.constexpr,  # 0: both hashes of a position; else a number below this, made of the first
+    LIMIT: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):  # fmt: skip
+    """Hash POSITIONS positions of one canvas.
+
+    Grid: (B, C / POSITIONS). seed, canvas and step are [B]. If LIMIT is 0, out is [B, C, 2] with both hashes of a
+    position; otherwise [B, C] with an integer below LIMIT, computed from the first hash. Latency-bound.
+    """
     row = tl.program_id(0)
     seed, canvas, step = tl.load(seed_B + row), tl.load(canvas_B + row), tl.load(step_B + row)
-    EACH: tl.constexpr = 1 if LIMIT else 2
-    at = tl.program_id(1) * (POSITIONS * EACH) + tl.arange(0, POSITIONS * EACH)
-    half = at % EACH
-    own = _of_step(half, seed, canvas, step, STREAM)
-    other = _of_step(1 - half, seed, canvas, step, STREAM)
-    hashes = mix(mix(at // EACH * _GOLDEN ^ own) + other)
+    PER_POSITION: tl.constexpr = 1 if LIMIT else 2
+    index = tl.program_id(1) * (POSITIONS * PER_POSITION) + tl.arange(0, POSITIONS * PER_POSITION)
+    half = index % PER_POSITION
+    own = _step_hash(half, seed, canvas, step, STREAM)
+    other = _step_hash(1 - half, seed, canvas, step, STREAM)
+    hashes = mix(mix(index // PER_POSITION * _GOLDEN ^ own) + other)
     if LIMIT:
         hashes = ((hashes.to(tl.int64) & 0xFFFFFFFF) * LIMIT) >> 32
-    tl.store(out + row * (LENGTH * EACH) + at, hashes, mask=at < LENGTH * EACH)
+    tl.store(out + row * (LENGTH * PER_POSITION) + index, hashes, mask=index < LENGTH * PER_POSITION)
