@@ -1,8 +1,9 @@
-"""Randomness as a pure function: 32-bit hashes of (seed, canvas, step, position, token), alike on every device.
+"""Randomness as a pure function: 32-bit hashes of (seed, canvas, step, position, token), the same on every device.
 
-Integer arithmetic only, in int32 with wrap-around, which torch (CPU and CUDA) and Triton compute to the same bits.
-The mixing function is Chris Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/, public domain).
-C positions of a canvas, V tokens of the vocabulary.
+Integer arithmetic only, in int32 with wrap-around, which torch (CPU and CUDA) and Triton compute to the same bits. The
+mixing function is Chris Wellons' `lowbias32` (https://nullprogram.com/blog/2018/07/31/, public domain).
+
+B canvases, C positions of a canvas, V tokens of the vocabulary.
 """
 
 import torch
@@ -14,23 +15,24 @@ _M2 = -2073254261  # 0x846CA68B as int32
 
 
 def _xorshift(x: Tensor, bits: int) -> Tensor:
-    # int32 shifts carry the sign in; the mask makes it the logical shift of the definition
+    # int32 shifts carry the sign in; the mask makes this the logical shift of the definition.
     return x ^ ((x >> bits) & ((1 << (32 - bits)) - 1))
 
 
 def mix(x: Tensor) -> Tensor:
+    """Return the `lowbias32` hash."""
     return _xorshift(_xorshift(_xorshift(x, 16) * _M1, 15) * _M2, 16)
 
 
 def position_keys(
     seed: int | Tensor, canvas: int | Tensor, step: int | Tensor, stream: int, length: int, device: torch.device
 ) -> Tensor:
-    """Two hashes [C, 2] for each position; `stream` tells apart the different draws of one step.
+    """Return two hashes per position, [C, 2]. `stream` distinguishes the different draws of one step.
 
-    Numbers of several canvases, tensors [B], give [B, C, 2]: to each what it would be given alone.
+    Tensors [B] of several canvases give [B, C, 2], each as it would be alone.
     """
     words = (*halves(seed), canvas, step, stream)
-    # Plain integers are hashed on the host: on a GPU the same takes a hundred launches. One tensor among them decides.
+    # Hash plain integers on the host: on a GPU this takes a hundred launches. With a tensor among them, use the device.
     where = device if any(isinstance(word, Tensor) for word in words) else torch.device("cpu")
     x = torch.arange(2, dtype=torch.int32, device=where) * GOLDEN
     for word in words:
@@ -50,46 +52,47 @@ def position_tokens(
     limit: int,
     device: torch.device,
 ) -> Tensor:
-    """A whole number in [0, limit) for each position [C], or [B, C], made of the first of its two hashes."""
+    """Return an integer in [0, limit) per position, [C] or [B, C], computed from the first of its two hashes."""
     return below(position_keys(seed, canvas, step, stream, length, device)[..., 0], limit)
 
 
 def halves(seed: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
-    """The low and the high 32 bits of a seed; those of several, [B] in 64 bits, keep theirs when cut to 32."""
+    """Return the low and the high 32 bits of a seed. For tensors [B] of int64, conversion to int32 keeps those bits."""
     return seed & 0xFFFFFFFF, seed >> 32
 
 
 def token_hash(key_C2: Tensor, vocab_size: int) -> Tensor:
-    """A hash [C, V] for every token at every position: the mix above with the second key half folded in midway."""
+    """Return a hash [C, V] per token and position: `mix`, with the second half of the key added midway."""
     token_V = torch.arange(vocab_size, dtype=torch.int32, device=key_C2.device) * GOLDEN
     x = _xorshift(token_V ^ key_C2[:, :1], 16) * _M1 + key_C2[:, 1:]
     return _xorshift(_xorshift(x, 15) * _M2, 16)
 
 
 def uniform(hashes: Tensor) -> Tensor:
-    """Numbers strictly between 0 and 1 from the upper 23 bits, each exact in float32.
+    """Return numbers strictly between 0 and 1 from the upper 23 bits, each exact in float32.
 
-    With one bit more the largest would be rounded to 1, and the token that drew it would win whatever the model says.
+    With one more bit the largest would round to 1, and its token would win whatever its logit.
     """
     return (((hashes >> 9) & 0x7FFFFF).float() + 0.5) * 2.0**-23
 
 
 def gumbel(hashes: Tensor) -> Tensor:
+    """Return Gumbel noise."""
     return -torch.log(-torch.log(uniform(hashes)))
 
 
 def below(hashes: Tensor, limit: int) -> Tensor:
-    """Whole numbers in [0, limit), by the multiply-and-shift of Lemire (arXiv 1805.10941)."""
+    """Return integers in [0, limit), by Lemire's multiply-and-shift (arXiv 1805.10941)."""
     return ((hashes.long() & 0xFFFFFFFF) * limit) >> 32
 
 
 def draw(logits_CV: Tensor, key_C2: Tensor) -> Tensor:
-    """Draw one token per position by the Gumbel-max trick: a pure function of the logits and the keys."""
+    """Draw one token per position by the Gumbel-max trick, as a pure function of logits and keys."""
     return (logits_CV + gumbel(token_hash(key_C2, logits_CV.shape[-1]))).argmax(-1)
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device. From memory that is not pinned, a copy to a GPU would first wait for all running kernels."""
+    """Copy to a device through pinned memory. Otherwise, a copy to a GPU would first wait for all running kernels."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 

@@ -1,6 +1,6 @@
-"""Where the random numbers of a canvas come from: a hash of where they are used, or a source of your own.
+"""Sources of a canvas' random numbers: the default hashes, or a custom source.
 
-C positions of a canvas, V vocabulary.
+B canvases, C positions of a canvas, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -16,30 +16,34 @@ class Draws(Protocol):
     """The random numbers of one step of one canvas."""
 
     def tokens(self, length: int, vocab_size: int) -> Tensor:
-        """Uniform tokens [C]: the noise of the process."""
+        """Return uniformly distributed tokens [C]: the noise of the process."""
         ...
 
     def uniform(self, length: int) -> Tensor:
-        """Numbers [C] between 0 and 1."""
+        """Return numbers [C] between 0 and 1."""
         ...
 
     def keys(self, length: int) -> Tensor | None:
-        """Hash keys [C, 2] from which the vocabulary op draws the candidates; None: call `candidates` instead."""
+        """Return hash keys [C, 2] for drawing the candidates with `hash.draw`; None: `candidates` draws them."""
         ...
 
     def candidates(self, logits_CV: Tensor) -> Tensor:
-        """One token [C] from each position's distribution."""
+        """Return one token [C] drawn from each position's distribution."""
         ...
 
 
 class Source(Protocol):
+    """A source of random numbers. Pass your own to the engine as `source`."""
+
     def at(self, seed: Any, canvas: Any, step: Any, device: torch.device) -> Draws:
-        """The draws of a step, by whole numbers; only the default source is ever asked for several canvases at once."""
+        """Return the draws of a step. The arguments are integers; only the default source also gets tensors [B]."""
         ...
 
 
 @dataclass(frozen=True)
 class HashDraws:
+    """The draws of the default source."""
+
     seed: int | Tensor  # of one canvas, or of several [B], whose draws are then [B, C]
     canvas: int | Tensor
     step: int | Tensor
@@ -62,7 +66,7 @@ class HashDraws:
 
 
 class HashSource:
-    """The default: every draw is a function of seed, canvas, step, position and token, and of nothing else."""
+    """The default source: every draw is a function of seed, canvas, step, position and token alone."""
 
     def at(self, seed: int | Tensor, canvas: int | Tensor, step: int | Tensor, device: torch.device) -> HashDraws:
         return HashDraws(seed, canvas, step, device)

@@ -1,6 +1,6 @@
-"""The prediction of a denoising step: all that the diffusion process reads of the network's output.
+"""The prediction of a denoising step: everything that the diffusion process reads of the network's output.
 
-C positions of one canvas, or of several in a row; H hidden, V vocabulary.
+C positions of one canvas, or of several concatenated; H hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ class Prediction:
     confidence_C: Tensor  # probability of the argmax
     entropy_C: Tensor  # in nats
     soft_CH: Tensor | None = None  # expected embedding: the self-conditioning of the next step
-    logits_CV: Tensor | None = None  # for samplers with needs_logits = True only
+    logits_CV: Tensor | None = None  # only for samplers with needs_logits = True
     corrected: bool = False  # whether a constraint replaced the model's tokens
 
     def split(self, lengths: Sequence[int]) -> "list[Prediction]":
+        """Return the predictions of canvases of these lengths."""
         parts = {name: tensor.split(list(lengths)) for name, tensor in self._tensors().items()}
         return [Prediction(**{name: part[i] for name, part in parts.items()}) for i in range(len(lengths))]
 
@@ -32,6 +33,7 @@ class Prediction:
 
     @staticmethod
     def cat(predictions: "Sequence[Prediction]") -> "Prediction":
+        """Return the predictions of several canvases as one."""
         each: list[dict[str, Any]] = [prediction._tensors() for prediction in predictions]
         joined: dict[str, Any] = {name: torch.cat([tensors[name] for tensors in each]) for name in each[0]}
         return Prediction(**joined)

@@ -1,6 +1,6 @@
-"""What becomes of a canvas after a prediction: which positions keep a token, and which return to noise.
+"""Samplers: which positions take a predicted token after a step, and which return to noise.
 
-C positions. Every function works on the last dimension and lets others pass through.
+C positions. Every function works on the last dimension, and accepts any others.
 """
 
 from dataclasses import dataclass
@@ -17,25 +17,26 @@ from gesso.settings import Diffusion
 
 @dataclass(frozen=True)
 class Moment:
-    """When in the process a sampler is called, and its random numbers."""
+    """The point in the process at which a sampler is called, and its random numbers."""
 
     settings: Diffusion
-    remaining: int  # steps to go, this one included
+    remaining: int  # steps left, including this one
     vocab_size: int
     draws: Draws
 
     def noise(self, like_C: Tensor) -> Tensor:
+        """Return one noise token per position."""
         return self.draws.tokens(like_C.shape[-1], self.vocab_size)
 
 
 class Sampler(Protocol):
-    """Returns the next canvas and the mask of the positions that took a predicted token."""
+    """Return the next canvas, and the mask of the positions that took a predicted token."""
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]: ...
 
 
 def order_independent(values: Tensor) -> Tensor:
-    """Return values whose sum is the same in any order: a GPU's order depends on the number of rows.
+    """Return values whose sum is the same in any order, because on a GPU the order depends on the number of rows.
 
     In float64 the few hundred float32 values of a canvas add up without rounding, unless they differ by a factor of
     millions. A CPU adds row by row, in the order of the reference, and keeps float32.
@@ -44,50 +45,51 @@ def order_independent(values: Tensor) -> Tensor:
 
 
 def _accept(accepted_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
-    """Accepted positions take their candidate; all others become noise, those accepted in earlier steps too."""
+    """Set accepted positions to their candidates and all others to noise, including those accepted in earlier steps."""
     noise_C = moment.noise(prediction.candidate_C)
     return torch.where(accepted_C, prediction.candidate_C, noise_C), accepted_C
 
 
 @dataclass(frozen=True)
 class EntropyBound:
-    """Accepts the most certain positions as long as they can be drawn independently (arXiv 2505.24857).
+    """Accept the most certain positions as long as they can be drawn independently (arXiv 2505.24857).
 
     With entropies in ascending order, the sum of those before a position bounds the mutual information between it and
-    them; it is accepted while that sum is within the bound. The first always is.
+    them. The position is accepted while that sum is within the bound. The first one always is.
     """
 
     bound: float
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
-        # Stable: entropies are often equal, and then the order must not depend on how many canvases are sorted at once.
+        # Stable, because entropies are often equal: their order must not depend on how many canvases are sorted at
+        # once.
         ascending_C, order_C = order_independent(prediction.entropy_C).sort(dim=-1, stable=True)
         within_C = ascending_C.cumsum(-1) - ascending_C <= self.bound
-        accepted_C = torch.empty_like(within_C).scatter_(-1, order_C, within_C)  # the order names every position
+        accepted_C = torch.empty_like(within_C).scatter_(-1, order_C, within_C)  # `order_C` names every position
         return _accept(accepted_C, prediction, moment)
 
 
 @dataclass(frozen=True)
 class ConfidenceThreshold:
-    """Accepts every position whose likeliest token is likely enough, and always the likeliest of all."""
+    """Accept every position whose argmax is probable enough, and always the most probable of all."""
 
     threshold: float = 0.9
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
         confidence_C = prediction.confidence_C
-        bar = confidence_C.amax(-1, keepdim=True).clamp(max=self.threshold)
-        return _accept(confidence_C >= bar, prediction, moment)
+        threshold = confidence_C.amax(-1, keepdim=True).clamp(max=self.threshold)
+        return _accept(confidence_C >= threshold, prediction, moment)
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Steps through the reverse of the uniform process (D3PM, arXiv 2107.03006) with the candidate as clean token.
+    """Step through the reverse of the uniform process (D3PM, arXiv 2107.03006), with the candidate as clean token.
 
-    Going from share alpha_t of clean tokens to alpha_s, a position may STAY what it is, become CLEAN (the candidate)
-    or NOISE. The exact posterior q(x_s | x_t, x_0) is proportional to
-    [r 1(x_s = x_t) + (1 - r)/K] [alpha_s 1(x_s = x_0) + (1 - alpha_s)/K] with r = alpha_t / alpha_s;
-    for x_t != x_0 the three have the weights below over their sum 1 - alpha_t, and for x_t = x_0 all but NOISE agree.
-    `deterministic` is the discrete DDIM (arXiv 2010.02502, appendix A): the same marginals without fresh noise.
+    From a fraction alpha_t of clean tokens to alpha_s, a position may STAY as it is, become CLEAN (the candidate) or
+    NOISE. The exact posterior q(x_s | x_t, x_0) is proportional to
+      [r 1(x_s = x_t) + (1 - r)/K] [alpha_s 1(x_s = x_0) + (1 - alpha_s)/K] with r = alpha_t / alpha_s.
+    For x_t != x_0, the three have the weights below, divided by their sum 1 - alpha_t. For x_t = x_0, all but NOISE
+    agree. `deterministic` is the discrete DDIM (arXiv 2010.02502, appendix A): the same marginals without fresh noise.
     """
 
     deterministic: bool
@@ -113,7 +115,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class ArgmaxCommit:
-    """Every position takes its likeliest token at once: no noise, no chance."""
+    """Set every position to its argmax at once, without noise or sampling."""
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
         return prediction.argmax_C, torch.ones_like(prediction.argmax_C, dtype=torch.bool)
@@ -121,13 +123,14 @@ class ArgmaxCommit:
 
 @dataclass(frozen=True)
 class NextToken:
-    """The one token there is takes its draw."""
+    """Set the single position to its draw, for autoregressive decoding."""
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
         return prediction.candidate_C, torch.ones_like(prediction.candidate_C, dtype=torch.bool)
 
 
 def sampler_of(settings: Diffusion) -> Sampler:
+    """Return the sampler of these settings: a built-in one by name, or the caller's own."""
     match settings.sampler:
         case "entropy-bound":
             return EntropyBound(settings.entropy_bound)

@@ -1,4 +1,4 @@
-"""What changes with the step. Steps count down: `remaining` runs from `steps` to 1."""
+"""Quantities that change with the step. Steps count down: `remaining` runs from `steps` to 1."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from gesso.settings import Diffusion
 
 
 def temperature(settings: Diffusion, remaining: Any) -> Any:
-    """From nearly t_max on the first step down to just above t_min on the last; of one canvas, or of several [B]."""
+    """Return the temperature of one canvas, or of several [B]: from t_max on the first step to just above t_min."""
     return settings.t_min + (settings.t_max - settings.t_min) * remaining / settings.steps
 
 
 def alpha(settings: Diffusion, remaining: int) -> float:
-    """The share of clean tokens in the uniform process: 0 with all steps to go, 1 with none."""
+    """Return the fraction of clean tokens in the uniform process: 0 with all steps left, 1 with none."""
     return 1.0 - remaining / settings.steps

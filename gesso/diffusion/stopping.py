@@ -1,4 +1,4 @@
-"""When a canvas is done before its steps run out. C positions."""
+"""Stopping rules: whether a canvas is done before its steps run out. C positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,24 @@ from gesso.settings import Diffusion
 
 
 class Stopping(Protocol):
+    """A stopping rule."""
+
     def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool | Tensor:
-        """`history` holds the predictions of all steps so far, the newest last; only `judged_C` positions count."""
+        """Return whether the canvas is done.
+
+        `history` holds the predictions of all steps so far, the newest last. Only positions in `judged_C` count.
+        """
         ...
 
 
 def mean_entropy(prediction: Prediction, judged_C: Tensor) -> Tensor:
-    """Return the mean over the judged positions, without indexing by them: the host need not know how many they are."""
+    """Return the mean over the judged positions, without indexing by them: that would need their number on the host."""
     return order_independent(prediction.entropy_C * judged_C).sum(-1) / judged_C.sum(-1)
 
 
 @dataclass(frozen=True)
 class StableAndConfident:
-    """The argmax has not changed for `stability` steps, and the mean entropy is below `confidence`."""
+    """Stop when the argmax has not changed for `stability` steps and the mean entropy is below `confidence`."""
 
     stability: int
     confidence: float
@@ -33,15 +38,15 @@ class StableAndConfident:
         *earlier, now = history[-self.stability - 1 :]
         if len(earlier) < self.stability:
             return False
-        stands = mean_entropy(now, judged_C) < self.confidence
+        done = mean_entropy(now, judged_C) < self.confidence
         for past in earlier:
-            stands = stands & ((past.argmax_C == now.argmax_C) | ~judged_C).all(-1)
-        return stands
+            done = done & ((past.argmax_C == now.argmax_C) | ~judged_C).all(-1)
+        return done
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """The mean entropy has not fallen by a hundredth below its best for `patience` steps: more steps buy nothing."""
+    """Stop when the mean entropy has not fallen below its best by the fraction `tolerance` for `patience` steps."""
 
     patience: int = 4
     tolerance: float = 0.01
@@ -56,13 +61,14 @@ class Plateau:
 
 @dataclass(frozen=True)
 class FixedSteps:
-    """Every canvas takes all its steps."""
+    """Never stop early."""
 
     def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool:
         return False
 
 
 def stopping_of(settings: Diffusion) -> Stopping:
+    """Return the stopping rule of these settings: a built-in one by name, or the caller's own."""
     match settings.stopping:
         case "stable":
             return StableAndConfident(settings.stability, settings.confidence)

@@ -1,7 +1,7 @@
 """The CUDA backend: packed weights, fused Triton kernels, a side stream and CUDA graphs.
 
 `network.py` runs a pass, `kernels/` has the kernels, `graphs.py` captures passes. The plain model is the specification,
-and tests compare with it. T tokens of all canvases, H hidden, V vocabulary.
+and tests compare the backend with it. T tokens of all canvases, H hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from gesso.model.transformer import DiffusionGemma
 
 
 def supports(model: DiffusionGemma) -> bool:
-    """Whether the kernels apply: not in float16, and rows of the hidden size must be multiples of 16 bytes."""
+    """Return whether the kernels apply: not in float16, and the hidden size must be a multiple of 16."""
     return model.dtype in (torch.bfloat16, torch.float32) and model.config.hidden_size % 16 == 0
 
 

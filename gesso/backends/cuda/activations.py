@@ -1,4 +1,7 @@
-"""Activations as kernels pass them to each other. T tokens, I inputs, O outputs, H hidden, P parts, R = T K."""
+"""Formats in which kernels pass activations to each other.
+
+T tokens, I inputs, O outputs, H hidden, K experts per token, P split-K parts, R = T K pairs of a token and its expert.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,25 +49,26 @@ class ExpertOutputs(NamedTuple):
 
 
 class NextNorm(NamedTuple):
-    """A norm that a kernel applies to its output, and the activation format of the products that follow."""
+    """A norm that a kernel applies to its output, and the activation format of the products that follow it."""
 
     weight_H: Tensor
     format: str | None
 
 
 class Matrix(NamedTuple):
-    """A weight and the adapter that is active on it."""
+    """A weight and its active adapter."""
 
     weight: Weight
     lora: Lora | None = None
 
     @property
     def format(self) -> str | None:
-        """The format for which a kernel quantizes or reorders the activations; None: it takes them as they are."""
+        """The format to which a kernel converts the activations; None: the product takes them unchanged."""
         return self.weight.format if isinstance(self.weight, Packed) and self.lora is None else None
 
 
 def matrix(linear: nn.Module) -> Matrix:
+    """Return the weight of a linear module and its active adapter."""
     assert isinstance(linear, Linear)
     return Matrix(linear.weight, linear.weight_adapters.acting if isinstance(linear, AdaptedLinear) else None)
 

@@ -1,7 +1,7 @@
 """The canvases of a captured pass: several that advance together, in tensors that keep their addresses.
 
-The canvas of a request is immutable, so that any can be kept and resumed. These tensors change at every step: a
-request's canvas is copied in unless it is the one that came out last, and copied out after the step.
+The canvas of a request is immutable, so that any of them can be kept and resumed. These tensors change at every step. A
+request's canvas is copied in, unless the tensors already hold it, and copied out after the step.
 
 B canvases, C canvas, T = B C, H hidden.
 """
@@ -21,6 +21,8 @@ from gesso.settings import Diffusion
 
 
 class Canvases:
+    """The tensors of several canvases under the same settings."""
+
     def __init__(
         self,
         settings: Diffusion,
@@ -47,9 +49,8 @@ class Canvases:
             attempt=0,
             tokens_C=tokens_BC,
             pin_C=torch.full_like(tokens_BC, FREE),
-            step=torch.zeros(
-                count, dtype=torch.float64, device=device
-            ),  # temperatures are computed in float64, as on the host
+            # float64, because the host computes temperatures in it too
+            step=torch.zeros(count, dtype=torch.float64, device=device),
             soft_CH=soft_BCH,
             history=tuple(Prediction(argmax_BC, argmax_BC, argmax_BC, argmax_BC) for argmax_BC in earlier),
             steady_C=torch.zeros_like(tokens_BC),
@@ -58,26 +59,27 @@ class Canvases:
         self.held: list[Canvas | None] = [None] * count  # the canvases these tensors hold
 
     def load(self, requests: Sequence[Denoising]) -> None:
-        for i, running in enumerate(requests):
-            if self.held[i] is not running.canvas:
-                self._put(i, running)
-        self.held = [None] * len(requests)  # until a step has succeeded
+        """Copy the canvases of these requests into the tensors."""
+        for i, request in enumerate(requests):
+            if self.held[i] is not request.canvas:
+                self._put(i, request)
+        self.held = [None] * len(requests)  # until the step has succeeded
 
-    def _put(self, i: int, running: Denoising) -> None:
-        ours, canvas = self.canvas, running.canvas
-        seed = running.process.seed
+    def _put(self, i: int, request: Denoising) -> None:
+        batch, canvas = self.canvas, request.canvas
+        seed = request.process.seed
         assert isinstance(seed, int)
         self.seed_B[i] = seed - (1 << 64) if seed >= 1 << 63 else seed
-        ours.index[i] = canvas.index + (canvas.attempt << 24)
-        ours.step[i] = canvas.step
+        batch.index[i] = canvas.index + (canvas.attempt << 24)
+        batch.step[i] = canvas.step
         for name in ("tokens_C", "pin_C", "soft_CH", "steady_C", "settled_C"):
-            target, given = getattr(ours, name)[i], getattr(canvas, name)
-            target.zero_() if given is None else target.copy_(given)
-        for back, past in enumerate(reversed(ours.history), start=1):
+            target, value = getattr(batch, name)[i], getattr(canvas, name)
+            target.zero_() if value is None else target.copy_(value)
+        for back, past in enumerate(reversed(batch.history), start=1):
             if back <= len(canvas.history):
                 past.argmax_C[i] = canvas.history[-back].argmax_C
             else:
-                past.argmax_C[i] = FREE  # no such step yet: equal to no token
+                past.argmax_C[i] = FREE  # there was no such step: equal to no token
 
     # --- on the device --------------------------------------------------------------------------------------------
 
@@ -91,25 +93,26 @@ class Canvases:
         key_T2.view(count, length, 2).copy_(keys_BC2)
 
     def step(self, prediction: Prediction, model: DiffusionGemma) -> None:
-        ours = self.canvas
-        shape = ours.tokens_C.shape
+        """Advance all canvases by one denoising step."""
+        batch = self.canvas
+        shape = batch.tokens_C.shape
         names = ("candidate_C", "argmax_C", "confidence_C", "entropy_C")
         batched = Prediction(**{name: getattr(prediction, name).view(shape) for name in names})
-        soft_BCH = ours.soft_CH  # unchanged if there is no self-conditioning
+        soft_BCH = batch.soft_CH  # unchanged without self-conditioning
         if prediction.soft_CH is not None:
-            soft_BCH = model.conditioning(ours.pin_C.flatten(), prediction.soft_CH).view(*shape, -1)
-        after = self.process.evolve(ours, replace(batched, soft_CH=soft_BCH))
+            soft_BCH = model.conditioning(batch.pin_C.flatten(), prediction.soft_CH).view(*shape, -1)
+        after = self.process.evolve(batch, replace(batched, soft_CH=soft_BCH))
         now = after.history[-1]
         assert after.soft_CH is not None and after.steady_C is not None and after.settled_C is not None
         assert after.accepted_C is not None
-        self.standing_B = self.process.standing(after)
+        self.converged_B = self.process.converged(after)
         self.ints = torch.stack([after.tokens_C, now.candidate_C, now.argmax_C, after.pin_C, after.steady_C])
         self.floats = torch.stack([now.confidence_C, now.entropy_C])
         self.flags = torch.stack([after.accepted_C, after.settled_C])
         self.soft_BCH = after.soft_CH
         for name in ("tokens_C", "pin_C", "soft_CH", "steady_C", "settled_C", "step"):
-            getattr(ours, name).copy_(getattr(after, name))
-        for past, newer in zip(ours.history, after.history[1:], strict=True):
+            getattr(batch, name).copy_(getattr(after, name))
+        for past, newer in zip(batch.history, after.history[1:], strict=True):
             past.argmax_C.copy_(newer.argmax_C)
 
     # --- back on the host -----------------------------------------------------------------------------------------
@@ -119,12 +122,12 @@ class Canvases:
         ints, floats, flags = self.ints.clone(), self.floats.clone(), self.flags.clone()
         soft_BCH = self.soft_BCH.clone()
         settles = self.process.settings.settle > 0
-        found = []
-        for i, (running, standing) in enumerate(zip(requests, self._standing(requests), strict=True)):
+        canvases = []
+        for i, (request, converged) in enumerate(zip(requests, self._converged(requests), strict=True)):
             tokens_C, candidate_C, argmax_C, pin_C, steady_C = ints[:, i].unbind()
             confidence_C, entropy_C = floats[:, i].unbind()
             accepted_C, settled_C = flags[:, i].unbind()
-            before = running.canvas
+            before = request.canvas
             canvas = replace(
                 before,
                 tokens_C=tokens_C,
@@ -135,19 +138,19 @@ class Canvases:
                 accepted_C=accepted_C,
                 steady_C=steady_C if settles else None,
                 settled_C=settled_C if settles else None,
-                reason=self.process.reason(standing, before.step + 1),
+                reason=self.process.reason(converged, before.step + 1),
             )
-            found.append(canvas)
-        self.held = list(found)
-        return found
+            canvases.append(canvas)
+        self.held = list(canvases)
+        return canvases
 
-    def _standing(self, requests: Sequence[Denoising]) -> list[bool]:
-        """Return whether each canvas is done. Reading it waits for the step.
+    def _converged(self, requests: Sequence[Denoising]) -> list[bool]:
+        """Return whether each canvas has converged. Reading that waits for the step.
 
-        With a fixed number of steps there is no need to wait, unless all positions may be pinned; the GPU then has the
-        next step queued when this one ends.
+        With a fixed number of steps and no pins no canvas converges early, and there is nothing to wait for. The GPU
+        then has the next step queued when this one ends.
         """
-        if self.process.settings.stopping == "fixed" and not any(running.has_pins for running in requests):
+        if self.process.settings.stopping == "fixed" and not any(request.has_pins for request in requests):
             return [False] * len(requests)
-        standing: list[bool] = self.standing_B.tolist()
-        return standing
+        converged: list[bool] = self.converged_B.tolist()
+        return converged

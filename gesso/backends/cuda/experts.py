@@ -1,4 +1,7 @@
-"""Router and experts of a pass. T tokens of all pieces, H hidden, E experts, K experts per token, I expert width."""
+"""Router and experts of a pass.
+
+T tokens of all pieces, S tokens of one piece, H hidden, E experts, K experts per token, I expert width, R = T K pairs.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +16,7 @@ from gesso.checkpoint.quantize.packed import Packed
 from gesso.model.experts import Experts, Router, gated_gelu, route, runs_all
 
 FOUR_BIT = ("int4", "nvfp4")
-FOUR_BIT_TILES = (128, 64)  # inputs of a tile of four-bit weights, at most, in the two products of an expert
+FOUR_BIT_TILES = (128, 64)  # most inputs of a tile of four-bit weights, in the two products of an expert
 
 
 def choose(router: Router, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -27,6 +30,7 @@ def choose(router: Router, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor
 def experts(
     module: Experts, x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]
 ) -> Tensor | ExpertOutputs:
+    """Return the output of the experts, or their unreduced outputs if the grouped kernels apply."""
     if kernels_fit(module, index_TK.shape[1]):
         outputs_RH = products.experts(x_TH, index_TK, module.gate_up_proj, module.down_proj)
         return ExpertOutputs(outputs_RH, weight_TK)
@@ -38,7 +42,7 @@ def experts(
 
 
 def _all(module: Experts, x_TH: Tensor, weight_TE: Tensor) -> Tensor:
-    """Run all experts as two products: weights of zero cancel those that were not chosen."""
+    """Run all experts as two products. Experts that were not chosen have a weight of zero."""
     lengths = [len(x_TH)]
     gate_up, down = (_dense(weight, x_TH.dtype) for weight in (module.gate_up_proj, module.down_proj))
     gate_up_lora, down_lora = (each.lora for each in _matrices(module))
@@ -60,7 +64,9 @@ def _matrices(module: Experts) -> tuple[Matrix, Matrix]:
 
 
 def kernels_fit(module: Experts, k: int) -> bool:
-    """Whether the grouped kernels apply: they fetch rows of multiples of 16 bytes, and whole tiles of four-bit rows."""
+    """Return whether the grouped kernels apply. They fetch rows of multiples of 16 bytes, and whole tiles of four-bit
+    rows.
+    """
     gate_up, down = _matrices(module)
     if gate_up.lora or down.lora or runs_all(len(module.gate_up_proj), k):
         return False
@@ -76,11 +82,13 @@ def input_format(module: Experts, k: int) -> str | None:
 
 
 def stays_on_device(module: Experts, k: int) -> bool:
-    """Whether the host is not needed between the products. The plain version counts the tokens of each expert there."""
+    """Return whether nothing is read on the host between the products. The plain version counts the tokens of each
+    expert there.
+    """
     return runs_all(len(module.gate_up_proj), k) or kernels_fit(module, k)
 
 
 def is_memory_bound(module: Experts) -> bool:
-    """Whether the products wait for memory. Those with four-bit weights wait for the conversion to bfloat16."""
+    """Return whether the products are memory-bound. With four-bit weights, the conversion to bfloat16 bounds them."""
     weight = module.gate_up_proj
     return not isinstance(weight, Packed) or weight.format not in FOUR_BIT

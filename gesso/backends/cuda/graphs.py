@@ -1,10 +1,10 @@
-"""Captured passes: a pass as one CUDA graph, with the steps of its canvases. A thousand launches become one.
+"""Captured passes: a pass, with the steps of its canvases, as one CUDA graph. A thousand launches become one.
 
 A pass has a shape: the lengths and kinds of its pieces, and the settings under which its canvases advance. The first
-pass of a shape runs operation by operation; the second is captured; later ones are replayed. Everything else that
+pass of a shape runs operation by operation, the second is captured, and later ones are replayed. Everything else that
 changes from pass to pass is in tensors that keep their addresses: tokens, positions, cache addresses, seeds, steps.
 
-On a CPU there are no graphs, and a `Graph` calls its operations one by one; tests use that to compare.
+On a CPU there are no graphs, and a `Graph` calls its operations one by one. Tests use that for comparison.
 
 B canvases, C canvas, T tokens of all canvases, H hidden.
 """
@@ -38,9 +38,11 @@ STOPPINGS = ("stable", "fixed")
 
 @dataclass(frozen=True)
 class Shape:
+    """The properties of a pass that a captured graph fixes."""
+
     pieces: tuple[tuple[int, Kind], ...]
     lengths: tuple[int, ...]  # of the predictions: canvases, and the last tokens of texts of kind "next"
-    settings: Diffusion | None  # under which all canvases advance in the graph; None: they advance outside of it
+    settings: Diffusion | None  # settings of all canvases; None: they advance outside of the graph
     eos: frozenset[int]
 
 
@@ -88,14 +90,15 @@ class Passes(Protocol):
 
 
 class Graphs:
-    """The captured passes of a backend, by shape; the least recently used are dropped."""
+    """The captured passes of a backend, by shape. The least recently used are dropped."""
 
     def __init__(self, backend: Passes) -> None:
         self.backend, self.can_capture = backend, backend.can_capture
         self.seen: OrderedDict[Shape, Graph | None] = OrderedDict()
-        self.pool: Any = None  # graphs share their memory: one runs at a time, and its results are copied
+        self.pool: Any = None  # graphs share memory, because one runs at a time and its results are copied
 
     def find(self, work: Sequence[Work], cache: KVCache) -> "Graph | None":
+        """Return the graph for this work, or None if its shape is new or cannot be captured."""
         shape = shape_of(work) if self.can_capture else None
         if shape is None:
             return None
@@ -127,14 +130,17 @@ def _long(length: int, device: torch.device) -> Tensor:
 
 @lru_cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return one stream for all captures: the allocator keeps the free memory of streams apart.
+    """Return the one stream of all captures: the allocator keeps the free memory of streams apart.
 
-    Its priority is high. Otherwise its kernels, for which the rest waits, would queue behind those of the side stream.
+    Its priority is high. Otherwise its kernels, on which all others depend, would queue behind those of the side
+    stream.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 class Graph:
+    """The tensors and the captured operations of passes of one shape."""
+
     def __init__(self, backend: Passes, shape: Shape, work: Sequence[Work], cache: KVCache) -> None:
         self.backend, self.shape = backend, shape
         model = backend.model
@@ -159,7 +165,7 @@ class Graph:
         self.replay = graph.replay
 
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Step]:
-        """Return the prediction of each canvas, or the canvas after the step."""
+        """Return, for each canvas, its prediction or the canvas after the step."""
         segments = self._segments(work, cache)
         self.plan.move(segments, cache)
         for target, text in zip(self.texts, (text for item in work for text in item.texts), strict=True):
@@ -170,13 +176,13 @@ class Graph:
         note(segments, cache)
         if not requests:
             return []
-        found: list[Prediction | Canvas]
+        results: list[Prediction | Canvas]
         if self.canvases:
-            found = [*self.canvases.after(requests)]
+            results = [*self.canvases.after(requests)]
         else:
-            found = [*self.prediction.clone().split(self.shape.lengths)]
+            results = [*self.prediction.clone().split(self.shape.lengths)]
         hidden = self.hidden_TH.split(self.shape.lengths)
-        return [Step(each, hidden_CH) for each, hidden_CH in zip(found, hidden, strict=True)]
+        return [Step(each, hidden_CH) for each, hidden_CH in zip(results, hidden, strict=True)]
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
         return segments_of(

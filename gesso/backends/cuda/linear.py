@@ -1,7 +1,9 @@
-"""Products of the tokens of a pass with dense matrices. T tokens of all pieces, I inputs, O outputs.
+"""Products of the tokens of a pass with dense matrices.
 
-Our kernels compute each row in the same way whatever the number of rows. cuBLAS does not, and may give other last bits
-in a captured graph or in another stream; where a kernel does not apply, each piece gets a product of its own.
+Our kernels compute each row in the same way, whatever the number of rows. cuBLAS does not, and may give other last bits
+in a captured graph or in another stream. If a kernel does not apply, each piece is therefore multiplied separately.
+
+T tokens of all pieces, S tokens of one piece, I inputs, O outputs, L rank of an adapter.
 """
 
 from collections.abc import Sequence
@@ -16,11 +18,12 @@ from gesso.checkpoint.quantize.packed import Weight
 
 
 def rows_fit(x_TI: Tensor) -> bool:
-    """Whether the copy engine can fetch rows of this width: multiples of 16 bytes, in any precision."""
+    """Return whether the copy engine can fetch rows of this width: multiples of 16 bytes, in any precision."""
     return x_TI.shape[1] % 16 == 0
 
 
 def linear(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tensor:
+    """Multiply, and add the output of the adapter if one is active."""
     y_TO = product(x_TI, matrix.weight, lengths)
     if (lora := matrix.lora) is None:
         return y_TO
@@ -36,7 +39,7 @@ def linears(x_TI: Rows, matrices: Sequence[Matrix], lengths: Sequence[int]) -> l
 
 
 def linear_split_k(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tensor | SplitK:
-    """Multiply; the result may be unreduced split-K partials."""
+    """Multiply. The result may be unreduced split-K partials."""
     if rows_fit(x_TI) and not matrix.lora:
         return products.split_k(x_TI, matrix.weight)
     return linear(x_TI, matrix, lengths)
@@ -50,6 +53,7 @@ def gated(x_TI: Rows, gate: Matrix, up: Matrix, lengths: Sequence[int]) -> Tenso
 
 
 def product(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:
+    """Multiply by a weight, without adapters."""
     if rows_fit(x_TI):
         return products.linears(x_TI, [weight])[0]
     return torch.cat([F.linear(x_SI, weight) for x_SI in x_TI.split(list(lengths))])  # type: ignore[arg-type]

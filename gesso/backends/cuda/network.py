@@ -1,9 +1,9 @@
-"""The network with fused kernels: the pieces of a pass together, with the weights of the plain model.
+"""The network with fused kernels: all pieces of a pass together, with the weights of the plain model.
 
-`model/layer.py` is the specification of `run_layer`. Norms are fused into the kernels before them, which also convert
-their output to the activation format of the next product.
+`gesso/model/layer.py` is the specification of `run_layer`. Norms are fused into the kernels before them, which also
+convert their output to the activation format of the next product.
 
-T tokens of all pieces, S tokens of one piece, H hidden, D head dim.
+T tokens of all pieces, S tokens of one piece, H hidden, D head dim, L layers.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Plan:
         self.attends = attention.attends(cache.layers, segments)
 
     def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
-        """Move the pieces to other positions or rows, in the same tensors: a captured graph reads those."""
+        """Move the pieces to other positions or rows, in the same tensors, because a captured graph reads those."""
         cache_rows = [segment.row for segment in segments]
         same_rows = self.version == cache.version and cache_rows == [segment.row for segment in self.segments]
         if same_rows and segments == self.segments:
@@ -55,7 +55,7 @@ def _positions(segments: Sequence[Segment]) -> Tensor:
 
 
 def segments_of(pieces: Sequence[tuple[int, int, bool]], cache: KVCache) -> list[Segment]:
-    """Return the positions of pieces (row, length, causal), with the texts of a row one after another."""
+    """Return the positions of pieces (row, length, causal). Texts of the same row follow each other."""
     segments, lengths = [], list(cache.lengths)
     for row, length, causal in pieces:
         segments.append(Segment(row, lengths[row], length, causal))
@@ -102,11 +102,11 @@ def run_layer(
 ) -> tuple[Tensor, Rows]:
     """Return the hidden states after a layer, and the output of the norm that follows.
 
-    `normed` is the output of the layer's first norm, which the layer before has computed.
+    `normed` is the output of the layer's first norm, computed by the layer before.
     """
     eps, router = layer.input_layernorm.eps, layer.router
     attended = _attention(layer.self_attn, normed, lengths, attend, rotation)
-    # Dense MLP, experts and router read the same tokens, each after a norm of its own.
+    # Dense MLP, experts and router read the same tokens, each after its own norm.
     x_TH, (for_dense, for_experts, for_router) = rows.add_norms(
         x_TH,
         attended,
@@ -141,7 +141,7 @@ def _attention(
     module: Attention, x: Rows, lengths: Sequence[int], attend: Attend, rotation: Rotation
 ) -> Tensor | SplitK:
     products = linears(x, _projections(module), lengths)
-    # In a global layer key and value are one projection; only norm and rotation differ.
+    # In a global layer, key and value are one projection; only norm and rotation differ.
     q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, module.dim)) for each in (*products, products[-1])[:3])
     q, k, v = rows.heads(q_TND, k_TMD, v_TMD, module.q_norm.weight, module.k_norm.weight, rotation, module.eps)
     return linear_split_k(attend(q, k, v).flatten(1), matrix(module.o_proj), lengths)

@@ -1,4 +1,4 @@
-"""The default source of random numbers with its hashes computed by a kernel: one launch, nothing read on the host."""
+"""The default source of random numbers, with hashes computed by one kernel. Nothing is read on the host."""
 
 from dataclasses import dataclass
 

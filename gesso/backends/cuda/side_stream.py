@@ -11,13 +11,14 @@ from gesso.backends.cuda.activations import Rows
 
 
 class SideStream:
-    """Run the operations of a `with` block at the same time as those that follow, until `join`.
+    """Run the operations of a `with` block at the same time as those that follow it, until `join`.
 
-    For work that leaves most of the GPU idle, beside work that is memory-bound. `enabled`: whether the latter is.
+    Use it for work that leaves most of the GPU idle, beside memory-bound work. `enabled`: whether the other work is so.
     """
 
     def __init__(self, inputs: Rows, enabled: bool = True) -> None:
-        # Keep the inputs: if their memory were freed before `join`, the side stream would be given it.
+        # Keep the inputs alive: memory freed before `join` would be given to the main stream while the side stream
+        # reads it.
         self.inputs, self.enabled = inputs, enabled
         self.streams: list[Any] = []
 
@@ -38,6 +39,7 @@ class SideStream:
             torch.cuda.set_stream(self.streams[0])
 
     def join(self) -> None:
+        """Make the main stream wait for the side stream."""
         if self.streams:
             main, side = self.streams
             main.wait_stream(side)

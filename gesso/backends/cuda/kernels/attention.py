@@ -1,4 +1,4 @@
-"""Attention of a layer over its KV cache, as Triton kernels. `attend_with_cache` in `gesso/model/attention.py` is the
+"""Attention over the KV cache as Triton kernels. `attend_with_cache` in `gesso/model/attention.py` is the
 specification.
 
   1. `_attend`   computes each tile of queries over its keys; the keys of a canvas are split over several programs.
