@@ -1,4 +1,4 @@
-"""The one loop. A single `generate()` is an engine with one request; a server is the same engine with many."""
+"""The engine loop. `generate()` runs an engine with one request; a server runs the same engine with many."""
 
 import itertools
 from dataclasses import replace
@@ -21,6 +21,8 @@ from gesso.model.transformer import DiffusionGemma
 
 
 class Engine:
+    """Run requests on one model, several at a time. Call `submit`, then `step` until it has returned the last event."""
+
     def __init__(
         self,
         model: DiffusionGemma,
@@ -47,9 +49,9 @@ class Engine:
         self.runner = Runner(backend or for_model(model), self.source)
         self.cache = model.new_cache(0, 0)
         self.ids = itertools.count()
-        self.running: dict[int, Job] = {}  # every request that has not ended, waiting ones too
+        self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
-        self.outbox: list[Event] = []  # events stay here until `step` returns: an error must not lose those of others
+        self.outbox: list[Event] = []  # events until `step` returns, so that an error loses none of them
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -58,25 +60,25 @@ class Engine:
 
         An error in a pass fails the request that causes it. It is raised only if the process has to be restarted.
         """
-        self._let_go()
-        self._take_in()
+        self._finish_cancelled()
+        self._admit()
         if work := self.scheduler.plan():
-            failed = None
+            pass_error = None
             try:
                 self._pass(work)
             except Exception as error:
-                failed = error
-            if failed is not None:  # no longer handled: an error in flight keeps the tensors of its frames
-                self._isolate(work, failed)
+                pass_error = error
+            if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
+                self._isolate(work, pass_error)
         events, self.outbox = self.outbox, []
         return events
 
     def check(self, request: Request | Score) -> None:
-        """Raise InputError for a request that `submit` would refuse."""
+        """Raise InputError for a request that `submit` would reject."""
         request.check(self.model.config, self.max_length)
 
     def submit(self, request: Request | Score) -> int:
-        """Queue a request and return its id, which names it in events and in `cancel`."""
+        """Queue a request and return its id, which identifies it in events and in `cancel`."""
         self.check(request)
         job = Scoring(next(self.ids), request) if isinstance(request, Score) else self._start(request)
         self.running[job.id] = job
@@ -103,36 +105,38 @@ class Engine:
         return running
 
     def cancel(self, request_id: int) -> None:
-        """End a request before the next pass; one that has ended is left alone."""
+        """End a request before the next pass. A request that has ended is ignored."""
         if request_id in self.running:
             self.cancelled.add(request_id)
 
     def forget(self) -> None:
-        """Reuse nothing of what the cache holds: the weights have changed."""
+        """Discard all reusable cache contents and captured passes, because the weights have changed."""
         self.scheduler.rows = [Row() for _ in self.scheduler.rows]
         self.runner.backend.drop_captured()
 
     @property
     def busy(self) -> bool:
+        """Whether there are requests that have neither ended nor been cancelled."""
         return bool(self.running.keys() - self.cancelled)
 
-    # --- who is in ----------------------------------------------------------------------------------------------
+    # --- admission ----------------------------------------------------------------------------------------------
 
-    def _let_go(self) -> None:
+    def _finish_cancelled(self) -> None:
         while self.cancelled:
             job = self.running[self.cancelled.pop()]
             self._scored(job) if isinstance(job, Scoring) else self._finish(job, "cancelled")
 
-    def _take_in(self) -> None:
+    def _admit(self) -> None:
         while (row := self.scheduler.next_row(self.cache)) is not None:
             running = self.scheduler.waiting[0]
             prompt = running.request.prompt
             try:
-                self._make_room(row, running.request.cache_tokens)
-            except Exception as error:  # out of memory: this request cannot run, the others can
+                self._reserve(row, running.request.cache_tokens)
+            except Exception as error:  # out of memory: only this request fails
                 self._fail(running, error)
                 continue
-            # The hidden state of the last token predicts the next one: that token has to be read.
+            # Scoring and autoregressive decoding need the hidden state of the last prompt token, so that token must be
+            # encoded.
             needs_last = isinstance(running, Scoring) or running.request.diffusion.autoregressive
             cached = self.scheduler.reusable(row, prompt[:-1] if needs_last else prompt, self.cache)
             running.row = row
@@ -141,14 +145,14 @@ class Engine:
             self._read_from(running, cached)
             self.scheduler.running.append(self.scheduler.waiting.popleft())
 
-    def _make_room(self, row: int, length: int) -> None:
+    def _reserve(self, row: int, length: int) -> None:
         while row >= len(self.cache.lengths):
             self.cache.add_row(0)
-        if length > self.cache.capacities[row]:  # at least double: a chat grows turn by turn
+        if length > self.cache.capacities[row]:  # at least double: a chat grows with every turn
             self.cache.grow(row, min(max(length, 2 * self.cache.capacities[row], 512), self.max_length))
 
     def _read_from(self, running: Job, start: int) -> None:
-        """Cut the request's row of the cache back to `start` tokens and queue the rest of its text."""
+        """Cut the request's cache row back to `start` tokens, and queue the rest of its text."""
         self.cache.cut(running.row, start)
         self.scheduler.rows[running.row] = Row(list(running.request.prompt[:start]), whole=start, used=running.id + 1)
         running.pending = running.pieces(start, self.scheduler.piece)
@@ -157,12 +161,12 @@ class Engine:
 
     @torch.no_grad()
     def _pass(self, work: list[Work]) -> None:
-        """Run one pass and advance every request in it; a request whose own step fails takes no other with it."""
+        """Run one pass and advance every request in it. If a request's own step fails, only that request fails."""
         try:
             outcomes = self.runner.run(work, self.cache)
             for item in work:
                 self._note(item)
-        except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state and must be re-read
+        except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state, so encode them again
             for item in work:
                 if item.texts:
                     self._read_from(item.running, 0)
@@ -176,7 +180,7 @@ class Engine:
                 self._fail(outcome.running, error)
 
     def _isolate(self, work: list[Work], error: Exception) -> None:
-        """After a pass has failed, run each of its requests alone; those that fail alone are the ones at fault."""
+        """After a failed pass, run each of its requests alone, and fail those that fail alone."""
         if is_fatal(error):
             raise error
         drop_frames(error)
@@ -195,18 +199,18 @@ class Engine:
                 self._fail(item.running, own)
 
     def _alone(self, item: Work) -> None:
-        """Do one request's part of a failed pass. If its row was being written, first read it up to there again.
+        """Redo one request's part of a failed pass. If its row was being written, first encode its text again.
 
-        That may take several passes. Stopping earlier would leave an error further on to the next pass of all.
+        This may take several passes. Stopping earlier would let an error further on break the next joint pass.
         """
         running = item.running
-        for again in iter(lambda: self.scheduler.plan([running]), []):
-            self._pass(again)
-            if again[0].end >= item.end or running.id not in self.running:
+        for redo in iter(lambda: self.scheduler.plan([running]), []):
+            self._pass(redo)
+            if redo[0].end >= item.end or running.id not in self.running:
                 return
 
     def _note(self, item: Work) -> None:
-        """Record the contents of a row, and save the row where a later request or text will cut it back to."""
+        """Record the contents of a row, and save the row at the length to which it will be cut back later."""
         row, piece = self.scheduler.rows[item.running.row], self.scheduler.piece
         prompt = len(item.running.request.prompt)
         for text in item.texts:
@@ -218,6 +222,7 @@ class Engine:
             self.cache.save(item.running.row)
 
     def _advance(self, outcome: Outcome) -> None:
+        """Take the step of a canvas, and commit the canvas if it is done."""
         running, request = outcome.running, outcome.running.request
         running.canvas = canvas = outcome.advance()
         running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
@@ -233,7 +238,7 @@ class Engine:
             self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
 
     def _score(self, encoded: Encoded) -> None:
-        """Score what was read of a text; after its last token go on with the next text."""
+        """Score the positions that were read. After the last token of a text, continue with the next text."""
         scoring = encoded.running
         self.runner.score(encoded)
         if scoring.pending:
@@ -248,20 +253,20 @@ class Engine:
         self._remove(scoring, Scored(scoring.id, tuple(scoring.log_likelihoods)))
 
     def _likely(self, outcome: Outcome, canvas: Canvas, count: int | None) -> list[Likely]:
-        """What the step that led to this canvas thought of its tokens, for those who asked."""
+        """Return the log-probabilities that the last step gave to the canvas' tokens, if they were requested."""
         if count is None:
             return []
         running = outcome.running
         temperature = running.process.temperature(replace(canvas, step=canvas.step - 1))
         return self.runner.likely(outcome.hidden_CH, temperature, canvas.result_C, count)
 
-    # --- where a canvas, and the text, ends ---------------------------------------------------------------------
+    # --- end of a canvas, and of the text -----------------------------------------------------------------------
 
     def _commit(self, running: Running, tokens: list[int], likely: list[Likely]) -> None:
-        """A canvas stands: trim it, end the text there or go on with the next canvas."""
+        """Append a finished canvas to the text. Then end the text, or start the next canvas."""
         request, before = running.request, len(running.tokens)
         running.usage = replace(running.usage, canvases=running.usage.canvases + 1)
-        first = max(request.pins, default=0) - before  # no end before the last pin
+        first = max(request.pins, default=0) - before  # the text cannot end before the last pin
         end = next((i for i, token in enumerate(tokens) if i >= first and token in request.eos), None)
         running.tokens += tokens[:end]
         if request.guide:
@@ -285,7 +290,7 @@ class Engine:
         if finish is not None:
             self._finish(running, finish)
             return
-        # Committing is encoding: the canvas is the next piece of text to read, and the next canvas stands on it.
+        # Queue the canvas for encoding into the KV cache, on which the next canvas depends.
         running.pending.append(tuple(tokens))
         running.canvas = self._blank(request, running.process, running.canvas.index + 1, len(running.tokens))
 
@@ -305,7 +310,7 @@ class Engine:
         self.outbox.append(last)
 
     def _blank(self, request: Request, process: Process, index: int, done: int, attempt: int = 0) -> Canvas:
-        """The canvas that begins after `done` new tokens."""
+        """Return the canvas that begins after `done` new tokens."""
         length = request.length_after(done, self.model.config)
         pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
         return process.blank(index, length, pins, attempt)

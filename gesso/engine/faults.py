@@ -8,23 +8,24 @@ from gesso.diffusion.canvas import Canvas
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether an error leaves the accelerator unusable for this process, as an illegal memory access does.
+    """Return whether an error leaves the accelerator unusable for this process, as an illegal memory access does.
 
-    Out of memory is not among them: torch raises OutOfMemoryError for it, which is no AcceleratorError. A kernel
-    launched by Triton reports the same errors as a RuntimeError.
+    Out of memory is not fatal: torch raises OutOfMemoryError, which is not an AcceleratorError. Kernels launched by
+    Triton report the same errors as RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return False
-    accelerator: type[Exception] | None = getattr(torch, "AcceleratorError", None)  # torch may be older than the class
+    # older versions of torch lack the class
+    accelerator: type[Exception] | None = getattr(torch, "AcceleratorError", None)
     if accelerator is not None and isinstance(error, accelerator):
         return True
     return "Triton Error [CUDA]" in str(error) and "out of memory" not in str(error)
 
 
 def drop_frames(error: BaseException | None) -> None:
-    """Replace the traceback of an error by a note: its frames, and those that called them, hold tensors of the pass.
+    """Replace the traceback of an error with a note. Its frames, and their callers, keep tensors of the pass alive.
 
-    `traceback.clear_frames` would leave those of functions that still run, and they are kept when they return.
+    `traceback.clear_frames` would skip functions that are still running, whose frames survive their return.
     """
     while error is not None:
         if error.__traceback__ is not None:
@@ -34,9 +35,9 @@ def drop_frames(error: BaseException | None) -> None:
 
 
 def check_finite(canvas: Canvas) -> None:
-    """Raise RuntimeError if the prediction that ended a canvas has NaN or infinity in it.
+    """Raise RuntimeError if the prediction that ended a canvas contains NaN or infinity.
 
-    Only then, and not at every step, because the host waits for the device here: at its end a canvas is read anyway.
+    This makes the host wait for the device, so it is not done at every step. A finished canvas is read anyway.
     """
     last = canvas.history[-1]
     finite_C = torch.isfinite(last.entropy_C) & torch.isfinite(last.confidence_C)

@@ -1,4 +1,7 @@
-"""Run the passes of the engine: pieces to the backend, predictions to the canvases. C canvas, S scored, H hidden."""
+"""Run the passes of the engine: pieces to the backend, predictions to the canvases.
+
+C canvas, S scored positions, H hidden, V vocabulary, R rows of a chunk.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +16,7 @@ from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
 from gesso.diffusion.prediction import Prediction
 from gesso.engine.events import Likely
-from gesso.engine.guided import guided, is_left_alone, keeps
+from gesso.engine.guided import guided, is_uncorrected, satisfies_constraint
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
 from gesso.engine.scoring import Scoring
@@ -22,6 +25,8 @@ from gesso.model.cache import KVCache
 
 @dataclass(frozen=True)
 class Outcome:
+    """The result of a pass for one canvas."""
+
     running: Running
     advance: Callable[[], Canvas]  # return the canvas after this step; may raise an error of a custom sampler
     hidden_CH: Tensor  # valid until the next pass
@@ -36,19 +41,21 @@ class Encoded:
 
 
 class Runner:
+    """Run passes on a backend."""
+
     def __init__(self, backend: Backend, source: Source) -> None:
         self.backend, self.model = backend, backend.model
-        self.captures = backend.captures and isinstance(source, HashSource)  # other sources draw on the host
+        self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
 
     def free_memory(self) -> None:
-        """Release memory that is kept for speed only: captured passes and the allocator's free blocks."""
+        """Release memory that is kept only for speed: captured passes and the allocator's free blocks."""
         self.backend.drop_captured()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome | Encoded]:
         """Encode the text and denoise the canvases; return one outcome per canvas and per scored text."""
-        work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of a pass
+        work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes
         requests = [running for item in work if (running := item.denoising) is not None]
         if self.captures and (steps := self.backend.replay(work, cache)) is not None:
             pairs = zip(requests, steps, strict=True)
@@ -78,7 +85,7 @@ class Runner:
         return [Encoded(scoring, scored_SH)] if len(scored_SH) else []
 
     def _predict(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
-        """Predict for all requests together, except for those that need all logits."""
+        """Predict for all requests together, except those that need all logits."""
         outcomes: dict[int, Outcome] = {}
         together = []
         for running, hidden_CH in zip(requests, hidden, strict=True):
@@ -99,17 +106,18 @@ class Runner:
         return [outcomes[running.id] for running in requests]
 
     def _predicts_from_logits(self, running: Running) -> bool:
-        """Whether to predict from all logits at once.
+        """Return whether to predict from all logits at once.
 
-        Where passes are captured, the correction of a constraint is no reason: a captured pass never predicts from all
-        logits, the last bits differ, and the text would depend on whether a pass of this shape was captured.
+        If passes are captured, corrections by a constraint do not count. A captured pass never predicts from all
+        logits, whose last bits differ, so the text would depend on whether a pass of this shape was captured.
         """
         return running.needs_all_logits if self.captures else running.expects_logits
 
     def _from_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
-        """Return the outcome of a request that needs all logits: for its sampler, its source or its constraint.
+        """Return the outcome of a request that needs all logits, for its sampler, its source or its constraint.
 
-        They are computed when the canvas advances and freed after that, so that one request's [C, V] exist at a time.
+        They are computed when the canvas advances and freed after that, so that only one request's [C, V] exist at a
+        time.
         """
 
         def advance() -> Canvas:
@@ -128,7 +136,7 @@ class Runner:
     def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
         """Return the log-probability of each token and of the `count` most probable ones at its position."""
         found = []
-        for hidden_RH, token_R in zip(hidden_CH.split(32), tokens_C.split(32), strict=True):  # 32 V floats at once
+        for hidden_RH, token_R in zip(hidden_CH.split(32), tokens_C.split(32), strict=True):  # 32 V floats at a time
             log_probability_RV = (self.backend.logits(hidden_RH) / temperature).log_softmax(-1)
             own_R = log_probability_RV.gather(-1, token_R[:, None])[:, 0].tolist()
             top = log_probability_RV.topk(count, -1)
@@ -164,6 +172,6 @@ class Runner:
 
         def free() -> Canvas:
             after = advance(own)
-            return after if keeps(running, after) else constrained()
+            return after if satisfies_constraint(running, after) else constrained()
 
-        return free if is_left_alone(running) else constrained
+        return free if is_uncorrected(running) else constrained

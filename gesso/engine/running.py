@@ -1,4 +1,4 @@
-"""A request while it is worked on."""
+"""The state of a generation request in the engine."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,30 +12,30 @@ from gesso.engine.request import Request
 
 @dataclass(eq=False)
 class Running:
-    """The state of a request in the engine: text still to be encoded, then a canvas on top of it."""
+    """A generation request in the engine: text still to be encoded, then a canvas after it."""
 
     id: int
     request: Request
     process: Process
     canvas: Canvas
     canvas_length: int  # of full canvases; the last one may be shorter
-    tokens: list[int] = field(default_factory=list)  # finished canvases
-    state: int = START  # of the constraint, after them
+    tokens: list[int] = field(default_factory=list)  # committed canvases
+    state: int = START  # of the constraint after `tokens`
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # text to encode, piece by piece
-    left_out: int = 0  # passes that read only others' text, one after another
-    shown: str = ""  # their text, as far as it was handed out
+    left_out: int = 0  # successive passes that read only text of other requests
+    shown: str = ""  # the part of their text that was emitted
     usage: Usage = field(default_factory=Usage)
 
     @property
     def needs_all_logits(self) -> bool:
         """Whether the sampler reads the logits of the whole vocabulary."""
-        # A sampler may be a plain function, which has no attributes of its own.
+        # A sampler may be a plain function without this attribute.
         return getattr(sampler_of(self.request.diffusion), "needs_logits", False)
 
     @property
     def expects_logits(self) -> bool:
-        """Whether this step will likely need them: a constraint that corrected the last step often does so again."""
+        """Whether this step will likely need all logits: after a correction by a constraint, another is likely."""
         history = self.canvas.history
         return self.needs_all_logits or (bool(history) and history[-1].corrected)
 
@@ -49,15 +49,15 @@ class Running:
         return bool(self.request.pins)
 
     def pieces(self, start: int, piece: int) -> deque[tuple[int, ...]]:
-        """Return the text from token `start` on: the prompt cut every `piece` tokens, then one piece per canvas.
+        """Return the text from token `start` on: the prompt in pieces of `piece` tokens, then one piece per canvas.
 
-        The length of a piece decides the order in which its sums are added up. If the cuts depended on the load or on
-        the contents of the cache, the last bits would depend on them too, and with them the text.
+        The length of a piece determines the order of its sums. If it depended on the load or on the contents of the
+        cache, so would the last bits, and with them the text.
         """
         prompt, answer, canvas_length = self.request.prompt, tuple(self.tokens), self.canvas_length
         cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
         return deque(cuts + [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)])
 
     def saved_length(self, piece: int) -> int:
-        """How much of the prompt is saved for later requests to reuse: its whole pieces."""
+        """Return the length of the prompt that is saved for later requests to reuse: its whole pieces."""
         return len(self.request.prompt) // piece * piece

@@ -1,4 +1,4 @@
-"""Choose the work of the next pass: which requests have a row of the cache, and how much text each of them reads."""
+"""Choose the work of the next pass: which requests get a cache row, and how much text each of them reads."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from gesso.engine.scoring import Scoring
 from gesso.model.cache import KVCache
 
 Job = Running | Scoring
-PACE = 8  # passes with canvases in which one request may read as many tokens as in a pass without
-PATIENCE = 4  # a prompt comes first after so many passes that read others
+PACE = 8  # passes with canvases in which one request may read as many tokens as in one pass without
+PATIENCE = 4  # a text comes first after so many passes that read only others
 
 
 @dataclass(frozen=True)
 class Work:
-    """One request's part of a pass: pieces of its text, its canvas, or the former and then the latter."""
+    """One request's part of a pass: pieces of its text, its canvas, or both in this order."""
 
     running: Job
     texts: tuple[tuple[int, ...], ...]
@@ -31,7 +31,7 @@ class Work:
 
     @property
     def end(self) -> int:
-        """How many tokens the row holds after this pass."""
+        """The number of tokens in the row after this pass."""
         return self.start + sum(map(len, self.texts))
 
     @property
@@ -45,7 +45,7 @@ class Work:
 
     @property
     def pieces(self) -> list[tuple[int, Kind]]:
-        """The length and kind of each piece. An autoregressive request has no canvas: the end of its text is read."""
+        """The length and kind of each piece. An autoregressive request has no canvas; its last text is "next"."""
         running, lengths = self.running, [len(text) for text in self.texts]
         if isinstance(running, Scoring):
             slices = [running.scored(*piece) for piece in zip(self.starts, lengths, strict=True)]
@@ -60,11 +60,11 @@ class Work:
 
 @dataclass
 class Row:
-    """What a row of the cache holds: tokens, of which the first `whole` came in prompt pieces of full length."""
+    """The contents of a cache row: tokens, of which the first `whole` were encoded in prompt pieces of full length."""
 
     tokens: list[int] = field(default_factory=list)
     whole: int = 0
-    used: int = 0  # when it was last given to a request
+    used: int = 0  # when it was last assigned to a request
 
 
 class Scheduler:
@@ -73,12 +73,12 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.rows = [Row() for _ in range(max_batch)]
-        self.room = prefill  # tokens of text that the last pass could have read and did not
+        self.unused = prefill  # tokens that the last pass could have read and did not
 
     def next_row(self, cache: KVCache) -> int | None:
-        """The row for the longest-waiting request; None: nobody waits, or no row is free.
+        """Return the row for the request that has waited longest, or None if none waits or no row is free.
 
-        The one that holds most of its prompt already; else one with nothing to lose; else the one longest unused.
+        Prefer the row that holds most of its prompt, then one without reusable contents, then the least recently used.
         """
         busy = {running.row for running in self.running}
         free = [row for row in range(len(self.rows)) if row not in busy]
@@ -92,10 +92,10 @@ class Scheduler:
         return max(free, key=worth)
 
     def plan(self, jobs: Sequence[Job] | None = None) -> list[Work]:
-        """Return the next pass: of all that run, or of some.
+        """Return the work of the next pass, for all running requests or for these.
 
-        Every canvas that is ready takes a step. Prompts and texts to score are read the shortest rest first, unless a
-        longer one has been left out `PATIENCE` times.
+        Every canvas that is ready takes a step. Prompts and texts to score are read in order of their remaining length,
+        unless a longer one has been left out `PATIENCE` times.
         """
         jobs = self.running if jobs is None else jobs
         reading, read, full, denoising = sum(map(self._unread, jobs)), 0, False, False
@@ -107,7 +107,7 @@ class Scheduler:
             for text in job.pending:
                 if self._counts(job, end, len(job.pending) - len(texts)):
                     full = full or read + min(len(text), self.prefill) > self._budget(reading, denoising)
-                    # A pass ends where the row is saved, so that the rest of the prompt is not yet in it.
+                    # End the pass where the row is saved, so that the rest of the prompt is not yet in it.
                     if full or (texts and end == saved):
                         break
                     read += len(text)
@@ -118,30 +118,31 @@ class Scheduler:
             if texts or denoise:
                 work[job.id] = Work(job, tuple(texts), denoise, start)
             denoising = denoising or denoise
-        self.room = max(0, self._budget(reading, denoising) - read)
+        self.unused = max(0, self._budget(reading, denoising) - read)
         return [work[job.id] for job in jobs if job.id in work]
 
     def _budget(self, reading: int, denoising: bool) -> int:
-        """Return how many tokens of text this pass may read.
+        """Return the number of text tokens that this pass may read.
 
-        Beside canvases, each request that reads adds its share to the budget, which is saved up until a piece fits. So
-        canvases slow down with the number of requests that read, not with the length of their texts.
+        In a pass with canvases, each reading request adds its part to the budget, which accumulates until a piece fits.
+        So canvases slow down with the number of reading requests, not with the length of their texts.
         """
-        return min(self.prefill, self.room + reading * max(1, self.prefill // PACE)) if denoising else self.prefill
+        return min(self.prefill, self.unused + reading * max(1, self.prefill // PACE)) if denoising else self.prefill
 
     def _counts(self, job: Job, start: int, pieces: int) -> bool:
-        """Whether the text at token `start`, the first of so many pieces, counts in the budget.
+        """Return whether the text at token `start`, the first of `pieces` pieces, counts in the budget.
 
-        A finished canvas does not: it is no longer than the canvas that follows it. One of several does: they are read
-        again after a failed pass.
+        A committed canvas does not: it is no longer than the canvas that follows it. One of several does, as after a
+        failed pass, when they are encoded again.
         """
         return isinstance(job, Scoring) or start < len(job.request.prompt) or pieces > 1
 
     def _unread(self, job: Job) -> bool:
+        """Return whether a job has text to read that counts in the budget."""
         return self._counts(job, len(self.rows[job.row].tokens), len(job.pending))
 
     def _rank(self, job: Job) -> tuple[bool, int]:
-        """Order canvases before texts, then those left out too often, then short texts before long ones."""
+        """Order canvases before texts, then texts left out too often, then short texts before long ones."""
         return self._unread(job), -job.left_out if job.left_out >= PATIENCE else sum(map(len, job.pending))
 
     def remove(self, running: Job) -> None:
@@ -151,7 +152,7 @@ class Scheduler:
             self.waiting.remove(running)
 
     def reusable(self, row: int, prompt: tuple[int, ...], cache: KVCache) -> int:
-        """How many tokens of the prompt can be taken over as they would be computed anew: whole pieces only."""
+        """Return how many tokens of the prompt can be reused from the row with the same bits: whole pieces only."""
         held = self.rows[row]
         limit = min(held.whole, len(prompt))
         common = next((i for i in range(limit) if held.tokens[i] != prompt[i]), limit)

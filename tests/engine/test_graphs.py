@@ -101,7 +101,7 @@ def test_the_shape_of_a_pass_knows_nothing_of_its_numbers(pair):
     for seed in (1, 2):
         engine = plain.engine
         engine.submit(plain.request("a b", seed=seed, steps=4, canvas_length=8, max_new_tokens=8))
-        engine._take_in()
+        engine._admit()
         shapes.add(shape_of([Work(running, (), True) for running in engine.scheduler.running[-1:]]))
     assert len(shapes) == 1
 

@@ -131,7 +131,7 @@ def test_pass_that_scores_is_not_captured_but_its_prefill_is(tiny):
     engine = Engine(tiny.model, tiny.decode, piece=32, prefill=64, backend=CapturesPlainly(tiny.model))
     wanted = Score(prompt=long_prompt(300), texts=TEXTS)
     engine.submit(wanted)
-    engine._take_in()
+    engine._admit()
     shapes = []
     while engine.busy:
         shapes.append(shape_of(engine.scheduler.plan()))
