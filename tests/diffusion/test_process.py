@@ -1,4 +1,4 @@
-"""The process by itself: randomness, schedule, samplers and stopping, each formula recomputed another way."""
+"""The diffusion process without a network: randomness, schedule, samplers, stopping rules. Formulas are recomputed."""
 
 import math
 from collections import Counter
@@ -33,7 +33,7 @@ def draws(seed=1, canvas=0, step=0):
 # --- randomness ---------------------------------------------------------------------------------------------------
 
 
-def test_the_hash_is_its_definition_in_plain_integers():
+def test_hash_matches_its_definition_in_plain_integers():
     def mix(x):
         x = (x ^ x >> 16) * 0x7FEB352D % 2**32
         x = (x ^ x >> 15) * 0x846CA68B % 2**32
@@ -50,15 +50,15 @@ def test_the_hash_is_its_definition_in_plain_integers():
     assert int(hash.token_hash(key, 6)[2, 5]) & 0xFFFFFFFF == token ^ token >> 16
 
 
-def test_every_coordinate_changes_the_draws():
+def test_every_coordinate_changes_the_position_keys():
     base = hash.position_keys(1, 2, 3, 0, 64, CPU)
     others = [(2, 2, 3, 0), (1 + 2**32, 2, 3, 0), (1, 3, 3, 0), (1, 2, 4, 0), (1, 2, 3, 1), (1, 2 + (1 << 24), 3, 0)]
     for seed, canvas, step, stream in others:
         assert not (hash.position_keys(seed, canvas, step, stream, 64, CPU) == base).any()
-    assert torch.equal(hash.position_keys(1, 2, 3, 0, 20, CPU), base[:20]), "a shorter canvas draws the same"
+    assert torch.equal(hash.position_keys(1, 2, 3, 0, 20, CPU), base[:20]), "a shorter canvas must get the same draws"
 
 
-def test_no_hash_gives_a_token_a_sure_win():
+def test_uniform_and_gumbel_are_finite_for_extreme_hashes():
     extremes = torch.tensor([-1, 0, -(2**31), 2**31 - 1, -256, -512], dtype=torch.int32)
     uniform = hash.uniform(extremes)
     assert ((uniform > 0) & (uniform < 1)).all() and hash.gumbel(extremes).isfinite().all()
@@ -87,7 +87,7 @@ def test_candidates_follow_the_distribution():
     assert ((counts - expected) ** 2 / expected).sum().item() < 18.5, "the 99.9 % point of 4 degrees of freedom"
 
 
-def test_a_prediction_made_in_chunks_equals_the_plain_one(tiny, monkeypatch):
+def test_prediction_in_chunks_matches_prediction_from_logits(tiny, monkeypatch):
     model, backend = tiny.model, TorchBackend(tiny.model)
     hidden_TH, temperature_T = torch.randn(37, model.config.hidden_size), torch.tensor([0.7] * 20 + [0.5] * 17)
     keys_T2 = torch.cat([draws(1).keys(20), draws(2).keys(17)])
@@ -113,7 +113,7 @@ def test_temperature_falls_linearly_as_steps_run_out():
     assert [alpha(settings, n) for n in (4, 2, 0)] == [0.0, 0.5, 1.0]
 
 
-def test_presets_are_ordered_by_their_care():
+def test_presets_are_ordered_from_quality_to_fast():
     quality, balanced, fast = (PRESETS[name] for name in ("quality", "balanced", "fast"))
     assert quality.steps > balanced.steps > fast.steps
     assert quality.entropy_bound < balanced.entropy_bound < fast.entropy_bound
@@ -138,7 +138,7 @@ def moment(remaining=5, vocab_size=100, **settings):
     return Moment(Diffusion(**{"steps": 10} | settings), remaining, vocab_size, draws())
 
 
-def test_the_entropy_bound_accepts_the_certain_while_their_information_is_bounded():
+def test_entropy_bound_accepts_lowest_entropies_within_the_bound():
     torch.manual_seed(1)
     for bound in (0.05, 0.5, 3.0):
         entropy = torch.rand(64) ** 3
@@ -151,23 +151,25 @@ def test_the_entropy_bound_accepts_the_certain_while_their_information_is_bounde
             total += entropy[position].item()
         assert set(accepted_C.nonzero().flatten().tolist()) == expected
         noise_C = draws().tokens(64, 100)
-        assert torch.equal(next_C, torch.where(accepted_C, torch.full((64,), 7), noise_C)), "all others are noise"
+        assert torch.equal(next_C, torch.where(accepted_C, torch.full((64,), 7), noise_C)), (
+            "all other positions must be noise"
+        )
 
 
-def test_at_least_one_position_is_always_accepted():
+def test_samplers_always_accept_at_least_one_position():
     uncertain = prediction(entropy=[5.0, 4.0, 6.0], confidence=[0.1, 0.3, 0.2])
     for sampler in (EntropyBound(1e-6), ConfidenceThreshold(0.9)):
         assert sampler(torch.zeros(3).long(), uncertain, moment())[1].tolist() == [False, True, False]
 
 
-def test_the_confidence_threshold_accepts_what_is_likely_enough():
+def test_confidence_threshold_accepts_positions_above_the_threshold():
     accepted_C = ConfidenceThreshold(0.9)(
         torch.zeros(4).long(), prediction(confidence=[0.95, 0.2, 0.9, 0.89]), moment()
     )
     assert accepted_C[1].tolist() == [True, False, True, False]
 
 
-def test_argmax_commit_takes_the_likeliest_everywhere():
+def test_argmax_sampler_takes_the_argmax_everywhere():
     next_C, accepted_C = ArgmaxCommit()(torch.zeros(3).long(), prediction(argmax=[4, 5, 6]), moment())
     assert next_C.tolist() == [4, 5, 6]
     assert accepted_C.all()
@@ -175,7 +177,7 @@ def test_argmax_commit_takes_the_likeliest_everywhere():
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["ancestral", "ddim"])
 @pytest.mark.parametrize("remaining", [10, 6, 2, 1])
-def test_the_posterior_carries_the_forward_marginals_one_step_back(deterministic, remaining):
+def test_posterior_reverses_the_forward_marginals_by_one_step(deterministic, remaining):
     """With x_t drawn from q(x_t | x_0) and the true x_0 as candidate, x_s must follow q(x_s | x_0)."""
     size, vocab_size, clean = 200_000, 4, 2
     now = moment(remaining, vocab_size)
@@ -183,22 +185,22 @@ def test_the_posterior_carries_the_forward_marginals_one_step_back(deterministic
     kept_C = torch.rand(size, generator=generator) < alpha(now.settings, remaining)
     x_t = torch.where(kept_C, clean, torch.randint(0, vocab_size, (size,), generator=generator))
     x_s, _ = Posterior(deterministic)(x_t, prediction(candidate=[clean] * size), now)
-    share = alpha(now.settings, remaining - 1)
-    expected = torch.full((vocab_size,), (1 - share) / vocab_size)
-    expected[clean] += share
+    clean_fraction = alpha(now.settings, remaining - 1)
+    expected = torch.full((vocab_size,), (1 - clean_fraction) / vocab_size)
+    expected[clean] += clean_fraction
     assert (x_s.bincount(minlength=vocab_size) / size - expected).abs().max() < 0.005
 
 
-def test_the_posterior_moves_by_its_three_weights():
-    """Where x_t differs from the candidate: P(stay) and P(clean) as Bayes gives them, and no noise in DDIM."""
+def test_posterior_probabilities_of_stay_clean_and_noise():
+    """If x_t differs from the candidate, P(stay) and P(clean) follow from Bayes' rule, and DDIM adds no noise."""
     size, vocab_size, remaining = 200_000, 10_000, 4
     now = moment(remaining, vocab_size)
     a_t, a_s = alpha(now.settings, remaining), alpha(now.settings, remaining - 1)
     canvas_C = torch.full((size,), 1)
     for deterministic in (False, True):
         x_s, clean_C = Posterior(deterministic)(canvas_C, prediction(candidate=[2] * size), now)
-        shares = Counter(x_s.tolist())
-        stay, clean = shares[1] / size, shares[2] / size
+        counts = Counter(x_s.tolist())
+        stay, clean = counts[1] / size, counts[2] / size
         if deterministic:
             assert stay + clean == 1
             assert stay == pytest.approx((1 - a_s) / (1 - a_t), abs=0.005)
@@ -223,18 +225,18 @@ FIRST = torch.tensor([True, False])
     ("stability", "judged", "stops"),
     [(0, ALL, True), (1, ALL, False), (1, FIRST, True), (2, FIRST, False), (3, FIRST, False)],
 )
-def test_stable_and_confident_looks_back_as_far_as_it_is_told(stability, judged, stops):
+def test_stable_stopping_compares_the_last_steps(stability, judged, stops):
     steps = history(([9, 1], [0.1, 0.1]), ([1, 1], [0.1, 0.1]), ([1, 2], [0.1, 0.1]))
     assert bool(StableAndConfident(stability, 0.2)(steps, judged)) is stops
 
 
-def test_stable_but_unsure_goes_on():
+def test_stable_stopping_needs_low_entropy():
     steps = history(([1, 1], [0.1, 0.5]), ([1, 1], [0.1, 0.5]))
-    assert not StableAndConfident(1, 0.3)(steps, ALL), "the mean is 0.3, not below it"
+    assert not StableAndConfident(1, 0.3)(steps, ALL), "the mean entropy is 0.3, which is not below the bound"
     assert StableAndConfident(1, 0.31)(steps, ALL)
 
 
-def test_a_plateau_stops_when_the_entropy_no_longer_falls():
+def test_plateau_stops_when_the_entropy_no_longer_falls():
     falling = [([1, 1], [e, e]) for e in (3.0, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8)]
     flat = [*falling, *[([1, 1], [0.8, 0.8])] * 4]
     assert not Plateau(4)(history(*falling), ALL)
@@ -248,7 +250,7 @@ def test_fixed_steps_never_stop_early():
 
 @pytest.mark.parametrize("stopping", ["stable", "plateau", "fixed"])
 @pytest.mark.parametrize("sampler", ["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax"])
-def test_every_sampler_and_stopping_runs_to_an_end(tiny, sampler, stopping):
+def test_every_sampler_and_stopping_rule_terminates(tiny, sampler, stopping):
     answer = tiny.generate("abc", max_new_tokens=12, steps=5, sampler=sampler, stopping=stopping, seed=0)
     assert 1 <= answer.usage.denoising_steps <= 5 * (1 + answer.usage.redrawn)
     if stopping == "fixed":
