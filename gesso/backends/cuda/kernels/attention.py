@@ -165,7 +165,7 @@ def _attend(
     order. Those of a canvas, or of a short text, are divided into SPLITS runs of blocks, each accumulated separately.
     So the sums do not depend on other segments.
 
-    Tiles are large enough that the tensor cores bound it, and not the L2 cache; see `tiles`.
+    Tiles are sized so that it does not wait for the L2 cache; see `tiles`.
     """
     segment_ptr += tl.program_id(2) * COLUMNS
     length = tl.load(segment_ptr + LENGTH)
@@ -325,7 +325,7 @@ def _append(
 ):  # fmt: skip
     """Copy the keys and values of text to its cache row.
 
-    Grid: (longest / TOKENS, M, S). Memory-bound.
+    Grid: (longest / TOKENS, M, S). k and v are [T, M, D] with the strides that follow; tables as in `_attend`.
     """
     segment_ptr += tl.program_id(2) * COLUMNS
     length = tl.load(segment_ptr + LENGTH) * tl.load(segment_ptr + CAUSAL)

@@ -123,7 +123,7 @@ def _e2m1(i: int) -> str:
 
 E2M1 = tl.constexpr("{ .reg .b32 p, q;" + "".join(map(_e2m1, range(4))) + "}")
 # The bits of an e4m3 scale at their places in a bfloat16 read as that number times 2^-120. Multiplied by 2^127 and
-# 2^105, in two exact steps because no bfloat16 is as large as the product, it is the scale times 2^112.
+# 2^105, it is the scale times 2^112. Both steps are exact; one would not do, since no bfloat16 is as large as 2^232.
 E4M3 = tl.constexpr("""{
     .reg .b32 s, c;
     mul.lo.u32 s, $1, 0x00100010;
@@ -233,6 +233,9 @@ def tile(
 ):  # fmt: skip
     """Return the weights [COLUMNS, 2 * DEPTH] of DEPTH bytes of rows from byte `start` on. `scale_at` points to their
     scales.
+
+    FLOAT: e2m1 values with e4m3 scales (NVFP4), otherwise integers with bfloat16 scales (int4). TYPE: dtype of the
+    result.
     """
     WORDS: tl.constexpr = DEPTH // 4
     GROUPS: tl.constexpr = DEPTH // GROUP

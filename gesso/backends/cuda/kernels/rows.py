@@ -4,6 +4,7 @@ versions are in `gesso/backends/cuda/reference.py` and `gesso/model`.
 A layer has some twenty such operations, each a few microseconds on a GPU however little it computes. These are four
 kernels: after the projections (norms and rotation of queries, keys and values), after attention, before the experts
 (routing), and after the experts. All of them compute in float32 and round once, at the end.
+"Latency-bound" below refers to passes with one canvas.
 
 T tokens, H hidden, N query heads, M key/value heads, D head dim, E experts, K experts per token, S splits.
 """

@@ -286,7 +286,7 @@ def _merge(
     """Merge the tiles of one row.
 
     Grid: (T,). The statistics [T, P] and stored logits come from `_logits`. top is the distance of the row's largest
-    logit to the cap, for `_probabilities`. Latency-bound.
+    logit to the cap, for `_probabilities`.
     """
     row = tl.program_id(0)
     tile_P = tl.arange(0, BLOCK_P)
