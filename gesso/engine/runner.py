@@ -166,9 +166,7 @@ class Runner:
             return self.backend.logits(hidden_CH) if logits_CV is None else logits_CV
 
         def constrained() -> Canvas:
-            return advance(
-                guided(running, own, lambda: self.backend.logits(hidden_CH) if logits_CV is None else logits_CV)
-            )
+            return advance(guided(running, own, logits))
 
         def free() -> Canvas:
             after = advance(own)
