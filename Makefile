@@ -1,18 +1,20 @@
-# Three commands, each with all its set-up: `make demo`, `make studio`, `make test`. They need Python 3.11 or newer; the
-# studio's tests also need a browser (apt-get install chromium), and skip without.
-# `make docs` builds the documentation into site/.
-# `make test-gpu` is for a machine with an NVIDIA GPU: it uses the Python that has torch there, and installs nothing.
-# `make mini-data` and `make sudoku-data` make the data of examples/mini and examples/sudoku, in data/mini.
+# Every target installs what it needs into .venv; Python 3.11 or newer is required.
+#   make demo       run the bundled models              make studio     open the studio in a browser
+#   make check      daily checks, under 90 s            make test       everything
+#   make docs       build the documentation into site/
+#   make test-gpu   GPU tests, on a machine with an NVIDIA GPU; uses the Python that has torch there, installs nothing
+#   make mini-data, make sudoku-data                    training data of examples/mini and examples/sudoku
+# The tests of the studio need a browser (apt-get install chromium) and skip without one.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 2
 GPU_PYTHON ?= python3
 TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
-# What is imported is compiled once and kept, where the environment forbids that, too: else every process does it anew.
+# Cache compiled modules even if the environment disables that; otherwise every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Texts of several lines reach a command through the environment: a line of a recipe ends at a line break.
+# Multi-line texts are passed through the environment, since a recipe line ends at a line break.
 define BEGINNING
 class Point:
     def __init__(self, x, y):
@@ -30,26 +32,29 @@ endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE PUZZLE
 
-.PHONY: demo studio test test-gpu lint properties docs mini-data sudoku-data clean
+.PHONY: demo studio check test test-gpu lint properties docs mini-data sudoku-data clean
 demo: $(VENV)/.installed
-	@echo "1/4  gesso info: what is in the box"
+	@echo "1/4  gesso info: the bundled models"
 	$(BIN)/gesso info
-	@echo "2/4  gesso generate: Python out of noise"
+	@echo "2/4  gesso generate: Python code, denoised from random tokens"
 	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 40 --seed 7
-	@echo "3/4  gesso infill: the line that is missing in the midst of others"
+	@echo "3/4  gesso infill: a missing line between others"
 	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 6 --seed 1
-	@echo "4/4  gesso sudoku: 51 empty cells, all at once"
+	@echo "4/4  gesso sudoku: 51 empty cells, filled all at once"
 	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
-	@echo "Now watch it, and put your hand on it, in your browser: make studio"
+	@echo "Watch a canvas change step by step in your browser: make studio"
 
 studio: $(VENV)/.installed-serve
 	$(BIN)/gesso serve --open
+
+check: lint
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile -m "not gpu and not slow and not server and not browser"
 
 test: $(VENV)/.installed-dev
 	$(MAKE) -j 2 lint properties
 
 properties: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile  # a file stays in one process: its server starts once
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile  # one process per file, so that its server starts once
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --tree "$(TREE)"

@@ -5,14 +5,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs" / "reference"
-# Paths and commands of the new layout that are not on the main branch yet.
-PENDING = (
-    "examples",
-    "gesso/eval/structured/",
-    "gesso/eval/sudoku/",
-    "tests.load",
-    "make check",
-)
 
 
 def pages() -> list[str]:
@@ -36,7 +28,3 @@ def prose(page: str) -> str:
 
 def code_spans(page: str) -> list[str]:
     return re.findall(r"`([^`]+)`", prose(page))
-
-
-def is_pending(name: str) -> bool:
-    return name.startswith(PENDING)

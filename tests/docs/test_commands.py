@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import typer
 
-from tests.docs.pages import ROOT, code_blocks, code_spans, is_pending, pages, text_of
+from tests.docs.pages import ROOT, code_blocks, code_spans, pages, text_of
 
 
 @cache
@@ -63,14 +63,14 @@ def test_make_targets_exist(page):
     for line in commands(page):
         if match := re.match(r"make ([a-z -]+)", line):
             for target in match[1].split():
-                assert target in targets or is_pending(f"make {target}"), f"{line}: {target}"
+                assert target in targets, f"{line}: {target}"
 
 
 @pytest.mark.parametrize("page", pages())
 def test_modules_that_pages_run_exist(page):
     for line in commands(page):
         for module in re.findall(r"python3? -m ([\w.]+)", line):
-            assert is_pending(module) or importlib.util.find_spec(module), line
+            assert importlib.util.find_spec(module), line
 
 
 @pytest.mark.parametrize("page", pages())

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.docs.pages import GENERATED, ROOT, code_blocks, is_pending, pages, prose, text_of
+from tests.docs.pages import GENERATED, ROOT, code_blocks, pages, prose, text_of
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -47,7 +47,7 @@ def test_every_page_is_in_the_table_of_contents():
 def test_files_named_on_a_page_exist(page):
     for name in re.findall(r"`((?:gesso|examples|tests|docs)/[\w./-]+)", text_of(page)):
         name = name.rstrip(".")
-        assert (ROOT / name).exists() or is_pending(name) or name == "docs/reference", name
+        assert (ROOT / name).exists() or name == "docs/reference", name
 
 
 def test_the_layout_in_contributing_names_every_package_and_module():
@@ -58,7 +58,7 @@ def test_the_layout_in_contributing_names_every_package_and_module():
     actual |= {f"{path.name}/" for path in (ROOT / "gesso").iterdir() if (path / "__init__.py").exists()}
     assert actual - named == set()
     for name in re.findall(r"^  (\w+/)", tree, re.MULTILINE):
-        assert name in actual or is_pending(f"gesso/{name}"), name
+        assert name in actual, name
 
 
 def test_pages_named_in_the_code_exist():

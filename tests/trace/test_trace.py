@@ -113,7 +113,7 @@ def test_an_invalid_output_file_is_rejected_before_loading(main, tmp_path, name)
     assert out.code == 2 and "model" not in out.err
 
 
-@pytest.mark.studio
+@pytest.mark.browser
 def test_a_page_plays_in_a_browser(run, browser, tmp_path):
     from playwright.sync_api import expect
 

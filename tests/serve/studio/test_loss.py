@@ -7,7 +7,7 @@ import pytest
 
 from tests.studio import TEXT, answering, finished, said, stream, tokens, visiting
 
-pytestmark = pytest.mark.studio
+pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
 expect.set_options(timeout=30_000)
 

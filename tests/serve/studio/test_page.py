@@ -10,7 +10,7 @@ from gesso.serve.settings import EngineSettings, ServerSettings
 from tests.serving import serving
 from tests.studio import answering, finished, said, visiting
 
-pytestmark = pytest.mark.studio
+pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
 expect.set_options(timeout=30_000)
 
