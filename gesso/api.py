@@ -14,9 +14,7 @@ from gesso.adapters import files as adapters
 from gesso.chat.answer import Answer, ToolCall, read
 from gesso.chat.messages import check_tools
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import random_weights as untrained
-from gesso.checkpoint import write as saving
+from gesso.checkpoint import huggingface, random_weights, write
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
@@ -238,7 +236,7 @@ class Gesso:
 
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint directory that `transformers` can load, too."""
-        saving.save(self.model, Path(directory), source=self.directory)
+        write.save(self.model, Path(directory), source=self.directory)
 
     def request(
         self,
@@ -326,16 +324,16 @@ def load(
     max_length: int | None,
 ) -> Gesso:
     where = find_device(device)
-    directory, config = untrained.locate(name)
-    if untrained.is_random(name):
-        model = untrained.make(config, where, find_dtype(dtype, where), quantize)
+    directory, config = random_weights.locate(name)
+    if random_weights.is_random(name):
+        model = random_weights.make(config, where, find_dtype(dtype, where), quantize)
     else:
-        model = checkpoint.load(directory, config, where, find_dtype(dtype, where), quantize)
+        model = huggingface.load(directory, config, where, find_dtype(dtype, where), quantize)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
-        adapters.load(model, checkpoint.find(path), adapter_name)
+        adapters.load(model, huggingface.find(path), adapter_name)
     adapters.activate(model, next(iter(named), None))
     return Gesso(model, tokenizer, defaults, directory, max_batch=max_batch, max_length=max_length)
 

@@ -18,8 +18,7 @@ from rich.table import Table
 from gesso import api
 from gesso.bench import peer as peers
 from gesso.bench.device import wait
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import huggingface, random_weights
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
 from gesso.errors import InputError
@@ -51,9 +50,9 @@ def bench(
         tokens=usual[4],
     )
     if peer is not None:
-        random = isinstance(name, str) and untrained.is_random(name)
-        config = untrained.config_of(name.removeprefix(untrained.PREFIX)) if random and name else None
-        directory = None if config else checkpoint.find(name)
+        random = isinstance(name, str) and random_weights.is_random(name)
+        config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
+        directory = None if config else huggingface.find(name)
         number = api.find_dtype(dtype, where)
         seconds = peers.measure(config, directory, where, number, found["prompt"])
         found["peer_ms_a_step"] = seconds * 1e3

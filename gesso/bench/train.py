@@ -9,7 +9,7 @@ import torch
 from gesso.adapters import files as adapters
 from gesso.adapters.files import LoraSettings
 from gesso.bench.device import wait
-from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import random_weights
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.model.init import begin
@@ -98,7 +98,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
 
 
 def _objective(name: str, shape: Shape, device: torch.device) -> tuple[Objective, ObjectiveSettings]:
-    config = untrained.config_of(name)
+    config = random_weights.config_of(name)
     before = torch.get_default_dtype()
     torch.set_default_dtype(shape.dtype)
     try:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import huggingface, random_weights
 from gesso.errors import InputError
 from gesso.info.memory import precision_of, sequence_bytes, short, weight_bytes
 from gesso.info.workspace import workspace_bytes
@@ -52,7 +51,7 @@ def choose(settings: EngineSettings, memory: Memory, value_bytes: int) -> Choice
 
     `value_bytes` is the size of a number in the dtype of the computation.
     """
-    _, config = untrained.locate(settings.model)
+    _, config = random_weights.locate(settings.model)
     prefill = settings.prefill or (PREFILL_GPU if memory.device == "cuda" else PREFILL_CPU)
     fit = MemoryFit(config, memory.budget(settings.memory), value_bytes, prefill)
     allowed = [settings.quantize] if settings.quantize else ["none"] if config.quantization else list(PRECISIONS)
@@ -87,7 +86,7 @@ class MemoryFit:
 
     def __init__(self, config: Config, budget: int, value_bytes: int, prefill: int) -> None:
         self.config, self.budget, self.value_bytes, self.prefill = config, budget, value_bytes, prefill
-        model = checkpoint.empty_model(replace(config, quantization=None))
+        model = huggingface.empty_model(replace(config, quantization=None))
         self._shapes = list(model.named_parameters())
 
     def weights(self, quantize: str) -> int:

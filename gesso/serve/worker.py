@@ -23,7 +23,7 @@ import torch
 
 import gesso
 from gesso.api import Gesso, find_device, find_dtype
-from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import huggingface
 from gesso.engine.driver import PlanRun
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft, Event, Result
@@ -256,7 +256,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             shown = percent
             send(Loading(percent / 100))
 
-    with checkpoint.watched(progress):
+    with huggingface.watched(progress):
         return gesso.load(
             settings.model,
             device=settings.device,

@@ -15,8 +15,7 @@ from transformers import DiffusionGemmaForBlockDiffusion
 from gesso.adapters import files as adapters
 from gesso.adapters.files import TARGETS, LoraSettings
 from gesso.adapters.lora import attached
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import write as saving
+from gesso.checkpoint import huggingface, write
 from gesso.errors import CheckpointError, InputError
 from gesso.model.config import Config
 from tests import oracle
@@ -203,11 +202,11 @@ def test_a_merged_checkpoint_loads_in_transformers(tmp_path, seed):
     with torch.no_grad():
         unmerged = outputs(model)
     adapters.merge(model)
-    saving.save(model, tmp_path / "merged", source=tmp_path / "model")
+    write.save(model, tmp_path / "merged", source=tmp_path / "model")
     merged, report = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert furthest(merged.eval(), model) < 1e-4
-    again = checkpoint.load(
+    again = huggingface.load(
         tmp_path / "merged", Config.from_directory(tmp_path / "merged"), model.device, torch.float32
     )
     assert relative(unmerged, outputs(again)) < 1e-5
@@ -518,7 +517,7 @@ def test_a_model_with_adapters_is_not_saved_as_if_it_were_plain(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS)
     with pytest.raises(InputError, match="merge one first"):
-        saving.save(model, tmp_path / "out")
+        write.save(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     adapters.merge(model)
-    saving.save(model, tmp_path / "out")
+    write.save(model, tmp_path / "out")

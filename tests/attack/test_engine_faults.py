@@ -55,10 +55,10 @@ def test_a_hung_engine_is_replaced(server):
 UNEXPECTED = """
 import sys
 if "gesso.serve.worker" in sys.orig_argv:
-    from gesso.checkpoint import huggingface as checkpoint
+    from gesso.checkpoint import huggingface
     def load(*arguments):
         raise RuntimeError("unforeseen")
-    checkpoint.load = load
+    huggingface.load = load
 """
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from gesso.bench import model as generation
 from gesso.bench import step
 from gesso.bench import train as bench
-from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import random_weights
 from gesso.errors import InputError
 
 TINY = {
@@ -25,7 +25,7 @@ TINY = {
 def test_training_is_measured_for_every_shape(monkeypatch, name):
     shape = bench.SHAPES[name]
     small = replace(shape, batch=2, prompt=32, response=32, dtype=torch.float32)
-    monkeypatch.setitem(untrained.SHAPES, name, TINY)
+    monkeypatch.setitem(random_weights.SHAPES, name, TINY)
     monkeypatch.setitem(bench.SHAPES, name, small)
     found = bench.measure(name, steps=2, device=torch.device("cpu"))
     assert found["tokens_a_step"] == 2 * (64 + 256)

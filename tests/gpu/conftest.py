@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gesso
-from gesso.checkpoint import write as saving
+from gesso.checkpoint import write
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
@@ -43,5 +43,5 @@ def calm_directory(tmp_path_factory):
     begin(model, seed=0)
     target = tmp_path_factory.mktemp("calm") / "model"
     files = {"tokenizer.json": tiny_checkpoint.tokenizer_json(), "generation_config.json": "{}\n"}
-    saving.save(model, target, files=files)
+    write.save(model, target, files=files)
     return target

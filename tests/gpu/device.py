@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import random_weights
 
 DRY_RUN = "GESSO_GPU_DRY_RUN" in os.environ
 DEVICE = torch.device("cpu" if DRY_RUN else "cuda")
@@ -16,7 +16,7 @@ DTYPE = "float32" if DRY_RUN else "bfloat16"  # bfloat16 is slow on many CPUs
 BIG = "random:26b-a4b"
 
 if DRY_RUN:
-    untrained.SHAPES["26b-a4b"] = {
+    random_weights.SHAPES["26b-a4b"] = {
         "vocab_size": 16_384, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "global_head_dim": 64,
         "num_global_key_value_heads": 1, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 64,

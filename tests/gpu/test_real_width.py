@@ -5,7 +5,7 @@ import torch
 
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.torch import TorchBackend
-from gesso.checkpoint import huggingface as checkpoint
+from gesso.checkpoint import huggingface
 from gesso.checkpoint.quantize.formats import pack_all
 from gesso.checkpoint.quantize.packed import Packed
 from tests.gpu.device import DEVICE
@@ -21,7 +21,7 @@ def packed_model(format):
         for name, weight in pack_all(format, stored, DEVICE):
             if isinstance(weight, Packed):
                 weight.dtype = torch.bfloat16
-            checkpoint.assign(model, name, weight)
+            huggingface.assign(model, name, weight)
     return model
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from gesso.backends.cuda import CudaBackend
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import write as saving
+from gesso.checkpoint import huggingface, write
 from gesso.model.config import Config
 from tests.gpu.device import DEVICE
 from tests.gpu.real_width import errors, make_model, outputs
@@ -20,7 +19,7 @@ def reference(tmp_path_factory):
 
     directory = tmp_path_factory.mktemp("real") / "model"
     model = make_model()
-    saving.save(model, directory)
+    write.save(model, directory)
     del model
     exact = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(directory).to(DEVICE).eval()
     return exact, outputs(exact), directory
@@ -33,7 +32,7 @@ def test_float32_equals_the_reference_beyond_the_window(reference, record_proper
     moves the tokens after it by up to 1e-4. TF32 products would move all of them by more.
     """
     _, truth, directory = reference
-    ours = checkpoint.load(directory, Config.from_directory(directory), DEVICE, torch.float32)
+    ours = huggingface.load(directory, Config.from_directory(directory), DEVICE, torch.float32)
     found = errors(outputs(CudaBackend(ours)), truth)
     record_property("quantile_5", float(found.quantile(0.05)))
     record_property("median", float(found.median()))
@@ -45,7 +44,7 @@ def test_float32_equals_the_reference_beyond_the_window(reference, record_proper
 
 def test_bfloat16_is_as_near_the_truth_as_the_reference(reference, record_property):
     exact, truth, directory = reference
-    ours = checkpoint.load(directory, Config.from_directory(directory), DEVICE, torch.bfloat16)
+    ours = huggingface.load(directory, Config.from_directory(directory), DEVICE, torch.bfloat16)
     low = type(exact).from_pretrained(directory, dtype=torch.bfloat16).to(DEVICE).eval()
     mine, theirs = errors(outputs(CudaBackend(ours)), truth), errors(outputs(low), truth)
     record_property("mean_error", float(mine.mean()))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import random_weights as untrained
+from gesso.checkpoint import random_weights
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import Guides
 from gesso.serve.errors import ApiError
@@ -14,7 +14,7 @@ from gesso.serve.settings import ServerSettings
 class ModelFrontend:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        directory, self.config = untrained.locate(settings.engine.model)
+        directory, self.config = random_weights.locate(settings.engine.model)
         self.defaults = GenerationDefaults.from_directory(directory, self.config)
         self.tokenizer = Tokenizer.from_directory(directory)
         eos = frozenset(self.defaults.eos_token_ids)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from gesso.checkpoint import huggingface as checkpoint
-from gesso.checkpoint import random_weights
+from gesso.checkpoint import huggingface, random_weights
 from gesso.checkpoint.quantize.formats import pack_all
 from gesso.model.config import Config
 from gesso.model.init import begin
@@ -40,7 +39,7 @@ def make(config: Config, format: str | None) -> DiffusionGemma:
     if format is not None:
         stored = [(name, tensor.detach()) for name, tensor in model.named_parameters() if name.startswith("decoder")]
         for name, packed in pack_all(format, stored, torch.device("cpu")):
-            checkpoint.assign(model, name, packed)
+            huggingface.assign(model, name, packed)
     return model
 
 
