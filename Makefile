@@ -34,14 +34,14 @@ export BEGINNING HOLE PUZZLE
 
 .PHONY: demo studio check test test-gpu lint properties docs mini-data sudoku-data clean
 demo: $(VENV)/.installed
-	@echo "1/4  gesso info: the bundled models"
-	$(BIN)/gesso info
+	@echo "1/4  gesso sudoku: 51 empty cells, filled all at once"
+	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
 	@echo "2/4  gesso generate: Python code, denoised from random tokens"
 	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 40 --seed 7
 	@echo "3/4  gesso infill: a missing line between others"
 	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 6 --seed 1
-	@echo "4/4  gesso sudoku: 51 empty cells, filled all at once"
-	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
+	@echo "4/4  gesso info: the bundled model gesso-mini"
+	$(BIN)/gesso info
 	@echo "Watch a canvas change step by step in your browser: make studio"
 
 studio: $(VENV)/.installed-serve

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXIT_CODES = (
     "Exit codes: 0 success; 1 unusable model or checkpoint; 2 unusable command or input; 130 stopped with Ctrl-C."
 )
-MODEL_HELP = f"Checkpoint directory or hub name, or {SOLVER}. Default: the bundled model {BASE}."
+MODEL_HELP = f"Checkpoint directory, Hugging Face name, or bundled model: {BASE} (default) or {SOLVER}."
 
 
 def setting_option(setting: Setting) -> Any:
@@ -53,7 +53,9 @@ def _constraint(help: str) -> Any:
 
 Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the first GPU, or else the CPU.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, float32 on a CPU.")
+]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text. Default: random.")]
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas live if stderr is a terminal.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per answer, on one line.")]
@@ -71,9 +73,19 @@ class Loading:
     adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
     device: Device = None
     dtype: Dtype = None
+    quantize: Annotated[
+        str | None, typer.Option(help="Quantize the weights while loading: fp8, int4 or nvfp4. Default: as stored.")
+    ] = None
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
-        return gesso.load(self.model or default, adapter=self.adapter, device=self.device, dtype=self.dtype, **engine)
+        return gesso.load(
+            self.model or default,
+            adapter=self.adapter,
+            device=self.device,
+            dtype=self.dtype,
+            quantize=self.quantize,
+            **engine,
+        )
 
 
 _SettingOptions = make_dataclass(

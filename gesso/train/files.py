@@ -51,7 +51,7 @@ def _decompressed_zstd(source: BinaryIO) -> Iterator[bytes]:
     try:
         zstandard = import_module("zstandard")
     except ImportError as error:
-        raise InputError("reading .zst needs the package zstandard: pip install 'gesso[train]'") from error
+        raise InputError("reading .zst needs the package zstandard: pip install '.[train]' in the clone") from error
     # Frame by frame: the library's own reader stops silently after the first frame and at a truncated end.
     frame = None
     while data := source.read(1 << 16):

@@ -42,5 +42,5 @@ def _tensorboard(out: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise InputError("run.tensorboard needs the package tensorboard: pip install 'gesso[train]'") from None
+        raise InputError("run.tensorboard needs the package tensorboard: pip install '.[train]' in the clone") from None
     return SummaryWriter(str(out / "tensorboard"))
