@@ -25,6 +25,8 @@ ARM = platform.machine() in ("aarch64", "arm64")
 
 
 class TorchBackend:
+    """Runs the plain model."""
+
     captures = False
 
     def __init__(self, model: DiffusionGemma) -> None:

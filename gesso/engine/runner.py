@@ -25,10 +25,14 @@ from gesso.model.cache import KVCache
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a pass for one canvas."""
+    """The result of a pass for one canvas.
+
+    The step itself is deferred: the logits of one request exist at a time, and an error of a custom sampler fails one
+    request only.
+    """
 
     running: Running
-    advance: Callable[[], Canvas]  # return the canvas after this step; may raise an error of a custom sampler
+    advance: Callable[[], Canvas]  # take the step
     hidden_CH: Tensor  # valid until the next pass
 
 

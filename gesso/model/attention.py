@@ -65,6 +65,7 @@ def _attend(q_SND: Tensor, k_LMD: Tensor, v_LMD: Tensor, mask_SL: Tensor | None)
     q = q_SND.reshape(length, -1, groups, dim).permute(1, 2, 0, 3).reshape(1, -1, groups * length, dim)
     mask = None if mask_SL is None else mask_SL.repeat(groups, 1)
     k, v = k_LMD.transpose(0, 1)[None], v_LMD.transpose(0, 1)[None]
+    # No division by sqrt(D): queries and keys are normed.
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
     return out.reshape(-1, groups, length, dim).permute(2, 0, 1, 3).reshape(length, heads, dim)
 

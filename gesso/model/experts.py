@@ -1,6 +1,6 @@
 """Mixture of experts: each token goes through K chosen experts, gated GELU units, and sums their weighted outputs.
 
-T tokens, H hidden, E experts, K experts per token, I expert width, R tokens of one expert.
+T tokens, H hidden, E experts, K experts per token, I expert width, R tokens of one expert, O outputs.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width))
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        if index_TK.shape[1] == len(self.gate_up_proj):
+        if index_TK.shape[1] == len(self.gate_up_proj):  # `runs_all`: K is E
             y_TEI = gated_gelu(self.fan_out(x_TH))
             return self.fan_in(y_TEI * weight_TK[..., None].to(y_TEI.dtype)).to(x_TH.dtype)
         k = index_TK.shape[1]

@@ -1,4 +1,9 @@
-"""One layer: attention, then a dense MLP and a mixture of experts side by side. T tokens, H hidden, E experts."""
+"""One layer: attention, then a dense MLP and a mixture of experts side by side.
+
+Modules have the names of the checkpoint: norms with `_1` belong to the dense MLP, those with `_2` to the experts.
+
+T tokens, H hidden, E experts, K experts per token.
+"""
 
 from torch import Tensor, nn
 

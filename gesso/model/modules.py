@@ -1,4 +1,4 @@
-"""The small modules a layer is built of. T tokens, H hidden, I inputs or width, O outputs, V vocabulary.
+"""The small modules a layer is built of. T tokens, H hidden, I inputs, O outputs.
 
 Weights are used through torch functions only (`F.linear`, `F.embedding`), so that a quantized weight can take the place
 of a parameter: it implements those functions (`checkpoint/quantize/packed.py`).

@@ -24,7 +24,7 @@ from gesso.model.rope import frequencies, rotation
 
 
 class Stack(nn.Module):
-    """Embedding, layers and final norm. `shared` reuses those of another stack; the scalars are never tied."""
+    """Embedding, layers and final norm, or those of the stack `shared`. The layer scalars are always its own."""
 
     embed_tokens: Embedding
     layers: nn.ModuleList
@@ -92,6 +92,7 @@ class DiffusionGemma(nn.Module):
         x_SH = self.embed(ids_S, stack)
         if not causal:
             x_SH = self.self_conditioning.condition(x_SH, torch.zeros_like(x_SH) if soft_SH is None else soft_SH)
+        # Each layer calls its function with queries, keys and values; it knows the layer's cache and the segment.
         position_S = torch.arange(start, start + len(ids_S), device=x_SH.device)
         attends = [
             partial(attend_with_cache, cache=layer, row=row, start=start, causal=causal) for layer in cache.layers
