@@ -12,7 +12,6 @@ from typing import get_args, get_type_hints
 
 import httpx
 import pytest
-from gesso.serve.app import create_app
 
 import gesso
 from gesso.cli.generate import generate
@@ -21,6 +20,7 @@ from gesso.model.config import SIZES
 from gesso.options import GenerateOptions
 from gesso.serve.errors import from_validation
 from gesso.serve.fields import CompletionFields, DiffusionFields
+from gesso.serve.http.app import create_app
 from gesso.serve.settings import EngineSettings, ServerSettings
 from gesso.settings import OPTIONS, PRESETS, SETTINGS, Diffusion, DiffusionOptions, PresetName, choose, reference
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.errors import InputError
 from tests.backends.passes import CapturesPlainly
@@ -24,7 +25,7 @@ def greedy(g, prompt, count):
 @pytest.mark.parametrize("graphs", [False, True])
 def test_autoregressive_text_is_what_the_causal_encoder_says(tiny, monkeypatch, graphs):
     backend = CapturesPlainly(tiny.model) if graphs else None
-    monkeypatch.setattr(tiny, "engine", Engine(tiny.model, tiny.decode, backend=backend))
+    monkeypatch.setattr(tiny, "driver", Driver(Engine(tiny.model, tiny.decode, backend=backend)))
     prompt = tiny.tokenizer.encode("def fib(n):")
     out = tiny.generate(prompt, sampler="autoregressive", greed=1.0, max_new_tokens=12, seed=0)
     assert out.tokens == greedy(tiny, prompt, 12)[: len(out.tokens)] and out.tokens

@@ -135,7 +135,7 @@ def test_a_resumed_stream_hands_out_only_what_is_new(tiny):
         ({"prompt": (2, 3)}, "another prompt"),
         ({"max_new_tokens": 20}, "16 tokens"),
         ({"pins": {20: 5}}, "other pins"),
-        ({"diffusion": replace(SMALL, steps=2)}, "3 steps already"),
+        ({"diffusion": replace(SMALL, steps=2)}, "already taken 3 steps"),
         ({"diffusion": replace(SMALL, canvas_length=8)}, "canvas_length"),
     ],
 )

@@ -9,6 +9,7 @@ from gesso.adapters.lora import Lora, make_adaptable
 from gesso.api import Gesso
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.cuda.graphs import shape_of
+from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft
 from gesso.engine.runner import Runner
@@ -34,6 +35,7 @@ def pair(tiny):
     for each in (plain, graphed):
         each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
     graphed.engine = Engine(graphed.model, graphed.decode, max_batch=4, backend=CapturesPlainly(graphed.model))
+    graphed.driver = Driver(graphed.engine)
     return plain, graphed
 
 

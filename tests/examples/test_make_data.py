@@ -94,6 +94,6 @@ def test_the_tokenizer_sample_has_the_whole_standard_library(made):
 
 
 def test_a_failed_tokenizer_leaves_no_model_directory(place, tmp_path):
-    with pytest.raises(script.InputError, match="a vocabulary of 640 cannot be made"):
+    with pytest.raises(script.InputError, match="cannot learn 640 tokens"):
         script.make_model(tmp_path / "model", place / "shape", iter(["a"]))
     assert not (tmp_path / "model").exists()

@@ -61,7 +61,7 @@ GROUPS = (
             # model, are for Triton's interpreter.
             "tests/backends/cuda/test_attention.py",
             "tests/backends/cuda/test_experts.py",
-            "tests/backends/cuda/test_experts4.py::test_what_ptx_widens_is_the_plain_expression_to_the_bit",
+            "tests/backends/cuda/test_experts_four_bit.py::test_four_bit_ptx_matches_the_plain_conversion_to_the_bit",
             "tests/backends/cuda/test_hash.py",
             "tests/backends/cuda/test_rows.py",
             "tests/backends/cuda/test_vocab.py",

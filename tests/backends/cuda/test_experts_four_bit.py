@@ -69,7 +69,7 @@ def test_four_bit_experts_with_partial_tiles_use_plain_operations():
         shapes = (4 * k, 2 * width, hidden), (4 * k, hidden, width)
         experts = Experts.__new__(Experts)
         torch.nn.Module.__init__(experts)
-        weights = (quantized.FourBitMatrices(kind, shape, {}, lambda tensors: torch.empty(0)) for shape in shapes)
+        weights = (quantized.Packed(kind, shape, {}, lambda tensors: torch.empty(0)) for shape in shapes)
         experts.gate_up_proj, experts.down_proj = weights
         return kernels_fit(experts, k)
 

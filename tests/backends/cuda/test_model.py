@@ -78,7 +78,7 @@ def test_cuda_layer_matches_the_plain_layer(config, format):
     normed = rows.norm_for(x_TH, first.weight, first.eps, "fp8" if format else None)
     found, after = run_layer(layer, x_TH, normed, [3, 4], attend, angles, scalar_T1, last)
     error = (found - expected).norm() / expected.norm()
-    assert error < (1e-5 if format is None else 0.1)
+    assert error < (1e-5 if format is None else 0.15)
     torch.testing.assert_close(after, model.decoder.norm(found))
 
 
