@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
-from gesso.backends.cuda import CudaBackend
+from gesso.backends.cuda import CudaBackend, CudaPasses
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion.noise import HashSource
 from gesso.model.cache import KVCache
@@ -36,12 +36,7 @@ class PlainPlan:
         self.segments, self.cache = segments, cache
 
 
-class CapturesPlainly(CudaBackend):
-    """The captured passes of the CUDA backend over plain operations: nothing is captured without a GPU.
-
-    The tensors that keep their addresses, and all that is loaded into them and copied out, are the same.
-    """
-
+class PlainPasses(CudaPasses):
     source = HashSource()
     run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict
 
@@ -56,3 +51,13 @@ class CapturesPlainly(CudaBackend):
         ]
         plan.cache.lengths[:] = before  # a captured pass counts tokens when it is replayed
         return hidden
+
+
+class CapturesPlainly(CudaBackend):
+    """The captured passes of the CUDA backend over plain operations: nothing is captured without a GPU.
+
+    The tensors that keep their addresses, and all that is loaded into them and copied out, are the same.
+    """
+
+    passes = PlainPasses
+    run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict

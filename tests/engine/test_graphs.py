@@ -2,6 +2,8 @@
 in their places, and what is loaded into them and copied out, are the same."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 
@@ -15,6 +17,7 @@ from gesso.engine.events import Done, Draft
 from gesso.engine.runner import Runner
 from gesso.engine.scheduler import Work
 from tests.backends.passes import CapturesPlainly
+from tests.engine_requests import request, result
 
 OPTIONS = (
     {},
@@ -154,3 +157,18 @@ def test_a_corrected_prediction_is_read_in_one_way_whether_or_not_its_pass_is_ca
             for _ in range(4):
                 g.engine.step()
     assert read and not any(read), "some were corrected; with graphs, none was read from logits"
+
+
+def test_a_backend_and_its_graphs_are_freed_without_the_garbage_collector(tiny):
+    """Freeing a graph while another is captured would invalidate that capture."""
+    gc.collect()
+    gc.disable()
+    try:
+        engine = Engine(tiny.model, tiny.decode, backend=CapturesPlainly(tiny.model))
+        graphs = weakref.ref(engine.runner.backend.graphs)
+        result(engine, request(seed=1))
+        assert any(graphs().seen.values())
+        del engine
+        assert graphs() is None
+    finally:
+        gc.enable()

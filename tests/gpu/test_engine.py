@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gesso
-from gesso.adapters.lora import Lora
+from gesso.adapters.lora import Lora, make_adaptable
 from gesso.backends.cuda import graphs
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
@@ -53,6 +53,7 @@ def test_graphs_are_captured_anew_after_all_were_dropped(tiny_directory, monkeyp
 def test_an_adapter_on_many_experts_acts_outside_a_graph(tiny_directory):
     """Adapted experts run without kernels and cannot be captured."""
     model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
+    make_adaptable(model.model)
     experts = model.model.decoder.layers[0].experts
     change = Lora(experts.gate_up_proj, rank=2, alpha=4.0)
     torch.nn.init.normal_(change.A), torch.nn.init.normal_(change.B)

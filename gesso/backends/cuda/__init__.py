@@ -30,13 +30,10 @@ def supports(model: DiffusionGemma) -> bool:
     return model.dtype in (torch.bfloat16, torch.float32) and model.config.hidden_size % 16 == 0
 
 
-class CudaBackend(TorchBackend):
-    captures = True
-    source: HashSource = KernelSource()  # of the canvases in a captured pass
+class CudaPasses(TorchBackend):
+    """Passes with fused kernels, operation by operation."""
 
-    def __init__(self, model: DiffusionGemma) -> None:
-        super().__init__(model)
-        self.graphs = Graphs(self)
+    source: HashSource = KernelSource()  # of the canvases in a captured pass
 
     @torch.no_grad()
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
@@ -71,15 +68,7 @@ class CudaBackend(TorchBackend):
         table, softcap = model.decoder.embed_tokens.weight, model.config.final_logit_softcapping
         return predict(hidden_TH, model.head, table, model.embed_scale, softcap, temperature_T, key_T2, soft)
 
-    # --- captured passes ------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
-        graph = self.graphs.find(work, cache)
-        return None if graph is None else graph.run(work, cache)
-
-    def drop_captured(self) -> None:
-        self.graphs = Graphs(self)
+    # --- operations that a graph captures ---------------------------------------------------------------------------
 
     @property
     def can_capture(self) -> bool:
@@ -93,3 +82,22 @@ class CudaBackend(TorchBackend):
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:
         return flow(self.model, plan, pieces, self.model.decoder)
+
+
+class CudaBackend(CudaPasses):
+    captures = True
+    passes: type[CudaPasses] = CudaPasses
+
+    def __init__(self, model: DiffusionGemma) -> None:
+        super().__init__(model)
+        self.drop_captured()
+
+    @torch.no_grad()
+    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
+        graph = self.graphs.find(work, cache)
+        return None if graph is None else graph.run(work, cache)
+
+    def drop_captured(self) -> None:
+        # Graphs do not refer to this object: in a reference cycle they would be freed by the garbage collector, at a
+        # moment of its choice, and freeing a graph invalidates the capture of another.
+        self.graphs = Graphs(self.passes(self.model))

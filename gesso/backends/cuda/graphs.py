@@ -9,6 +9,7 @@ On a CPU there are no graphs, and a `Graph` calls its operations one by one. Tes
 B canvases, C canvas, T tokens of all canvases, H hidden.
 """
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -160,8 +161,14 @@ class Graph:
 
     def capture(self, pool: Any) -> None:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.backend.model.device)):
-            self._pass()
+        collecting = gc.isenabled()
+        gc.disable()  # the collector may free another graph, which would invalidate this capture
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.backend.model.device)):
+                self._pass()
+        finally:
+            if collecting:
+                gc.enable()
         self.replay = graph.replay
 
     def run(self, work: Sequence[Work], cache: KVCache) -> list[Step]:
