@@ -19,6 +19,40 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+TESTS = Path(__file__).parent
+# Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
+SLOW = {
+    "adapters/test_adapters.py", "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
+    "backends/cuda/test_hash.py", "backends/cuda/test_model.py", "backends/cuda/test_vocab.py", "bench/test_bench.py",
+    "bundled/test_bundled.py", "checkpoint/quantize/test_convert.py", "checkpoint/test_huggingface.py",
+    "checkpoint/test_malformed.py", "cli/test_cli.py", "cli/test_rewriting.py", "cli/test_sudoku.py",
+    "cli/test_train.py", "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py",
+    "docs/test_code.py",
+    "docs/test_site.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_generation_parity.py",
+    "engine/test_graphs.py", "engine/test_scoring.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
+    "infill/test_boundary.py", "infill/test_infill.py", "info/test_hardware.py", "test_api.py", "test_gpu_suite.py",
+    "test_settings.py", "train/test_objective.py", "train/test_trainer.py", "train/test_vocabulary.py",
+}  # fmt: skip
+WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py"}  # in tests/serve
+# Tests in slow files that are fast, and without which a package would not be covered by `make check`.
+CORE = {
+    "test_same_seed_same_text_whatever_the_cache_holds", "test_a_stop_string_is_found_across_canvases",
+    "test_same_scores_and_same_texts_in_any_batch",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, so that `make check` can leave them out."""
+    for item in items:
+        path, fixtures = item.path.relative_to(TESTS), set(getattr(item, "fixturenames", ()))
+        if str(path) in SLOW and not any(item.name.startswith(name) for name in CORE):
+            item.add_marker("slow")
+        if path.parts[0] == "attack" or (path.parts[0] == "serve" and path.name not in WITHOUT_SERVER):
+            item.add_marker("server")
+        if fixtures & {"studio", "browser"}:
+            item.add_marker("browser")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)  # the processes of pytest-xdist share the cores
