@@ -243,7 +243,7 @@ def recipes() -> str:
 
 def recipe_sections(recipe: type) -> dict[str, type]:
     """Return the dataclass of each section of a recipe."""
-    from gesso.adapters.files import LoraSettings
+    from gesso.adapters import LoraSettings
     from gesso.train.data import DataSettings
     from gesso.train.objective import ObjectiveSettings
 

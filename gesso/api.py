@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import torch
 
-from gesso.adapters import files as adapters
+from gesso import adapters
 from gesso.chat.answer import Answer, ToolCall, read
 from gesso.chat.messages import check_tools
 from gesso.chat.tokenizer import Tokenizer

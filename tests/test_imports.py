@@ -10,8 +10,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gesso"
 
 BASE = {"errors", "checks", "files", "printable", "settings"}
-MODEL = BASE | {"model", "adapters"}
-WEIGHTS = MODEL | {"checkpoint", "bundled"}
+MODEL = BASE | {"model"}
+CHECKPOINT = MODEL | {"checkpoint", "bundled"}
+WEIGHTS = CHECKPOINT | {"adapters"}
 TEXT = BASE | {"chat"}
 ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat"}
 API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options"}
@@ -23,18 +24,18 @@ BELOW = {
     "printable": set(),
     "settings": BASE,
     "model": BASE,
-    "adapters": BASE | {"model", "checkpoint"},
+    "adapters": CHECKPOINT,
     "diffusion": BASE,
     "backends": WEIGHTS | {"diffusion"},
     "chat": BASE,
     "bundled": BASE,
-    "checkpoint": WEIGHTS | {"chat"},
+    "checkpoint": CHECKPOINT,
     "constraints": TEXT,
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
     "options": BASE | {"engine"},
     "api": API,
-    "info": WEIGHTS | {"chat", "serve"},
+    "info": WEIGHTS | {"chat"},
     "train": WEIGHTS | {"diffusion", "chat"},
     "eval": API,
     "serve": API | {"info"},
@@ -88,6 +89,19 @@ def test_modules_do_not_import_each_other_in_cycles():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"import cycle: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_packages_do_not_import_each_other_in_cycles():
+    graph: dict[str, set[str]] = {}
+    for module, targets in import_graph().items():
+        names = {name.split(".")[1] for name in (module, *targets) if "." in name}
+        package = (module.split(".") + [""])[1]
+        graph.setdefault(package, set()).update(names - {package})
+    graph.pop("", None), graph.pop("__main__", None)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"packages import each other: {' -> '.join(reversed(error.args[1]))}")
 
 
 def test_every_package_has_its_place():

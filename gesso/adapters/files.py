@@ -1,23 +1,22 @@
-"""Adapters of a model: choose what they change, read and write them as `peft` does, fold them into the weights.
+"""Read and write adapters in the format of `peft`.
 
 Encoder and decoder share their weights, and one adapter acts on both. In `transformers` they are separate modules with
 tied parameters, and `peft` wraps each by itself: an adapter under `model.decoder…` alone leaves the encoder, and with
 it every key and value of the prompt, unchanged. So a file holds every change twice, under `model.decoder…` and under
-`model.encoder.language_model…`, with equal tensors. Where `peft` did the training the two differ, since it starts and
-trains them apart; such an adapter is loaded as it is (`_split`), but cannot be merged: there is one weight for two
-changes. (`peft`'s own `merge_and_unload` adds both to the one tied weight, which is wrong for either kind.)
+`model.encoder.language_model…`, with equal tensors. In an adapter trained by `peft` the two differ, since it
+initializes and trains them separately. Such an adapter is loaded as it is (`split_encoder`), but cannot be merged:
+there is one weight for two changes. (`merge_and_unload` of `peft` adds both to the one tied weight, which is wrong for
+either kind.)
 
-E experts, O out, I in, L rank.
+E experts, O outputs, I inputs, L rank.
 """
 
-import copy
 import json
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gesso.adapters.lora import Adapters, Lora, adapter_sites, attached, make_adaptable, weight_of
+from gesso.adapters.attach import LoraSettings, activate, check_known, check_new, groups_of, split_encoder, train_only
+from gesso.adapters.lora import Adapters, Lora, adapter_sites, make_adaptable, weight_of
 from gesso.checkpoint.huggingface import checkpoint_name, logger
-from gesso.checkpoint.quantize.packed import Packed, Weight
+from gesso.checkpoint.quantize.packed import Weight
 from gesso.checkpoint.vision import is_vision
 from gesso.checkpoint.write import whole
 from gesso.checks import shown, strings
@@ -37,150 +37,8 @@ from gesso.files import check_regular, read_json
 from gesso.model.transformer import DiffusionGemma
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MOST_RANK, MOST_ALPHA = 2**16, 1e9
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-PATTERN_CHARS, PATTERN_SECONDS = 10_000, 10.0  # of a regular expression in an adapter's file
-# A group of weights, by the names of its parameters.
-TARGETS = {
-    "attention": r".*\.self_attn\.[qkvo]_proj\.weight",
-    "mlp": r".*\.mlp\.(gate|up|down)_proj\.weight",
-    "self_conditioning": r"self_conditioning\.(gate|up|down)_proj\.weight",
-    "router": r".*\.router\.proj\.weight",
-    "experts": r".*\.experts\.(gate_up|down)_proj",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[str, ...] = tuple(TARGETS)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 < self.rank <= MOST_RANK:
-            raise InputError(
-                f"the rank of an adapter must be a positive integer up to {MOST_RANK:,}, got {shown(self.rank)}"
-            )
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha <= MOST_ALPHA:
-            raise InputError(
-                f"alpha of an adapter must be a positive number up to {MOST_ALPHA:g}, got {shown(self.alpha)}"
-            )
-        if isinstance(self.targets, str) or not self.targets:
-            raise InputError(f"targets must be a tuple of one or more of {', '.join(TARGETS)}, got {self.targets!r}")
-        if unknown := [target for target in self.targets if target not in TARGETS]:
-            raise InputError(f"unknown adapter targets {unknown}; known are {', '.join(TARGETS)}")
-
-
-# --- attach, choose, merge ----------------------------------------------------------------------------------------
-
-
-def add(model: DiffusionGemma, settings: LoraSettings, name: str = "default", seed: int = 0) -> None:
-    """A new adapter, active and alone trainable. B is zero, so the model is unchanged at first."""
-    _check_new(model, name)
-    make_adaptable(model)
-    generator = torch.Generator().manual_seed(seed)
-    made: dict[int, Lora] = {}  # by weight: what encoder and decoder share gets one change, not two
-    for path, site in adapter_sites(model).items():
-        if not _groups([path], settings.targets):
-            continue
-        weight = weight_of(model, path)
-        if id(weight) not in made:
-            lora = made[id(weight)] = Lora(weight, settings.rank, settings.alpha)
-            bound = weight.shape[-1] ** -0.5  # as `peft`: Kaiming uniform with a = sqrt(5)
-            noise = torch.rand(lora.A.shape, generator=generator)
-            lora.A.data.copy_((2 * noise - 1) * bound)
-        site.put(name, made[id(weight)])
-    activate(model, name)
-    _train_only(model, name)
-
-
-def activate(model: DiffusionGemma, name: str | None) -> None:
-    """Let this adapter act and no other; None: the base model alone.
-
-    Keys and values cached under another adapter are not those of this one: start from an empty cache.
-    """
-    if name is not None:
-        _check_known(model, name)
-    for site in adapter_sites(model).values():
-        site.active = name
-
-
-@torch.no_grad()
-def merge(model: DiffusionGemma, name: str = "default") -> None:
-    """Fold an adapter into the base weights, each of them once, and remove it: a plain model is left."""
-    _check_known(model, name)
-    if model.config.quantization:
-        raise InputError(
-            f"cannot merge {name!r} into weights quantized to {model.config.quantization}: rounding would take most of "
-            "it away; merge it into the checkpoint they were made from, and quantize that (gesso quantize)"
-        )
-    if others := [other for other in attached(model) if other != name]:
-        raise InputError(
-            f"cannot merge {name!r} while {others} are attached: they were made for the weights as they are now; "
-            "load the model with this adapter alone"
-        )
-    sites = adapter_sites(model)
-    by_weight: dict[int, list[str]] = {}
-    for path in sites:
-        by_weight.setdefault(id(weight_of(model, path)), []).append(path)
-    for paths in by_weight.values():
-        if len({None if (lora := sites[path].get(name)) is None else id(lora.A) for path in paths}) > 1:
-            raise InputError(
-                f"adapter {name!r} changes {' and '.join(map(checkpoint_name, paths))} differently, but they are one "
-                "weight: it cannot be merged. Use it unmerged, or train one with gesso, where both share their changes"
-            )
-    for paths in by_weight.values():
-        if (lora := sites[paths[0]].get(name)) is not None:
-            _fold(lora, model.get_parameter(paths[0]).detach())
-    for site in set(sites.values()):
-        if site.get(name) is not None:
-            site.drop(name)
-    if model.config.tie_word_embeddings:
-        model.encoder.layers = model.decoder.layers  # undoes `_split`
-
-
-def _fold(lora: Lora, weight: Tensor) -> None:
-    """W + s·B·A in float32, expert by expert: all experts of a 26B layer at once would be 2 GB more."""
-    matrices = (tensor.detach().view(-1, *tensor.shape[-2:]) for tensor in (weight, lora.A, lora.B))
-    for w_OI, a_LI, b_OL in zip(*matrices, strict=True):
-        w_OI.copy_(w_OI.float() + lora.scale * (b_OL.float() @ a_LI.float()))
-
-
-def _split(model: DiffusionGemma) -> None:
-    """Give the encoder layers of its own over the same weights, so that it can be changed apart from the decoder.
-
-    The modules are copied, the weights are not. Text and canvases then take a pass each.
-    """
-    if model.is_tied:
-        packed = (module for module in model.modules() if isinstance(module, Packed))
-        shared: dict[int, Any] = {id(weight): weight for weight in (*model.parameters(), *packed)}
-        model.encoder.layers = copy.deepcopy(model.decoder.layers, shared)
-
-
-def _train_only(model: DiffusionGemma, name: str) -> None:
-    model.requires_grad_(False)
-    for site in adapter_sites(model).values():
-        if (lora := site.get(name)) is not None:
-            lora.requires_grad_(True)
-
-
-def _check_new(model: DiffusionGemma, name: str) -> None:
-    if not re.fullmatch(r"[\w-]+", name):
-        raise InputError(f"an adapter's name is made of letters, digits, - and _, got {name!r}")
-    if name in attached(model):
-        raise InputError(f"the model already has an adapter called {name!r}; give this one another name")
-
-
-def _check_known(model: DiffusionGemma, name: str) -> None:
-    if name not in (known := attached(model)):
-        raise InputError(f"the model has no adapter called {name!r}; it has {', '.join(known) or 'none'}")
-
-
-def _groups(paths: Iterable[str], groups: Iterable[str] = TARGETS) -> tuple[str, ...]:
-    """Those of the target groups that some of these parameters belong to."""
-    paths = list(paths)
-    return tuple(group for group in groups if any(re.fullmatch(TARGETS[group], path) for path in paths))
-
+PATTERN_CHARS, PATTERN_SECONDS = 10_000, 10.0  # limits of a regular expression in an adapter's file
 
 # --- save ---------------------------------------------------------------------------------------------------------
 
@@ -188,19 +46,19 @@ def _groups(paths: Iterable[str], groups: Iterable[str] = TARGETS) -> tuple[str,
 def save(
     model: DiffusionGemma, directory: Path, settings: LoraSettings, name: str = "default", *, base: str | None = None
 ) -> None:
-    """Write a directory that `peft` loads; it appears whole or not at all. `base` names the checkpoint it is for."""
-    _check_known(model, name)
+    """Write a directory that `peft` loads, completely or not at all. `base` names the checkpoint it belongs to."""
+    check_known(model, name)
     changes = {path: lora for path, site in adapter_sites(model).items() if (lora := site.get(name)) is not None}
     for lora in changes.values():
         if (lora.rank, lora.alpha) != (settings.rank, settings.alpha):
             raise InputError(
-                f"adapter {name!r} has rank {lora.rank} and alpha {lora.alpha}, the settings to save it with say "
-                f"{settings.rank} and {settings.alpha}"
+                f"adapter {name!r} has rank {lora.rank} and alpha {lora.alpha}, but the settings have "
+                f"{settings.rank} and {settings.alpha}; save it with its own settings"
             )
     tensors = {}
     for path, prefix in _stored_names(changes).items():
         tensors[f"{prefix}.lora_A.weight"], tensors[f"{prefix}.lora_B.weight"] = _to_file(changes[path])
-    # Every module by its full name: a short one ("q_proj") would match the vision tower too, which `peft` cannot wrap.
+    # Full module names: a short one ("q_proj") would also match the vision tower, which `peft` cannot wrap.
     names = [checkpoint_name(path) for path in changes]
     config = {
         "peft_type": "LORA",
@@ -219,10 +77,10 @@ def save(
 
 
 def _stored_names(paths: Iterable[str]) -> dict[str, str]:
-    """The prefix of each parameter's tensors in a file.
+    """Return the prefix of each parameter's tensors in a file.
 
-    `peft` puts one wrapper on a module for each of its parameters, in their order, so the experts' `down_proj` is
-    outside and their `gate_up_proj` under `base_layer`; the only one, whichever it is, is outside.
+    `peft` wraps a module once per parameter, in their order: of the experts, `down_proj` is the outer wrapper and
+    `gate_up_proj` is under its `base_layer`. A single parameter is always the outer wrapper.
     """
     paths, names = set(paths), {}
     for path in sorted(paths):
@@ -232,8 +90,9 @@ def _stored_names(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _to_file(lora: Lora) -> tuple[Tensor, Tensor]:
-    """`peft` has matrices only: A as [E·L, I], experts outermost, but B as [O, L·E], experts innermost."""
-    a, b = (factor.detach().cpu().float().clone() for factor in (lora.A, lora.B))  # cloned: no two may share memory
+    """Return matrices as in `peft`: A as [E·L, I], experts outermost, but B as [O, L·E], experts innermost."""
+    # Cloned: stored tensors must not share memory.
+    a, b = (factor.detach().cpu().float().clone() for factor in (lora.A, lora.B))
     return (a, b) if a.ndim == 2 else (a.flatten(0, 1), b.permute(1, 2, 0).flatten(1).contiguous())
 
 
@@ -253,8 +112,8 @@ def _file_shapes(weight: Weight, rank: int) -> tuple[tuple[int, int], tuple[int,
 
 
 def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool = False) -> LoraSettings:
-    """Attach an adapter that gesso or `peft` saved, and let it act. Frozen, unless it is to be trained further."""
-    _check_new(model, name)
+    """Attach an adapter saved by gesso or `peft`, and activate it. It is frozen unless `trainable`."""
+    check_new(model, name)
     config = read_json(directory / CONFIG)
     rank, alpha = _read_scale(config, directory)
     make_adaptable(model)
@@ -269,7 +128,7 @@ def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool =
     pairs = {p: (tensors[f"{stored[p]}.lora_A.weight"], tensors[f"{stored[p]}.lora_B.weight"]) for p in paths}
     tied = _equal_where_tied(model, sites, pairs)
     if not tied:
-        _split(model)
+        split_encoder(model)
         sites = adapter_sites(model)
     made: dict[object, Lora] = {}
     for path in paths:
@@ -283,14 +142,14 @@ def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool =
         sites[path].put(name, made[key])
     activate(model, name)
     if trainable:
-        _train_only(model, name)
-    return LoraSettings(rank=rank, alpha=alpha, targets=_groups(paths))
+        train_only(model, name)
+    return LoraSettings(rank=rank, alpha=alpha, targets=groups_of(paths))
 
 
 def _equal_where_tied(
     model: DiffusionGemma, sites: Mapping[str, Adapters], pairs: Mapping[str, tuple[Tensor, Tensor]]
 ) -> bool:
-    """Whether every weight that has two names is changed in the same way under both."""
+    """Return whether every weight with two names has the same change under both."""
     first: dict[int, tuple[Tensor, Tensor] | None] = {}
     for path in sites:
         pair = pairs.get(path)
@@ -302,7 +161,7 @@ def _equal_where_tied(
     return True
 
 
-# What `peft` writes and what has no part in the result: provenance, training, and how the factors were first filled.
+# Fields of `peft` that gesso reads, and fields without effect on the result: provenance, training, initialization.
 _READ = {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "exclude_modules"}
 _NO_MATTER = {
     *("base_model_name_or_path", "auto_mapping", "revision", "task_type", "inference_mode", "peft_version"),
@@ -314,7 +173,7 @@ _HARMLESS_INITS = (None, True, False, "gaussian", "orthogonal", "eva")  # the ot
 def _read_scale(config: Mapping[str, Any], directory: Path) -> tuple[int, float]:
     where = directory / CONFIG
     if config.get("peft_type") != "LORA":
-        raise CheckpointError(f"{where}: peft_type is {config.get('peft_type')!r}; gesso knows LORA only")
+        raise CheckpointError(f"{where}: peft_type is {config.get('peft_type')!r}; gesso supports LORA only")
     for field, value in config.items():
         if field in _READ | _NO_MATTER or not value or (field, value) == ("bias", "none"):
             continue
@@ -333,7 +192,7 @@ def _read_scale(config: Mapping[str, Any], directory: Path) -> tuple[int, float]
     return settings.rank, settings.alpha
 
 
-# A list of names and their endings, or the full names that a pattern matched.
+# Names or their endings, or the full names that a pattern matched.
 Wanted = list[str] | frozenset[str]
 
 
@@ -351,8 +210,8 @@ def _read_targets(config: Mapping[str, Any], paths: Iterable[str], where: Path) 
     return found
 
 
-# As `peft` matches. Python's regular expressions can backtrack for years and cannot be interrupted, so they run in a
-# process that can be ended. Rust's, which cannot backtrack, have no look-around, and patterns that `peft` takes do.
+# Python's regular expressions, as in `peft`. They can backtrack for years and cannot be interrupted, so they run in a
+# process that can be killed. Rust's do not backtrack, but have no look-around, which `peft` allows.
 _MATCHER = """
 import json, re, sys
 pattern, names = json.load(sys.stdin)
@@ -365,7 +224,7 @@ json.dump([name for name in names if pattern.fullmatch(name)], sys.stdout)
 
 
 def _matched(pattern: str, names: list[str], where: str) -> frozenset[str]:
-    """Return the names that match a pattern as a whole."""
+    """Return the names that fully match a pattern."""
     if len(pattern) > PATTERN_CHARS:
         raise CheckpointError(f"{where} has {len(pattern):,} characters; at most {PATTERN_CHARS:,} are allowed")
     try:
@@ -413,13 +272,13 @@ def _problems(
     wrong = []
     seeing = [name for name in found if is_vision(name.removeprefix("base_model.model."))]
     if seeing:
-        logger.warning("text only: %d adapter tensors of the vision tower are left out", len(seeing))
+        logger.warning("text only: %d adapter tensors of the vision tower are ignored", len(seeing))
     for field in ("target_modules", "target_parameters"):
         given = config.get(field) or []
         for target in [given] if isinstance(given, str) else given:
             one: dict[str, Wanted] = {field: targets[field] if isinstance(given, str) else [target]}
             if not any(_is_target(path, one) for path in adapter_sites(model)) and not any(target in n for n in seeing):
-                wrong.append(f"{field}: {shown(target)} names nothing in this model that can have an adapter")
+                wrong.append(f"{field}: {shown(target)} matches nothing in this model that can have an adapter")
     if not stored and not wrong:
         wrong.append("it has no targets: neither target_modules nor target_parameters")
     expected: dict[str, tuple[int, int]] = {}
@@ -429,11 +288,11 @@ def _problems(
     if missing := expected.keys() - found.keys():
         wrong.append(f"missing tensors: {_some(missing)}")
     if surplus := found.keys() - expected.keys() - set(seeing):
-        wrong.append(f"surplus tensors that this model has no place for: {_some(surplus)}")
+        wrong.append(f"surplus tensors that this model cannot use: {_some(surplus)}")
     for name in sorted(expected.keys() & found.keys()):
         if tuple(found[name].shape) != expected[name]:
             wrong.append(
-                f"tensor {name} has shape {list(found[name].shape)}, this model asks for {list(expected[name])}"
+                f"tensor {name} has shape {list(found[name].shape)}, this model expects {list(expected[name])}"
             )
         elif found[name].dtype not in FLOATS:
             dtype = str(found[name].dtype).removeprefix("torch.")

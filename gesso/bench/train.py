@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from gesso.adapters import files as adapters
-from gesso.adapters.files import LoraSettings
+from gesso import adapters
+from gesso.adapters import LoraSettings
 from gesso.bench.device import wait
 from gesso.checkpoint import random_weights
 from gesso.errors import InputError

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gesso.checkpoint.huggingface import INDEX, SINGLE, checkpoint_name, opened, weight_files
+from gesso.checkpoint.huggingface import INDEX, SINGLE, checkpoint_name, empty_model, opened, weight_files
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import InputError
 
@@ -33,12 +33,11 @@ def save(
     `source` is the checkpoint of the model: its tokenizer files and its vision tensors, which `transformers` requires,
     are copied. Without a source, the vision tower is written as zeros. `files` are further text files by name.
     """
-    from gesso.adapters.lora import attached
-
-    if names := attached(model):
+    known = {name for name, _ in empty_model(model.config).named_parameters()}
+    if surplus := [name for name, _ in model.named_parameters() if name not in known]:
         raise InputError(
-            f"the model has adapters ({', '.join(names)}); merge one first (gesso.adapters.files.merge), "
-            "or save the adapter alone (gesso.adapters.files.save)"
+            f"the model has weights that a checkpoint cannot hold, such as {surplus[0]}. If these are adapters, "
+            "merge one first (gesso.adapters.merge), or save the adapter alone (gesso.adapters.save)"
         )
     raw = {**model.config.raw, "dtype": str(model.dtype).removeprefix("torch.")}
     raw["architectures"] = ["DiffusionGemmaForBlockDiffusion"]

@@ -1,8 +1,9 @@
-"""The committed keys and values: all of them in global layers, a ring of the last window - 1 in sliding ones.
+"""The KV cache: all keys and values in global layers, a ring of the last window - 1 in sliding layers.
 
-Every row (one sequence) has its own tensors, so that a long text costs its own length and nobody else's. Keys are
-stored rotated, so their order in the ring does not matter to attention; `read` gives them in order all the same, for
-the causal mask. L capacity of a row, M key/value heads, D head dim.
+Each row (one sequence) has its own tensors, so a long text does not enlarge the others. Keys are stored rotated, so
+attention does not depend on their order in the ring; `read` returns them in order for the causal mask.
+
+L capacity of a row, M key/value heads, D head dim.
 """
 
 import torch
@@ -20,7 +21,7 @@ class LayerKV:
         self._empty_LMD = torch.zeros(0, shape.kv_heads, shape.head_dim, device=device, dtype=dtype)
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
-        self.saved: dict[int, tuple[Tensor, Tensor]] = {}  # rings as they were, by row
+        self.saved: dict[int, tuple[Tensor, Tensor]] = {}  # copies of rings, by row
 
     def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         if self.window is None:
@@ -31,7 +32,7 @@ class LayerKV:
     def write(self, row: int, start: int, k_SMD: Tensor, v_SMD: Tensor) -> None:
         end = start + k_SMD.shape[0]
         if self.window is not None:
-            start = max(start, end - (self.window - 1))  # what would be overwritten at once is not written
+            start = max(start, end - (self.window - 1))  # skip tokens that would be overwritten at once
         slots = self._slots(row, start, end)
         self.k[row][slots] = k_SMD[start - end :]
         self.v[row][slots] = v_SMD[start - end :]
@@ -41,7 +42,7 @@ class LayerKV:
         self.v.append(self._empty_LMD)
 
     def grow(self, row: int, length: int) -> None:
-        """Room for `length` tokens, contents kept. A token keeps its slot, for a ring wraps only at its full size."""
+        """Enlarge a row to `length` tokens. Contents keep their slots: a ring wraps only at its full size."""
         capacity = length if self.window is None else min(length, self.window - 1)
         for tensors in (self.k, self.v):
             old = tensors[row]
@@ -65,19 +66,19 @@ class LayerKV:
 
 
 class KVCache:
-    """`lengths[row]` tokens are committed in each row; `capacities[row]` is what it has room for."""
+    """`lengths[row]` tokens are committed in each row, which has room for `capacities[row]`."""
 
     def __init__(
         self, config: Config, batch_size: int, max_length: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.layers = [LayerKV(shape, config.sliding_window, device, dtype) for shape in config.layers]
         self.device = device
-        self.version = 0  # rises whenever the tensors of a row are others
+        self.version = 0  # increases whenever the tensors of a row are replaced
         self.rings = [layer for layer in self.layers if layer.window is not None]
-        self.whole = config.sliding_window - 1  # up to here the rings have lost nothing
+        self.whole = config.sliding_window - 1  # up to this length, rings hold every token
         self.lengths: list[int] = []
         self.capacities: list[int] = []
-        self.saved: list[int] = []  # how long each row was when its rings were saved; 0: not saved
+        self.saved: list[int] = []  # length of each row when its rings were saved; 0: not saved
         for _ in range(batch_size):
             self.add_row(max_length)
 
@@ -90,7 +91,7 @@ class KVCache:
         self.grow(len(self.lengths) - 1, capacity)
 
     def grow(self, row: int, capacity: int) -> None:
-        """Layer by layer, so that old and new are there together for one layer only."""
+        """Enlarge a row layer by layer, so that old and new tensors exist together for one layer only."""
         if capacity > self.capacities[row]:
             for layer in self.layers:
                 layer.grow(row, capacity)
@@ -102,18 +103,18 @@ class KVCache:
         return sum(layer.nbytes for layer in self.layers)
 
     def reserve(self, row: int, tokens: int) -> None:
-        """Refuse what would not fit, before anything is written."""
+        """Raise InputError if `tokens` more do not fit, before anything is written."""
         if self.lengths[row] + tokens > self.capacities[row]:
             raise InputError(
                 f"context overflow: {self.lengths[row]} tokens are cached and {tokens} more do not fit "
-                f"the cache of {self.capacities[row]}; make it larger or the text shorter"
+                f"the cache of {self.capacities[row]}; use a larger cache or a shorter text"
             )
 
     def can_cut(self, row: int, length: int) -> bool:
-        """Whether the row can be cut back to its first `length` tokens.
+        """Return whether the row can be cut back to its first `length` tokens.
 
-        Global layers can always forget the end. A ring that has begun to overwrite has lost what the cut would need,
-        unless that very state was saved.
+        Global layers can always be cut. A ring that has wrapped has overwritten tokens that the cut needs, unless the
+        state at that length was saved.
         """
         intact = not self.rings or self.lengths[row] <= self.whole
         return length in (0, self.lengths[row], self.saved[row]) or intact
@@ -129,8 +130,8 @@ class KVCache:
         self.lengths[row] = length
 
     def save(self, row: int) -> None:
-        """Remember the rings of a row as they are now, so that it can be cut back to here later."""
-        self.saved[row] = 0  # a save that is interrupted half way must not be taken for one
+        """Save the rings of a row, so that it can be cut back to its present length later."""
+        self.saved[row] = 0  # an interrupted save must not count
         for layer in self.rings:
             layer.save(row)
         self.saved[row] = self.lengths[row]

@@ -16,7 +16,7 @@ from gesso.files import read_bytes
 from gesso.train.files import SUFFIXES
 
 if TYPE_CHECKING:
-    from gesso.adapters.files import LoraSettings
+    from gesso.adapters import LoraSettings
 
 RECIPE_LIMIT = 1 << 20  # bytes
 
@@ -173,7 +173,7 @@ class Recipe:
 
 
 def load(path: Path) -> Recipe:
-    from gesso.adapters.files import LoraSettings
+    from gesso.adapters import LoraSettings
 
     try:
         raw = tomllib.loads(read_bytes(path, RECIPE_LIMIT).decode("utf-8"))

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gesso.adapters import files as adapters
+from gesso import adapters
 from gesso.checkpoint import huggingface, write
 from gesso.errors import GessoError, InputError
 from gesso.model.config import Config

@@ -12,8 +12,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
-from gesso.adapters import files as adapters
-from gesso.adapters.files import TARGETS, LoraSettings
+from gesso import adapters
+from gesso.adapters import TARGETS, LoraSettings, files
 from gesso.adapters.lora import attached
 from gesso.checkpoint import huggingface, write
 from gesso.errors import CheckpointError, InputError
@@ -308,7 +308,7 @@ def test_saved_and_loaded_is_the_same_adapter(tmp_path, seed):
     assert not any(parameter.requires_grad for parameter in other.parameters())
     assert (other.encoder.layers is other.decoder.layers) == (seed != UNTIED)
     adapters.save(other, tmp_path / "copy", SETTINGS, "again")
-    first, second = (load_file(tmp_path / name / adapters.WEIGHTS) for name in ("adapter", "copy"))
+    first, second = (load_file(tmp_path / name / files.WEIGHTS) for name in ("adapter", "copy"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -376,7 +376,7 @@ def test_a_shared_adapter_stays_shared_beside_one_that_is_not(tmp_path):
     adapters.add(model, LoraSettings(rank=1), "late")
     fill(model, "late")
     adapters.save(model, tmp_path / "late", LoraSettings(rank=1), "late")
-    stored = load_file(tmp_path / "late" / adapters.WEIGHTS)
+    stored = load_file(tmp_path / "late" / files.WEIGHTS)
     for name, tensor in stored.items():
         assert torch.equal(tensor, stored[name.replace("encoder.language_model", "decoder")]), name
     adapters.activate(model, "ours")
@@ -398,11 +398,11 @@ def saved(tmp_path_factory):
 
 
 def broken(directory, change):
-    config = json.loads((directory / adapters.CONFIG).read_text())
-    tensors = load_file(directory / adapters.WEIGHTS)
+    config = json.loads((directory / files.CONFIG).read_text())
+    tensors = load_file(directory / files.WEIGHTS)
     change(config, tensors)
-    (directory / adapters.CONFIG).write_text(json.dumps(config))
-    save_file(tensors, directory / adapters.WEIGHTS)
+    (directory / files.CONFIG).write_text(json.dumps(config))
+    save_file(tensors, directory / files.WEIGHTS)
 
 
 Q = "base_model.model.model.decoder.layers.0.self_attn.q_proj.lora_A.weight"
@@ -415,8 +415,8 @@ Q = "base_model.model.model.decoder.layers.0.self_attn.q_proj.lora_A.weight"
         (lambda c, t: t.update({"base_model.model.lm_head.lora_A.weight": torch.zeros(3, 2)}), "surplus.*lm_head"),
         (lambda c, t: t.update({Q: t[Q][:, 1:].clone()}), f"{re.escape(Q)} has shape"),
         (lambda c, t: t.update({Q: t[Q] * float("nan")}), f"{re.escape(Q)} holds NaN"),
-        (lambda c, t: c.update(target_modules=["embed_tokens"]), "target_modules: 'embed_tokens' names nothing"),
-        (lambda c, t: c["target_parameters"].append("experts.up"), "target_parameters: 'experts.up' names nothing"),
+        (lambda c, t: c.update(target_modules=["embed_tokens"]), "target_modules: 'embed_tokens' matches nothing"),
+        (lambda c, t: c["target_parameters"].append("experts.up"), "target_parameters: 'experts.up' matches nothing"),
         (lambda c, t: c.update(target_modules="(", target_parameters=[]), "target_modules"),
         (lambda c, t: c.update(target_modules=[1]), "target_modules"),
         (lambda c, t: c.update(target_modules=None, target_parameters=None), "no targets"),
@@ -450,7 +450,7 @@ def test_a_wrong_adapter_is_refused_by_name_and_leaves_no_trace(tmp_path, saved,
 
 
 def test_a_pattern_that_backtracks_for_ever_is_refused_in_time(tmp_path, saved, monkeypatch):
-    monkeypatch.setattr(adapters, "PATTERN_SECONDS", 1.0)
+    monkeypatch.setattr(files, "PATTERN_SECONDS", 1.0)
     model, directory = saved
     for field in ("target_modules", "target_parameters", "exclude_modules"):
         shutil.copytree(directory, tmp_path / field)
@@ -464,7 +464,7 @@ def test_a_pattern_that_backtracks_for_ever_is_refused_in_time(tmp_path, saved, 
 
 def test_a_named_pipe_in_an_adapter_is_refused_and_never_waited_for(tmp_path, saved):
     model, directory = saved
-    for name in (adapters.CONFIG, adapters.WEIGHTS):
+    for name in (files.CONFIG, files.WEIGHTS):
         shutil.copytree(directory, tmp_path / name)
         (tmp_path / name / name).unlink()
         os.mkfifo(tmp_path / name / name)
@@ -479,7 +479,7 @@ def test_saving_follows_no_planted_link(tmp_path):
     (tmp_path / ".adapter.partial").symlink_to(tmp_path / "elsewhere")
     adapters.save(model, tmp_path / "adapter", SETTINGS)
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert (tmp_path / "adapter" / adapters.WEIGHTS).is_file()
+    assert (tmp_path / "adapter" / files.WEIGHTS).is_file()
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path):
@@ -492,15 +492,15 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
 def test_missing_and_damaged_files_are_named(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     peft_trained(tmp_path / "adapter", TIED[0])
-    weights = tmp_path / "adapter" / adapters.WEIGHTS
+    weights = tmp_path / "adapter" / files.WEIGHTS
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=f"{adapters.WEIGHTS} is corrupt"):
+    with pytest.raises(CheckpointError, match=f"{files.WEIGHTS} is corrupt"):
         adapters.load(model, tmp_path / "adapter", "theirs")
     weights.unlink()
-    with pytest.raises(CheckpointError, match=f"{adapters.WEIGHTS} does not exist"):
+    with pytest.raises(CheckpointError, match=f"{files.WEIGHTS} does not exist"):
         adapters.load(model, tmp_path / "adapter", "theirs")
     shutil.rmtree(tmp_path / "adapter")
-    with pytest.raises(CheckpointError, match=adapters.CONFIG):
+    with pytest.raises(CheckpointError, match=files.CONFIG):
         adapters.load(model, tmp_path / "adapter", "theirs")
 
 

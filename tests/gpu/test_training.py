@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gesso
-from gesso.adapters.files import LoraSettings
+from gesso.adapters import LoraSettings
 from gesso.checkpoint.quantize import convert as quantizing
 from gesso.train import run as command
 from gesso.train.objective import ObjectiveSettings

@@ -11,8 +11,8 @@ import re
 import pytest
 
 import gesso
-from gesso.adapters import files as adapters
-from gesso.adapters.files import LoraSettings
+from gesso import adapters
+from gesso.adapters import LoraSettings
 from gesso.settings import SAMPLERS, STOPPINGS
 from tests.gpu.device import DEVICE
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gesso
-from gesso.adapters import files as adapters
+from gesso import adapters
+from gesso.adapters.attach import split_encoder
 from gesso.checkpoint import huggingface, write
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize import packed as packed_module
@@ -514,7 +515,7 @@ def test_recipe_trains_an_adapter_but_rejects_quantized_weights(quantized, tmp_p
 def test_split_encoder_and_decoder_share_packed_weights(quantized):
     model = load(quantized[1])
     before = logits(model)
-    adapters._split(model)
+    split_encoder(model)
     encoder, decoder = (stack.layers[0] for stack in (model.encoder, model.decoder))
     assert encoder is not decoder
     assert encoder.self_attn.q_proj.weight is decoder.self_attn.q_proj.weight

@@ -1,0 +1,156 @@
+"""Attach adapters to a model, switch between them, and merge one into the weights. O outputs, I inputs, L rank."""
+
+import copy
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gesso.adapters.lora import Lora, adapter_sites, attached, make_adaptable, weight_of
+from gesso.checkpoint.huggingface import checkpoint_name
+from gesso.checkpoint.quantize.packed import Packed
+from gesso.checks import shown
+from gesso.errors import InputError
+from gesso.model.transformer import DiffusionGemma
+
+MAX_RANK, MAX_ALPHA = 2**16, 1e9
+# Groups of weights, as patterns of parameter names.
+TARGETS = {
+    "attention": r".*\.self_attn\.[qkvo]_proj\.weight",
+    "mlp": r".*\.mlp\.(gate|up|down)_proj\.weight",
+    "self_conditioning": r"self_conditioning\.(gate|up|down)_proj\.weight",
+    "router": r".*\.router\.proj\.weight",
+    "experts": r".*\.experts\.(gate_up|down)_proj",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraSettings:
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = tuple(TARGETS)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 < self.rank <= MAX_RANK:
+            raise InputError(
+                f"the rank of an adapter must be a positive integer up to {MAX_RANK:,}, got {shown(self.rank)}"
+            )
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0 < self.alpha <= MAX_ALPHA:
+            raise InputError(
+                f"the alpha of an adapter must be a positive number up to {MAX_ALPHA:g}, got {shown(self.alpha)}"
+            )
+        if isinstance(self.targets, str) or not self.targets:
+            raise InputError(f"targets must be a tuple of one or more of {', '.join(TARGETS)}, got {self.targets!r}")
+        if unknown := [target for target in self.targets if target not in TARGETS]:
+            raise InputError(f"unknown adapter targets {unknown}; known are {', '.join(TARGETS)}")
+
+
+def add(model: DiffusionGemma, settings: LoraSettings, name: str = "default", seed: int = 0) -> None:
+    """Add a new adapter, active and the only trainable part. B is zero, so the model is unchanged at first."""
+    check_new(model, name)
+    make_adaptable(model)
+    generator = torch.Generator().manual_seed(seed)
+    made: dict[int, Lora] = {}  # by weight: one shared by encoder and decoder gets one change
+    for path, site in adapter_sites(model).items():
+        if not groups_of([path], settings.targets):
+            continue
+        weight = weight_of(model, path)
+        if id(weight) not in made:
+            lora = made[id(weight)] = Lora(weight, settings.rank, settings.alpha)
+            bound = weight.shape[-1] ** -0.5  # as in `peft`: Kaiming uniform with a = sqrt(5)
+            noise = torch.rand(lora.A.shape, generator=generator)
+            lora.A.data.copy_((2 * noise - 1) * bound)
+        site.put(name, made[id(weight)])
+    activate(model, name)
+    train_only(model, name)
+
+
+def activate(model: DiffusionGemma, name: str | None) -> None:
+    """Activate this adapter and no other, or with None the base model.
+
+    Keys and values in a cache belong to the adapter they were computed with: start from an empty cache.
+    """
+    if name is not None:
+        check_known(model, name)
+    for site in adapter_sites(model).values():
+        site.active = name
+
+
+@torch.no_grad()
+def merge(model: DiffusionGemma, name: str = "default") -> None:
+    """Add an adapter to the base weights and remove it, which leaves a plain model."""
+    check_known(model, name)
+    if model.config.quantization:
+        raise InputError(
+            f"cannot merge {name!r} into weights quantized to {model.config.quantization}: rounding would remove "
+            "most of it; merge it into the original checkpoint, and quantize the result (gesso quantize)"
+        )
+    if others := [other for other in attached(model) if other != name]:
+        raise InputError(
+            f"cannot merge {name!r} while {others} are attached: they belong to the unmerged weights; "
+            "load the model with this adapter only"
+        )
+    sites = adapter_sites(model)
+    by_weight: dict[int, list[str]] = {}
+    for path in sites:
+        by_weight.setdefault(id(weight_of(model, path)), []).append(path)
+    for paths in by_weight.values():
+        if len({None if (lora := sites[path].get(name)) is None else id(lora.A) for path in paths}) > 1:
+            raise InputError(
+                f"adapter {name!r} changes {' and '.join(map(checkpoint_name, paths))} differently, but they are one "
+                "weight: it cannot be merged. Use it unmerged, or train one with gesso, which changes both alike"
+            )
+    for paths in by_weight.values():
+        if (lora := sites[paths[0]].get(name)) is not None:
+            _fold(lora, model.get_parameter(paths[0]).detach())
+    for site in set(sites.values()):
+        if site.get(name) is not None:
+            site.drop(name)
+    if model.config.tie_word_embeddings:
+        model.encoder.layers = model.decoder.layers  # undo `split_encoder`
+
+
+def _fold(lora: Lora, weight: Tensor) -> None:
+    """Compute W + s·B·A in float32, expert by expert: all experts of a 26B layer at once would need 2 GB more."""
+    matrices = (tensor.detach().view(-1, *tensor.shape[-2:]) for tensor in (weight, lora.A, lora.B))
+    for w_OI, a_LI, b_OL in zip(*matrices, strict=True):
+        w_OI.copy_(w_OI.float() + lora.scale * (b_OL.float() @ a_LI.float()))
+
+
+def split_encoder(model: DiffusionGemma) -> None:
+    """Give the encoder its own layers over the same weights, so that it can have other adapters than the decoder.
+
+    Modules are copied, weights are not. Text and canvases then need separate passes.
+    """
+    if model.is_tied:
+        packed = (module for module in model.modules() if isinstance(module, Packed))
+        shared: dict[int, Any] = {id(weight): weight for weight in (*model.parameters(), *packed)}
+        model.encoder.layers = copy.deepcopy(model.decoder.layers, shared)
+
+
+def train_only(model: DiffusionGemma, name: str) -> None:
+    model.requires_grad_(False)
+    for site in adapter_sites(model).values():
+        if (lora := site.get(name)) is not None:
+            lora.requires_grad_(True)
+
+
+def check_new(model: DiffusionGemma, name: str) -> None:
+    if not re.fullmatch(r"[\w-]+", name):
+        raise InputError(f"the name of an adapter must consist of letters, digits, - and _, got {name!r}")
+    if name in attached(model):
+        raise InputError(f"the model already has an adapter called {name!r}; use another name")
+
+
+def check_known(model: DiffusionGemma, name: str) -> None:
+    if name not in (known := attached(model)):
+        raise InputError(f"the model has no adapter called {name!r}; it has {', '.join(known) or 'none'}")
+
+
+def groups_of(paths: Iterable[str], groups: Iterable[str] = TARGETS) -> tuple[str, ...]:
+    """Return the target groups to which some of these parameters belong."""
+    paths = list(paths)
+    return tuple(group for group in groups if any(re.fullmatch(TARGETS[group], path) for path in paths))
