@@ -283,7 +283,7 @@ class Gesso:
             guide=asked or guide,
             free_first=True,
             never_first=self._never_first,
-            unsure=self.tokenizer.byte_ids,
+            byte_tokens=self.tokenizer.byte_ids,
             top_logprobs=top_logprobs,
             draft_logprobs=draft_logprobs,
             resume=resume,

@@ -200,7 +200,7 @@ def _write(g: Any, size: int, prompt: int, new: int, waiting: bool = False) -> t
 
 
 def _prefill(g: Any, length: int) -> dict[str, Any]:
-    """Measure prefill in the engine's chunks, after two equal runs as in `_batch`."""
+    """Measure the speed of prefill in the engine's pieces, after two warm-up runs as in `_batch`."""
     times = []
     for _ in range(3):
         (request,) = requests(g, 1, length, 1, steps=1, stopping="fixed")

@@ -212,7 +212,7 @@ def _read_call(source: str) -> ToolCall:
 
 
 def _finite(literal: str) -> float:
-    """Reject NaN, Infinity and 1e999, which `json` accepts and JSON does not have."""
+    """Reject NaN, Infinity and numbers beyond the range of a float such as 1e999, all of which `json` accepts."""
     if not math.isfinite(number := float(literal)):
         raise ValueError(f"{literal} is out of range")
     return number

@@ -107,5 +107,5 @@ def _plain(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{where}: is not JSON: {error}") from error
+        raise InputError(f"{where}: expected JSON values only: {error}") from error
     return copied

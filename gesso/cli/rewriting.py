@@ -141,7 +141,7 @@ def _read(file: str, in_place: bool) -> str:
 
 
 def _replace(file: str, before: str, after: str) -> str | None:
-    """Replace the text of a file, unless the file has changed since it was read. Return the reason of a failure.
+    """Replace the text of a file, unless the file has changed since it was read. If that fails, return the reason.
 
     The file is replaced atomically. A symbolic link stays a link.
     """

@@ -210,7 +210,7 @@ def _places(model: "Gesso", puzzle: Puzzle) -> list[int]:
 
 def _frame(model: "Gesso", puzzle: Puzzle, draft: "Draft", places: Sequence[int], status: str) -> "Frame":
     tokens = [*draft.before, *draft.tokens]
-    positions = [True] * len(draft.before) + draft.settled
+    positions = [True] * len(draft.before) + draft.stable
     # Slices, because a checkpoint with short canvases has no draft of the last cells yet.
     cells = [_sign(model.decode(tokens[place : place + 1])) for place in places]
     settled = [any(positions[place : place + 1]) for place in places]

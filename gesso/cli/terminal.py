@@ -194,7 +194,7 @@ class CanvasView:
 
     def show(self, draft: "Draft") -> None:
         self.steps_taken += 1
-        settled, entropy = sum(draft.settled), draft.entropy
+        settled, entropy = sum(draft.stable), draft.entropy
         status = (
             f"canvas {draft.canvas.index + 1} · step {draft.canvas.step}/{draft.steps} · "
             f"{settled}/{len(entropy)} settled · entropy {sum(entropy) / len(entropy):.3f} · "
@@ -207,7 +207,7 @@ class CanvasView:
         text = Text(printable(self.model.decode(draft.before)))
         cells = [
             (token, "dim" if token in special or not settled else "bold", token in special)
-            for token, settled in zip(draft.tokens, draft.settled, strict=True)
+            for token, settled in zip(draft.tokens, draft.stable, strict=True)
         ]
         # Decode runs of tokens, because several tokens may spell one character.
         for (style, is_special), run in groupby(cells, key=lambda cell: cell[1:]):

@@ -1,5 +1,4 @@
-"""A canvas and its denoising step. A canvas is immutable: any of them can be kept and resumed, because a step makes
-another.
+"""A canvas and its denoising step. A step makes a new canvas, so any of them can be kept and resumed.
 
 B canvases, C positions, H hidden, E end-of-text tokens.
 """
@@ -7,7 +6,7 @@ B canvases, C positions, H hidden, E end-of-text tokens.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,17 +19,23 @@ from gesso.diffusion.stopping import stopping_of
 from gesso.settings import Diffusion
 
 FREE = -1  # in `pin_C`: the position is not pinned
+N = TypeVar("N", int, Tensor)
+S = TypeVar("S", "Canvas", "State[Tensor]")
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """One canvas; or, in a captured pass, several [B, C] with the same settings, and index and step as tensors [B]."""
+class State(Generic[N]):
+    """The state that a denoising step changes: of one canvas, or of several with the same length and settings.
 
-    index: Any  # number of the canvas in the text
+    With several, every tensor has a leading dimension B, and index and step are tensors [B] that the host does not
+    read. A denoising step works on the last dimension, so it is the same code for both.
+    """
+
+    index: N  # number of the canvas in the text
     attempt: int  # 1 if the canvas is drawn again, with other random numbers
     tokens_C: Tensor
     pin_C: Tensor  # the token a position must hold, or FREE
-    step: Any = 0  # steps taken
+    step: N  # steps taken
     soft_CH: Tensor | None = None  # self-conditioning for the next step
     history: tuple[Prediction, ...] = ()
     accepted_C: Tensor | None = None  # positions that took a predicted token in the last step
@@ -42,6 +47,11 @@ class Canvas:
     def result_C(self) -> Tensor:
         """The text of the canvas: the most probable tokens of the last prediction, not the last sample."""
         return self.history[-1].argmax_C
+
+
+@dataclass(frozen=True)
+class Canvas(State[int]):
+    """The canvas of one request."""
 
     @property
     def final(self) -> int:
@@ -66,15 +76,15 @@ class Process:
         for position, token in pins.items():
             pin_C[position] = token
         if self.settings.autoregressive:  # the network does not read it
-            return Canvas(index, attempt, torch.zeros_like(pin_C), pin_C)
+            return Canvas(index, attempt, torch.zeros_like(pin_C), pin_C, 0)
         noise_C = self._draws(index, attempt, step=0).tokens(length, self.vocab_size)
-        return Canvas(index, attempt, torch.where(pin_C == FREE, noise_C, pin_C), pin_C)
+        return Canvas(index, attempt, torch.where(pin_C == FREE, noise_C, pin_C), pin_C, 0)
 
-    def temperature(self, canvas: Canvas) -> Any:
+    def temperature(self, canvas: Canvas) -> float:
         """Return the temperature of the step that the canvas is about to take."""
         return temperature(self.settings, self.settings.steps - canvas.step)
 
-    def draws(self, canvas: Canvas) -> Draws:
+    def draws(self, canvas: State[N]) -> Draws:
         """Return the random numbers of the step that the canvas is about to take."""
         return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
 
@@ -89,7 +99,7 @@ class Process:
         """Return why a canvas is done after this step, or None if it is not."""
         return "converged" if converged else "steps" if step == self.settings.steps else None
 
-    def evolve(self, canvas: Canvas, prediction: Prediction) -> Canvas:
+    def evolve(self, canvas: S, prediction: Prediction) -> S:
         """Keep the pins, sample, renoise and settle.
 
         With the default source and a built-in sampler, this and `converged` read nothing on the host. They can be
@@ -122,7 +132,7 @@ class Process:
         )
         return _settle(canvas, advanced, self.settings) if self.settings.settle else advanced
 
-    def judged(self, canvas: Canvas) -> Tensor:
+    def judged(self, canvas: State[N]) -> Tensor:
         """Return the positions that the stopping rule considers."""
         judged_C = canvas.pin_C == FREE
         if canvas.settled_C is not None:  # unlike the caller's pins, settled positions count
@@ -131,7 +141,7 @@ class Process:
             judged_C = judged_C & ~_after_first(canvas.result_C, self.eos_E)
         return judged_C
 
-    def converged(self, canvas: Canvas) -> Tensor:
+    def converged(self, canvas: State[Tensor]) -> Tensor:
         """Return whether each of several canvases [B] has converged by the stopping rule."""
         judged_C = self.judged(canvas)
         return ~judged_C.any(-1) | stopping_of(self.settings)(canvas.history, judged_C)
@@ -140,11 +150,11 @@ class Process:
     def eos_E(self) -> Tensor:
         return torch.tensor(sorted(self.eos), device=self.device)
 
-    def _draws(self, index: int, attempt: int, step: int) -> Draws:
+    def _draws(self, index: N, attempt: int, step: N) -> Draws:
         return self.source.at(self.seed, index + (attempt << 24), step, self.device)
 
 
-def _settle(before: Canvas, after: Canvas, settings: Diffusion) -> Canvas:
+def _settle(before: S, after: S, settings: Diffusion) -> S:
     """Pin the prefix in which every position has taken the same token for `settle` steps.
 
     A step counts only if the position's entropy was below `confidence`, the bound for whole canvases. Without that

@@ -20,7 +20,7 @@ class Moment:
     """The point in the process at which a sampler is called, and its random numbers."""
 
     settings: Diffusion
-    remaining: int  # steps left, including this one
+    remaining: int | Tensor  # steps left, including this one; of several canvases [B]
     vocab_size: int
     draws: Draws
 
@@ -95,6 +95,7 @@ class Posterior:
     deterministic: bool
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
+        assert isinstance(moment.remaining, int), "this sampler steps one canvas at a time"
         alpha_t = alpha(moment.settings, moment.remaining)
         alpha_s = alpha(moment.settings, moment.remaining - 1)
         ratio = alpha_t / alpha_s

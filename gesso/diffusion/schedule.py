@@ -1,12 +1,16 @@
 """Quantities that change with the step. Steps count down: `remaining` runs from `steps` to 1."""
 
-from typing import Any
+from typing import TypeVar
+
+from torch import Tensor
 
 from gesso.settings import Diffusion
 
+N = TypeVar("N", float, Tensor)  # of one canvas, or of several [B]
 
-def temperature(settings: Diffusion, remaining: Any) -> Any:
-    """Return the temperature of one canvas, or of several [B]: from t_max on the first step to just above t_min."""
+
+def temperature(settings: Diffusion, remaining: N) -> N:
+    """Return the temperature, which falls from t_max on the first step to just above t_min."""
     return settings.t_min + (settings.t_max - settings.t_min) * remaining / settings.steps
 
 

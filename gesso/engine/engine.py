@@ -10,12 +10,12 @@ from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
+from gesso.engine.final_text import Decode, fewest_with, final_text, would_be_empty
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
-from gesso.engine.standing import Decode, fewest_with, showable, would_be_empty
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -99,7 +99,7 @@ class Engine:
             return Running(next(self.ids), request, process, self._blank(request, process, 0, 0), length)
         draft = request.resume
         running = Running(next(self.ids), request, process, draft.canvas, length, list(draft.before))
-        running.shown = showable(running.tokens, request, self.decode)
+        running.shown = final_text(running.tokens, request, self.decode)
         if request.guide:
             running.state = request.guide.walk(running.state, running.tokens)
         return running
@@ -275,14 +275,14 @@ class Engine:
         finish: Finish | None = None
         if stops := [at for at in map(text.find, request.stop) if at >= 0]:
             finish = "stop"
-            del running.tokens[fewest_with(running.tokens, text, min(stops), request.unsure, self.decode) :]
+            del running.tokens[fewest_with(running.tokens, text, min(stops), request.byte_tokens, self.decode) :]
             text = text[: min(stops)]
         elif end is not None:
             finish = "stop"
         elif len(running.tokens) == request.max_new_tokens:
             complete = request.guide is not None and request.guide.may_end(running.state)
             finish = "stop" if complete else "length"
-        shown = text if finish else showable(running.tokens, request, self.decode)
+        shown = text if finish else final_text(running.tokens, request, self.decode)
         added = shown[len(running.shown) :]
         running.shown += added
         kept = tuple(running.tokens[before:])

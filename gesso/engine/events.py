@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gesso.diffusion.canvas import Canvas
+from gesso.engine.final_text import Decode, final_tokens
 from gesso.engine.request import Request
-from gesso.engine.standing import Decode, standing
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -64,7 +64,7 @@ class Draft:
         return self.canvas.history[-1].entropy_C.tolist()
 
     @property
-    def settled(self) -> list[bool]:
+    def stable(self) -> list[bool]:
         """Per position: whether it accepted its token and predicts the same one as a step ago."""
         if len(self.canvas.history) < 2 or self.canvas.accepted_C is None:
             return [False] * len(self.canvas.tokens_C)
@@ -73,18 +73,18 @@ class Draft:
 
     @property
     def states(self) -> str:
-        """One letter per position: p pinned by the caller, f final, s settled, a accepted in this step, . open."""
+        """One letter per position: p pinned by the caller, f final, s stable, a accepted in this step, . open."""
         count, start = len(self.canvas.tokens_C), len(self.before)
         final = [False] * count if self.canvas.settled_C is None else self.canvas.settled_C.tolist()
         accepted = [False] * count if self.canvas.accepted_C is None else self.canvas.accepted_C.tolist()
         pinned = [start + at in self.request.pins for at in range(count)]
-        rows = zip(pinned, final, self.settled, accepted, strict=True)
+        rows = zip(pinned, final, self.stable, accepted, strict=True)
         return "".join(next((letter for letter, is_so in zip("pfsa", row, strict=True) if is_so), ".") for row in rows)
 
     @property
-    def standing(self) -> tuple[int, ...]:
+    def final_tokens(self) -> tuple[int, ...]:
         """The tokens of the text so far whose text is final and can be shown. See `Diffusion.settle`."""
-        return standing(self.request, self.canvas, self.before, self.decode)
+        return final_tokens(self.request, self.canvas, self.before, self.decode)
 
 
 @dataclass(frozen=True)

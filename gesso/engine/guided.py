@@ -38,7 +38,7 @@ def satisfies_constraint(running: Running, after: Canvas) -> bool:
 
 
 def guided(running: Running, prediction: Prediction, logits: Callable[[], Tensor]) -> Prediction:
-    """Return the prediction itself if its tokens satisfy the constraint, otherwise one with the most probable that do.
+    """Return the prediction if its tokens satisfy the constraint, otherwise one with the most probable tokens that do.
 
     Settled positions are kept, and the search begins after them.
     """
@@ -65,7 +65,7 @@ def guided(running: Running, prediction: Prediction, logits: Callable[[], Tensor
 
 
 def scores_of(logits_CV: Tensor, entropy_C: Tensor, tokens_U: NDArray[np.int64], guide: Guide) -> Scores:
-    """Return the scores for the search: how much lower than the most probable token of its position each token is.
+    """Return the scores for the search: each token's logit minus the largest logit of its position.
 
     A position counts by its certainty. Early in the process most positions are noise, and would outvote the few that
     are not.

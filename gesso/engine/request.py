@@ -49,7 +49,7 @@ class Request:
     # A text that begins with one of these tokens would be empty: its first canvas is drawn again, with other noise.
     never_first: frozenset[int] = frozenset()
     # Tokens whose text depends on the tokens after them: bytes of a character.
-    unsure: frozenset[int] = frozenset()
+    byte_tokens: frozenset[int] = frozenset()
     # Report the log-probability of each committed token and of this many of the likeliest tokens; None: no report.
     top_logprobs: int | None = None
     draft_logprobs: int | None = None  # the same for every position of every draft
@@ -122,7 +122,7 @@ class Request:
         if canvas.reason is not None:
             raise InputError("resume: this draft is the last of its canvas; give an earlier draft")
         if self.prompt != draft.request.prompt:
-            raise InputError("resume: the draft has another prompt than this request")
+            raise InputError("resume: the prompt of the draft differs from that of this request")
         if canvas.step >= self.diffusion.steps:
             raise InputError(f"resume: the draft has already taken {canvas.step} steps; set steps to more than that")
         length = self.length_after(done, config)
@@ -132,9 +132,9 @@ class Request:
                 f"max_new_tokens it would have {length}"
             )
         if self.pins != draft.request.pins:
-            raise InputError("resume: the draft has other pins than this request")
+            raise InputError("resume: the pins of the draft differ from those of this request")
         if self.guide is not draft.request.guide:
-            raise InputError("resume: the draft has another constraint than this request")
+            raise InputError("resume: the constraint of the draft differs from that of this request")
 
     def canvas_length(self, config: Config) -> int:
         """Return the length of a full canvas."""

@@ -23,7 +23,7 @@ MEMORY_RULES = (
 
 
 def precision_of(quantization: str) -> str:
-    """Return the precision in MEMORY_RULES of a quantization, with LAYERS appended if it has that suffix."""
+    """Return the name that MEMORY_RULES has for a quantization. The suffix LAYERS is kept."""
     kind = "fp8" if quantization.removesuffix(LAYERS) == "fp8" else "4-bit"
     return kind + LAYERS * quantization.endswith(LAYERS)
 

@@ -90,7 +90,7 @@ def _memory_unit(memory: "tuple[Memory, ...]") -> tuple[str, float]:
 
 
 def _memory_table(report: "Report", unit: float) -> Table:
-    """Return weights by precision and their sum with the cache by context. The cache, the same for all, has a row."""
+    """Return a table by precision: weights, and weights and cache together for each context; the cache alone."""
 
     def amount(size: int | None) -> str:
         return "beyond" if size is None else f"{size / unit:,.2f}"

@@ -119,7 +119,7 @@ class DiffusionFields(SettingFields):  # type: ignore[valid-type, misc]
     @classmethod
     def _positions(cls, pins: dict[str, int]) -> dict[str, int]:
         if wrong := [at for at in pins if not (at.isascii() and at.isdecimal() and len(at) < 10)]:
-            raise ValueError(f"a position must be a number from 0 on, got {wrong[0]!r}")
+            raise ValueError(f"a position must be an integer of at least 0 with at most 9 digits, got {wrong[0]!r}")
         return pins
 
 

@@ -53,7 +53,7 @@ def deploy(settings: ServerSettings, host: str, port: int, cluster: Cluster) -> 
 
 
 def _failure_message() -> str | None:
-    """Return the last line of Ray's message about the replicas, which has the reason of a failure."""
+    """Return the last line of Ray's message about the replicas, which has the reason for a failure."""
     found = serve.status().applications.get(APPLICATION)
     lines = [line for part in found.deployments.values() for line in part.message.splitlines()] if found else []
     return next((line.strip() for line in reversed(lines) if line.strip()), None)

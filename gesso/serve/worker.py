@@ -198,7 +198,7 @@ class Worker:
                 # With log-probabilities the text waits for them: they are those of the step that ends the canvas.
                 # For a hole, the chosen text is known only at the end.
                 if asked.stream and not planned and asked.options.get("top_logprobs") is None:
-                    self.settle(job, event.standing)
+                    self.settle(job, event.final_tokens)
             case Commit(likely=likely) if likely and not planned:
                 self.send(Logprobs(asked.id, [(entry.token, list(entry.top)) for entry in likely]))
             case Done(result=result) if not planned:  # the plan has no more to do, so do not wait for the side thread

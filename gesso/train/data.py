@@ -173,7 +173,7 @@ class Dataset:
         return shapes
 
     def _example(self, entry: int, number: int, prompt: int, canvas_length: int) -> Example:
-        """Return the example that an entry shows as example `number` of the run."""
+        """Return the example made from an entry. Its index in the run, `number`, seeds its random choices."""
         row, start = int(self._entry_rows[entry]), int(self._entry_starts[entry])
         rng = random.Random((self.settings.seed << 48) + number)
         if start == WHOLE or self._viewer is None:

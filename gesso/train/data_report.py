@@ -170,5 +170,5 @@ def _counts(report: DataReport) -> Iterator[str]:
     if report.context_only:
         yield (
             f"{report.context_only:,} responses of earlier turns are context only: "
-            "the chat template renders them in another way once they are history"
+            "the chat template renders them differently once they are history"
         )

@@ -174,7 +174,7 @@ def _turn(
     opening = prompt if whole.startswith(prompt) else EMPTY_THOUGHT.sub("", prompt)
     if not whole.startswith(opening):
         raise InputError(
-            f"the chat template renders the text before {where} in another way once it is answered, "
+            f"the chat template renders the text before {where} differently once it is answered, "
             "so the response cannot be located; give the row as prompt and completion"
         )
     written = whole[len(opening) :]

@@ -32,7 +32,7 @@ def save(
     out: Path, step: int, parameters: Tensors, optimizers: Optimizers, average: Tensors,
     note: Mapping[str, Any], *, write: bool, keep: int,
 ) -> None:  # fmt: skip
-    """Gather the shards, in which every process takes part, and write them in the one with `write`."""
+    """Gather the shards, in every process, and write them in the process with `write`."""
     moments = {}
     for name, parameter in parameters.items():
         for key, value in _owner(optimizers, parameter).state[parameter].items():
@@ -66,7 +66,7 @@ def load(directory: Path, parameters: Tensors, optimizers: Optimizers, average: 
         load_file(directory / f"{name}.safetensors") for name in ("weights", "optimizer", "average")
     )
     if set(weights) != set(parameters) or set(averages) != set(average):
-        raise CheckpointError(f"{directory} contains other weights than this recipe trains; choose another run.out")
+        raise CheckpointError(f"the weights in {directory} are not those of this recipe; choose another run.out")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(like(weights[name], parameter))

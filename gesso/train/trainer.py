@@ -173,7 +173,7 @@ class Trainer:
         return zip(itertools.count(first, stride), batches, strict=False)
 
     def _first_example(self, batch: int) -> int:
-        """Return the number in the run of this process's first example of a batch."""
+        """Return the index, counted over the run, of this process's first example in a batch."""
         return batch * self.recipe.run.batch_size + self.rank * self.recipe.run.batch_size // self.world
 
     @property

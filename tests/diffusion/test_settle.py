@@ -46,10 +46,10 @@ def test_settled_prefix_only_grows_and_is_a_prefix_of_the_result(tiny, settle):
         result = events[-1].result
         before = ()
         for draft in drafts(events):
-            assert draft.standing[: len(before)] == before
-            assert result.tokens[: len(draft.standing)] == draft.standing
-            before = draft.standing
-            early += draft.canvas.reason is None and len(draft.standing) > len(draft.before)
+            assert draft.final_tokens[: len(before)] == before
+            assert result.tokens[: len(draft.final_tokens)] == draft.final_tokens
+            before = draft.final_tokens
+            early += draft.canvas.reason is None and len(draft.final_tokens) > len(draft.before)
     assert early > 0, "no position settled early: the test checks nothing"
 
 
@@ -64,7 +64,7 @@ def test_settled_positions_keep_their_tokens(tiny):
 
 def test_without_settle_no_token_is_final_before_its_canvas(tiny):
     events = run(Engine(tiny.model, letters), request(diffusion=replace(SETTLING, settle=0)))[0]
-    assert all(draft.standing == draft.before for draft in drafts(events))
+    assert all(draft.final_tokens == draft.before for draft in drafts(events))
 
 
 def test_positions_settle_after_the_requested_number_of_steps(tiny):
@@ -97,7 +97,7 @@ def test_resumed_draft_keeps_its_settled_prefix(tiny):
 
 def test_pins_are_final_but_settle_no_other_position(tiny):
     events = drafts(run(Engine(tiny.model, letters), request(pins={0: 140, 5: 141}, max_new_tokens=16))[0])
-    assert all(draft.standing[:1] == (140,) for draft in events)
+    assert all(draft.final_tokens[:1] == (140,) for draft in events)
     assert all(draft.tokens[5] == 141 for draft in events)
 
 
@@ -107,7 +107,7 @@ def test_start_of_a_stop_string_is_not_final(tiny):
     events = run(Engine(tiny.model, letters), request(stop=(stop,)))[0]
     assert events[-1].result.text == plain.text[: plain.text.find(stop)]
     for draft in drafts(events):
-        assert events[-1].result.text.startswith(letters(draft.standing))
+        assert events[-1].result.text.startswith(letters(draft.final_tokens))
 
 
 def test_canvas_that_will_be_redrawn_shows_no_text(tiny):
@@ -116,7 +116,7 @@ def test_canvas_that_will_be_redrawn_shows_no_text(tiny):
     again = [draft for draft in drafts(events) if draft.canvas.index == 0 and draft.canvas.attempt == 0]
     assert again
     assert events[-1].result.usage.redrawn == 1
-    assert all(draft.standing == () for draft in again if draft.tokens[0] == first)
+    assert all(draft.final_tokens == () for draft in again if draft.tokens[0] == first)
 
 
 def test_bytes_are_final_only_when_another_token_follows(tiny):
@@ -125,7 +125,7 @@ def test_bytes_are_final_only_when_another_token_follows(tiny):
     spoilt = (*accents, 128 + 0xFF)
     assert tiny.decode(accents) == "é" and not tiny.decode(spoilt).startswith("é")
     generation = request(
-        pins=dict(enumerate(spoilt)), max_new_tokens=24, unsure=tiny.tokenizer.byte_ids,
+        pins=dict(enumerate(spoilt)), max_new_tokens=24, byte_tokens=tiny.tokenizer.byte_ids,
         diffusion=replace(SETTLING, canvas_length=2),
     )  # fmt: skip
     events = run(Engine(tiny.model, tiny.decode), generation)[0]
@@ -133,7 +133,7 @@ def test_bytes_are_final_only_when_another_token_follows(tiny):
     assert result.text == tiny.decode(result.tokens)
     assert "".join(event.text for event in events if isinstance(event, Commit)) == result.text
     for draft in drafts(events):
-        assert result.text.startswith(tiny.decode(draft.standing))
+        assert result.text.startswith(tiny.decode(draft.final_tokens))
 
 
 def test_commits_carry_requested_logprobs(tiny):
@@ -182,6 +182,6 @@ def test_constraint_holds_after_a_settled_prefix(tiny):
         text = events[-1].result.text
         assert re.fullmatch("(ab|cd|[0-9]{2}){4,14}x", text)
         for draft in drafts(events):
-            assert text.startswith(tiny.decode(draft.standing))
+            assert text.startswith(tiny.decode(draft.final_tokens))
             early += draft.canvas.reason is None and draft.canvas.final > 0
     assert early > 0, "no position settled early: the test checks nothing"

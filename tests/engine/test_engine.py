@@ -132,9 +132,9 @@ def test_a_resumed_stream_hands_out_only_what_is_new(tiny):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"prompt": (2, 3)}, "another prompt"),
+        ({"prompt": (2, 3)}, "prompt of the draft differs"),
         ({"max_new_tokens": 20}, "16 tokens"),
-        ({"pins": {20: 5}}, "other pins"),
+        ({"pins": {20: 5}}, "pins of the draft differ"),
         ({"diffusion": replace(SMALL, steps=2)}, "already taken 3 steps"),
         ({"diffusion": replace(SMALL, canvas_length=8)}, "canvas_length"),
     ],

@@ -49,7 +49,7 @@ def outcome(g, requests):
     while g.engine.busy:
         for event in g.engine.step():
             if isinstance(event, Draft):
-                seen[event.request_id].append((event.tokens, event.canvas.tokens_C.tolist(), event.standing))
+                seen[event.request_id].append((event.tokens, event.canvas.tokens_C.tolist(), event.final_tokens))
             if isinstance(event, Done):
                 seen[event.request_id].append((event.result.tokens, event.result.finish_reason, event.result.usage))
     return [seen[i] for i in ids]

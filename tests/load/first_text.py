@@ -33,7 +33,7 @@ class First:
     def add(self, event: Draft) -> None:
         if event.canvas.index == 0:
             self.steps += 1
-            if self.shown_at is None and event.decode(event.standing):
+            if self.shown_at is None and event.decode(event.final_tokens):
                 self.shown_at = self.steps
 
 

@@ -8,9 +8,9 @@ from tests.load import first_text
 def test_the_share_counts_steps_of_the_first_canvas():
     def counted(*drafts):
         first = first_text.First()
-        for index, standing in drafts:
+        for index, final in drafts:
             canvas = SimpleNamespace(index=index)
-            first.add(SimpleNamespace(canvas=canvas, standing=standing, decode=lambda tokens: "x" * len(tokens)))
+            first.add(SimpleNamespace(canvas=canvas, final_tokens=final, decode=lambda tokens: "x" * len(tokens)))
         return first.shown_at, first.steps, first.share
 
     assert counted((0, ()), (0, ()), (0, (5,)), (0, (5, 6)), (1, (5, 6, 7))) == (3, 4, 0.75)

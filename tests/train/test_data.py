@@ -186,7 +186,7 @@ def test_template_with_empty_thought_keeps_it_before_the_last_response(tmp_path)
 @pytest.mark.parametrize(
     ("template", "wanted"),
     [
-        ("{{ messages | length }}{% for m in messages %}{{ m.content }}<turn|>{% endfor %}", "in another way"),
+        ("{{ messages | length }}{% for m in messages %}{{ m.content }}<turn|>{% endfor %}", "differently once"),
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "without a special token"),
         ("{% for m in messages %}{{ m.content[:2] }}<turn|>{% endfor %}", "leaves out part of messages[1]: 'So.'"),
         ("{{ raise_exception('never') }}", "never"),

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from gesso.backends.base import Denoising
-from gesso.diffusion.canvas import FREE, Canvas, Process
+from gesso.diffusion.canvas import FREE, Canvas, Process, State
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.schedule import temperature
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
 
@@ -44,7 +45,7 @@ class Canvases:
         )
         self.process.eos_E  # noqa: B018 - compute it now: a copy from the host cannot be captured
         earlier = [torch.zeros_like(tokens_BC) for _ in range(settings.stability)]
-        self.canvas = Canvas(
+        self.canvas = State(
             index=torch.zeros_like(self.seed_B),
             attempt=0,
             tokens_C=tokens_BC,
@@ -86,7 +87,8 @@ class Canvases:
     def prepare(self, temperature_T: Tensor, key_T2: Tensor) -> None:
         """Write the temperatures and keys of the step."""
         count, length = self.canvas.tokens_C.shape
-        temperature_B = self.process.temperature(self.canvas)
+        settings = self.process.settings
+        temperature_B = temperature(settings, settings.steps - self.canvas.step)
         temperature_T.view(count, length).copy_(temperature_B[:, None].expand(-1, length))
         keys_BC2 = self.process.draws(self.canvas).keys(length)
         assert keys_BC2 is not None
@@ -145,7 +147,7 @@ class Canvases:
         return canvases
 
     def _converged(self, requests: Sequence[Denoising]) -> list[bool]:
-        """Return whether each canvas has converged. Reading that waits for the step.
+        """Return whether each canvas has converged. Reading this from the device waits for the step.
 
         With a fixed number of steps and no pins no canvas converges early, and there is nothing to wait for. The GPU
         then has the next step queued when this one ends.

@@ -176,7 +176,7 @@ def solved_grid(rng: random.Random) -> str:
 
 
 def make_puzzle(solution: str, clues: int, rng: random.Random) -> str | None:
-    """Return a puzzle with at most `clues` clues and this only solution, or None if 1,000 rounds find none.
+    """Return a puzzle with at most `clues` clues whose only solution is this, or None if 1,000 rounds find none.
 
     Removing clues ends at about 24. Restoring a few cells, removing clues again and keeping the better result reaches
     fewer.

@@ -6,7 +6,7 @@ from functools import partial
 
 from gesso.chat.answer import Answer, ToolCall, parse, read
 from gesso.chat.tokenizer import Tokenizer
-from gesso.engine.standing import is_whole, text_between
+from gesso.engine.final_text import is_whole, text_between
 from gesso.serve.protocol import Ended
 
 

@@ -97,7 +97,7 @@ def _finished(response: dict[str, Any], read: Answer, generation: Generation, me
 
 
 def _message(id: str, text: str | None) -> dict[str, Any]:
-    """Return a message item; None is the text of a message that has only begun."""
+    """Return a message item. `text` is None while the message has only begun."""
     status, content = ("in_progress", []) if text is None else ("completed", [_text_part(text)])
     return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
 

@@ -183,7 +183,7 @@ def fp8(x):
 
 @triton.jit
 def fp8_scale(largest):
-    """Return the divisor that maps the largest magnitude of a row to the largest of FP8. A row of zeros stays zero."""
+    """Return the divisor that maps the largest magnitude of a row to the largest FP8 value. Zeros stay zeros."""
     return tl.maximum(largest, 1e-12) / 448.0
 
 

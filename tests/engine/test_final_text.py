@@ -7,7 +7,7 @@ import pytest
 
 from gesso.chat.answer import Answer, parse
 from gesso.engine.engine import Engine
-from gesso.engine.standing import fewest_with, most_within
+from gesso.engine.final_text import fewest_with, most_within
 from gesso.serve.openai.deltas import AnswerDeltas
 from tests.diffusion.test_settle import drafts, letters, request, run
 
@@ -61,15 +61,15 @@ def drawn(tokenizer, chance, ascii_bytes):
 
 @pytest.mark.parametrize("ascii_bytes", [False, True])
 def test_tokens_are_cut_where_dropping_them_one_by_one_would_cut_them(tiny, ascii_bytes):
-    chance, unsure = random.Random(0), tiny.tokenizer.byte_ids
+    chance, byte_ids = random.Random(0), tiny.tokenizer.byte_ids
     for _ in range(1000):
         tokens = drawn(tiny.tokenizer, chance, ascii_bytes)
         text = tiny.decode(tokens)
         length = chance.randint(0, len(text))
         shown = text[:length]
-        assert fewest_with(tokens, text, length, unsure, tiny.decode) == one_by_one_with(tokens, shown, tiny.decode)
+        assert fewest_with(tokens, text, length, byte_ids, tiny.decode) == one_by_one_with(tokens, shown, tiny.decode)
         if shown != text:
-            end = most_within(tokens, text, length, unsure, tiny.decode)
+            end = most_within(tokens, text, length, byte_ids, tiny.decode)
             expected = one_by_one_within(tokens, shown, tiny.decode)
             # Plain characters in a run of bytes that is broken as a whole may be held back for longer.
             assert end <= expected if ascii_bytes and "\ufffd" in text else end == expected
@@ -86,7 +86,7 @@ def test_text_held_back_for_a_stop_string_costs_few_decodes(tiny):
     assert held
     for draft in held:
         counted.tokens = 0
-        assert draft.standing == ()
+        assert draft.final_tokens == ()
         assert counted.tokens < 4 * count
 
     different = {at: 130 + at % 250 for at in range(count)}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 
 
-def showable(tokens: Sequence[int], request: Request, decode: Decode) -> str:
+def final_text(tokens: Sequence[int], request: Request, decode: Decode) -> str:
     """Return the text of final tokens, without an end that later tokens can change.
 
     Three kinds of text can change: bytes, because an invalid byte later in their run changes how the run is decoded;
@@ -26,31 +26,31 @@ def showable(tokens: Sequence[int], request: Request, decode: Decode) -> str:
     off if the stop string is completed.
     """
     sure = len(tokens)
-    while sure and tokens[sure - 1] in request.unsure:
+    while sure and tokens[sure - 1] in request.byte_tokens:
         sure -= 1
-    return _showable(decode(tokens[:sure]), request)
+    return _without_uncertain_end(decode(tokens[:sure]), request)
 
 
-def _showable(decoded: str, request: Request) -> str:
+def _without_uncertain_end(decoded: str, request: Request) -> str:
     text = decoded.rstrip("\ufffd")
     held = max((n for s in request.stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
     stops = [at for at in map(text.find, request.stop) if at >= 0]
     return text[: min([*stops, len(text) - held])]
 
 
-def standing(request: Request, canvas: "Canvas", before: Sequence[int], decode: Decode) -> tuple[int, ...]:
+def final_tokens(request: Request, canvas: "Canvas", before: Sequence[int], decode: Decode) -> tuple[int, ...]:
     """Return the tokens whose text is final: the tokens `before` the canvas, and the settled ones at its start."""
     if would_be_empty(canvas, request):  # it will be drawn again
         return ()
     tokens = list(before) + canvas.result_C[: canvas.final].tolist()
     first = max(len(before), max(request.pins, default=0))
     end = next((i for i in range(first, len(tokens)) if tokens[i] in request.eos), len(tokens))
-    while end and tokens[end - 1] in request.unsure:
+    while end and tokens[end - 1] in request.byte_tokens:
         end -= 1
     text = decode(tokens[:end])
-    shown = _showable(text, request)
+    shown = _without_uncertain_end(text, request)
     if shown != text:
-        end = most_within(tokens[:end], text, len(shown), request.unsure, decode)
+        end = most_within(tokens[:end], text, len(shown), request.byte_tokens, decode)
     return tuple(tokens[:end])
 
 
@@ -65,13 +65,13 @@ def would_be_empty(canvas: "Canvas", request: Request) -> bool:
 # --- cutting tokens where a text is cut -----------------------------------------------------------------------------
 
 
-def most_within(tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: Decode) -> int:
+def most_within(tokens: Sequence[int], text: str, length: int, byte_tokens: AbstractSet[int], decode: Decode) -> int:
     """Return the largest number of leading tokens that decode to a prefix of `text[:length]`.
 
     `text` is the text of all tokens. Within a run of bytes that is not valid UTF-8, the number may be too small but
     never too large.
     """
-    low, done, high = _around(tokens, text, length, unsure, decode)
+    low, done, high = _around(tokens, text, length, byte_tokens, decode)
     rest = text[done:length]
     run = [end for end in range(low + 1, high) if decode([tokens[end - 1]])]  # special tokens add no text
 
@@ -87,9 +87,9 @@ def most_within(tokens: Sequence[int], text: str, length: int, unsure: AbstractS
     return next((k for k in range(end, high - 1) if decode([tokens[k]])), high - 1)
 
 
-def fewest_with(tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: Decode) -> int:
+def fewest_with(tokens: Sequence[int], text: str, length: int, byte_tokens: AbstractSet[int], decode: Decode) -> int:
     """Return the number of tokens left after dropping those at the end that `text[:length]` does not need."""
-    low, done, high = _around(tokens, text, length - 1, unsure, decode)
+    low, done, high = _around(tokens, text, length - 1, byte_tokens, decode)
     rest = text[done:length]
     while high > low and text_between(tokens, low, high - 1, decode).startswith(rest):
         high -= 1
@@ -97,14 +97,14 @@ def fewest_with(tokens: Sequence[int], text: str, length: int, unsure: AbstractS
 
 
 def _around(
-    tokens: Sequence[int], text: str, length: int, unsure: AbstractSet[int], decode: Decode
+    tokens: Sequence[int], text: str, length: int, byte_tokens: AbstractSet[int], decode: Decode
 ) -> tuple[int, int, int]:
     """Return the token boundaries on both sides of character `length`, as (last before, its character, next).
 
     A boundary is the end of a whole token, or the start or end of the text. The bisection halves the stretch that it
     decodes, so all of its steps together decode about as many tokens as the text has.
     """
-    whole = cache(lambda token: is_whole(token, unsure, decode))
+    whole = cache(lambda token: is_whole(token, byte_tokens, decode))
     low, done, high = 0, 0, len(tokens)
     while True:
         middle = (low + high) // 2
@@ -113,7 +113,7 @@ def _around(
         if end is None:
             return low, done, high
         piece = text_between(tokens, low, end, decode)
-        if not text.startswith(piece, done):  # a byte that is missing in `unsure`
+        if not text.startswith(piece, done):  # a byte that is missing in `byte_tokens`
             return low, done, high
         if done + len(piece) <= length:
             low, done = end, done + len(piece)
@@ -121,12 +121,12 @@ def _around(
             high = end
 
 
-def is_whole(token: int, unsure: AbstractSet[int], decode: Decode) -> bool:
+def is_whole(token: int, byte_tokens: AbstractSet[int], decode: Decode) -> bool:
     """Return whether the text up to the end of this token stays the same, whatever tokens follow.
 
     False for bytes, for parts of a character, and for special tokens, because a run of bytes continues across them.
     """
-    if token in unsure:
+    if token in byte_tokens:
         return False
     piece = decode([token])
     return bool(piece) and "\ufffd" not in piece
