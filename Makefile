@@ -3,6 +3,7 @@
 #   make check      daily checks, under 90 s            make test       everything
 #   make docs       build the documentation into site/
 #   make test-gpu   GPU tests, on a machine with an NVIDIA GPU; uses the Python that has torch there, installs nothing
+#   make test-clients   clients of other projects against a server; installs them, needs node for two of them
 #   make mini-data, make sudoku-data                    training data of examples/mini and examples/sudoku
 # The tests of the studio need a browser (apt-get install chromium) and skip without one.
 PYTHON ?= python3
@@ -32,7 +33,7 @@ endef
 PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
 export BEGINNING HOLE PUZZLE
 
-.PHONY: demo studio check test test-gpu lint properties docs mini-data sudoku-data clean
+.PHONY: demo studio check test test-gpu test-clients lint properties docs mini-data sudoku-data clean
 demo: $(VENV)/.installed
 	@echo "1/4  gesso sudoku: 51 empty cells, filled all at once"
 	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
@@ -58,6 +59,10 @@ properties: $(VENV)/.installed-dev
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --tree "$(TREE)"
+
+# Clients of other projects, with their own dependencies, against a server of this one.
+test-clients: $(VENV)/.installed-serve
+	$(BIN)/python -m tests.clients.run
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

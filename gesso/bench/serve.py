@@ -87,7 +87,7 @@ def measure(
         "wait_max": round(max(crowd.waits, default=0.0), 3),
         "wait_max_over_mean": round(max(crowd.waits) / mean, 2) if mean else None,
         "same_text_as_alone": all(crowd.texts.get(seed, found) == found for seed, found in alone.texts.items()),
-        "memory": _memory(url),
+        "memory": memory(url),
     }
 
 
@@ -99,7 +99,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return round(ranked[max(0, math.ceil(share / 100 * len(ranked)) - 1)], 3)
 
 
-def _memory(url: str) -> dict[str, float]:
+def memory(url: str) -> dict[str, float]:
     """Return the engine's memory and its expected memory, in GB."""
     ready = json.loads(exchange(url, "GET", "/ready")[1])
     metrics = exchange(url, "GET", "/metrics")[1].decode()

@@ -3,10 +3,11 @@
     python -m tests.load attacks                   a client beside denial-of-service attacks; --letters a,c selects some
     python -m tests.load soak 60                   60 minutes of mixed, hostile and crashing use
     python -m tests.load hangups 200               200 clients that hang up, and what they leave behind
+    python -m tests.load beside-infill             how much infill requests slow the steps of others
     python -m tests.load first-text --count 24     how soon a stream has text to send
     python -m tests.load scrubbing                 the cost of scrubbing in the studio, in Chromium
 
-The first three start a server, or use the one at --url.
+The first four start a server, or use the one at --url.
 """
 
 import argparse
@@ -31,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     soak.add_argument("minutes", type=float)
     hangups = commands.add_parser("hangups")
     hangups.add_argument("visitors", type=int)
-    for command in (attacks, soak, hangups):
+    beside = commands.add_parser("beside-infill")
+    beside.add_argument("--seconds", type=float, default=20, help="of each of the three phases")
+    beside.add_argument("arguments", nargs="*", help="of gesso serve, after --")
+    for command in (attacks, soak, hangups, beside):
         command.add_argument("--url", help="a running server; default: a new one")
     first_text = commands.add_parser("first-text")
     first_text.add_argument("--model")
@@ -61,6 +65,10 @@ def run(asked: argparse.Namespace) -> None:
             from tests.load import hangups
 
             found = hangups.measure(asked.url, asked.visitors)
+        case "beside-infill":
+            from tests.load import beside_infill
+
+            found = beside_infill.measure(asked.url, asked.seconds, asked.arguments)
         case "first-text":
             from tests.load import first_text
 

@@ -1,0 +1,62 @@
+"""The official Anthropic client: messages, streams, tools and token counts."""
+
+import anthropic
+from checks import KEY, MODEL, QUESTION, WEATHER, is_text, is_weather, run
+
+MESSAGES = [{"role": "user", "content": QUESTION}]
+TOOL = {"name": "get_weather", "description": "Weather of a city", "input_schema": WEATHER}
+
+
+def client(url):
+    return anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+
+
+def messages(url):
+    answer = client(url).messages.create(model=MODEL, max_tokens=128, system="You are helpful.", messages=MESSAGES)
+    is_text(answer.content[0].text)
+    assert answer.stop_reason in ("end_turn", "max_tokens") and answer.usage.output_tokens > 0
+
+
+def stream(url):
+    with client(url).messages.stream(model=MODEL, max_tokens=128, messages=MESSAGES) as events:
+        is_text("".join(events.text_stream))
+        assert events.get_final_message().usage.output_tokens > 0
+
+
+def tools(url):
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options = {"model": MODEL, "max_tokens": 128, "tools": [TOOL]}
+    answer = client(url).messages.create(messages=asked, tool_choice={"type": "any"}, **options)
+    call = next(block for block in answer.content if block.type == "tool_use")
+    is_weather(call.input)
+    assert answer.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "18 degrees, sunny"}
+    content = [block.model_dump(exclude_none=True) for block in answer.content]
+    turns = [*asked, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    after = client(url).messages.create(messages=turns, **options)
+    assert after.content
+
+
+def streamed_tools(url):
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    chosen = {"type": "tool", "name": "get_weather"}
+    options = {"model": MODEL, "max_tokens": 128, "tools": [TOOL]}
+    with client(url).messages.stream(messages=asked, tool_choice=chosen, **options) as events:
+        message = events.get_final_message()
+    is_weather(next(block for block in message.content if block.type == "tool_use").input)
+
+
+def count_tokens(url):
+    assert client(url).messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens > 0
+
+
+def errors(url):
+    try:
+        client(url).messages.create(model="no-such-model", max_tokens=16, messages=MESSAGES)
+    except anthropic.NotFoundError as error:
+        assert error.body["error"]["type"] == "not_found_error", error.body
+    else:
+        raise AssertionError("an unknown model was accepted")
+
+
+run(messages, stream, tools, streamed_tools, count_tokens, errors)

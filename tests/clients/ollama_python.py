@@ -1,0 +1,54 @@
+"""The official Ollama client."""
+
+import ollama
+from checks import MODEL, PERSON, QUESTION, WEATHER, is_person, is_text, is_weather, run
+
+MESSAGES = [{"role": "user", "content": QUESTION}]
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
+
+
+def chat(url):
+    answer = ollama.Client(host=url).chat(model=MODEL, messages=MESSAGES, options={"seed": 1})
+    is_text(answer.message.content)
+    assert answer.done and answer.eval_count > 0
+
+
+def stream(url):
+    parts = list(ollama.Client(host=url).chat(model=MODEL, messages=MESSAGES, stream=True))
+    is_text("".join(part.message.content or "" for part in parts))
+    assert parts[-1].done
+
+
+def generate(url):
+    is_text(ollama.Client(host=url).generate(model=MODEL, prompt="Who are you?", options={"num_predict": 64}).response)
+
+
+def structured(url):
+    messages = [{"role": "user", "content": "Ada Lovelace is 36 years old."}]
+    is_person(ollama.Client(host=url).chat(model=MODEL, messages=messages, format=PERSON).message.content)
+
+
+def tools(url):
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    message = ollama.Client(host=url).chat(model=MODEL, messages=messages, tools=[TOOL]).message
+    for call in message.tool_calls or ():  # this dialect cannot require a call
+        is_weather(call.function.arguments)
+    assert message.tool_calls or message.content
+
+
+def models(url):
+    client = ollama.Client(host=url)
+    assert any(model.model.startswith(MODEL) for model in client.list().models)
+    assert client.show(MODEL).details is not None
+
+
+def errors(url):
+    try:
+        ollama.Client(host=url).chat(model="no-such-model", messages=MESSAGES)
+    except ollama.ResponseError as error:
+        assert error.status_code == 404, error
+    else:
+        raise AssertionError("an unknown model was accepted")
+
+
+run(chat, stream, generate, structured, tools, models, errors)

@@ -1,0 +1,108 @@
+"""`python -m tests.load beside-infill`: how much the infill requests of others slow a client's steps.
+
+A client streams drafts, one per denoising step, and so sees how long each step takes: alone, beside plain requests, and
+beside infill requests that write and score four candidates each. All canvases have the same length. So the time that a
+plain request adds to a step also explains what each canvas of an infill request may add.
+"""
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from http.client import HTTPConnection
+from typing import Any
+
+from gesso.bench.serve import exchange, headers, memory, percentile, post
+from gesso.bench.server import address, running_server
+
+CANVAS = 64
+STEPS = 16
+OTHERS = 3  # clients beside the one that is measured
+FIXED = {"steps": STEPS, "stopping": "fixed", "canvas_length": CANVAS, "settle": 0}
+PLAIN: dict[str, Any] = {"prompt": "def fib(n):", "max_tokens": CANVAS, "seed": 1, "diffusion": FIXED}
+INFILL = {
+    **PLAIN,
+    "prompt": "def fib(n):\n    if n < 2:\n",
+    "suffix": "\n    return fib(n - 1) + fib(n - 2)\n",
+    "best_of": 4,
+}
+
+
+def measure(url: str | None, seconds: float, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure each of the three phases for `seconds`. Without a `url`, start a server with these `arguments`."""
+    if url is None:
+        with running_server(*arguments) as server:
+            server.wait_ready()
+            return measure(server.url, seconds)
+    for body in (PLAIN, INFILL):  # warm-up
+        post(url, body)
+    alone = _phase(url, seconds, None)
+    plain = _phase(url, seconds, PLAIN)
+    infill = _phase(url, seconds, INFILL)
+    added = (plain["step_ms"] - alone["step_ms"]) / max(plain["places"] - alone["places"], 1e-9)
+    explained = alone["step_ms"] + added * (infill["places"] - alone["places"])
+    return {
+        "alone": alone,
+        "beside_plain": plain,
+        "beside_infill": infill,
+        "explained_ms": round(explained, 2),
+        "measured_over_explained": round(infill["step_ms"] / explained, 3),
+        "memory": memory(url),
+    }
+
+
+def _phase(url: str, seconds: float, others: dict[str, Any] | None) -> dict[str, Any]:
+    until, places, errors = time.monotonic() + seconds, [], []
+
+    def load() -> None:
+        while time.monotonic() < until:
+            status, answer = post(url, others or {})
+            if status != 200:
+                errors.append(answer["error"]["message"])
+                time.sleep(0.1)
+
+    def watch() -> None:
+        while time.monotonic() < until:
+            places.append(_places(url))
+            time.sleep(0.05)
+
+    targets = [watch] + [load] * (OTHERS if others else 0)
+    threads = [threading.Thread(target=target) for target in targets]
+    for thread in threads:
+        thread.start()
+    steps: list[float] = []
+    while time.monotonic() < until:
+        steps += _steps(url)
+    for thread in threads:
+        thread.join()
+    return {
+        "step_ms": round(1000 * statistics.fmean(steps), 2),
+        "step_ms_p50": round(1000 * (percentile(steps, 50) or 0), 1),
+        "step_ms_p99": round(1000 * (percentile(steps, 99) or 0), 1),
+        "places": round(statistics.fmean(places), 2),
+        "steps": len(steps),
+        "errors": errors[:3],
+    }
+
+
+def _steps(url: str) -> list[float]:
+    """Return the seconds between the drafts of one streamed request."""
+    body = {**PLAIN, "stream": True, "diffusion": {**FIXED, "drafts": True}}
+    connection = HTTPConnection(*address(url), timeout=600)
+    times = []
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers())
+        response = connection.getresponse()
+        while line := response.readline():
+            if line.startswith(b"data: ") and b'"draft"' in line:
+                times.append(time.monotonic())
+    finally:
+        connection.close()
+    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+
+
+def _places(url: str) -> float:
+    """Return how many requests the engine runs; an infill request takes several."""
+    lines = exchange(url, "GET", "/metrics")[1].decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("gesso_engine_places{"))
