@@ -1,4 +1,4 @@
-"""Shared by all tests: nothing is fetched, nothing is written outside the test's directory, one thread a process."""
+"""Fixtures and markers of all tests. No test uses the network, and each process uses one thread."""
 
 import io
 import json
@@ -14,8 +14,8 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not torch.cuda.is_available():
-    # Kernels run in Triton's interpreter. Here and not in their tests, because Triton reads this when it is first
-    # imported, and peft imports it.
+    # Run kernels in Triton's interpreter. Triton reads this when it is first imported, and peft imports it, so it must
+    # be set before any test file.
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -23,29 +23,37 @@ TESTS = Path(__file__).parent
 # Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
 SLOW = {
     "adapters/test_adapters.py", "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
-    "backends/cuda/test_hash.py", "backends/cuda/test_model.py", "backends/cuda/test_vocab.py", "bench/test_bench.py",
-    "bundled/test_bundled.py", "checkpoint/quantize/test_convert.py", "checkpoint/test_huggingface.py",
-    "checkpoint/test_malformed.py", "cli/test_cli.py", "cli/test_rewriting.py", "cli/test_sudoku.py",
-    "cli/test_train.py", "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py",
-    "docs/test_code.py",
-    "docs/test_site.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_generation_parity.py",
-    "engine/test_graphs.py", "engine/test_scoring.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
-    "infill/test_boundary.py", "infill/test_infill.py", "info/test_hardware.py", "test_api.py", "test_gpu_suite.py",
+    "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py", "backends/cuda/test_model.py",
+    "backends/cuda/test_vocab.py", "bench/test_bench.py", "bundled/test_bundled.py",
+    "checkpoint/quantize/test_convert.py", "checkpoint/test_huggingface.py", "checkpoint/test_malformed.py",
+    "cli/test_cli.py", "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
+    "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py", "docs/test_code.py",
+    "docs/test_site.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py",
+    "engine/test_generation_parity.py", "engine/test_graphs.py", "engine/test_scoring.py", "eval/test_answers.py",
+    "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
+    "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
     "test_settings.py", "train/test_objective.py", "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py"}  # in tests/serve
-# Tests in slow files that are fast, and without which a package would not be covered by `make check`.
-CORE = {
-    "test_same_seed_same_text_whatever_the_cache_holds", "test_a_stop_string_is_found_across_canvases",
-    "test_same_scores_and_same_texts_in_any_batch",
-}  # fmt: skip
+# Fast tests in slow files, so that `make check` covers every package.
+CORE = (
+    "adapters/test_adapters.py::test_adapters_are_switched_by_name",
+    "bench/test_bench.py::test_concurrent_kernels_count_in_full_and_gaps_are_reported",
+    "bundled/test_bundled.py::test_bundled_name_takes_precedence_over_a_directory",
+    "cli/test_cli.py::test_bad_usage_is_one_line_and_exit_code_2_before_loading",
+    "engine/test_engine.py::test_a_stop_string_is_found_across_canvases_and_multibyte_characters",
+    "engine/test_engine.py::test_same_seed_same_text_with_any_cache_contents[300]",
+    "engine/test_scoring.py::test_same_scores_and_same_texts_in_any_batch",
+    "model/test_parity.py::test_hidden_states_and_logits_equal_the_reference_at_every_prompt_length[3]",
+    "model/test_parity.py::test_hidden_states_and_logits_equal_the_reference_at_every_prompt_length[7]",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they need, so that `make check` can leave them out."""
     for item in items:
         path, fixtures = item.path.relative_to(TESTS), set(getattr(item, "fixturenames", ()))
-        if str(path) in SLOW and not any(item.name.startswith(name) for name in CORE):
+        if str(path) in SLOW and not f"{path}::{item.name}".startswith(CORE):
             item.add_marker("slow")
         if path.parts[0] == "attack" or (path.parts[0] == "serve" and path.name not in WITHOUT_SERVER):
             item.add_marker("server")
@@ -59,28 +67,29 @@ def one_thread():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_products():
-    """On ARM oneDNN takes a millisecond to prepare a product of a few microseconds. The engine knows (`ops/linear.py`);
-    the reference and the trainer do not, and their models are tiny here."""
+def without_onednn():
+    """Disable oneDNN: on ARM it takes a millisecond to prepare a product of a few microseconds. The engine avoids it
+    for small products (`backends/torch.py`), but the reference and the trainer do not."""
     with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
         yield
 
 
 @pytest.fixture(autouse=True)
-def same_numbers_every_time():
-    """Tests draw prompts from torch's generator; a test that passes must pass again."""
+def torch_seed():
+    """Seed torch's generator before each test, so that tests are reproducible."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory of this run, instead of the user's."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     return Path(os.environ["XDG_CACHE_HOME"])
 
 
 @pytest.fixture(scope="session")
 def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a moment's work, to be read only."""
+    """A tiny checkpoint, shared by tests: do not change it."""
     from tests.tiny import make
 
     return make(tmp_path_factory.mktemp("tiny") / "model")
@@ -88,7 +97,7 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_directory: Path):
-    """The same, loaded and shared: an engine outlives its requests."""
+    """The tiny model, loaded once for all tests."""
     import gesso
 
     return gesso.load(tiny_directory)
@@ -96,7 +105,7 @@ def tiny(tiny_directory: Path):
 
 @pytest.fixture
 def compiled_here(monkeypatch):
-    """Expressions that are known to do no harm are compiled in this process: another takes a while to start."""
+    """Compile regular expressions in this process, which saves the start of another. For harmless expressions only."""
     import numpy as np
 
     from gesso.constraints import automaton, compiler
@@ -110,7 +119,7 @@ def compiled_here(monkeypatch):
 
 @pytest.fixture(scope="session")
 def marked(tiny, tmp_path_factory):
-    """The tiny model, with a tokenizer that has the markers of fill in the middle."""
+    """The tiny model with a tokenizer that has the fill-in-the-middle markers."""
     import gesso
     from gesso.chat.tokenizer import FILL
 
@@ -137,7 +146,7 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(server):
-    """The official client of the server that the test's file starts."""
+    """The official OpenAI client, connected to the `server` fixture of the test file."""
     import openai
 
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none needed", max_retries=0) as client:
@@ -146,7 +155,7 @@ def client(server):
 
 @pytest.fixture(scope="session")
 def studio(tmp_path_factory: pytest.TempPathFactory):
-    """A server with the models in the box, for all tests of the studio."""
+    """A server with the bundled models, for all tests of the studio."""
     from tests.serving import serving
     from tests.studio import need_browser
 
@@ -158,7 +167,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def studio_files():
-    """The studio without an engine: what tests of the page alone answer themselves."""
+    """The URL of the studio's files without an engine: tests answer the requests of the page themselves."""
     from tests.load.scrubbing import StudioFiles
 
     with StudioFiles() as url:
@@ -167,7 +176,7 @@ def studio_files():
 
 @pytest.fixture(scope="module")
 def browser():
-    """Of a module and no longer: while Playwright runs, its event loop does, and other tests have their own."""
+    """A browser per module: Playwright runs an event loop, which tests in other modules must not share."""
     from tests.studio import browsing
 
     with browsing() as browser:
@@ -176,8 +185,7 @@ def browser():
 
 @pytest.fixture
 def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """The program in this process: faster than another, where the process itself is not what is tested."""
-
+    """Run the command line in this process, which is faster than starting another."""
     from gesso.cli import main as cli
 
     def run(*arguments: str, stdin: str | io.StringIO = "") -> SimpleNamespace:

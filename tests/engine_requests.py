@@ -1,4 +1,4 @@
-"""Requests to an engine with the tiny model, and their results. Needs gesso and torch only, so GPU tests share it."""
+"""Requests to an engine with the tiny model, and their results. GPU tests use them: they need only gesso and torch."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def result(engine, wanted):
     return finish(engine, engine.submit(wanted))[0][-1].result
 
 
-def strangers():
+def other_requests():
     """Return seven requests: other prompts, lengths, canvases, samplers and seeds; one prompt exceeds the window."""
     return [
         request(prompt=PROMPT * 3, seed=11, max_new_tokens=48),

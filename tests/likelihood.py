@@ -1,4 +1,4 @@
-"""Log-probabilities of texts by the causal encoder, one text after another and apart from the engine: the reference.
+"""Reference for scoring: log-probabilities of texts by the causal encoder, one text at a time and without an engine.
 
 S tokens, H hidden, R rows of a chunk.
 """
@@ -13,7 +13,7 @@ ROWS = 64  # positions whose logits are computed at once
 
 
 class Likelihood:
-    """Of texts after one prompt, both cut in pieces of `piece` tokens from their starts."""
+    """Log-probabilities of texts after one prompt. Prompt and texts are read in pieces of `piece` tokens."""
 
     @torch.no_grad()
     def __init__(self, model: DiffusionGemma, prompt: Sequence[int], piece: int = 256) -> None:

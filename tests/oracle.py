@@ -1,4 +1,4 @@
-"""The reference implementation, `transformers`, made small: random configurations and checkpoints of it."""
+"""Small random models and checkpoints of the reference implementation, `transformers`."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ EOS = 1
 
 
 def random_config(seed: int) -> DiffusionGemmaConfig:
-    """Any shape the configuration allows: depth, heads, experts, window, which layers are global, tied or not."""
+    """Return a random shape: depth, heads, experts, window, global layers, and tied or untied embeddings."""
     rng = random.Random(seed)
     kv_heads = rng.choice([1, 2])
     heads = kv_heads * rng.choice([1, 2, 3]) * 2
@@ -59,12 +59,12 @@ def random_config(seed: int) -> DiffusionGemmaConfig:
     return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=length, tie_word_embeddings=tied)
 
 
-def reference(seed: int, calm: bool = False) -> DiffusionGemmaForBlockDiffusion:
-    """A model whose every tensor matters: nothing is left at zero or one, and encoder and decoder scalars differ.
+def reference(seed: int, near_identity: bool = False) -> DiffusionGemmaForBlockDiffusion:
+    """Return a model in which every tensor matters: none is zero or one, and encoder and decoder scalars differ.
 
-    A `calm` one is close to the identity: tokens tend to stay once accepted, so that canvases converge, and rounding
-    errors do not grow from step to step. Otherwise a hundred self-conditioned steps amplify them without bound, in the
-    reference as in gesso, and no two implementations of its own agree either.
+    With `near_identity`, accepted tokens tend to stay, so canvases converge and rounding errors do not grow from step
+    to step. Otherwise a hundred self-conditioned steps amplify rounding errors so much that even two variants of the
+    reference disagree.
     """
     torch.manual_seed(seed)
     model = DiffusionGemmaForBlockDiffusion(random_config(seed)).eval()
@@ -76,7 +76,7 @@ def reference(seed: int, calm: bool = False) -> DiffusionGemmaForBlockDiffusion:
                 tensor.normal_(0.0, 0.1)
             else:  # norms, router scales, layer scalars
                 tensor.uniform_(0.6, 1.2)
-        if calm:
+        if near_identity:
             for name, weight in model.named_parameters():
                 if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
                     weight.mul_(0.15)
@@ -85,8 +85,11 @@ def reference(seed: int, calm: bool = False) -> DiffusionGemmaForBlockDiffusion:
     return model
 
 
-def checkpoint(directory: Path, seed: int, calm: bool = False, **options: object) -> DiffusionGemmaForBlockDiffusion:
-    model = reference(seed, calm)
+def checkpoint(
+    directory: Path, seed: int, near_identity: bool = False, **options: object
+) -> DiffusionGemmaForBlockDiffusion:
+    """Save a reference model to a directory and return it."""
+    model = reference(seed, near_identity)
     model.save_pretrained(directory, **options)
     return model
 

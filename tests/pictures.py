@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/guides/studio.md, in a real browser on a live server: `python -m tests.pictures`."""
+"""`python -m tests.pictures`: take the pictures of docs/guides/studio.md, in a real browser with a live server."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ WIDE = {"width": 1280, "height": 800}
 
 
 def chat(browser, url: str) -> None:
-    """An answer half out of the noise, a token pinned, another looked into."""
+    """Show a half denoised answer with a pinned token and the inspector of another."""
     with visiting(browser, url, viewport=WIDE, color_scheme="light") as page:
         view = page.locator("chat-view")
         view.get_by_text("Settings").click()
@@ -26,7 +26,7 @@ def chat(browser, url: str) -> None:
 
 
 def write(browser, url: str) -> None:
-    """A hole in Python being filled, in the dark."""
+    """Show a hole in Python code being filled, in the dark theme."""
     with visiting(browser, url + "#write", viewport=WIDE, color_scheme="dark") as page:
         view = page.locator("write-view")
         view.get_by_text("Settings").click()
@@ -41,7 +41,7 @@ def write(browser, url: str) -> None:
 
 
 def sudoku(browser, url: str) -> None:
-    """The fewest clues there can be, half way."""
+    """Show a puzzle with 17 clues, half solved."""
     with visiting(browser, url + "#sudoku", viewport={"width": 1280, "height": 760}, color_scheme="light") as page:
         view = page.locator("sudoku-view")
         view.get_by_label("Puzzle", exact=True).select_option("17 clues")

@@ -1,4 +1,4 @@
-"""A server as its users have it: a process of its own, on a free port of this machine."""
+"""Servers for tests: started like a user's, in their own process and on a free port."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from tests import tiny
 
 
 def make_model(directory: Path) -> Path:
-    """The tiny model with a vocabulary of characters and words: what it writes is text, and each token stands."""
+    """Write the tiny model with a vocabulary of characters and words, so that any tokens decode to valid text."""
     tiny.make(directory)
     tokenizer = json.loads(tiny.tokenizer_json())
     names = {i: piece for piece, i in tokenizer["model"]["vocab"].items()}
@@ -33,7 +33,7 @@ def make_model(directory: Path) -> Path:
 
 
 def server_fixture(*arguments: str):
-    """A fixture: a server of the tiny model, started with these arguments and shared by the tests of a file."""
+    """Return a fixture: a server of the tiny model, started with these arguments and shared by the tests of a file."""
 
     @pytest.fixture(scope="module")
     def server(served_model, tmp_path_factory):
@@ -46,6 +46,8 @@ def server_fixture(*arguments: str):
 
 
 class Running:
+    """A running server: its process, URL, log file and HTTP client."""
+
     def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
         self.process, self.url, self.log = process, url, log
         self.http = httpx.Client(base_url=url, timeout=60)
@@ -76,7 +78,7 @@ class Running:
         return pid
 
     def events(self, path: str, body: dict, **options):
-        """The data of a stream's events, as they come."""
+        """Yield the data of the events of a stream as they arrive."""
         with self.http.stream("POST", path, json=body | {"stream": True}, **options) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
@@ -85,7 +87,7 @@ class Running:
 
 
 def raw(url: str, body: dict, headers: str = "", receive_buffer: int | None = None) -> socket.socket:
-    """A connection on which a completion was asked for, by hand."""
+    """Send a completion request on a plain socket and return the connection."""
     content = json.dumps(body).encode()
     connection = socket.socket()
     if receive_buffer is not None:
@@ -98,7 +100,8 @@ def raw(url: str, body: dict, headers: str = "", receive_buffer: int | None = No
 
 @contextlib.contextmanager
 def within(settings: ServerSettings):
-    """A server in a thread of this process, where a test can look at its objects; the engine is a child as ever."""
+    """Run a server in a thread of this process, so that a test can inspect its objects. Its engine is a child process,
+    as always."""
     listener = listen("127.0.0.1", 0, settings.limits.io_timeout)
     server = make_server(settings, "127.0.0.1", listener.getsockname()[1])
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -116,6 +119,7 @@ def within(settings: ServerSettings):
 
 @contextlib.contextmanager
 def serving(log: Path, *arguments: str, **environment: str):
+    """Start a server process with these arguments and environment variables, and stop it at the end."""
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "gesso", "serve", "--port", "0", "--device", "cpu", *arguments],

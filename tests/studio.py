@@ -1,4 +1,4 @@
-"""The studio as its users have it: a real browser, on a live server or with answers that are made up."""
+"""The studio in a real browser, with a live server or with fixed answers."""
 
 import contextlib
 import json
@@ -21,18 +21,19 @@ PATIENCE = 30_000  # milliseconds; two slow cores are shared with other tests
 
 
 def need_browser() -> None:
-    """The tests that need a browser skip where there is none."""
+    """Skip the test if no browser is installed."""
     if BROWSER is None:
         pytest.skip(NEEDED)
 
 
 @contextlib.contextmanager
 def browsing() -> Iterator[object]:
+    """Start a browser, and close it at the end."""
     need_browser()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # As root, in a container, Chromium has no sandbox to be had.
+        # Chromium cannot create its sandbox as root in a container.
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -40,8 +41,8 @@ def browsing() -> Iterator[object]:
 
 @contextlib.contextmanager
 def visiting(browser, url: str, *, may_complain: bool = False, alone: bool = False, **options):
-    """A page in a browser that remembers nothing; it ends with no error on the console. `alone`: no engine is there,
-    and what the page asks about the server is answered here."""
+    """Open a page in a new browser context. Fail on console errors, unless `may_complain`. With `alone` there is no
+    engine: requests about the server get fixed answers."""
     context = browser.new_context(**options)
     for path in ABOUT if alone else ():
         context.route(f"**{path}", lambda route: route.fulfill(body=ABOUT[urlsplit(route.request.url).path]))
@@ -57,19 +58,20 @@ def visiting(browser, url: str, *, may_complain: bool = False, alone: bool = Fal
 
 
 def tokens(view) -> list[str]:
+    """Return the texts of the tokens on the canvas."""
     return view.locator("[role=option]").all_text_contents()
 
 
 def finished(view) -> None:
-    """Wait until a run has ended: what stops it is offered no more."""
+    """Wait until a run has ended: its Stop button disappears."""
     view.get_by_role("button", name="Stop").wait_for(state="hidden")
 
 
-# --- answers that are made up -----------------------------------------------------------------------------------------
+# --- fixed answers ----------------------------------------------------------------------------------------------------
 
 
 def stream(*choices: dict, pieces: list[str] = PIECES) -> str:
-    """A stream of one draft, which spells these pieces, and of these choices."""
+    """Return the events of a stream with one draft, whose tokens are `pieces`, and then these choices."""
     count = len(pieces)
     draft = {"index": 0, "run": 0, "canvas": 0, "attempt": 0, "start": 0, "step": 1, "steps": 1, "reason": "steps"}
     draft |= {"tokens": list(range(count)), "entropy": [0.0] * count, "states": "s" * count, "special": []}
@@ -79,13 +81,14 @@ def stream(*choices: dict, pieces: list[str] = PIECES) -> str:
 
 
 def said(content: str = TEXT, calls: tuple[str, ...] = ()) -> dict:
+    """Return a complete choice with this text and calls of these tools."""
     called = [{"index": i, "id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
               for i, name in enumerate(calls)]  # fmt: skip
     return {"index": 0, "delta": {"content": content, "tool_calls": called}, "finish_reason": "stop"}
 
 
 def answering(page, *choices: dict) -> list[dict]:
-    """The page's questions are answered with this; what was asked, as it comes."""
+    """Answer the chat requests of a page with these choices. Return the list to which each request is added."""
     asked: list[dict] = []
 
     def answer(route) -> None:

@@ -1,4 +1,4 @@
-"""The GPU suite, as far as a CPU can check it: what it imports, that no test is left out, what its runner reports."""
+"""Checks of the GPU suite that need no GPU: its imports, its groups, and the report of its runner."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests.gpu import run
 
 ROOT = Path(__file__).parent.parent
-# What `make test` needs and a GPU machine need not have.
+# Packages that `make test` needs and that a GPU machine may lack.
 ABSENT = ("openai", "langchain_openai", "schemathesis", "httpx", "playwright", "hypothesis", "jsonschema", "peft",
           "zstandard", "tensorboard", "PIL", "xdist", "fastapi", "uvicorn", "pydantic", "prometheus_client",
           "outlines_core")  # fmt: skip
@@ -35,7 +35,7 @@ def test_gpu_tests_are_collected_without_the_packages_of_other_tests():
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tests/gpu/test_serve.py::test_sixteen_mixed_clients" in done.stdout
+    assert "tests/gpu/test_serve.py::test_sixteen_mixed_clients_get_correct_answers" in done.stdout
 
 
 def test_every_gpu_test_belongs_to_a_group():
@@ -76,14 +76,14 @@ def runner(tmp_path, monkeypatch):
     return go
 
 
-def test_a_report_says_what_passed_and_with_which_figures(runner):
+def test_a_report_lists_passed_tests_with_their_figures(runner):
     status, report = runner(good="def test_it(record_property):\n    record_property('error', 0.5)\n")
     assert status == 0 and report["passed"] and report["tree"] == "abc" and report["counts"] == {"passed": 1}
     (test,) = report["tests"]
     assert test["id"].endswith("test_good.py::test_it") and test["figures"] == {"error": "0.5"}
 
 
-def test_failed_skipped_and_hanging_tests_are_no_pass(runner):
+def test_failed_skipped_and_hanging_tests_do_not_count_as_passed(runner):
     status, report = runner(
         bad="import pytest\ndef test_it():\n    assert 1 == 2, 'words'\ndef test_no():\n    pytest.skip('no')\n",
         slow="import time\ndef test_it():\n    time.sleep(600)\n",
@@ -95,7 +95,7 @@ def test_failed_skipped_and_hanging_tests_are_no_pass(runner):
     assert "words" in failed["message"]
 
 
-def test_a_run_without_a_tree_is_refused(monkeypatch, capsys):
+def test_a_run_without_a_tree_is_rejected(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", "--tree", " "])
     with pytest.raises(SystemExit):
         run.main()

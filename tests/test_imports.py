@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import CORE, SLOW, TESTS
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gesso"
 
@@ -112,3 +114,13 @@ def test_the_package_never_imports_its_oracle():
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "import transformers" not in text and "from transformers" not in text, path
+
+
+def test_make_check_covers_every_package():
+    files = {str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
+    assert files >= SLOW, "SLOW names files that exist"
+    for core in CORE:
+        file, _, name = core.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (TESTS / file).read_text(encoding="utf-8"), core
+    covered = {file.partition("/")[0] for file in (files - SLOW) | set(CORE)}
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= covered

@@ -1,6 +1,6 @@
-"""A tiny checkpoint with random weights, made on the spot: every part of a DiffusionGemma, none of its knowledge.
+"""A tiny checkpoint with random weights and every part of a DiffusionGemma. Writing it takes less than a second.
 
-Its tokenizer spells text in bytes and knows the chat format's special tokens.
+Its tokenizer has one token per byte, and the special tokens of the chat format.
 """
 
 import json
@@ -17,7 +17,7 @@ from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.vocabulary import SPECIALS
 
-VOCABULARY = 384  # specials at the ids of the real vocabulary, then the 256 bytes
+VOCABULARY = 384  # special tokens with the ids of the real vocabulary, then the 256 bytes
 
 CONFIG = {
     "architectures": ["DiffusionGemmaForBlockDiffusion"],
@@ -31,14 +31,14 @@ CONFIG = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
         "intermediate_size": 96,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
         "global_head_dim": 32,
         "num_global_key_value_heads": 1,
         "sliding_window": 128,
-        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "layer_types": ["sliding_attention", "full_attention"],
         "num_experts": 8,
         "top_k_experts": 2,
         "moe_intermediate_size": 32,
@@ -62,9 +62,9 @@ CONFIG = {
 
 
 def make(target: Path, seed: int = 0, **changes: Any) -> Path:
-    """`changes` are to the text_config."""
+    """Write the checkpoint and return its directory. `changes` override fields of `text_config`."""
     model = DiffusionGemma(Config.from_dict({**CONFIG, "text_config": CONFIG["text_config"] | changes}))
-    # Larger than the usual 0.02: a model without knowledge should have opinions, or no canvas would ever settle.
+    # Larger than the usual 0.02: predictions must be confident, or no canvas would settle.
     randomise(model, seed, std=0.2)
     with torch.no_grad():
         for norm in (model.decoder.norm, model.encoder.norm):
@@ -75,7 +75,7 @@ def make(target: Path, seed: int = 0, **changes: Any) -> Path:
 
 @torch.no_grad()
 def randomise(model: DiffusionGemma, seed: int, std: float = 0.02) -> None:
-    """Matrices get normal values, norms and scales ones: a pure function of the seed."""
+    """Fill matrices with normal values that depend only on the seed, and norms and scales with ones."""
     generator = torch.Generator(model.device).manual_seed(seed)
     for parameter in model.parameters():
         if parameter.ndim == 1:
@@ -84,14 +84,15 @@ def randomise(model: DiffusionGemma, seed: int, std: float = 0.02) -> None:
             parameter.normal_(0.0, std, generator=generator)
 
 
-def give_eyes(directory: Path) -> None:
-    """A vision tower that is not all zeros, as checkpoints have it that read images."""
+def fill_vision_tower(directory: Path) -> None:
+    """Replace the zeros of the vision tower by ones, so that the checkpoint looks as if it could read images."""
     tensors = load_file(directory / SINGLE)
-    eyes = {name: torch.ones_like(tensor) for name, tensor in tensors.items() if is_vision(name)}
-    save_file(tensors | eyes, directory / SINGLE, metadata={"format": "pt"})
+    vision = {name: torch.ones_like(tensor) for name, tensor in tensors.items() if is_vision(name)}
+    save_file(tensors | vision, directory / SINGLE, metadata={"format": "pt"})
 
 
 def tokenizer_json() -> str:
+    """Return the contents of the byte tokenizer's `tokenizer.json`."""
     pieces = {piece: i for i, piece in SPECIALS.items()}
     pieces |= {f"<0x{byte:02X}>": 128 + byte for byte in range(256)}
     names = {i: piece for piece, i in pieces.items()}

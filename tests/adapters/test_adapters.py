@@ -1,4 +1,4 @@
-"""LoRA: a small change beside frozen weights, the same in gesso, in `peft`, and folded into a plain checkpoint."""
+"""LoRA adapters give the same outputs in gesso, in `peft`, and merged into a checkpoint."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from gesso.model.config import Config
 from tests import oracle
 from tests.model.test_parity import ids, load_pair, steps
 
-TIED = [7, 16, 18]  # between them: sliding and global layers, one expert a token and several
+TIED = [7, 16, 18]  # together: sliding and global layers, one and several experts per token
 UNTIED = 3
 SETTINGS = LoraSettings(rank=3, alpha=5.0)
-# Both stacks and nothing of the vision tower, as somebody who uses `peft` would write it.
+# Encoder and decoder without the vision tower, as a user of `peft` would write it.
 EVERYTHING = (
     r"model\.(decoder|encoder\.language_model)\.layers\.\d+\.(self_attn|mlp|router)\.\w*proj"
     r"|model\.decoder\.self_conditioning\.\w+_proj"
@@ -38,7 +38,7 @@ def seeded():
 
 
 def fill(model, name="default", seed=0):
-    """Give every factor values that matter, as training would."""
+    """Fill all factors with random values, as if trained: a new adapter has zeros in B."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -47,7 +47,7 @@ def fill(model, name="default", seed=0):
 
 
 def outputs(model, previous=True):
-    """Encoder hidden states and decoder logits, without and with self-conditioning."""
+    """Return encoder hidden states, and decoder logits without and with self-conditioning."""
     generator = torch.Generator().manual_seed(1)
     vocab, length = model.config.vocab_size, model.config.canvas_length
     prompt, canvas = (torch.randint(0, vocab, (2, n), generator=generator) for n in (9, length))
@@ -66,6 +66,7 @@ def relative(one, other):
 
 
 def furthest(reference, model):
+    """Return the largest difference between the outputs of the reference and the model."""
     pairs = steps(reference, model, ids(model_config(reference), 2, 11), canvases=1)
     return max((theirs - mine).abs().max().item() for _, theirs, mine in pairs)
 
@@ -87,7 +88,7 @@ class Bare:
 
 
 def peft_trained(directory, seed, tie=False, **options):
-    """An adapter as `peft` makes it, its values random; with `tie` the encoder's are the decoder's."""
+    """Save an adapter made by `peft`, with random values. With `tie`, encoder and decoder have the same values."""
     options = {"target_modules": EVERYTHING, "target_parameters": EXPERTS, "r": 2, "lora_alpha": 3, **options}
     model = get_peft_model(oracle.reference(seed), LoraConfig(init_lora_weights=False, **options)).eval()
     parameters = dict(model.named_parameters())
@@ -103,6 +104,7 @@ def peft_trained(directory, seed, tie=False, **options):
 
 
 def through_peft(tmp_path, adapter="adapter"):
+    """Load the saved model and adapter with `transformers` and `peft`."""
     base = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "model").eval()
     return Bare(PeftModel.from_pretrained(base, tmp_path / adapter).eval())
 
@@ -111,7 +113,7 @@ def through_peft(tmp_path, adapter="adapter"):
 
 
 @pytest.mark.parametrize("seed", [*TIED, UNTIED])
-def test_a_new_adapter_leaves_every_bit_as_it_was(tmp_path, seed):
+def test_a_new_adapter_changes_no_output(tmp_path, seed):
     _, model = load_pair(tmp_path, seed)
     before = outputs(model)
     adapters.add(model, SETTINGS)
@@ -119,7 +121,7 @@ def test_a_new_adapter_leaves_every_bit_as_it_was(tmp_path, seed):
 
 
 @pytest.mark.parametrize("targets", [(target,) for target in TARGETS] + [tuple(TARGETS)], ids="+".join)
-def test_only_the_adapters_tensors_are_trained_and_all_of_them(tmp_path, targets):
+def test_exactly_the_tensors_of_the_adapter_are_trained(tmp_path, targets):
     _, model = load_pair(tmp_path, TIED[0])
     model.requires_grad_(True)
     adapters.add(model, LoraSettings(rank=2, targets=targets))
@@ -127,7 +129,7 @@ def test_only_the_adapters_tensors_are_trained_and_all_of_them(tmp_path, targets
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert trained and all("_adapters.lora_default." in name for name in trained)
     optimizer = torch.optim.SGD(trained.values(), lr=1e-2)
-    for _ in range(3):  # in the first, A has no gradient yet: B is zero
+    for _ in range(3):  # A has no gradient in the first step, because B is zero
         optimizer.zero_grad()
         sum(output.square().sum() for output in outputs(model)).backward()
         optimizer.step()
@@ -135,7 +137,7 @@ def test_only_the_adapters_tensors_are_trained_and_all_of_them(tmp_path, targets
     assert changed == trained.keys()
 
 
-def test_gradients_reach_an_expert_exactly_when_a_token_does(tmp_path):
+def test_exactly_the_chosen_experts_get_gradients(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, LoraSettings(rank=2, targets=("experts",)))
     fill(model)
@@ -167,7 +169,7 @@ def test_the_same_seed_makes_the_same_adapter(tmp_path):
     assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
 
 
-def test_a_row_with_an_adapter_gives_what_it_gives_alone(tmp_path):
+def test_adapted_outputs_are_batch_invariant(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS)
     fill(model)
@@ -182,8 +184,8 @@ def test_a_row_with_an_adapter_gives_what_it_gives_alone(tmp_path):
 
 
 @pytest.mark.parametrize("targets", [(target,) for target in TARGETS] + [tuple(TARGETS)], ids="+".join)
-def test_merged_equals_unmerged(tmp_path, targets):
-    _, model = load_pair(tmp_path, TIED[1], calm=True)  # else rounding grows a hundredfold from layer to layer
+def test_a_merged_adapter_equals_the_attached_one(tmp_path, targets):
+    _, model = load_pair(tmp_path, TIED[1], near_identity=True)  # otherwise rounding errors grow per layer
     base = outputs(model)
     adapters.add(model, LoraSettings(rank=2, alpha=6.0, targets=targets))
     fill(model)
@@ -196,7 +198,7 @@ def test_merged_equals_unmerged(tmp_path, targets):
 
 @pytest.mark.parametrize("seed", [*TIED, UNTIED])
 def test_a_merged_checkpoint_loads_in_transformers(tmp_path, seed):
-    _, model = load_pair(tmp_path, seed, calm=True)
+    _, model = load_pair(tmp_path, seed, near_identity=True)
     adapters.add(model, SETTINGS)
     fill(model)
     with torch.no_grad():
@@ -212,7 +214,7 @@ def test_a_merged_checkpoint_loads_in_transformers(tmp_path, seed):
     assert relative(unmerged, outputs(again)) < 1e-5
 
 
-def test_an_adapter_is_not_merged_under_another(tmp_path):
+def test_merging_is_rejected_while_another_adapter_is_attached(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS, "one")
     adapters.add(model, SETTINGS, "two")
@@ -220,13 +222,13 @@ def test_an_adapter_is_not_merged_under_another(tmp_path):
         adapters.merge(model, "one")
 
 
-# --- several by name ----------------------------------------------------------------------------------------------
+# --- several adapters ---------------------------------------------------------------------------------------------
 
 
 def test_adapters_are_switched_by_name(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     base = outputs(model)
-    adapters.add(model, SETTINGS, "train")  # a name that a torch module has for itself
+    adapters.add(model, SETTINGS, "train")  # also the name of a method of torch modules
     fill(model, "train", seed=1)
     first = outputs(model)
     adapters.add(model, LoraSettings(rank=1, targets=("router", "experts")), "two")
@@ -239,7 +241,7 @@ def test_adapters_are_switched_by_name(tmp_path):
         assert all(map(torch.equal, outputs(model), expected)), name
 
 
-def test_names_that_cannot_be_are_refused(tmp_path):
+def test_invalid_and_unknown_names_are_rejected(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS, "one")
     for call, words in (
@@ -265,7 +267,7 @@ def test_names_that_cannot_be_are_refused(tmp_path):
         ({"targets": ("attention", "embeddings")}, "unknown adapter targets \\['embeddings'\\]"),
     ],
 )
-def test_wrong_settings_are_refused(options, words):
+def test_invalid_lora_settings_are_rejected(options, words):
     with pytest.raises(InputError, match=words):
         LoraSettings(**options)
 
@@ -274,7 +276,7 @@ def test_wrong_settings_are_refused(options, words):
 
 
 @pytest.mark.parametrize("seed", [*TIED, UNTIED])
-def test_peft_gives_the_same_logits_with_what_gesso_saved(tmp_path, seed):
+def test_a_saved_adapter_gives_the_same_logits_in_peft(tmp_path, seed):
     _, model = load_pair(tmp_path, seed)
     adapters.add(model, SETTINGS)
     fill(model)
@@ -286,7 +288,7 @@ def test_peft_gives_the_same_logits_with_what_gesso_saved(tmp_path, seed):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_each_group_goes_through_peft_alone(tmp_path, target):
+def test_each_target_alone_gives_the_same_logits_in_peft(tmp_path, target):
     _, model = load_pair(tmp_path, TIED[1])
     settings = LoraSettings(rank=2, targets=(target,))
     adapters.add(model, settings)
@@ -296,7 +298,7 @@ def test_each_group_goes_through_peft_alone(tmp_path, target):
 
 
 @pytest.mark.parametrize("seed", [TIED[0], UNTIED])
-def test_saved_and_loaded_is_the_same_adapter(tmp_path, seed):
+def test_a_loaded_adapter_equals_the_saved_one(tmp_path, seed):
     _, model = load_pair(tmp_path, seed)
     adapters.add(model, SETTINGS)
     fill(model)
@@ -325,8 +327,8 @@ def test_a_loaded_adapter_can_be_trained_further(tmp_path):
 
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("seed", [*TIED, UNTIED])
-def test_an_adapter_of_peft_gives_the_same_logits_in_gesso(tmp_path, seed, tie):
-    """`peft` trains the encoder's and the decoder's change of one weight apart; gesso keeps them apart too."""
+def test_a_peft_adapter_gives_the_same_logits_in_gesso(tmp_path, seed, tie):
+    """`peft` trains separate factors for encoder and decoder, which gesso keeps separate."""
     _, model = load_pair(tmp_path, seed)
     theirs = peft_trained(tmp_path / "adapter", seed, tie)
     settings = adapters.load(model, tmp_path / "adapter", "theirs")
@@ -347,7 +349,7 @@ def test_an_adapter_of_peft_gives_the_same_logits_in_gesso(tmp_path, seed, tie):
     ],
     ids=["encoder", "decoder", "gate_up", "one layer's down", "some projections", "rslora", "all-linear"],
 )
-def test_any_choice_of_targets_that_peft_can_make_loads(tmp_path, options):
+def test_every_form_of_peft_targets_loads(tmp_path, options):
     _, model = load_pair(tmp_path, TIED[1])
     theirs = peft_trained(tmp_path / "adapter", TIED[1], **options)
     settings = adapters.load(model, tmp_path / "adapter", "theirs")
@@ -356,7 +358,7 @@ def test_any_choice_of_targets_that_peft_can_make_loads(tmp_path, options):
     assert furthest(through_peft(tmp_path, "copy"), model) < 1e-4
 
 
-def test_changes_that_differ_between_encoder_and_decoder_are_not_merged(tmp_path):
+def test_an_adapter_that_differs_between_encoder_and_decoder_is_not_merged(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     peft_trained(tmp_path / "adapter", TIED[0])
     adapters.load(model, tmp_path / "adapter", "theirs")
@@ -366,7 +368,7 @@ def test_changes_that_differ_between_encoder_and_decoder_are_not_merged(tmp_path
     assert all(map(torch.equal, before, outputs(model)))
 
 
-def test_a_shared_adapter_stays_shared_beside_one_that_is_not(tmp_path):
+def test_a_tied_adapter_stays_tied_beside_an_untied_one(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS, "ours")
     fill(model, "ours")
@@ -383,12 +385,12 @@ def test_a_shared_adapter_stays_shared_beside_one_that_is_not(tmp_path):
     assert all(map(torch.equal, ours, outputs(model)))
 
 
-# --- what does not fit --------------------------------------------------------------------------------------------
+# --- invalid adapters ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A plain model, and a directory with an adapter for it."""
+    """Return a model without adapters, and a directory with an adapter for it."""
     directory = tmp_path_factory.mktemp("saved")
     _, model = load_pair(directory, TIED[0])
     adapters.add(model, SETTINGS)
@@ -440,7 +442,7 @@ Q = "base_model.model.model.decoder.layers.0.self_attn.q_proj.lora_A.weight"
         (lambda c, t: t.update({Q: t[Q].to(torch.float8_e4m3fn)}), f"{re.escape(Q)} is stored as float8_e4m3fn"),
     ],
 )
-def test_a_wrong_adapter_is_refused_by_name_and_leaves_no_trace(tmp_path, saved, change, words):
+def test_an_invalid_adapter_is_rejected_by_name_and_not_attached(tmp_path, saved, change, words):
     model, directory = saved
     shutil.copytree(directory, tmp_path / "adapter")
     broken(tmp_path / "adapter", change)
@@ -449,7 +451,7 @@ def test_a_wrong_adapter_is_refused_by_name_and_leaves_no_trace(tmp_path, saved,
     assert attached(model) == []
 
 
-def test_a_pattern_that_backtracks_for_ever_is_refused_in_time(tmp_path, saved, monkeypatch):
+def test_a_pattern_that_backtracks_exponentially_is_rejected_in_time(tmp_path, saved, monkeypatch):
     monkeypatch.setattr(files, "PATTERN_SECONDS", 1.0)
     model, directory = saved
     for field in ("target_modules", "target_parameters", "exclude_modules"):
@@ -462,7 +464,7 @@ def test_a_pattern_that_backtracks_for_ever_is_refused_in_time(tmp_path, saved, 
     assert attached(model) == []
 
 
-def test_a_named_pipe_in_an_adapter_is_refused_and_never_waited_for(tmp_path, saved):
+def test_a_named_pipe_in_an_adapter_is_rejected_without_waiting(tmp_path, saved):
     model, directory = saved
     for name in (files.CONFIG, files.WEIGHTS):
         shutil.copytree(directory, tmp_path / name)
@@ -482,7 +484,7 @@ def test_saving_follows_no_planted_link(tmp_path):
     assert (tmp_path / "adapter" / files.WEIGHTS).is_file()
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path):
+def test_an_adapter_of_another_model_is_rejected(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     peft_trained(tmp_path / "adapter", TIED[1])
     with pytest.raises(CheckpointError, match="missing tensors|surplus tensors|has shape"):
@@ -504,7 +506,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         adapters.load(model, tmp_path / "adapter", "theirs")
 
 
-def test_saving_overwrites_nothing_and_contradicts_nothing(tmp_path):
+def test_saving_rejects_existing_directories_and_other_settings(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS)
     with pytest.raises(InputError, match="not empty"):
@@ -513,7 +515,7 @@ def test_saving_overwrites_nothing_and_contradicts_nothing(tmp_path):
         adapters.save(model, tmp_path / "adapter", LoraSettings(rank=3, alpha=6.0))
 
 
-def test_a_model_with_adapters_is_not_saved_as_if_it_were_plain(tmp_path):
+def test_saving_a_model_with_attached_adapters_is_rejected(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS)
     with pytest.raises(InputError, match="merge one first"):

@@ -2,51 +2,41 @@
 
 import os
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.attack.watching import (
-    ANSWER_SECONDS,
-    GOOD,
-    ask,
-    assert_nothing_left,
-    attack,
-    short,
-    text,
-)
+from tests.attack.watching import ask, assert_nothing_left, short, text
 from tests.load import processes, wire
-from tests.load.wire import COMPLETIONS
 
 pytestmark = pytest.mark.attack
 
 HANG_SECONDS = 40.0  # until a hung engine is replaced
 EXIT_SECONDS = 60.0  # until a server exits because a checkpoint cannot be loaded
-ENGINES = 5  # most engines it may start before
+ENGINES = 5  # most engines it may start before that
 
 
-def test_a_hung_engine_is_replaced(server):
+def test_a_hung_engine_is_replaced_and_its_requests_end_with_the_reason(server):
     expected, engine = text(ask(server, short())), processes.engine_pid(server.process.pid)
-    found, seen = [], set()
-    os.kill(engine, signal.SIGSTOP)
-    try:
-        waiting = threading.Thread(
-            target=lambda: found.append(wire.ask(server.url, GOOD, COMPLETIONS, short(), timeout=HANG_SECONDS))
-        )
-        waiting.start()
-        until = time.monotonic() + HANG_SECONDS
-        while 503 not in seen or 200 not in seen or processes.engine_pid(server.process.pid) in (engine, None):
-            assert time.monotonic() < until, f"/ready was {seen} for {HANG_SECONDS:g} s"
-            seen.add(wire.ask(server.url, None, "/ready", timeout=5).status)
-            time.sleep(0.1)
-        waiting.join()
-        server.wait_ready()
-    finally:
-        if processes.engine_pid(server.process.pid) == engine:
-            os.kill(engine, signal.SIGCONT)
-    [answer] = found
-    assert answer.status == 200 or "engine" in answer.message, (answer.status, answer.message)
+    endless = short(max_tokens=2000, diffusion={"steps": 1000, "stopping": "fixed", "canvas_length": 16})
+    seen = set()
+    with ThreadPoolExecutor(2) as pool:
+        started = pool.submit(ask, server, endless, timeout=HANG_SECONDS)
+        server.wait_metric("gesso_engine_requests", 1)
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            waiting = pool.submit(ask, server, short(), timeout=HANG_SECONDS)
+            until = time.monotonic() + HANG_SECONDS
+            while 503 not in seen or 200 not in seen or processes.engine_pid(server.process.pid) in (engine, None):
+                assert time.monotonic() < until, f"/ready was {seen} for {HANG_SECONDS:g} s"
+                seen.add(wire.ask(server.url, None, "/ready", timeout=5).status)
+                time.sleep(0.1)
+        finally:
+            if processes.engine_pid(server.process.pid) == engine:
+                os.kill(engine, signal.SIGCONT)
+    assert started.result().status == 500 and "engine" in started.result().message
+    assert waiting.result().status == 200 or "engine" in waiting.result().message
     assert not processes.command_line(engine)
     assert text(ask(server, short())) == expected
     assert_nothing_left(server)
@@ -76,18 +66,3 @@ def test_the_server_exits_with_the_reason_if_a_checkpoint_cannot_be_loaded(serve
         assert running.process.returncode != 0
         assert "unforeseen" in running.log.read_text()
         assert len(engines - {None}) > 1
-
-
-def test_a_killed_engine_ends_its_requests_with_the_reason(server):
-    endless = short(max_tokens=2000, diffusion={"steps": 1000, "stopping": "fixed", "canvas_length": 16})
-    found = []
-    running = threading.Thread(target=lambda: found.append(attack(server, COMPLETIONS, endless)))
-    running.start()
-    server.wait_metric("gesso_requests_running", 1)
-    time.sleep(0.5)
-    os.kill(processes.engine_pid(server.process.pid), signal.SIGKILL)
-    running.join(ANSWER_SECONDS)
-    assert found and found[0].status == 500 and "engine" in found[0].message
-    server.wait_ready()
-    assert text(ask(server, short())) == text(ask(server, short()))
-    assert_nothing_left(server)

@@ -38,8 +38,8 @@ def short(**more):
     return {"prompt": "Hello", "max_tokens": 16, "seed": 1, "diffusion": QUICK} | more
 
 
-def ask(server, body, path=wire.COMPLETIONS, key=GOOD):
-    return wire.ask(server.url, key, path, body, timeout=ANSWER_SECONDS)
+def ask(server, body, path=wire.COMPLETIONS, key=GOOD, timeout=ANSWER_SECONDS):
+    return wire.ask(server.url, key, path, body, timeout=timeout)
 
 
 def attack(server, path, body):

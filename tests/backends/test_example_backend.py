@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gesso.backends.torch import TorchBackend
 from gesso.engine.engine import Engine
 from gesso.model.modules import Linear
-from tests.engine_requests import finish, request, result, strangers
+from tests.engine_requests import other_requests, request, result
 
 
 class Int8Linear(Linear):
@@ -85,7 +85,7 @@ def test_an_int8_backend_is_near_the_plain_model_and_leaves_it_alone(tiny, int8)
 
 def test_same_seed_same_text_alone_and_in_a_batch_on_an_int8_backend(tiny, int8):
     alone = result(Engine(tiny.model, tiny.decode, backend=int8), request(seed=5))
-    crowd = Engine(tiny.model, tiny.decode, max_batch=8, backend=int8)
-    ids = [crowd.submit(other) for other in strangers()]
-    mine = crowd.submit(request(seed=5))
-    assert finish(crowd, mine, *ids)[0][-1].result.tokens == alone.tokens
+    batch = Engine(tiny.model, tiny.decode, max_batch=8, backend=int8)
+    for other in other_requests():
+        batch.submit(other)
+    assert result(batch, request(seed=5)).tokens == alone.tokens

@@ -25,7 +25,7 @@ import pytest
 import gesso
 from gesso.cli import chat, delivery, terminal
 from gesso.cli.options import Denoising
-from tests.tiny import give_eyes, make
+from tests.tiny import fill_vision_tower, make
 
 ROOT = Path(__file__).parents[2]
 GESSO = [sys.executable, "-m", "gesso"]
@@ -225,7 +225,7 @@ def test_text_is_escaped_on_terminals_but_not_on_pipes(
 def test_stdout_has_only_the_text_and_stderr_no_escape_codes(
     tiny: gesso.Gesso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_eyes(make(tmp_path / "model"))  # a vision tower, which gives a warning
+    fill_vision_tower(make(tmp_path / "model"))  # a vision tower, which gives a warning
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = run_process("generate", "hi", *SHORT, "-m", str(tmp_path / "model"))
     expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)

@@ -7,7 +7,7 @@ from gesso.backends.torch import TorchBackend
 
 @pytest.fixture
 def passes(tiny, monkeypatch):
-    """Records the pieces of every pass through the model."""
+    """Record the pieces of every pass through the model."""
     seen, run = [], TorchBackend.run
 
     def record(self, pieces, cache):

@@ -1,4 +1,4 @@
-"""The same model the old way: a token at a time, from left to right."""
+"""Autoregressive sampling: one token per step, from left to right."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.backends.passes import CapturesPlainly
 
 
 def greedy(g, prompt, count):
-    """The causal encoder's likeliest tokens, by hand."""
+    """Return the likeliest tokens of the causal encoder, computed without cache or engine."""
     ids = list(prompt)
     with torch.no_grad():
         for _ in range(count):
@@ -23,34 +23,34 @@ def greedy(g, prompt, count):
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_autoregressive_text_is_what_the_causal_encoder_says(tiny, monkeypatch, graphs):
+def test_greedy_autoregressive_text_is_the_argmax_of_the_causal_encoder(tiny, monkeypatch, graphs):
     backend = CapturesPlainly(tiny.model) if graphs else None
     monkeypatch.setattr(tiny, "driver", Driver(Engine(tiny.model, tiny.decode, backend=backend)))
     prompt = tiny.tokenizer.encode("def fib(n):")
     out = tiny.generate(prompt, sampler="autoregressive", greed=1.0, max_new_tokens=12, seed=0)
     assert out.tokens == greedy(tiny, prompt, 12)[: len(out.tokens)] and out.tokens
-    assert out.usage.denoising_steps == out.usage.canvases, "one step a token"
+    assert out.usage.denoising_steps == out.usage.canvases, "one step per token"
 
 
-def test_a_prompt_that_is_all_in_the_cache_is_still_continued(tiny):
+def test_a_fully_cached_prompt_gives_the_same_text(tiny):
     prompt = tiny.tokenizer.encode("x") * 512
     options = {"sampler": "autoregressive", "max_new_tokens": 3, "seed": 1}
     assert tiny.generate(prompt, **options).tokens == tiny.generate(prompt, **options).tokens
 
 
-def test_draws_follow_the_seed(tiny):
+def test_autoregressive_draws_depend_on_the_seed(tiny):
     def text(seed):
         return tiny.generate("a", sampler="autoregressive", t_max=2.0, max_new_tokens=8, seed=seed).tokens
 
     assert text(1) == text(1) != text(2)
 
 
-def test_settings_that_cannot_act_token_by_token_are_refused(tiny):
+def test_autoregressive_sampling_rejects_several_steps(tiny):
     with pytest.raises(InputError, match="steps must be 1 with sampler autoregressive"):
         tiny.generate("a", sampler="autoregressive", steps=4)
 
 
-def test_the_command_line_writes_token_by_token_too(main, tiny_directory):
+def test_the_command_line_offers_autoregressive_sampling(main, tiny_directory):
     asked = "-m", str(tiny_directory), "--sampler", "autoregressive", "--max-new-tokens", "3", "--seed", "1", "--json"
     found = json.loads(main("generate", "hi", *asked).out)
     assert found["usage"]["denoising_steps"] == found["usage"]["completion_tokens"] == 3

@@ -149,7 +149,7 @@ def test_plan_without_requests_ends_at_once(driver):
 
 
 class Background:
-    """Runs the code of plans when a test says so."""
+    """Run the background work of plans when the test asks for it."""
 
     def __init__(self):
         self.pending = []

@@ -1,4 +1,4 @@
-"""Errors in a pass: the request at fault fails alone, and the texts of the others are what they are without it."""
+"""Errors in a pass: only the request that causes one fails, and the texts of the others do not change."""
 
 import gc
 import weakref
@@ -21,7 +21,7 @@ BAD = 250  # a token at which the model fails
 
 @pytest.fixture
 def failing(tiny, monkeypatch):
-    """The model raises in passes that read the token BAD, after part of the cache has been written."""
+    """Make passes that read the token BAD fail after a part of the cache was written. Record their sizes."""
     run, seen = TorchBackend.run, []
 
     def fail(self, pieces, cache):
@@ -36,7 +36,7 @@ def failing(tiny, monkeypatch):
 
 
 def outcome(engine, wanted):
-    """The last event of each request, in order."""
+    """Return the last event of each request, in order."""
     ids, last = [engine.submit(one) for one in wanted], {}
     while engine.busy:
         last |= {event.request_id: event for event in engine.step()}
@@ -44,7 +44,7 @@ def outcome(engine, wanted):
 
 
 def others():
-    """Short and long prompts, canvases that are committed meanwhile, and a score."""
+    """Return requests with short and long prompts and several canvases, and a score."""
     return [
         request(seed=1, max_new_tokens=48),
         request(seed=2, prompt=long_prompt(300)),
@@ -63,7 +63,7 @@ def bad_prompt(length, at):
 
 
 def clean(one):
-    """The same without the bad token, which some of the others happen to have."""
+    """Return the request without the bad token, which some prompts contain by chance."""
 
     def swap(tokens):
         return tuple(token if token != BAD else BAD + 1 for token in tokens)
@@ -73,10 +73,9 @@ def clean(one):
     return replace(one, prompt=swap(one.prompt))
 
 
-@pytest.mark.parametrize("at", [0, 170, 290])
-@pytest.mark.parametrize("place", [0, 2, 4])
-def test_the_request_at_fault_fails_alone_wherever_it_is_in_the_batch(tiny, failing, at, place):
-    """Its error comes in the first, a middle or the last piece of its prompt, while others read theirs."""
+@pytest.mark.parametrize(("at", "place"), [(0, 2), (170, 4), (290, 0)])
+def test_a_failing_request_fails_alone_at_any_place_in_the_batch(tiny, failing, at, place):
+    """The error is in the first, a middle or the last piece of its prompt, while other prompts are read."""
     fine = list(map(clean, others()))
     expected = [text_of(*outcome(Engine(tiny.model, tiny.decode, piece=32, prefill=96), [one])) for one in fine]
     assert not failing
@@ -85,19 +84,19 @@ def test_the_request_at_fault_fails_alone_wherever_it_is_in_the_batch(tiny, fail
     events = outcome(engine, [*fine[:place], culprit, *fine[place:]])
     failed = events.pop(place)
     assert isinstance(failed, Failed) and str(failed.error) == "bad token"
-    assert max(failing) > 1, "it failed among others first"
+    assert max(failing) > 1, "the first failure must be in a pass with other requests"
     assert [text_of(event) for event in events] == expected
     again = clean(request(seed=4, prompt=long_prompt(300)))
     assert result(engine, again).tokens == result(Engine(tiny.model, tiny.decode, piece=32), again).tokens
 
 
-def test_a_request_that_fails_by_itself_fails_at_once(tiny, failing):
+def test_a_request_that_fails_alone_is_not_retried(tiny, failing):
     engine = Engine(tiny.model, tiny.decode)
     (event,) = outcome(engine, [request(prompt=(2, BAD))])
     assert isinstance(event, Failed) and failing == [2]
 
 
-def test_an_error_that_leaves_the_device_unusable_is_raised(tiny, monkeypatch):
+def test_fatal_device_errors_are_raised(tiny, monkeypatch):
     engine = Engine(tiny.model, tiny.decode)
     engine.submit(request()), engine.submit(request(seed=6))
 
@@ -113,7 +112,7 @@ def test_an_error_that_leaves_the_device_unusable_is_raised(tiny, monkeypatch):
     assert not is_fatal(MemoryError())
 
 
-def test_out_of_memory_drops_captured_passes_and_the_requests_go_on_one_by_one(tiny, monkeypatch):
+def test_out_of_memory_frees_captured_passes_and_retries_requests_one_by_one(tiny, monkeypatch):
     engine = Engine(tiny.model, tiny.decode)
     wanted = [request(seed=seed, max_new_tokens=16) for seed in range(3)]
     expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
@@ -132,13 +131,13 @@ def test_out_of_memory_drops_captured_passes_and_the_requests_go_on_one_by_one(t
 
 @pytest.fixture
 def without_gc():
-    """Without the garbage collector: memory must be free at once, not when it next runs."""
+    """Disable the garbage collector: memory must be freed at once, not when it next runs."""
     gc.disable()
     yield
     gc.enable()
 
 
-def test_the_tensors_of_a_failed_pass_are_freed_before_its_requests_run_alone(tiny, monkeypatch, without_gc):
+def test_tensors_of_a_failed_pass_are_freed_before_its_requests_are_retried(tiny, monkeypatch, without_gc):
     """After an out-of-memory error, a retry can only succeed once they are freed."""
     engine, run, refs, kept = Engine(tiny.model, tiny.decode), TorchBackend.run, [], []
 
@@ -158,13 +157,13 @@ def test_the_tensors_of_a_failed_pass_are_freed_before_its_requests_run_alone(ti
     ids = [engine.submit(request(seed=seed, max_new_tokens=16)) for seed in range(3)]
     events = engine.step()
     assert [event.request_id for event in events if isinstance(event, Failed)] == ids[:2]
-    assert kept == [0] * 5, "the pass, freeing memory, and three requests alone"
+    assert kept == [0] * 5, "at the pass, when memory is freed, and at each of three retries"
     assert not any(ref() for ref in refs)
     while engine.busy:
         engine.step()
 
 
-def test_the_error_of_a_request_keeps_no_tensors_of_its_pass(tiny, monkeypatch, without_gc):
+def test_the_error_of_a_request_holds_no_tensors_of_its_pass(tiny, monkeypatch, without_gc):
     engine, refs = Engine(tiny.model, tiny.decode), []
     run = engine.runner.run
 
@@ -180,12 +179,11 @@ def test_the_error_of_a_request_keeps_no_tensors_of_its_pass(tiny, monkeypatch, 
     (event,) = outcome(engine, [request(diffusion=Diffusion(canvas_length=16, sampler=fails))])
     assert isinstance(event, Failed)
     assert refs and not any(ref() for ref in refs)
-    assert "raise ValueError(" in event.error.__notes__[0], "it still tells where it came from"
+    assert "raise ValueError(" in event.error.__notes__[0], "the traceback is kept as text"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["entropy_C", "confidence_C"])
-def test_a_request_with_a_prediction_that_is_not_finite_fails_alone(tiny, monkeypatch, name, value):
+@pytest.mark.parametrize(("name", "value"), [("entropy_C", float("nan")), ("confidence_C", float("inf"))])
+def test_a_request_with_a_non_finite_prediction_fails_alone(tiny, monkeypatch, name, value):
     wanted = [request(seed=seed, max_new_tokens=16) for seed in (1, 13, 2)]
     expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
     made = Runner._outcome

@@ -1,4 +1,4 @@
-"""Tokens are cut where their text is cut, with few decodes, and text is decoded piece by piece as it comes."""
+"""Tokens are cut where their text is cut, with few decodes, and streamed text is decoded incrementally."""
 
 import random
 from dataclasses import replace
@@ -38,7 +38,7 @@ def one_by_one_with(tokens, text, decode):
 
 
 def drawn(tokenizer, chance, ascii_bytes):
-    """Random tokens of all kinds: text, special tokens, characters of several bytes, and bytes that are none."""
+    """Return random tokens of all kinds: text, special tokens, multibyte characters, and invalid bytes."""
     whole = sorted(set(range(128)) - tokenizer.special_ids)
     byte = [tokenizer.id_of(f"<0x{value:02X}>") for value in range(256)]
     tokens = []

@@ -1,4 +1,4 @@
-"""Whole texts, token for token those of `transformers`' `generate` under the same draws."""
+"""Whole texts equal those of `generate` in `transformers`, token for token, with the same random draws."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests import oracle
 
 
 class TorchDraws:
-    """The reference's random numbers: torch's global generator, asked in the reference's order."""
+    """Draw from torch's global generator in the same order as the reference."""
 
     def at(self, seed, canvas, step, device):
         return self
@@ -69,7 +69,7 @@ NEVER = Diffusion(steps=10, confidence=1e-9)
 @pytest.mark.parametrize("settings", [EARLY, EARLY_PATIENT, NEVER], ids=["early", "early-patient", "never"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_texts_equal_the_reference_token_for_token(tmp_path, seed, settings):
-    reference = oracle.checkpoint(tmp_path / "model", seed, calm=True)
+    reference = oracle.checkpoint(tmp_path / "model", seed, near_identity=True)
     config = Config.from_directory(tmp_path / "model")
     model = gesso_checkpoint.load(tmp_path / "model", config, torch.device("cpu"), torch.float32)
     for prompt_length, eos in ((1, frozenset()), (5, frozenset({1, 7})), (3 * config.sliding_window, frozenset())):
@@ -80,16 +80,16 @@ def test_texts_equal_the_reference_token_for_token(tmp_path, seed, settings):
         result = generate(model, prompt, settings, 3, eos)
         assert list(result.tokens) == expected
         assert result.finish_reason == ("length" if len(expected) == 3 * config.canvas_length else "stop")
-        if not eos:  # the reference tells its passes only as tokens a pass, and takes every 0 for padding
+        if not eos:  # the reference reports passes only as tokens per pass, and counts every 0 as padding
             passes = sum(token != 0 for token in expected) / output.tokens_per_forward.item()
             assert result.usage.denoising_steps == pytest.approx(passes)
 
 
-def test_early_stopping_does_happen_in_these_tests(tmp_path):
-    """Guards the test above: settings under which no canvas ever converged would compare nothing of it."""
+def test_some_canvases_of_these_tests_stop_early(tmp_path):
+    """Otherwise the test above would not cover early stopping."""
     converged = 0
     for seed in SEEDS:
-        oracle.checkpoint(tmp_path / str(seed), seed, calm=True)
+        oracle.checkpoint(tmp_path / str(seed), seed, near_identity=True)
         config = Config.from_directory(tmp_path / str(seed))
         model = gesso_checkpoint.load(tmp_path / str(seed), config, torch.device("cpu"), torch.float32)
         torch.manual_seed(seed)

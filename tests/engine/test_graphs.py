@@ -1,5 +1,7 @@
-"""A pass as a graph gives what its operations give one by one. Without a GPU nothing is captured: the tensors that stay
-in their places, and what is loaded into them and copied out, are the same."""
+"""Captured passes give the same results as eager passes.
+
+Without a GPU nothing is captured, but the static tensors, and the copies into and out of them, are the same.
+"""
 
 import copy
 import gc
@@ -26,14 +28,14 @@ OPTIONS = (
     {"eos_settles": True, "confidence": 10.0, "stability": 0},
     {"greed": 0.5, "sampler": "confidence-threshold"},
     {"stopping": "fixed", "sampler": "argmax"},
-    {"sampler": "ancestral"},  # takes its step outside
+    {"sampler": "ancestral"},  # samples outside the graph
     {"stopping": "plateau"},
 )
 
 
 @pytest.fixture
 def pair(tiny):
-    """The same model twice, once with graphs."""
+    """Return the tiny model twice: without and with graphs."""
     plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
     for each in (plain, graphed):
         each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
@@ -43,7 +45,7 @@ def pair(tiny):
 
 
 def outcome(g, requests):
-    """Every event of every request, as far as it is text."""
+    """Return the tokens of all drafts and results of each request."""
     ids = [g.engine.submit(request) for request in requests]
     seen = {i: [] for i in ids}
     while g.engine.busy:
@@ -56,29 +58,29 @@ def outcome(g, requests):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "default")
-def test_a_graph_gives_what_its_operations_give_one_by_one(pair, options):
+def test_graph_results_equal_eager_results(pair, options):
     def requests(g):
         shared = {"steps": 4, "canvas_length": 8, "max_new_tokens": 16, **options}
         longer = [g.request("def fib(n):", seed=seed, **shared) for seed in (0, 1, 2**63 + 5)]
         return [*longer, g.request("one two three", seed=3, pins={3: 7, 12: 9}, **shared)]
 
     plain, graphed = pair
-    for _ in range(2):  # twice, so that every shape comes again
+    for _ in range(2):  # a shape is captured when it is seen again
         assert outcome(graphed, requests(graphed)) == outcome(plain, requests(plain))
     assert any(graphed.engine.runner.backend.graphs.seen.values())
 
 
-def test_of_fixed_steps_a_canvas_with_nothing_to_write_takes_one(pair):
-    """The stop flag of fixed steps is not read where it cannot be set. Here it can."""
+def test_a_fully_pinned_canvas_takes_one_of_its_fixed_steps(pair):
+    """With fixed stopping, the stop flag is read only if it can be set. For this canvas it can."""
     plain, graphed = pair
     shared = {"steps": 4, "canvas_length": 4, "max_new_tokens": 4, "stopping": "fixed"}
     shared["pins"] = {at: 200 + at for at in range(4)}
-    for g in (plain, graphed, graphed, graphed):  # captured when it comes again
+    for g in (plain, graphed, graphed, graphed):  # a shape is captured when it is seen again
         assert g.generate("x", seed=1, **shared).usage.denoising_steps == 1
     assert any(graphed.engine.runner.backend.graphs.seen.values())
 
 
-def test_requests_of_different_kinds_share_a_graph(pair):
+def test_requests_with_different_settings_share_a_graph(pair):
     def requests(g):
         return [
             g.request("a", seed=1, steps=4, canvas_length=8, max_new_tokens=16),
@@ -91,7 +93,7 @@ def test_requests_of_different_kinds_share_a_graph(pair):
     assert any(graphed.engine.runner.backend.graphs.seen.values())
 
 
-def test_a_draft_kept_from_a_graph_is_not_changed_by_later_steps_and_can_be_resumed(pair):
+def test_drafts_of_a_graph_survive_later_steps_and_can_be_resumed(pair):
     _, graphed = pair
     options = {"steps": 6, "canvas_length": 8, "max_new_tokens": 8, "stopping": "fixed", "seed": 5}
     drafts = [event for event in graphed.stream("x y", **options) if isinstance(event, Draft)]
@@ -100,7 +102,7 @@ def test_a_draft_kept_from_a_graph_is_not_changed_by_later_steps_and_can_be_resu
     assert len({tuple(draft.canvas.tokens_C.tolist()) for draft in drafts}) > 1
 
 
-def test_the_shape_of_a_pass_knows_nothing_of_its_numbers(pair):
+def test_the_shape_of_a_pass_does_not_depend_on_the_seed(pair):
     plain, _ = pair
     shapes = set()
     for seed in (1, 2):
@@ -111,7 +113,7 @@ def test_the_shape_of_a_pass_knows_nothing_of_its_numbers(pair):
     assert len(shapes) == 1
 
 
-def test_a_sampler_that_must_see_logits_is_never_captured(pair):
+def test_a_sampler_that_needs_logits_is_not_captured(pair):
     def looks(canvas_C, prediction, moment):
         assert prediction.logits_CV is not None
         return prediction.argmax_C, prediction.argmax_C >= 0
@@ -122,8 +124,8 @@ def test_a_sampler_that_must_see_logits_is_never_captured(pair):
     assert not any(graphed.engine.runner.backend.graphs.seen.values())
 
 
-def test_what_needs_the_host_on_its_way_is_not_captured(tiny):
-    """With an adapter on many experts there are no kernels, and the host counts the tokens of each expert."""
+def test_an_active_adapter_on_experts_prevents_capture(tiny):
+    """Adapted experts have no kernels: the host counts the tokens of each expert, which a graph cannot contain."""
     model = copy.deepcopy(tiny.model, {id(tiny.config): tiny.config})
     assert CudaBackend(model).graphs.can_capture
     make_adaptable(model)
@@ -134,8 +136,8 @@ def test_what_needs_the_host_on_its_way_is_not_captured(tiny):
     assert not CudaBackend(model).graphs.can_capture
 
 
-def test_a_corrected_prediction_is_read_in_one_way_whether_or_not_its_pass_is_captured(pair, monkeypatch):
-    """On a GPU two ways would have different last bits."""
+def test_with_graphs_no_corrected_prediction_is_read_from_logits(pair, monkeypatch):
+    """On a GPU, logits and captured passes may differ in the last bits of a prediction."""
     plain, graphed = pair
     read, read_logits = [], Runner._from_logits
 
@@ -152,11 +154,11 @@ def test_a_corrected_prediction_is_read_in_one_way_whether_or_not_its_pass_is_ca
             "max_new_tokens": 8,
             "stopping": "fixed",
         }
-        for seed in range(3):  # each that joins makes a shape that has not been seen
+        for seed in range(3):  # each request that joins makes a new shape
             g.engine.submit(g.request("x", seed=seed, **options))
             for _ in range(4):
                 g.engine.step()
-    assert read and not any(read), "some were corrected; with graphs, none was read from logits"
+    assert read and not any(read), "some must be corrected, and none read from logits with graphs"
 
 
 def test_a_backend_and_its_graphs_are_freed_without_the_garbage_collector(tiny):

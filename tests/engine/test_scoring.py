@@ -11,7 +11,7 @@ from gesso.engine.plan import score as scores
 from gesso.engine.request import Score
 from gesso.engine.scoring import Scoring
 from tests.backends.passes import CapturesPlainly
-from tests.engine.test_engine import finish, long_prompt, request, result, strangers
+from tests.engine.test_engine import finish, long_prompt, other_requests, request, result
 from tests.likelihood import Likelihood
 
 TEXTS = (long_prompt(90, 131), long_prompt(1, 140), long_prompt(33, 135), long_prompt(200, 133))
@@ -51,15 +51,15 @@ def test_same_scores_and_same_texts_in_any_batch(tiny):
     wanted = Score(prompt=long_prompt(150), texts=TEXTS)
     alone = score(Engine(tiny.model, tiny.decode, piece=32), wanted)
     crowd = Engine(tiny.model, tiny.decode, piece=32, prefill=64)
-    ids = [crowd.submit(one) for one in (*strangers()[:6], wanted)]
+    ids = [crowd.submit(one) for one in (*other_requests()[:6], wanted)]
     other = crowd.submit(Score(prompt=long_prompt(40, 150), texts=TEXTS[:2]))
     last = {}
     while crowd.busy:
         last |= {event.request_id: event for event in crowd.step()}
     assert last[ids[-1]].log_likelihoods == alone
     assert last[other].log_likelihoods == reference(tiny, long_prompt(40, 150), TEXTS[:2])
-    for id, stranger in zip(ids[:-1], strangers(), strict=False):
-        assert last[id].result.tokens == result(Engine(tiny.model, tiny.decode, piece=32), stranger).tokens
+    for id, other in zip(ids[:-1], other_requests(), strict=False):
+        assert last[id].result.tokens == result(Engine(tiny.model, tiny.decode, piece=32), other).tokens
 
 
 @pytest.mark.parametrize("length", [70, 300])

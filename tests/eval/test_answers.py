@@ -30,7 +30,7 @@ def test_solution_is_checked_by_clues_and_rules_alone(puzzles):
 
 
 class Lucky(Sudoku):
-    """Accepts answers by their length: random weights give no better reason."""
+    """Accept answers by their length, because random weights solve no task."""
 
     def stands(self, item, output):
         assert not item.expected, "the solution must not be used"

@@ -56,7 +56,7 @@ def test_boards_solved_together_have_solutions_exactly_if_each_alone_has():
         grid = ["0"] * 81
         for cell in keep:
             grid[cell] = solution[cell]
-        if rng.random() < 0.5:  # most such slips leave no solution, not all at once
+        if rng.random() < 0.5:  # most such errors leave no solution
             empty = rng.choice([i for i in range(81) if grid[i] == "0"])
             grid[empty] = rng.choice("123456789")
         grids.append("".join(grid))
@@ -94,7 +94,7 @@ def test_restoring_and_removing_clues_finds_sparser_puzzles():
 
 def test_the_bank_has_few_clues_and_many_grids(bank):
     counts = {count: len(which) for count, which in bank.by_clues.items()}
-    assert counts[17] > 500  # all that are known to us
+    assert counts[17] > 500
     assert sum(counts.get(n, 0) for n in (18, 19, 20, 21)) > 5
     assert max(counts) < 30
     assert len(np.unique(bank.solutions, axis=0)) > 500
@@ -206,7 +206,7 @@ def test_examples_follow_the_requested_shares_and_clues(bank):
 
 
 def where_go(*cells: int, count: int):
-    """Where these cells of a board end up in so many examples [N, cells]: they alone hold another digit."""
+    """Return the positions of these cells in several examples [N, cells]. Only they have a different digit."""
     board = np.ones((1, 81), np.uint8)
     board[0, cells] = 2
     _, drawn = draw(Bank(board, np.ones((1, 81), bool)), np.arange(count), seed=0, shares={81: 1})
@@ -225,7 +225,7 @@ def test_puzzles_that_need_guesses_are_drawn_more_often(bank):
 
 
 def _forced(puzzle: str) -> str:
-    """The grid after all cells with one candidate and all digits with one place are filled in."""
+    """Return the grid after filling all cells with one candidate and all digits with one place."""
     grid = list(puzzle)
     while True:
         may = {
@@ -248,7 +248,7 @@ def test_symmetries_of_every_kind_are_drawn_evenly():
     places = Counter(where_go(13, count=8100)[:, 0].tolist())
     assert set(places) == set(range(81))
     assert all(55 < count < 145 for count in places.values())
-    for cells, is_one_box in (((0, 1), True), ((0, 3), False)):  # of one row, or of one column once turned over
+    for cells, is_one_box in (((0, 1), True), ((0, 3), False)):  # in one row, or in one column after transposing
         a, b = where_go(*cells, count=1000).T
         same_row, same_column = a // 9 == b // 9, a % 9 == b % 9
         assert (same_row ^ same_column).all()

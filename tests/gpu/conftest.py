@@ -1,4 +1,4 @@
-"""Fixtures of the GPU suite. They need pytest, torch and gesso: the packages of `make test` may be missing here."""
+"""Fixtures of the GPU suite. They import only pytest, torch and gesso: a GPU machine may lack other packages."""
 
 import pytest
 import torch
@@ -20,28 +20,27 @@ def gpu():
 
 @pytest.fixture(scope="session")
 def mini():
-    """The model in the box, in bfloat16 on a GPU."""
+    """The bundled model gesso-mini, in bfloat16 on a GPU."""
     return gesso.load(device=DEVICE)
 
 
-# They suit the kernels of every precision.
+# Suitable for the kernels of every precision.
 WIDTHS = {"hidden_size": 256, "intermediate_size": 128, "moe_intermediate_size": 64}
 
 
 @pytest.fixture(scope="session")
 def packable_directory(tmp_path_factory):
-    """A tiny checkpoint that can be packed in every format."""
+    """A tiny checkpoint that can be quantized to every format."""
     return tiny_checkpoint.make(tmp_path_factory.mktemp("packable") / "model", **WIDTHS)
 
 
 @pytest.fixture(scope="session")
-def calm_directory(tmp_path_factory):
-    """The same with two layers and the weights of an untrained model: rounding errors do not grow on their way."""
-    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-    text = tiny_checkpoint.CONFIG["text_config"] | WIDTHS | layers
+def untrained_directory(tmp_path_factory):
+    """The same shape with the initial weights of training, which do not amplify rounding errors."""
+    text = tiny_checkpoint.CONFIG["text_config"] | WIDTHS
     model = DiffusionGemma(Config.from_dict(tiny_checkpoint.CONFIG | {"text_config": text}))
     begin(model, seed=0)
-    target = tmp_path_factory.mktemp("calm") / "model"
+    target = tmp_path_factory.mktemp("untrained") / "model"
     files = {"tokenizer.json": tiny_checkpoint.tokenizer_json(), "generation_config.json": "{}\n"}
     write.save(model, target, files=files)
     return target

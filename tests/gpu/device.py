@@ -1,7 +1,7 @@
 """The device of the GPU suite, and the name of the 26B shape.
 
-`GESSO_GPU_DRY_RUN=1` runs the tests on a CPU with the 26B shape cut to two narrow layers: the logic of a test can then
-be checked on a machine without a GPU. What only a GPU shows (kernels, graphs, memory) is not checked by that.
+`GESSO_GPU_DRY_RUN=1` runs the tests on a CPU with the 26B shape reduced to two narrow layers. This checks the logic of
+the tests on a machine without a GPU, but no kernels, graphs or memory.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Layers of the width of the 26B-A4B checkpoint, and what a model computes with them."""
+"""A model with layers of the width of the 26B-A4B checkpoint, and its outputs."""
 
 import json
 
@@ -40,8 +40,8 @@ def make_model(dtype: torch.dtype = torch.float32) -> DiffusionGemma:
         for scalar in (*model.encoder.layer_scalars, *model.decoder.layer_scalars):
             scalar.uniform_(0.8, 1.2)
         for name, weight in model.named_parameters():
-            # As in a trained model, attention weighs and the router decides. With norms of one the products of random
-            # queries and keys spread over tens: softmax picks one key, and rounding decides which.
+            # As in a trained model, attention spreads over many keys and the router has clear preferences. With norms
+            # of one, attention scores would differ by tens: softmax would pick one key, and rounding decide which.
             if name.endswith(("q_norm.weight", "k_norm.weight")):
                 weight.fill_(weight.numel() ** -0.25)
             elif name.endswith("router.proj.weight"):

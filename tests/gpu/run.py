@@ -1,8 +1,8 @@
 """Run the GPU suite and write docs/gpu-acceptance.json: `make test-gpu`, on a machine with an NVIDIA GPU.
 
-Each group of tests is a pytest process of its own, so that one group's memory does not count in another's limits. A
-group that measures all memory of the card runs alone; the others run side by side as far as GPU memory allows. This
-script needs the standard library only; the tests need pytest, torch, triton, transformers and the server's packages.
+Each group of tests is a separate pytest process, so that the memory of one group does not count in the limits of
+another. A group that measures all memory of the card runs alone; the others run in parallel if GPU memory allows. This
+script needs only the standard library; the tests need pytest, torch, triton, transformers and the server's packages.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARE = 0.85  # of the card's memory that groups may use side by side
-JOBS = 6  # groups side by side
-SECONDS = 480  # for everything: groups that have not ended by then are stopped
+SHARE = 0.85  # of the card's memory that parallel groups may use
+JOBS = 6  # parallel groups
+SECONDS = 480  # for the whole suite: groups that have not ended by then are stopped
 PACKAGES = (
     "pytest", "torch", "triton", "transformers", "numpy", "safetensors", "tokenizers", "jinja2", "typer", "rich",
     "huggingface_hub", "fastapi", "uvicorn", "pydantic", "prometheus_client", "outlines_core",
@@ -36,12 +36,12 @@ PACKAGES = (
 class Group:
     name: str
     targets: tuple[str, ...]  # files, or tests by their pytest id
-    memory: int  # GB of the card, at most
+    memory: int  # most GB of GPU memory
     limit: int  # seconds
-    alone: bool = False  # nothing else may use the card meanwhile
+    alone: bool = False  # no other group may run at the same time
 
 
-# The longest first: they decide when the suite ends.
+# Longest first, so that the suite ends soon.
 GROUPS = (
     Group("26b-int4", ("tests/gpu/test_26b_int4.py",), memory=20, limit=150, alone=True),
     Group("reference", ("tests/gpu/test_reference.py",), memory=40, limit=240),
@@ -57,8 +57,8 @@ GROUPS = (
     Group(
         "kernels",
         (
-            # These files use the GPU where there is one. The other tests of experts4, and those of linear, four and
-            # model, are for Triton's interpreter.
+            # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of
+            # test_linear.py, test_four_bit.py and test_model.py, are for Triton's interpreter.
             "tests/backends/cuda/test_attention.py",
             "tests/backends/cuda/test_experts.py",
             "tests/backends/cuda/test_experts_four_bit.py::test_four_bit_ptx_matches_the_plain_conversion_to_the_bit",
@@ -88,15 +88,18 @@ class Running:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the GPU suite.")
     parser.add_argument("--tree", required=True, help="Git tree of gesso/ under test: git rev-parse HEAD:gesso")
-    parser.add_argument("--out", type=Path, help="The report; docs/gpu-acceptance.json where all groups run.")
+    parser.add_argument("--out", type=Path, help="The report; docs/gpu-acceptance.json if all groups run.")
     parser.add_argument(
-        "--group", action="append", choices=[group.name for group in GROUPS], help="Only this one; may be repeated."
+        "--group",
+        action="append",
+        choices=[group.name for group in GROUPS],
+        help="Only this group; may be repeated.",
     )
     parser.add_argument("--logs", type=Path, help="Keep the output of each group in this directory.")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="Time limit for everything.")
     arguments = parser.parse_args()
     if not arguments.tree.strip():
-        parser.error("--tree is empty; outside a git repository say make test-gpu TREE=<git rev-parse HEAD:gesso>")
+        parser.error("--tree is empty; outside a git repository use make test-gpu TREE=<git rev-parse HEAD:gesso>")
     began = time.monotonic()
     machine = probe()
     memory = SHARE * machine.pop("memory")
@@ -116,7 +119,7 @@ def main() -> int:
                 out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
             return report
 
-        write(finished=False)  # a run that is killed leaves a report that says so
+        write(finished=False)  # if the run is killed, the report is not marked as passed
         for group, seconds, found in run_all(groups, logs, Path(scratch), memory, began + arguments.seconds):
             tests += found
             bad = [test for test in found if test["outcome"] != "passed"]
@@ -131,9 +134,9 @@ def main() -> int:
 
 
 def probe() -> dict[str, Any]:
-    """Return the device, its memory in GB and the versions; exit where the suite cannot run.
+    """Return the device, its memory in GB and the versions. Exit if the suite cannot run.
 
-    In a process of its own: this one must not hold a CUDA context while others measure the card.
+    Runs in another process: this one must not hold a CUDA context while tests measure the memory of the card.
     """
     missing = f"[name for name in {PACKAGES!r} if importlib.util.find_spec(name) is None]"
     program = (
@@ -197,7 +200,7 @@ def run_all(
 
 
 def fits(group: Group, running: list[Running], memory: float) -> bool:
-    """Return whether a group can start beside those that run, with so many GB for all of them."""
+    """Return whether a group can start beside the running ones, with `memory` GB for all of them."""
     if not running:
         return True
     if group.alone or any(item.group.alone for item in running):
@@ -210,7 +213,7 @@ def start(group: Group, logs: Path, scratch: Path) -> Running:
     command = [
         sys.executable, "-m", "pytest", *group.targets, "-m", "gpu or not gpu", f"--junitxml={xml}",
         f"--basetemp={scratch / group.name}", "-p", "no:cacheprovider", "-v", "--durations=5",
-        "-o", "filterwarnings=default",  # other versions of packages than those of `make test` warn of other things
+        "-o", "filterwarnings=default",  # other versions of packages may give other warnings
     ]  # fmt: skip
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "2", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -231,7 +234,7 @@ def stop(item: Running) -> None:
 
 
 def tests_of(item: Running, late: bool) -> list[dict[str, Any]]:
-    """Return the tests of a group that has ended, as pytest reports them; one entry where it could not."""
+    """Return the tests of a group that has ended, as pytest reports them, or one entry if there is no report."""
     if not item.xml.exists():
         outcome = "timeout" if late else "error"
         return [entry(item.group.name, outcome, item.seconds, tail(item.log))]
@@ -265,7 +268,7 @@ def tail(log: Path) -> str:
 def summary(
     machine: dict[str, Any], tree: str, seconds: float, tests: list[dict[str, Any]], complete: bool
 ) -> dict[str, Any]:
-    """Return the report. It says passed only where every group has run and every test has passed."""
+    """Return the report. `passed` is true only if every group has run and every test has passed."""
     counts: dict[str, int] = {}
     for test in tests:
         counts[test["outcome"]] = counts.get(test["outcome"], 0) + 1

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and a client that needs the standard library only."""
+"""A server in its own process, and a client that needs only the standard library."""
 
 import contextlib
 import http.client
@@ -18,7 +18,7 @@ NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "outlines_core"
 
 
 def check_packages():
-    """Fail, and do not skip: acceptance without the server is none."""
+    """Fail if a package of the server is missing. Skipping would hide that the server was not tested."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         pytest.fail(
             f"the server needs {', '.join(missing)}: pip install '.[serve]', or without a network unpack their wheels "
@@ -39,7 +39,7 @@ class Server:
         return connection, connection.getresponse()
 
     def ask(self, path, body):
-        """Return the text of an answer, streamed or not; RuntimeError for any status but 200."""
+        """Return the text of an answer, streamed or not. Raise RuntimeError for any status but 200."""
         connection, response = self.send("POST", path, body)
         with contextlib.closing(connection):
             content = response.read().decode()

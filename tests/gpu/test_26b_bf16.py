@@ -1,4 +1,4 @@
-"""The 26B shape in bfloat16: the memory that `gesso info` states, and no more."""
+"""The 26B shape in bfloat16 fits in the memory that `gesso info` reports."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from tests.gpu.device import BIG, DEVICE, DRY_RUN, DTYPE
 pytestmark = pytest.mark.gpu
 
 
-def test_bfloat16_runs_in_the_memory_that_info_states(record_property):
+def test_bfloat16_fits_in_the_memory_that_info_reports(record_property):
     g = gesso.load(BIG, device=DEVICE, dtype=DTYPE)
     weights = sum(parameter.nbytes for parameter in g.model.parameters())
     if not DRY_RUN:
-        assert torch.cuda.memory_allocated() < 1.005 * weights, "the allocator rounds up, but nothing else is there"
+        assert torch.cuda.memory_allocated() < 1.005 * weights, "only weights are loaded; the allocator rounds up"
         torch.cuda.reset_peak_memory_stats()
     settings = replace(Diffusion(), canvas_length=256, steps=4, stopping="fixed")
     options = {"max_new_tokens": 512, "preset": settings, "seed": 1}

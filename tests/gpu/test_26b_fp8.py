@@ -1,6 +1,6 @@
 """The 26B shape in fp8: structured output and infill over its whole vocabulary, and the same text in a batch.
 
-Its weights are random and its tokenizer is that of the model in the box: most ids of the vocabulary write no text.
+The weights are random and the tokenizer is that of gesso-mini, so most ids of the vocabulary have no text.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The memory of the 26B shape at four bits. Nothing else may use the GPU meanwhile: all that is on the card counts."""
+"""The memory of the 26B shape in int4. Nothing else may use the GPU: the test counts all used memory of the card."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from tests.gpu.device import BIG, DEVICE, DRY_RUN, DTYPE
 pytestmark = pytest.mark.gpu
 
 
-def test_int4_writes_after_8192_tokens_within_18_gb(record_property):
-    """Including the fragments that the allocator holds and the CUDA context."""
+def test_int4_generates_up_to_8192_tokens_within_18_gb(record_property):
+    """The limit includes the CUDA context and the memory that the allocator reserves."""
     model = gesso.load(BIG, device=DEVICE, dtype=DTYPE, quantize="int4", max_batch=1)
     if not DRY_RUN:
         torch.cuda.reset_peak_memory_stats()

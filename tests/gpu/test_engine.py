@@ -1,4 +1,4 @@
-"""The engine on a GPU with a tiny model: the same text as alone, as resumed and as on a CPU, in every dtype."""
+"""The engine on a GPU with the tiny model: the same text alone, in a batch, resumed, and on a CPU."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from gesso.adapters.lora import Lora, make_adaptable
 from gesso.backends.cuda import graphs
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
-from tests.engine_requests import finish, request, result, strangers
+from tests.engine_requests import finish, other_requests, request, result
 from tests.gpu.device import DEVICE
 
 pytestmark = pytest.mark.gpu
 
 
-def test_random_numbers_are_those_of_the_cpu():
+def test_random_numbers_equal_those_of_the_cpu():
     for seed in (0, 7, 2**63 + 5):
         cpu, gpu = (HashSource().at(seed, 3, 9, device) for device in (torch.device("cpu"), DEVICE))
         assert torch.equal(cpu.tokens(256, 262_144), gpu.tokens(256, 262_144).cpu())
@@ -28,18 +28,18 @@ def test_same_seed_same_text_alone_in_a_batch_of_eight_and_resumed(tiny_director
     for seed in range(3):
         alone = finish(engine := Engine(model.model, model.decode), engine.submit(request(seed=seed)))[0]
         tokens = alone[-1].result.tokens
-        crowd = Engine(model.model, model.decode, max_batch=8)
-        others = [crowd.submit(other) for other in strangers()]
-        mine = crowd.submit(request(seed=seed))
-        assert finish(crowd, mine, *others)[0][-1].result.tokens == tokens
+        batch = Engine(model.model, model.decode, max_batch=8)
+        others = [batch.submit(other) for other in other_requests()]
+        mine = batch.submit(request(seed=seed))
+        assert finish(batch, mine, *others)[0][-1].result.tokens == tokens
         for draft in (alone[1], alone[9]):
             if draft.kind == "draft" and draft.canvas.reason is None:
                 again = request(seed=seed, resume=draft)
                 assert result(Engine(model.model, model.decode), again).tokens == tokens
 
 
-def test_graphs_are_captured_anew_after_all_were_dropped(tiny_directory, monkeypatch):
-    """The last graph takes the memory pool with it."""
+def test_graphs_are_captured_again_after_all_were_dropped(tiny_directory, monkeypatch):
+    """The memory pool is freed with the last graph."""
     monkeypatch.setattr(graphs, "MAX_SHAPES", 2)
     model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
     engine = Engine(model.model, model.decode)
@@ -50,7 +50,7 @@ def test_graphs_are_captured_anew_after_all_were_dropped(tiny_directory, monkeyp
     assert all(text == same[0] for same in texts for text in same) and texts[:3] == texts[3:]
 
 
-def test_an_adapter_on_many_experts_acts_outside_a_graph(tiny_directory):
+def test_an_adapter_on_experts_runs_without_graphs(tiny_directory):
     """Adapted experts run without kernels and cannot be captured."""
     model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
     make_adaptable(model.model)
@@ -78,13 +78,13 @@ def test_a_float32_model_denoises_under_autocast_without_gradients(tiny_director
     assert found.isfinite().all() and (found - expected).norm() < 0.1 * expected.norm()
 
 
-def test_a_model_near_the_identity_writes_the_text_of_the_cpu_in_float32(tiny_directory):
+def test_float32_text_equals_that_of_the_cpu(tiny_directory):
     texts = []
     for device in ("cpu", DEVICE):
         model = gesso.load(tiny_directory, device=device, dtype="float32")
         with torch.no_grad():
             for name, weight in model.model.named_parameters():
                 if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-                    weight.mul_(0.15)  # near the identity, rounding errors do not grow from step to step
+                    weight.mul_(0.15)  # rounding errors do not grow from step to step
         texts.append([result(Engine(model.model, model.decode), request(seed=seed)).tokens for seed in range(8)])
     assert texts[0] == texts[1]

@@ -1,4 +1,4 @@
-"""Packed weights on a GPU: packed while loading, saved, read back, and multiplied as by the plain operations."""
+"""Quantized weights on a GPU: quantized on load, saved, loaded again, and multiplied by kernels."""
 
 import pytest
 import torch
@@ -35,14 +35,14 @@ def assert_same_model(one, other):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_unpacked_model_is_saved_and_loaded_to_the_bit(packable_directory, tmp_path, dtype):
+def test_a_saved_unquantized_model_loads_bit_identical(packable_directory, tmp_path, dtype):
     g = gesso.load(packable_directory, device=DEVICE, dtype=dtype)
     g.save(tmp_path / "saved")
     assert_same_model(g, gesso.load(tmp_path / "saved", device=DEVICE, dtype=dtype))
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_packed_model_is_saved_and_loaded_to_the_bit(packable_directory, tmp_path, format):
+def test_a_saved_quantized_model_loads_bit_identical(packable_directory, tmp_path, format):
     g = gesso.load(packable_directory, device=DEVICE, quantize=format)
     assert any(isinstance(module, Packed) for module in g.model.modules())
     g.save(tmp_path / "saved")
@@ -52,8 +52,8 @@ def test_a_packed_model_is_saved_and_loaded_to_the_bit(packable_directory, tmp_p
 
 
 @pytest.mark.parametrize("format", ["fp8", "int4", "nvfp4"])
-def test_gesso_quantize_writes_what_loading_packs(packable_directory, tmp_path, format):
-    """But for a few groups whose two best scales are equally good: the sums that decide have another order on a GPU."""
+def test_gesso_quantize_equals_quantize_on_load(packable_directory, tmp_path, format):
+    """Except for a few groups with two equally good scales: a GPU adds the errors in another order."""
     command.quantize(packable_directory, tmp_path / "written", format)
     written = tensors_of(gesso.load(tmp_path / "written", device=DEVICE).model)
     packed = tensors_of(gesso.load(packable_directory, device=DEVICE, quantize=format).model)
@@ -73,8 +73,8 @@ def test_same_seed_same_text_alone_and_in_a_batch(packable_directory, format):
 
 
 @pytest.mark.parametrize("format", [None, "fp8", "int4", "nvfp4"])
-def test_kernels_agree_with_plain_operations(calm_directory, record_property, format):
-    model = gesso.load(calm_directory, device=DEVICE, quantize=format).model
+def test_kernels_match_plain_operations(untrained_directory, record_property, format):
+    model = gesso.load(untrained_directory, device=DEVICE, quantize=format).model
     ids_BS = (torch.arange(40, device=DEVICE) * 7 % 384).view(2, 20)
 
     def logits(backend):
@@ -85,5 +85,5 @@ def test_kernels_agree_with_plain_operations(calm_directory, record_property, fo
     found, expected = logits(CudaBackend(model)), logits(TorchBackend(model))
     error = float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
     record_property("median", error)
-    # With packed matrices the kernels round the tokens to FP8 too, which the plain version does not.
+    # With quantized matrices, kernels also round activations to FP8, unlike the plain version.
     assert error < (0.05 if format is None else 0.3)

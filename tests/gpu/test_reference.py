@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """The reference in float32, the outputs it gives, and the directory it was read from."""
+    """Return the reference in float32, its outputs and its directory."""
     import transformers
 
     directory = tmp_path_factory.mktemp("real") / "model"
@@ -26,10 +26,10 @@ def reference(tmp_path_factory):
 
 
 def test_float32_equals_the_reference_beyond_the_window(reference, record_property):
-    """Except where rounding decides between two experts for a token: all later tokens attend to it.
+    """Some tokens differ: where two experts are almost tied, rounding decides, and all later tokens attend to it.
 
-    The reference adds its experts in no fixed order, so such a token may appear in one run and not in the next. It
-    moves the tokens after it by up to 1e-4. TF32 products would move all of them by more.
+    The reference adds experts in no fixed order, so such a token may appear in one run and not in the next. It changes
+    later tokens by up to 1e-4. TF32 products would change all tokens by more.
     """
     _, truth, directory = reference
     ours = huggingface.load(directory, Config.from_directory(directory), DEVICE, torch.float32)
@@ -42,7 +42,7 @@ def test_float32_equals_the_reference_beyond_the_window(reference, record_proper
     assert found.quantile(0.99) < 5e-4
 
 
-def test_bfloat16_is_as_near_the_truth_as_the_reference(reference, record_property):
+def test_bfloat16_error_is_no_larger_than_that_of_the_reference(reference, record_property):
     exact, truth, directory = reference
     ours = huggingface.load(directory, Config.from_directory(directory), DEVICE, torch.bfloat16)
     low = type(exact).from_pretrained(directory, dtype=torch.bfloat16).to(DEVICE).eval()

@@ -24,7 +24,7 @@ SCHEMA = {
     "required": ["name", "size"],
     "additionalProperties": False,
 }
-# Path and body by kind; each is asked with several seeds.
+# Path and body by kind; each is sent with several seeds.
 KINDS = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}),
     "chat, streamed": (
@@ -71,7 +71,7 @@ class Tally:
 
 
 def read(server, alone, tally, number, until):
-    """Ask for known texts, one after another, until the time is up."""
+    """Send requests with known answers, one after another, until the time is up."""
     chance = random.Random(number)
     while time.monotonic() < until:
         at = chance.randrange(len(ASKED))
@@ -89,7 +89,7 @@ def read(server, alone, tally, number, until):
 
 
 def leave(server, tally, number, until):
-    """Ask for much and hang up after a while, before the answer or in the midst of a stream."""
+    """Send long requests and disconnect after a random time, before the answer or within a stream."""
     chance = random.Random(1000 + number)
     while time.monotonic() < until:
         _, path, body = chance.choice(ASKED)
@@ -106,7 +106,7 @@ def leave(server, tally, number, until):
             tally.left += 1
 
 
-def test_sixteen_mixed_clients(server, record_property):
+def test_sixteen_mixed_clients_get_correct_answers(server, record_property):
     alone = [server.ask(path, body) for _, path, body in ASKED]
     for (kind, _, _), text in zip(ASKED, alone, strict=True):
         if kind == "json schema":
@@ -136,7 +136,7 @@ def test_sixteen_mixed_clients(server, record_property):
     assert after["process_open_fds"] <= before["process_open_fds"] + 1
 
 
-def test_the_texts_are_the_same_after_the_load(server):
-    """After the graphs of many batch shapes were captured, and some dropped."""
+def test_texts_are_the_same_after_the_load(server):
+    """The graphs of many batch shapes have been captured, and some dropped."""
     for kind, path, body in ASKED[::4]:
         assert server.ask(path, body) == server.ask(path, body), kind

@@ -1,4 +1,4 @@
-"""Training on a GPU: the losses of a CPU, the same run after an interruption, and the commands as they are typed."""
+"""Training on a GPU: the same losses as on a CPU and after an interruption, and the commands."""
 
 import json
 import os
@@ -35,9 +35,9 @@ def rows(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def packed_directory(calm_directory, tmp_path_factory):
+def packed_directory(untrained_directory, tmp_path_factory):
     target = tmp_path_factory.mktemp("packed") / "model"
-    quantizing.quantize(calm_directory, target, "fp8")
+    quantizing.quantize(untrained_directory, target, "fp8")
     return target
 
 
@@ -81,8 +81,8 @@ def assert_close(found, expected, relative):
         assert ours == pytest.approx(theirs, rel=relative), name
 
 
-# Adapter, packed weights, share of examples with self-conditioning, tolerance. With packed weights the kernels round
-# tokens to FP8 in the first pass of self-conditioning, which a CPU does not.
+# Adapter, quantized weights, share of examples with self-conditioning, tolerance. With quantized weights, kernels round
+# activations to FP8 in the first pass of self-conditioning, unlike a CPU.
 CASES = {
     "full": (None, False, 0.5, 1e-3),
     "lora": (LORA, False, 0.5, 1e-3),
@@ -92,9 +92,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_equal_those_of_the_cpu(calm_directory, packed_directory, rows, tmp_path, monkeypatch, case):
+def test_losses_equal_those_of_the_cpu(untrained_directory, packed_directory, rows, tmp_path, monkeypatch, case):
     lora, packed, conditioning, relative = CASES[case]
-    model = packed_directory if packed else calm_directory
+    model = packed_directory if packed else untrained_directory
     cpu, gpu = (
         train(recipe(model, rows, tmp_path / name, lora=lora, conditioning=conditioning), monkeypatch, device)
         for name, device in (("cpu", "cpu"), ("gpu", DEVICE))
@@ -104,18 +104,18 @@ def test_losses_equal_those_of_the_cpu(calm_directory, packed_directory, rows, t
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_losses_in_bfloat16_are_near_those_of_the_cpu(calm_directory, rows, tmp_path, monkeypatch, lora):
-    base = recipe(calm_directory, rows, tmp_path / "cpu", lora=lora)
+def test_losses_in_bfloat16_are_near_those_of_the_cpu(untrained_directory, rows, tmp_path, monkeypatch, lora):
+    base = recipe(untrained_directory, rows, tmp_path / "cpu", lora=lora)
     cpu = train(base, monkeypatch, "cpu")
     run = replace(base.run, out=str(tmp_path / "gpu"), autocast="bfloat16")
     assert_close(train(replace(base, run=run), monkeypatch), cpu, 5e-2)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_a_resumed_run_continues_as_if_uninterrupted(calm_directory, rows, tmp_path, monkeypatch, lora):
-    """Within rounding: some sums of a backward pass have no fixed order on a GPU."""
-    whole = train(recipe(calm_directory, rows, tmp_path / "whole", lora=lora, steps=9), monkeypatch)
-    legs = recipe(calm_directory, rows, tmp_path / "legs", lora=lora, steps=9)
+def test_a_resumed_run_continues_as_if_uninterrupted(untrained_directory, rows, tmp_path, monkeypatch, lora):
+    """Up to rounding: some sums of a backward pass have no fixed order on a GPU."""
+    whole = train(recipe(untrained_directory, rows, tmp_path / "whole", lora=lora, steps=9), monkeypatch)
+    legs = recipe(untrained_directory, rows, tmp_path / "legs", lora=lora, steps=9)
     train(legs, monkeypatch, until=5)  # after the checkpoint of step 3
     resumed = train(legs, monkeypatch)
     assert [line["lr"] for line in resumed] == [line["lr"] for line in whole]
@@ -123,28 +123,28 @@ def test_a_resumed_run_continues_as_if_uninterrupted(calm_directory, rows, tmp_p
     assert_close(resumed, whole, 5e-4)
 
 
-def test_options_that_save_memory_or_time_train_alike(calm_directory, rows, tmp_path, monkeypatch):
-    plain = train(recipe(calm_directory, rows, tmp_path / "plain"), monkeypatch)
+def test_memory_and_speed_options_keep_the_losses(untrained_directory, rows, tmp_path, monkeypatch):
+    plain = train(recipe(untrained_directory, rows, tmp_path / "plain"), monkeypatch)
     options = {"checkpoint_activations": True, "workers": 2, "ema": 0.9}
-    assert_close(train(recipe(calm_directory, rows, tmp_path / "other", **options), monkeypatch), plain, 1e-3)
+    assert_close(train(recipe(untrained_directory, rows, tmp_path / "other", **options), monkeypatch), plain, 1e-3)
 
 
-def test_what_was_trained_is_loaded_and_writes(calm_directory, rows, tmp_path, monkeypatch):
+def test_a_trained_model_loads_and_generates(untrained_directory, rows, tmp_path, monkeypatch):
     options = {"canvas_length": 16, "steps": 4, "max_new_tokens": 16, "seed": 1}
-    base = gesso.load(calm_directory, device=DEVICE).generate("1: ", **options)
+    base = gesso.load(untrained_directory, device=DEVICE).generate("1: ", **options)
     for name, lora in (("full", None), ("lora", LORA)):
         losses = [
             line["loss"]
-            for line in train(recipe(calm_directory, rows, tmp_path / name, lora=lora, steps=40), monkeypatch)
+            for line in train(recipe(untrained_directory, rows, tmp_path / name, lora=lora, steps=40), monkeypatch)
         ]
         assert sum(losses[-8:]) < 0.95 * sum(losses[:8])
     full = gesso.load(tmp_path / "full" / "model", device=DEVICE)
-    tuned = gesso.load(calm_directory, device=DEVICE, adapter=tmp_path / "lora" / "adapter")
+    tuned = gesso.load(untrained_directory, device=DEVICE, adapter=tmp_path / "lora" / "adapter")
     assert full.generate("1: ", **options).tokens != base.tokens
     assert tuned.generate("1: ", **options).tokens != base.tokens
 
 
-# --- as typed -------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------------------------
 
 
 def gesso_command(*arguments, cwd):

@@ -1,7 +1,7 @@
-"""What a user can ask of the Python API, on a GPU with the model in the box.
+"""All methods and options of the Python API, on a GPU with gesso-mini.
 
-Every request runs several times on one engine: its first pass runs operation by operation, the second is captured as a
-CUDA graph, and later ones are replayed. The text must not depend on that.
+Every request runs several times on one engine: its first pass is eager, the second is captured as a CUDA graph, and
+later passes replay it. The text must not depend on that.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def test_generate(mini):
     assert mini.generate(PROMPT, **BRIEF | {"seed": 4}).text != found.text
 
 
-def test_commits_of_a_stream_make_up_the_text(mini):
+def test_commits_of_a_stream_join_to_the_text(mini):
     whole = mini.generate(PROMPT, **BRIEF)
     events = list(mini.stream(PROMPT, **BRIEF))
     assert [event.kind for event in events].count("draft") == whole.usage.denoising_steps
@@ -64,7 +64,7 @@ def test_commits_of_a_stream_make_up_the_text(mini):
     assert events[-1].kind == "done" and events[-1].result.tokens == whole.tokens
 
 
-def test_interleaved_streams_write_what_each_writes_alone(mini):
+def test_interleaved_streams_give_the_texts_of_each_alone(mini):
     prompts = ["import ", "class Point:\n", "for i in range("]
     alone = [mini.generate(prompt, **BRIEF).text for prompt in prompts]
     streams = [mini.stream(prompt, **BRIEF) for prompt in prompts]
@@ -225,7 +225,7 @@ def test_logprobs_equal_those_of_the_cpu_in_float32():
 
 
 def test_adapters_on_attention_and_on_experts(tmp_path):
-    """Saved, loaded side by side, and switched; None is the base model again."""
+    """Save two adapters, load both and switch between them; None restores the base model."""
     directories = {}
     for seed, target in enumerate(("attention", "experts")):
         g = gesso.load(device="cpu")

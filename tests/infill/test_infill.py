@@ -65,7 +65,7 @@ def test_prefix_and_suffix_stay_unchanged_in_a_hundred_files(marked, method):
     texts = list(itertools.islice((text for text in sources if len(text) > 100), 100))
     assert len(texts) == 100
     options = {"method": method, "context": 12, "steps": 1, "canvas_length": 12, "seed": 5}
-    options |= {"lengths": [1, 3]} if method == "pinned" else {"max_new_tokens": 3}
+    options |= {"lengths": [2]} if method == "pinned" else {"max_new_tokens": 3}
     for number, text in enumerate(texts):
         rng = random.Random(number)
         start, end = sorted(rng.sample(range(len(text)), 2))
@@ -112,10 +112,10 @@ def test_holes_are_filled_from_left_to_right_with_earlier_holes_visible(tiny, mo
 def test_same_seed_same_middle_beside_other_requests(marked, method):
     ask = {"method": method, "max_new_tokens": 6, **BRIEF}
     alone = marked.infill("one, two, ", ", four", **ask)
-    stranger = marked.stream("something else", max_new_tokens=32, steps=64, stopping="fixed", seed=3)
-    next(stranger)
+    other = marked.stream("something else", max_new_tokens=32, steps=64, stopping="fixed", seed=3)
+    next(other)
     crowded = marked.infill("one, two, ", ", four", **ask)
-    stranger.close()
+    other.close()
     assert (alone.text, alone.tokens, alone.candidates) == (crowded.text, crowded.tokens, crowded.candidates)
 
 
@@ -154,7 +154,7 @@ def test_search_finds_the_length_with_the_best_score(tiny, monkeypatch):
     """Each hole is filled with the beginning of one text, and the score is highest for the whole text."""
     text = tiny.tokenizer.encode("seven c", bos=False)
 
-    def told(request):
+    def known_text(request):
         whole = dict(enumerate((text + text)[: min(request.pins)]))
         return replace(request, pins={**whole, **request.pins})
 
@@ -162,7 +162,7 @@ def test_search_finds_the_length_with_the_best_score(tiny, monkeypatch):
         end = tiny.tokenizer.encode(" end", bos=False)
         self.log_likelihoods.append(-float(abs(len(self.text) - len(text) - len(end))))
 
-    change_requests(monkeypatch, tiny, told)
+    change_requests(monkeypatch, tiny, known_text)
     monkeypatch.setattr(Scoring, "read", known)
     out = tiny.infill("start ", " end", max_new_tokens=12, **BRIEF)
     assert out.text == "seven c"
@@ -254,7 +254,7 @@ def test_healed_middle_excludes_the_dropped_end_of_the_prefix(tiny, healing):
 def test_new_text_begins_with_the_dropped_end_whatever_the_model_predicts(tiny, healing):
     seen = healing("")
     out = tiny.infill("x = pri", "1)", lengths=[3], **BRIEF)
-    assert tiny.decode(out.tokens).startswith("pri")
+    assert out.tokens[:3] == tuple(tiny.tokenizer.encode("pri", bos=False))
     assert len(seen) == 1 and len(out.tokens) == 6
 
 

@@ -1,4 +1,4 @@
-"""The network is the reference's: hidden states and logits, over random configurations written by `transformers`.
+"""Hidden states and logits equal those of the reference, for random configurations written by `transformers`.
 
 B batch, S text, C canvas, V vocabulary.
 """
@@ -33,7 +33,10 @@ def ids(reference, *shape):
 
 @torch.no_grad()
 def steps(reference, ours, prompt_BS, canvases: int = 3, padding=None):
-    """Encode, then for each canvas: denoise without and with self-conditioning, commit. Yields pairs to compare."""
+    """Encode a prompt, then denoise each canvas without and with self-conditioning and commit it.
+
+    Yield pairs of outputs to compare.
+    """
     batch, length = len(prompt_BS), reference.config.canvas_length
     theirs, cache = oracle.new_cache(reference), ours.new_cache(batch, 512)
     mask = None if padding is None else ~padding
@@ -85,8 +88,8 @@ def test_left_padded_batches_equal_the_reference(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 5])
-def test_a_padded_row_gives_what_it_gives_alone(tmp_path, seed):
-    """Not only close: positions and kernels are those of the row by itself, so every bit is."""
+def test_a_padded_row_equals_the_row_alone(tmp_path, seed):
+    """Every bit is equal, because positions and operations are the same as for the row alone."""
     reference, ours = load_pair(tmp_path, seed)
     prompt, canvas = ids(reference, 2, 9), ids(reference, 2, reference.config.canvas_length)
     padding = torch.zeros(2, 9, dtype=torch.bool)
@@ -104,7 +107,7 @@ def test_sharded_files_load_to_the_same_model(tmp_path, seed):
     assert_close(steps(reference, ours, ids(reference, 1, 11)))
 
 
-def test_reading_in_chunks_equals_reading_at_once(tmp_path):
+def test_prefill_in_chunks_equals_prefill_at_once(tmp_path):
     reference, ours = load_pair(tmp_path, 3)
     window = reference.config.text_config.sliding_window
     prompt, canvas = ids(reference, 1, 3 * window + 1), ids(reference, 1, 8)
@@ -116,10 +119,10 @@ def test_reading_in_chunks_equals_reading_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_as_near_the_truth_as_the_reference_does(tmp_path, dtype):
-    """The median distance to the float32 result, over four models: ours at most a tenth above the reference's own.
+def test_half_precision_error_is_no_larger_than_that_of_the_reference(tmp_path, dtype):
+    """The median distance to the float32 result over four models is at most a tenth above that of the reference.
 
-    The median, because a router whose scores nearly tie may choose another expert on either side: a jump by chance.
+    The mean would depend on chance: a router with nearly equal scores may choose another expert, a large jump.
     """
     distances = {"reference": [], "ours": []}
     for seed in (2, 4, 11, 20):
@@ -137,7 +140,7 @@ def test_half_precision_stays_as_near_the_truth_as_the_reference_does(tmp_path, 
 
 @torch.no_grad()
 def reference_steps(exact, low, prompt_BS, canvases: int = 3):
-    """`steps`, with the reference in low precision in our place."""
+    """Do the same as `steps`, with the reference in low precision instead of gesso."""
     caches = {model: oracle.new_cache(model) for model in (exact, low)}
 
     def encode(ids_BS):

@@ -69,7 +69,7 @@ def test_langchain_completion(server):
 def test_no_request_allowed_by_openapi_is_a_server_error(server):
     statuses = []
     drawing = settings(
-        max_examples=8, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=4, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     for operation in schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations():
@@ -82,6 +82,6 @@ def test_no_request_allowed_by_openapi_is_a_server_error(server):
             assert response.status_code < 500, response.text
 
         ask()
-    assert len(statuses) > 50 and 200 in statuses and 400 in statuses
+    assert len(statuses) > 25 and 200 in statuses and 400 in statuses
     server.wait_metric("gesso_requests_running", 0)
     assert server.metric("gesso_engine_restarts_total") == 0

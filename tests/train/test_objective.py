@@ -374,7 +374,7 @@ def test_untied_model_is_rejected(tmp_path):
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_rollout_gradients_match_finite_differences(tmp_path, steps):
     """Compare with finite differences along random directions of all weights."""
-    oracle.checkpoint(tmp_path / "model", TIED[0], calm=True)
+    oracle.checkpoint(tmp_path / "model", TIED[0], near_identity=True)
     model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
     objective = Objective(model, ObjectiveSettings())
     batch, noise = make(model.config, objective.settings, examples(model.config, count=2))

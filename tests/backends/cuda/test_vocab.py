@@ -163,8 +163,10 @@ def powers(*shape, dtype=torch.float32):
     return found.to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("tokens", "vocabulary"), [(16, 64), (37, 203), (1, 80)])
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "dtype"),
+    [(16, 64, torch.float32), (37, 203, torch.bfloat16), (1, 80, torch.bfloat16)],
+)
 def test_predict_kernels_match_with_fp8_head_and_table(tokens, vocabulary, dtype):
     """Rows have different scales; head and table are one matrix, or two."""
     hidden_TH = powers(tokens, 80, dtype=dtype)
@@ -181,9 +183,9 @@ def test_predict_kernels_match_with_fp8_head_and_table(tokens, vocabulary, dtype
 @pytest.mark.parametrize("size", [0.0, 1e-6, 64.0])
 def test_fp8_table_tolerates_a_row_of_extreme_scale(size):
     """A row of zeros, as for unused tokens; a negligible one; and one so large that all others are small."""
-    table_VH = torch.randn(1000, 80, device=DEVICE) * 0.002
+    table_VH = torch.randn(400, 80, device=DEVICE) * 0.002
     table_VH[9] *= size
-    head_VH, packed = (FORMATS["fp8"].quantize("table", table) for table in (powers(1000, 80), table_VH))
+    head_VH, packed = (FORMATS["fp8"].quantize("table", table) for table in (powers(400, 80), table_VH))
     given = head_VH, packed, SCALE, SOFTCAP, torch.full((7,), 1.0, device=DEVICE), keys(7)
     hidden_TH = powers(7, 80, dtype=torch.bfloat16) / 2
     mine, theirs = vocab_kernel.predict(hidden_TH, *given), reference(hidden_TH.float(), *given, [7])
@@ -198,8 +200,7 @@ def test_argmax_of_equal_logits_is_the_lowest_token(pair):
     assert fast(hidden_TH, head_VH).argmax_C.tolist() == [pair[0]] * 2
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "packed"), [(torch.float32, False), (torch.bfloat16, True)])
 def test_predict_kernels_are_batch_invariant(dtype, packed):
     hidden_TH = torch.randn(37, 64, device=DEVICE).to(dtype)
     head_VH = torch.randn(100, 64, device=DEVICE).to(dtype) / 4

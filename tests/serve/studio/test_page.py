@@ -130,7 +130,8 @@ def test_no_view_scrolls_horizontally(browser, studio_files, width):
 
 def serious_violations(page, rules: list[str] | None = None) -> list:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
-    found = axe.run(page, options={"runOnly": rules} if rules else None).response["violations"]
+    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+    found = axe.run(page, options=options).response["violations"]
     serious = [v for v in found if v["impact"] in ("serious", "critical")]
     return [(page.url, v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in serious]
 
