@@ -34,7 +34,7 @@ BELOW = {
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
     "options": BASE | {"engine"},
-    "api": API,
+    "api": API | {"info"},
     "info": WEIGHTS | {"chat"},
     "train": WEIGHTS | {"diffusion", "chat"},
     "eval": API,

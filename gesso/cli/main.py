@@ -1,5 +1,6 @@
 """The command line. Answers go to stdout, everything else to stderr; torch is imported only when a model is needed."""
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from gesso.cli.chat import chat
 from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
+from gesso.cli.memory import advice, ran_out
 from gesso.cli.options import EXIT_CODES
 from gesso.cli.quantize import quantize
 from gesso.cli.rewriting import edit, infill
@@ -19,7 +21,10 @@ from gesso.cli.sudoku import CODES, sudoku
 from gesso.cli.terminal import complain, prepare, print_text, show_cursor
 from gesso.cli.trace import trace
 from gesso.cli.train import train
-from gesso.errors import GessoError, InputError
+from gesso.errors import DoesNotFitError, GessoError, InputError
+
+# Of commands without options for a model, such as `gesso train`.
+OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"
 
 app = typer.Typer(
     help="DiffusionGemma on your own machine.",
@@ -60,8 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         complain(str(error))
         return 2
+    except DoesNotFitError as error:
+        complain(f"{error}; {advice(sys.argv[1:] if arguments is None else arguments, error.fits)}")
+        return 1
     except (GessoError, OSError) as error:
         complain(str(error))
+        return 1
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        complain(f"out of memory: {str(error).partition(chr(10))[0]}; {OUT_OF_MEMORY}")
         return 1
     if code == 130:
         show_cursor()
