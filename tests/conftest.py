@@ -75,6 +75,7 @@ def same_numbers_every_time():
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["GESSO_CONFIG"] = ""  # not the file of the person who runs the tests
     return Path(os.environ["XDG_CACHE_HOME"])
 
 

@@ -1,14 +1,16 @@
 """The command line. Answers go to stdout, everything else to stderr; torch is imported only when a model is needed."""
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import gesso
 from gesso.cli.bench import bench
 from gesso.cli.chat import chat
+from gesso.cli.defaults import config_path, read_defaults
 from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
@@ -29,7 +31,6 @@ OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"
 app = typer.Typer(
     help="DiffusionGemma on your own machine.",
     epilog=EXIT_CODES,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (generate, chat, infill, edit, trace, info, train, quantize):
@@ -54,11 +55,20 @@ def _root(
 ) -> None: ...
 
 
+def _defaults() -> dict[str, dict[str, Any]]:
+    """Return the defaults from the configuration file. Completion does without them: the file may have errors."""
+    path = None if "_GESSO_COMPLETE" in os.environ else config_path()
+    if path is None:
+        return {}
+    root = typer.main.get_command(app)
+    return read_defaults(path, root.commands)  # type: ignore[attr-defined]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of the process, and return the exit code."""
     prepare()
     try:
-        code = app(args=arguments, prog_name="gesso", standalone_mode=False) or 0
+        code = app(args=arguments, prog_name="gesso", standalone_mode=False, default_map=_defaults()) or 0
     except typer.TyperException as error:
         complain(f"{error.format_message()} See gesso --help.")
         return error.exit_code

@@ -71,7 +71,9 @@ def test_a_model_that_does_not_fit_is_not_loaded_and_the_advised_command_fits(
     monkeypatch.setattr(random_weights, "make", make)
     done = main("generate", "two words", *BIG)
     assert (done.code, done.out) == (1, "")
-    assert re.fullmatch(r"gesso: the model does not fit: weights .* need .* GB, and 23.40 GB may be used .*\n", done.err)
+    assert re.fullmatch(
+        r"gesso: the model does not fit: weights .* need .* GB, and 23.40 GB may be used .*\n", done.err
+    )
     command = shlex.split(done.err.partition("this fits: ")[2])
     assert command == ["gesso", "generate", "--quantize", "int4", "two words", *BIG]
     with pytest.raises(Loaded, match="int4"):
