@@ -25,13 +25,13 @@ SLOW = {
     "adapters/test_adapters.py", "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
     "backends/cuda/test_hash.py", "backends/cuda/test_model.py", "backends/cuda/test_vocab.py", "bench/test_bench.py",
     "bundled/test_bundled.py", "checkpoint/quantize/test_convert.py", "checkpoint/test_huggingface.py",
-    "checkpoint/test_malformed.py", "cli/test_cli.py", "cli/test_rewriting.py", "cli/test_sudoku.py",
-    "cli/test_train.py", "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py",
-    "docs/test_code.py",
-    "docs/test_site.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_generation_parity.py",
+    "checkpoint/test_malformed.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_rewriting.py",
+    "cli/test_sudoku.py", "cli/test_train.py", "constraints/test_guide.py", "constraints/test_pins.py",
+    "diffusion/test_settle.py", "docs/test_code.py", "docs/test_site.py", "engine/test_engine.py",
+    "engine/test_faults.py", "engine/test_generation_parity.py",
     "engine/test_graphs.py", "engine/test_scoring.py", "examples/test_make_data.py", "examples/test_sudoku_bank.py",
     "infill/test_boundary.py", "infill/test_infill.py", "info/test_hardware.py", "test_api.py", "test_gpu_suite.py",
-    "test_settings.py", "train/test_objective.py", "train/test_trainer.py", "train/test_vocabulary.py",
+    "test_settings.py", "test_wheel.py", "train/test_objective.py", "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py"}  # in tests/serve
 # Tests in slow files that are fast, and without which a package would not be covered by `make check`.
