@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gesso.errors import CheckpointError, GessoError, InputError
+from gesso.info.device import SHARE
 from gesso.settings import PRESETS, Diffusion, DiffusionOptions
 
 if TYPE_CHECKING:
@@ -58,17 +59,21 @@ def load(
     adapter: str | Path | Mapping[str, str | Path] | None = None,
     max_batch: int = 8,
     max_length: int | None = None,
+    memory: float = SHARE,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
     device: for example "cpu" or "cuda:1". Default: the first GPU, or else the CPU.
     dtype: default: bfloat16 on a GPU, float32 on the CPU.
     quantize: pack the weights while they load: "fp8", "int4" or "nvfp4"; with "-layers" appended, without the
-        embeddings. A directory that `gesso quantize` wrote does not need it.
+        embeddings. "auto" is the widest precision that fits: as stored, fp8 or int4. A directory that
+        `gesso quantize` wrote does not need it.
     adapter: directory of an adapter in peft's format, or several by name. The first is active until
         `Gesso.use_adapter` switches to another.
     max_batch: most requests that run at once.
     max_length: most tokens of prompt and answer together, if less than the model's own limit.
+    memory: share of the device's memory that may be used. If the weights do not fit, nothing is loaded and the error
+        says what would fit.
     """
     from gesso.api import load as load_model
 
@@ -80,6 +85,7 @@ def load(
         adapter=adapter,
         max_batch=max_batch,
         max_length=max_length,
+        memory=memory,
     )
 
 

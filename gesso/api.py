@@ -27,6 +27,8 @@ from gesso.errors import InputError
 from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer
 from gesso.infill.results import EditResult, HolesResult, InfillResult
+from gesso.info.budget import choose_precision
+from gesso.info.device import memory_of
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
@@ -322,13 +324,18 @@ def load(
     adapter: str | Path | Mapping[str, str | Path] | None,
     max_batch: int,
     max_length: int | None,
+    memory: float,
 ) -> Gesso:
     where = find_device(device)
+    number = find_dtype(dtype, where)
     directory, config = random_weights.locate(name)
+    quantize = choose_precision(
+        config, memory_of(where), memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
+    )
     if random_weights.is_random(name):
-        model = random_weights.make(config, where, find_dtype(dtype, where), quantize)
+        model = random_weights.make(config, where, number, quantize)
     else:
-        model = huggingface.load(directory, config, where, find_dtype(dtype, where), quantize)
+        model = huggingface.load(directory, config, where, number, quantize)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}

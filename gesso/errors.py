@@ -11,3 +11,11 @@ class InputError(GessoError, ValueError):
 
 class CheckpointError(GessoError):
     """A checkpoint directory whose configuration, tensors or tokenizer cannot be loaded."""
+
+
+class DoesNotFitError(GessoError):
+    """A model that needs more memory than may be used. `fits` is a quantization that would fit, if there is one."""
+
+    def __init__(self, message: str, fits: str | None = None) -> None:
+        super().__init__(message)
+        self.fits = fits

@@ -36,7 +36,7 @@ BELOW = {
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
     "options": BASE | {"engine"},
-    "api": API,
+    "api": API | {"info"},
     "info": WEIGHTS | {"chat"},
     "train": WEIGHTS | {"diffusion", "chat"},
     "eval": API,

@@ -31,7 +31,7 @@ USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1
 
 
 def bench(
-    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None,
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a model. Missing sizes are those of USUAL for the device."""
@@ -41,7 +41,14 @@ def bench(
     usual = USUAL[where.type]
     found = measure(
         lambda: api.load(
-            name, device=where, dtype=dtype, quantize=quantize, adapter=None, max_batch=max(sizes), max_length=None
+            name,
+            device=where,
+            dtype=dtype,
+            quantize=quantize,
+            adapter=None,
+            max_batch=max(sizes),
+            max_length=None,
+            memory=memory,
         ),
         batches=(sizes := sizes_in(batches) or usual[0]),
         prompt=prompt or usual[1],

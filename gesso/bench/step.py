@@ -32,7 +32,7 @@ class Span:
 
 
 def measure(
-    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None,
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float,
     batches: str | None, prompt: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     sizes = sizes_in(batches) or (1,)
@@ -40,7 +40,16 @@ def measure(
         raise InputError(f"bench step takes one batch size, got {batches!r}")
     (batch,) = sizes
     where = api.find_device(device)
-    g = api.load(name, device=where, dtype=dtype, quantize=quantize, adapter=None, max_batch=batch, max_length=None)
+    g = api.load(
+        name,
+        device=where,
+        dtype=dtype,
+        quantize=quantize,
+        adapter=None,
+        max_batch=batch,
+        max_length=None,
+        memory=memory,
+    )
     new = (WARM + 1) * g.config.canvas_length
     for request in requests(g, batch, prompt or USUAL[where.type][1], new, steps=STEPS, stopping="fixed"):
         g.engine.submit(request)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad pa
 logger = logging.getLogger("gesso")
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model"]
+SMALL = ("*.json", "*.jinja", "*.model")  # configuration, tokenizer, chat template and the index of the weights
 LONG_LOAD = 10**9  # bytes from which on a progress bar is shown
 FLOATS = ("F32", "BF16", "F16", "F64")  # safetensors dtypes of weights that are not packed
 
@@ -38,11 +38,12 @@ FLOATS = ("F32", "BF16", "F16", "F64")  # safetensors dtypes of weights that are
 # --- find ---------------------------------------------------------------------------------------------------------
 
 
-def find(name: str | Path | None) -> Path:
+def find(name: str | Path | None, *, weights: bool = True) -> Path:
     """Return the directory of a checkpoint: a bundled model (None: gesso-mini), a local directory or a hub name.
 
     The name of a bundled model always means that model; a local directory of the same name is given as `./name` or as
-    a `Path`. A hub checkpoint is downloaded once, and an interrupted download is resumed.
+    a `Path`. A hub checkpoint is downloaded once, and an interrupted download is resumed. Without `weights`, only the
+    other files are downloaded.
     """
     if name is None:
         return bundled.directory()
@@ -62,7 +63,7 @@ def find(name: str | Path | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=PATTERNS))
+        return Path(snapshot_download(str(name), allow_patterns=[*SMALL, *(["*.safetensors"] if weights else [])]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"{name!r} is not a local directory and could not be fetched from the hub ({type(error).__name__}): "

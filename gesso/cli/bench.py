@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
-from gesso.cli.options import Dtype, Model
+from gesso.cli.options import ModelOptions, with_options
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 
 SUBJECTS = ("model", "step", "kernels", "train", "constraints", "serve")
 
 
+@with_options
 def bench(
     what: Annotated[
         str,
@@ -22,11 +23,6 @@ def bench(
     ] = "model",
     shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
     steps: Annotated[int, typer.Option(min=1, help="train, constraints: timed steps, after warm-up.")] = 5,
-    model: Model = None,
-    dtype: Dtype = None,
-    quantize: Annotated[
-        str | None, typer.Option(help="model, step, serve: quantize the weights: fp8, int4 or nvfp4[-layers].")
-    ] = None,
     batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: batch sizes; one for step.")] = None,
     prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens per prompt.")] = None,
     new: Annotated[int | None, typer.Option(min=1, help="model, serve: tokens to generate per request.")] = None,
@@ -35,19 +31,20 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
     only: Annotated[str | None, typer.Option(help="kernels: only those whose name contains this.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="train: use torch.compile.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: the first GPU, or the CPU.")] = None,
     fields: Annotated[int, typer.Option(min=1, help="constraints: properties of the JSON schema.")] = 50,
     url: Annotated[str | None, typer.Option(help="serve: a running server; default: start one.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="serve: number of clients.")] = 64,
     seconds: Annotated[float, typer.Option(min=0.1, help="serve: duration.")] = 60.0,
     max_batch: Annotated[int | None, typer.Option(min=1, help="serve: largest batch of the server.")] = None,
+    *,
+    loading: ModelOptions,
 ) -> None:
     """Measure speed and memory on this machine."""
     if what == "model":
         from gesso.bench import model as generation
 
         found = generation.bench(
-            model, device=device, dtype=dtype, quantize=quantize, batches=batches, prompt=prompt, new=new, peer=peer
+            loading.model, batches=batches, prompt=prompt, new=new, peer=peer, **loading.keywords()
         )
         if plot is not None:
             plot.write_text(generation.draw(found), encoding="utf-8")
@@ -55,7 +52,7 @@ def bench(
     elif what == "step":
         from gesso.bench import step
 
-        print_json(step.measure(model, device=device, dtype=dtype, quantize=quantize, batches=batches, prompt=prompt))
+        print_json(step.measure(loading.model, batches=batches, prompt=prompt, **loading.keywords()))
     elif what == "kernels":
         from gesso.bench import kernels
 
@@ -64,7 +61,7 @@ def bench(
         from gesso.api import find_device
         from gesso.bench import train
 
-        print_json(train.measure(shape, steps, find_device(device), compile))
+        print_json(train.measure(shape, steps, find_device(loading.device), compile))
     elif what == "constraints":
         from gesso.bench import constraints
 
@@ -72,7 +69,9 @@ def bench(
     elif what == "serve":
         from gesso.bench import serve
 
-        options = {"--model": model, "--device": device, "--quantize": quantize, "--max-batch": max_batch}
+        options = {"--model": loading.model, "--max-batch": max_batch} | {
+            f"--{name}": value for name, value in loading.keywords().items()
+        }
         arguments = [str(word) for pair in options.items() if pair[1] is not None for word in pair]
         print_json(serve.measure(url, clients, seconds, new, arguments))
     else:

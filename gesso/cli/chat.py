@@ -37,7 +37,7 @@ def chat(
     """Chat with the model. With piped stdin, every line is a message."""
     interactive = sys.stdin.isatty()
     keywords = {**options.keywords(), "thinking": thinking}
-    conversation = Conversation(loading.load(), keywords, system, live=live, json=json)
+    conversation = Conversation(loading.load(max_batch=1), keywords, system, live=live, json=json)
     if interactive:
         note("/help lists the commands, Ctrl-D ends the chat.")
     for line in lines(interactive):

@@ -16,6 +16,8 @@ from gesso.cli.options import Candidates, Denoising, Loading, with_options
 from gesso.cli.terminal import print_json, print_text
 from gesso.errors import InputError
 
+COUNT = 100
+
 if TYPE_CHECKING:
     from gesso.api import Gesso
     from gesso.eval import Task
@@ -24,14 +26,30 @@ if TYPE_CHECKING:
 
 @with_options
 def evaluate(
-    name: Annotated[str, typer.Argument(metavar="TASK", help="sudoku, python_infill or structured.")],
-    count: Annotated[int, typer.Option(min=1, help="Number of items.")] = 100,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="TASK", help="sudoku, python_infill or structured; none for rows of your own."),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help=f"Number of items. Default: {COUNT}, or all rows of your own.")
+    ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     data: Annotated[
-        list[Path] | None, typer.Option(help="A file of items to use instead of generated ones; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="A file of items to use instead of generated ones; without TASK, JSON Lines. Repeatable."),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            metavar="exact|contains|json|python|likelihood",
+            help="How to score rows of your own. likelihood generates no text. Default: exact.",
+        ),
     ] = None,
     clues: Annotated[
         str | None, typer.Option(metavar="LOW-HIGH", help="Clues of generated Sudokus, such as 30-36 or 24.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of tokens per answer. Default: the task's.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Items that run at once. The answers do not depend on it.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the items and of the answers.")] = 0,
@@ -52,27 +70,31 @@ def evaluate(
     loading: Loading,
     denoising: Denoising,
 ) -> None:
-    """Score a model on a task. Every figure has a 95 % interval."""
-    task = _task(name, data, clues)
+    """Score a model on a task or on rows of your own. Every figure has a 95 % interval."""
+    from gesso.eval.task import LOG_PROBABILITY
+
+    task = _own_data(data, score, clues, plot) if name is None else _task(name, data, score, clues)
+    count = count or (COUNT if name else sys.maxsize)
+    items = list(task.items(split, count, seed))  # before a large model is loaded
     settings: dict[str, Any] = {
         **denoising.diffusion(),
+        **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}),
         "seed": seed,
-        "data": {"split": split, "count": count, "seed": seed, "command": shlex.join(["gesso", *sys.argv[1:]])},
+        "data": {"split": split, "count": len(items), "seed": seed, "command": shlex.join(["gesso", *sys.argv[1:]])},
         "constrained": constrained,
         "attempts": attempts,
         "candidates": candidates,
         "pinned": pinned,
     }
     g = loading.load(max_batch=batch)
-    items = list(task.items(split, count, seed))
-    limits: Sequence[int | None] = steps or [None]
+    limits: Sequence[int | None] = [None] if LOG_PROBABILITY in task.scores else steps or [None]
     evaluations = [_evaluate(g, task, items, limit, settings) for limit in limits]
     if plot is not None:
         from gesso.eval.plot import series, svg
 
-        score = task.scores[0]
-        curve = series(task.name, evaluations, score)
-        plot.write_text(svg([curve], title=f"{task.name}: {score} against steps", y_label=score), encoding="utf-8")
+        shown = task.scores[0]
+        curve = series(task.name, evaluations, shown)
+        plot.write_text(svg([curve], title=f"{task.name}: {shown} against steps", y_label=shown), encoding="utf-8")
     if json:
         print_json([evaluation.to_dict() for evaluation in evaluations])
         return
@@ -93,9 +115,23 @@ def _evaluate(
         return evaluate(g, task, items, progress=lambda done, _: bar.update(shown, completed=done), **settings)
 
 
-def _task(name: str, data: Sequence[Path] | None, clues: str | None) -> "Task":
+def _own_data(data: Sequence[Path] | None, score: str | None, clues: str | None, plot: Path | None) -> "Task":
+    from gesso.eval.own_data import LIKELIHOOD, OwnData
+
+    if not data:
+        raise InputError("give a task (sudoku, python_infill or structured), or rows of your own with --data FILE")
+    if clues is not None:
+        raise InputError("--clues applies to sudoku; remove it, or name the task")
+    if score == LIKELIHOOD and plot is not None:
+        raise InputError("--plot shows scores against denoising steps, and --score likelihood takes none; remove one")
+    return OwnData(data=tuple(data), kind=score or "exact")
+
+
+def _task(name: str, data: Sequence[Path] | None, score: str | None, clues: str | None) -> "Task":
     from gesso import eval as tasks
 
+    if score is not None:
+        raise InputError(f"--score applies to rows of your own, without a task; {name} has scores of its own")
     options: dict[str, Any] = {"data": tuple(data)} if data else {}
     if clues is not None:
         options["clues"] = _range(clues)

@@ -24,7 +24,7 @@ def generate(
 ) -> None:
     """Continue a text."""
     text, keywords = _prompt(prompt), options.keywords()
-    model = loading.load()
+    model = loading.load(max_batch=1)
     result = follow(model, model.stream(text, **keywords), live and not json)
     deliver(result, as_json=json)
 

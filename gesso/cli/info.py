@@ -33,7 +33,7 @@ def info(
     card = None if gpu is None else hardware.find(gpu)
     if card is None and steps is not None:
         raise InputError("--steps needs --gpu: it is the number of denoising steps per canvas on that card")
-    directory = huggingface.find(model)
+    directory = huggingface.find(model, weights=False)
     report = describe(directory, model or f"the bundled model ({BASE})")
     plan = None if card is None else fit.plan(directory, card, steps or fit.STEPS)
     if json:

@@ -1,16 +1,20 @@
 """The command line. Answers go to stdout, everything else to stderr; torch is imported only when a model is needed."""
 
+import os
+import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import gesso
 from gesso.cli.bench import bench
 from gesso.cli.chat import chat
+from gesso.cli.defaults import config_path, read_defaults
 from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
+from gesso.cli.memory import advice, ran_out
 from gesso.cli.options import EXIT_CODES
 from gesso.cli.quantize import quantize
 from gesso.cli.rewriting import edit, infill
@@ -19,12 +23,14 @@ from gesso.cli.sudoku import CODES, sudoku
 from gesso.cli.terminal import complain, prepare, print_text, show_cursor
 from gesso.cli.trace import trace
 from gesso.cli.train import train
-from gesso.errors import GessoError, InputError
+from gesso.errors import DoesNotFitError, GessoError, InputError
+
+# Of commands without options for a model, such as `gesso train`.
+OUT_OF_MEMORY = "use smaller batches, shorter texts or another device"
 
 app = typer.Typer(
     help="DiffusionGemma on your own machine.",
     epilog=EXIT_CODES,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (generate, chat, infill, edit, trace, info, train, quantize):
@@ -49,19 +55,36 @@ def _root(
 ) -> None: ...
 
 
+def _defaults() -> dict[str, dict[str, Any]]:
+    """Return the defaults from the configuration file. Completion does without them: the file may have errors."""
+    path = None if "_GESSO_COMPLETE" in os.environ else config_path()
+    if path is None:
+        return {}
+    root = typer.main.get_command(app)
+    return read_defaults(path, root.commands)  # type: ignore[attr-defined]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of the process, and return the exit code."""
     prepare()
     try:
-        code = app(args=arguments, prog_name="gesso", standalone_mode=False) or 0
+        code = app(args=arguments, prog_name="gesso", standalone_mode=False, default_map=_defaults()) or 0
     except typer.TyperException as error:
         complain(f"{error.format_message()} See gesso --help.")
         return error.exit_code
     except InputError as error:
         complain(str(error))
         return 2
+    except DoesNotFitError as error:
+        complain(f"{error}; {advice(sys.argv[1:] if arguments is None else arguments, error.fits)}")
+        return 1
     except (GessoError, OSError) as error:
         complain(str(error))
+        return 1
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        complain(f"out of memory: {str(error).partition(chr(10))[0]}; {OUT_OF_MEMORY}")
         return 1
     if code == 130:
         show_cursor()

@@ -10,8 +10,11 @@ import typer
 
 import gesso
 from gesso.bundled import BASE, SOLVER
+from gesso.cli.memory import ran_out, shortage
+from gesso.cli.terminal import note
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
+from gesso.info.device import SHARE
 from gesso.settings import OPTIONS, SETTINGS, Diffusion, Setting, choose
 
 if TYPE_CHECKING:
@@ -56,6 +59,14 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: 
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, float32 on a CPU.")
 ]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        metavar="fp8|int4|nvfp4[-layers]|none|auto",
+        help="Quantize the weights while loading. none: as stored. auto: the widest precision that fits.",
+    ),
+]
+Memory = Annotated[float, typer.Option(help="Share of the device's memory that may be used.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text. Default: random.")]
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas live if stderr is a terminal.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per answer, on one line.")]
@@ -66,26 +77,36 @@ Candidates = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading:
-    """The model to load, and its device and dtype."""
+class ModelOptions:
+    """The model to load, its device and its precision."""
 
     model: Model = None
-    adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
     device: Device = None
     dtype: Dtype = None
-    quantize: Annotated[
-        str | None, typer.Option(help="Quantize the weights while loading: fp8, int4 or nvfp4. Default: as stored.")
-    ] = None
+    quantize: Quantize = "none"
+    memory: Memory = SHARE
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keyword arguments of `gesso.load`."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "quantize": None if self.quantize == "none" else self.quantize,
+            "memory": self.memory,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(ModelOptions):
+    """The model to load with its adapter."""
+
+    adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
-        return gesso.load(
-            self.model or default,
-            adapter=self.adapter,
-            device=self.device,
-            dtype=self.dtype,
-            quantize=self.quantize,
-            **engine,
-        )
+        model = gesso.load(self.model or default, adapter=self.adapter, **self.keywords(), **engine)
+        if self.quantize == "auto":
+            note(f"precision: {model.config.quantization or 'as stored'}, the widest that fits")
+        return model
 
 
 _SettingOptions = make_dataclass(
@@ -155,7 +176,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         options = {name: groups[name](**{p.name: given.pop(p.name) for p in fields[name]}) for name in groups}
-        command(**given, **options)
+        try:
+            command(**given, **options)
+        except (RuntimeError, MemoryError) as error:
+            loading = next((group for group in options.values() if isinstance(group, ModelOptions)), None)
+            if loading is None or not ran_out(error):
+                raise
+            raise shortage(given.get("model") or loading.model, **loading.keywords()) from None
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     keyword_only = inspect.Parameter.KEYWORD_ONLY

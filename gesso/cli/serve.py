@@ -9,26 +9,26 @@ from typing import Annotated, Any
 import typer
 
 from gesso.bundled import SOLVER
-from gesso.cli.options import Device, Dtype, Model, setting_option, with_options
+from gesso.cli.options import Device, Dtype, Memory, Model, Quantize, setting_option, with_options
 from gesso.cli.terminal import print_text
 from gesso.errors import InputError
+from gesso.info.device import SHARE
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.settings import SETTINGS
 
 
-def _auto(help: str, kind: type = int) -> Any:
+def _auto(help: str) -> Any:
     """Return an option whose default, `auto`, is chosen by the available memory."""
 
-    def read(text: str) -> Any:
+    def read(text: str) -> int | None:
         if text == "auto":
             return None
-        if kind is int and not (text.isdecimal() and int(text) > 0):
+        if not (text.isdecimal() and int(text) > 0):
             raise typer.BadParameter(f"{text!r} is neither a number above 0 nor auto")
-        return kind(text)
+        return int(text)
 
-    metavar = "N|auto" if kind is int else "fp8|int4|nvfp4[-layers]|none|auto"
     return typer.Option(
-        parser=read, metavar=metavar, help=help, show_default="auto", rich_help_panel="Chosen by available memory"
+        parser=read, metavar="N|auto", help=help, show_default="auto", rich_help_panel="Chosen by available memory"
     )
 
 
@@ -66,10 +66,8 @@ def serve(
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
-    quantize: Annotated[
-        str | None, _auto("Quantize weights while loading; auto quantizes only if they would not fit.", str)
-    ] = None,
-    memory: Annotated[float, typer.Option(help="Share of the device's memory that may be used.")] = 0.9,
+    quantize: Quantize = "auto",
+    memory: Memory = SHARE,
     host: Annotated[str, typer.Option(help="Address to listen at; remote access needs keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,
@@ -103,7 +101,7 @@ def serve(
             adapters=dict(map(_adapter, adapter or [])),
             device=device,
             dtype=dtype,
-            quantize=quantize,
+            quantize=None if quantize == "auto" else quantize,
             memory=memory,
             max_batch=max_batch,
             max_length=max_length,

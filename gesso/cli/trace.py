@@ -33,7 +33,7 @@ def trace(
     if not output.parent.is_dir():
         raise InputError(f"cannot write {output.name}: there is no directory {output.parent}; create it first")
     keywords = options.keywords()
-    model = loading.load()
+    model = loading.load(max_batch=1)
     from gesso.trace import html, svg
     from gesso.trace.run import CANDIDATES, Run, recorded
 

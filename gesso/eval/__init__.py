@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gesso.errors import InputError
+from gesso.eval.own_data import OwnData
 from gesso.eval.python_infill import PythonInfill
 from gesso.eval.structured.task import Structured
 from gesso.eval.sudoku.task import Sudoku
 from gesso.eval.task import Item, Task
 
-__all__ = ["TASKS", "Item", "PythonInfill", "Structured", "Sudoku", "Task", "task"]
+__all__ = ["TASKS", "Item", "OwnData", "PythonInfill", "Structured", "Sudoku", "Task", "task"]
 
 TASKS: dict[str, Callable[..., Task]] = {"sudoku": Sudoku, "python_infill": PythonInfill, "structured": Structured}
 

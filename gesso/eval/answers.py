@@ -1,22 +1,24 @@
 """Answer the items of a task, several at once.
 
 The plan for one item makes attempts one after another until the task accepts one. Each attempt is the likeliest of
-several candidates.
+several candidates. If a task scores the likelihood of given answers, the plan reads them and generates nothing.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from gesso.api import Gesso
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Result
 from gesso.engine.plan import Plan
-from gesso.engine.request import Request
+from gesso.engine.request import Request, Score
 from gesso.errors import InputError
-from gesso.eval.task import Checkable, Holes, Item, Task
+from gesso.eval.task import LOG_PROBABILITY, Checkable, Holes, Item, Task
 from gesso.infill.candidates import likeliest
 from gesso.infill.infill import infill
 
@@ -48,24 +50,29 @@ class Tries:
             raise InputError(f"candidates need prompts of plain text; the items of {task.name} are conversations")
 
 
+Answer = list[Result] | float  # all attempts, of which the last counts; or a log-probability per token
+
+
 def answers(
     g: Gesso, task: Task, questions: Sequence[Question], batch: int, tries: Tries
-) -> Iterator[tuple[int, list[Result] | Exception, float]]:
-    """Yield (index, all attempts or the error, seconds) of each question when it ends. The last attempt counts."""
+) -> Iterator[tuple[int, Answer | Exception, float]]:
+    """Yield (index, answer or error, seconds) of each question when it ends. Running out of memory ends everything."""
     if g.engine.busy:  # their steps would count in the seconds of the items
         raise InputError("the engine has open requests; finish or close their streams before an evaluation")
     waiting = iter(range(len(questions)))
-    running: dict[int, PlanRun[list[Result]]] = {}  # by index of the question
-    ended: list[tuple[int, list[Result] | Exception, float]] = []
+    running: dict[int, PlanRun[Answer]] = {}  # by index of the question
+    ended: list[tuple[int, Answer | Exception, float]] = []
 
-    def end(index: int, start: float, run: PlanRun[list[Result]]) -> None:
+    def end(index: int, start: float, run: PlanRun[Answer]) -> None:
         running.pop(index, None)
+        if isinstance(run.error, torch.OutOfMemoryError):
+            raise run.error
         ended.append((index, run.error or run.outcome(), time.perf_counter() - start))
 
     try:
         while True:
             while len(running) < batch and (index := next(waiting, None)) is not None:
-                plan = _attempts(g, task, questions[index], tries)
+                plan = _plan(g, task, questions[index], tries)
                 run = g.driver.submit(plan, on_end=partial(end, index, time.perf_counter()))
                 if not run.ended:
                     running[index] = run
@@ -79,6 +86,21 @@ def answers(
     finally:
         for run in running.values():
             g.driver.cancel(run)
+
+
+def _plan(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[Answer]:
+    if LOG_PROBABILITY in task.scores:
+        return (yield from _log_probability(g, question.item))
+    return (yield from _attempts(g, task, question, tries))
+
+
+def _log_probability(g: Gesso, item: Item) -> Plan[float]:
+    """Return the mean log-probability per token of the likeliest answer of an item, by the causal encoder."""
+    encode = g.tokenizer.encode
+    prompt = encode(item.prompt) if isinstance(item.prompt, str) else g.tokenizer.chat(item.prompt)
+    texts = tuple(tuple(encode(answer, bos=False)) for answer in item.meta["answers"])
+    (sums,) = yield [Score(prompt=tuple(prompt), texts=texts)]
+    return max(total / len(text) for total, text in zip(cast(tuple[float, ...], sums), texts, strict=True))
 
 
 def _attempts(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[list[Result]]:

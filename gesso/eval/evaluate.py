@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ import gesso
 from gesso.engine.events import Result
 from gesso.engine.plan import total_usage
 from gesso.errors import InputError
-from gesso.eval.answers import Question, Tries, answers
+from gesso.eval.answers import Answer, Question, Tries, answers
 from gesso.eval.estimate import Estimate, estimate, estimate_score
-from gesso.eval.task import Item, Task
+from gesso.eval.task import LOG_PROBABILITY, Item, Task
 from gesso.settings import choose
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Evaluation:
 
     @property
     def scores(self) -> dict[str, Estimate]:
-        return {name: estimate_score([o.scores[name] for o in self.outcomes]) for name in self.outcomes[0].scores}
+        return {name: _estimated(name, [o.scores[name] for o in self.outcomes]) for name in self.outcomes[0].scores}
 
     @property
     def first_scores(self) -> dict[str, Estimate]:
@@ -80,10 +80,14 @@ class Evaluation:
 
     def summary(self) -> str:
         """Return the figures and their intervals as text."""
-        rows = [(name, score, 100, " %") for name, score in self.scores.items()]
-        rows += [(f"{name}, 1st try", score, 100, " %") for name, score in self.first_scores.items()]
-        rows += [("denoising steps", self.denoising_steps, 1, ""), ("tokens per step", self.tokens_per_step, 1, "")]
-        lines = [f"{self.task}, {len(self.outcomes)} items, at most {self.settings['steps']} steps"]
+        lines = [f"{self.task}, {len(self.outcomes)} items"]
+        if LOG_PROBABILITY in self.scores:
+            rows = [("log-probability", self.scores[LOG_PROBABILITY], 1, "")]
+        else:
+            lines[0] += f", at most {self.settings['steps']} steps"
+            rows = [(name, score, 100, " %") for name, score in self.scores.items()]
+            rows += [(f"{name}, 1st try", score, 100, " %") for name, score in self.first_scores.items()]
+            rows += [("denoising steps", self.denoising_steps, 1, ""), ("tokens per step", self.tokens_per_step, 1, "")]
         for name, found, scale, unit in rows:
             interval = ""
             if found.low is not None and found.high is not None:
@@ -111,6 +115,10 @@ class Evaluation:
             "gesso": gesso.__version__,
             "items": [dataclasses.asdict(outcome) for outcome in self.outcomes],
         }
+
+
+def _estimated(name: str, values: Sequence[float]) -> Estimate:
+    return estimate(values) if name == LOG_PROBABILITY else estimate_score(values)
 
 
 # --- running --------------------------------------------------------------------------------------------------------
@@ -182,16 +190,19 @@ def evaluate(
 
 
 def _outcome(
-    g: "Gesso", task: Task, question: Question, tried: list[Result] | Exception, seconds: float, attempts: int
+    g: "Gesso", task: Task, question: Question, tried: Answer | Exception, seconds: float, attempts: int
 ) -> Outcome:
     item = question.item
     shared: dict[str, Any] = {"name": item.name, "seed": question.seed, "expected": item.expected, "seconds": seconds}
+    if isinstance(tried, float):
+        return Outcome(**shared, scores={LOG_PROBABILITY: tried})
+    if isinstance(tried, Exception) and LOG_PROBABILITY in task.scores:
+        raise InputError(f"{item.name}: {tried}")  # no number stands for a text that cannot be read
     if isinstance(tried, Exception):
         none = dict.fromkeys(task.scores, 0.0)
         first = none if attempts > 1 else {}
         return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
-    # A tool call contains special tokens, which `text` leaves out.
-    outputs = [g.decode(one.tokens, special=True) if item.meta.get("tools") else one.text for one in tried]
+    outputs = [_output(g, item, one) for one in tried]
     usage = total_usage([one.usage for one in tried], tried[-1].usage.completion_tokens)
     return Outcome(
         **shared,
@@ -203,6 +214,13 @@ def _outcome(
         attempts=len(tried),
         first_scores=task.score(item, outputs[0]) if attempts > 1 else {},
     )
+
+
+def _output(g: "Gesso", item: Item, result: Result) -> str:
+    """Return the text to score: for tools with the special tokens of a call, for a conversation without thoughts."""
+    if item.meta.get("tools"):
+        return g.decode(result.tokens, special=True)
+    return result.text if isinstance(item.prompt, str) else g.read_answer(result).text
 
 
 def _asked(item: Item) -> tuple[Any, ...]:

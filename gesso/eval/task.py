@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 from gesso.errors import InputError
 
 SPLITS = ("train", "validation", "test")
+# The one score that is not between 0 and 1: in nats per token. A task that has it generates no text.
+LOG_PROBABILITY = "log_probability"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,10 @@ class Task(Protocol):
         """Return the first `count` items. Their order depends on split and seed only."""
 
     def score(self, item: Item, output: str) -> dict[str, float]:
-        """Return every score of an answer, from 0 to 1. A malformed answer scores low and never raises."""
+        """Return every score of an answer, from 0 to 1. A malformed answer scores low and never raises.
+
+        Not called if the score is LOG_PROBABILITY, which the encoder gives to the texts in `item.meta["answers"]`.
+        """
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ is read, only the headers of the weight files.
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -202,11 +203,14 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
 def _examine(directory: Path, config: Config) -> tuple[list[Path], list[str]]:
     """Return the weight files and all problems that would prevent loading or generating.
 
-    A directory without weights is not a problem.
+    A directory without weights is not a problem, even if an index names some: those of a hub checkpoint may not have
+    been downloaded yet.
     """
     files, problems = [], []
     try:
         files = huggingface.weight_files(directory)
+        if not any(map(os.path.exists, files)):
+            files = []
         if files:
             problems += huggingface.problems(directory, config)
     except CheckpointError as error:

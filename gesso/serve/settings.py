@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from gesso.errors import InputError
+from gesso.info.device import SHARE, check_share
 
 QUEUE_SHARE = 4  # on a shared server, one client may take a fourth of `Limits.queue`
 
@@ -19,14 +20,13 @@ class EngineSettings:
     device: str | None = None
     dtype: str | None = None
     quantize: str | None = None  # "none" keeps the stored format
-    memory: float = 0.9  # usable share of the device's memory
+    memory: float = SHARE  # usable share of the device's memory
     max_batch: int | None = None
     max_length: int | None = None
     prefill: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.memory <= 1:
-            raise InputError(f"the share of memory must be above 0 and at most 1, got {self.memory}; change --memory")
+        check_share(self.memory)
 
 
 @dataclass(frozen=True, kw_only=True)

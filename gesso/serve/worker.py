@@ -33,6 +33,7 @@ from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
+from gesso.info.device import memory_of
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (
@@ -244,7 +245,7 @@ def resident_bytes() -> int:
 
 def choose(settings: EngineSettings) -> auto.Choice:
     device = find_device(settings.device)
-    return auto.choose(settings, auto.memory_of(device), find_dtype(settings.dtype, device).itemsize)
+    return auto.choose(settings, memory_of(device), find_dtype(settings.dtype, device).itemsize)
 
 
 def load(settings: EngineSettings, send: Send) -> Gesso:
@@ -265,6 +266,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             adapter=settings.adapters or None,
             max_batch=settings.max_batch or 1,
             max_length=settings.max_length,
+            memory=settings.memory,
         )
 
 

@@ -89,7 +89,9 @@ def test_bench_step_takes_one_batch_size(main, tiny_directory):
 
 def test_invalid_batch_sizes_are_rejected(main):
     with pytest.raises(InputError, match="such as 1,4"):
-        generation.bench(None, device="cpu", dtype=None, quantize=None, batches="1;2", prompt=None, new=None, peer=None)
+        generation.bench(
+            None, device="cpu", dtype=None, quantize=None, memory=0.9, batches="1;2", prompt=None, new=None, peer=None
+        )
 
 
 def test_the_tested_tiling_is_the_one_that_runs():

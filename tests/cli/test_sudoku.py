@@ -60,7 +60,7 @@ class Fake:
         tokens = [*map(ord, text.ljust(256, "\x01"))]
         for step, settled in ((1, False), (2, True)):
             canvas = SimpleNamespace(step=step)
-            yield SimpleNamespace(kind="draft", before=(), tokens=tokens, settled=[settled] * 256, canvas=canvas)
+            yield SimpleNamespace(kind="draft", before=(), tokens=tokens, stable=[settled] * 256, canvas=canvas)
         yield Done(0, Result(text, tuple(tokens), "stop", Usage(denoising_steps=2), options["seed"] or 0))
 
 
@@ -95,8 +95,8 @@ def test_the_bundled_solver_is_the_default_model(main: Main, fake: Fake):
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
     assert fake.loaded == [
-        (SOLVER, {"device": None, "dtype": None, "adapter": None, "quantize": None}),
-        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", "quantize": None}),
+        (SOLVER, {"device": None, "dtype": None, "adapter": None, "quantize": None, "memory": 0.9}),
+        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", "quantize": None, "memory": 0.9}),
     ]
 
 

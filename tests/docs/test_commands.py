@@ -45,7 +45,7 @@ def test_options_of_gesso_commands_exist():
 
 @pytest.mark.parametrize("page", pages())
 def test_options_named_alone_exist(page):
-    known = set().union(*options().values()) | {"--version"}
+    known = set().union(*options().values()) | {"--version", "--install-completion", "--show-completion"}
     for span in code_spans(page):
         if span.startswith("--"):
             option = re.split(r"[ =]", span)[0]

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from gesso.errors import InputError
+from gesso.info.device import DeviceMemory, host_memory
 from gesso.info.memory import sequence_bytes
 from gesso.info.report import describe
 from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config
-from gesso.serve.auto import Memory, choose, host_memory
+from gesso.serve.auto import choose
 from gesso.serve.settings import EngineSettings
 from tests.info.test_info import REAL, write
 
@@ -24,7 +25,7 @@ def real(tmp_path_factory):
 
 
 def on_gpu(settings, gb, free=None):
-    return choose(settings, Memory(gb * GB, (free or gb) * GB, "cuda"), 2)
+    return choose(settings, DeviceMemory(gb * GB, (free or gb) * GB, "cuda"), 2)
 
 
 def worst_case(settings, config):
@@ -119,9 +120,9 @@ def test_the_choice_is_reported_with_its_reason(real):
 
 
 def test_on_a_cpu_values_are_wider_and_prefill_is_smaller(real):
-    chosen = choose(real, Memory(128 * GB, 128 * GB, "cpu"), 4).settings
+    chosen = choose(real, DeviceMemory(128 * GB, 128 * GB, "cpu"), 4).settings
     assert (chosen.quantize, chosen.prefill) == (None, 256) and chosen.max_batch <= 8
-    assert choose(real, Memory(64 * GB, 64 * GB, "cpu"), 4).settings.quantize == "fp8"
+    assert choose(real, DeviceMemory(64 * GB, 64 * GB, "cpu"), 4).settings.quantize == "fp8"
 
 
 def test_memory_of_a_container_is_its_limit(tmp_path):

@@ -1,0 +1,23 @@
+# A server on CPUs or NVIDIA GPUs; see docs/guides/deployment.md. Not tested: no base image was available.
+FROM python:3.12-slim
+
+# Triton compiles its kernels' launchers with a C compiler when a kernel first runs.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY gesso gesso
+RUN pip install --no-cache-dir '.[serve]' && rm -rf /src
+
+# The home directory holds downloaded checkpoints and compiled kernels.
+RUN useradd --create-home gesso
+USER gesso
+WORKDIR /home/gesso
+
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+ENTRYPOINT ["gesso"]
+CMD ["serve", "--host", "0.0.0.0"]

@@ -1,0 +1,46 @@
+"""Out of memory: recognize the error, and report what is needed, what is there and a command that fits."""
+
+import shlex
+from collections.abc import Sequence
+
+from gesso.errors import DoesNotFitError
+
+# Of the allocators of torch for CUDA and for CPUs, and of CUDA libraries.
+SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+LONGEST_COMMAND = 200  # characters; the prompt is part of a command
+
+
+def ran_out(error: BaseException) -> bool:
+    """Return whether memory could not be allocated. Does not import torch, whose OutOfMemoryError is a RuntimeError."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in SIGNS)
+
+
+def shortage(
+    model: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float
+) -> DoesNotFitError:
+    """Return the error to report after memory ran out, for the options that the model was loaded with."""
+    from gesso.api import find_device, find_dtype
+    from gesso.checkpoint import random_weights
+    from gesso.info import budget as budgets
+    from gesso.info.device import memory_of
+
+    where = find_device(device)
+    _, config = random_weights.locate(model)
+    found = memory_of(where, ours=True)
+    budget = budgets.budget_of(config, found, memory, find_dtype(dtype, where).itemsize, None)
+    if quantize == "auto":
+        context = min(budgets.CONTEXT, config.max_position_embeddings)
+        quantize = budget.widest(budget.precisions(), context, 1, shorter=True)
+    needed, fits = budgets.shortage(budget, quantize or "none", memory)
+    return DoesNotFitError(f"out of memory on {where}: {needed}", fits)
+
+
+def advice(arguments: Sequence[str], fits: str | None) -> str:
+    """Return what to do about a model that does not fit; `fits` is a quantization that would."""
+    if fits is None:
+        return "use a shorter text, a larger --memory, another device or a smaller model"
+    pairs = zip(["", *arguments], arguments, strict=False)  # each word with the one before it
+    kept = [word for before, word in pairs if "--quantize" not in (before, word.partition("=")[0])]
+    # After the name of the command: at the end, it could follow a `--`.
+    command = shlex.join(["gesso", *kept[:1], "--quantize", fits, *kept[1:]])
+    return f"this fits: {command}" if len(command) <= LONGEST_COMMAND else f"it fits with --quantize {fits}"
