@@ -92,8 +92,8 @@ class Gesso:
 
         Diffusion:
             preset: "quality", "balanced" or "fast", or a `gesso.Diffusion`. Default: the checkpoint's settings.
-            steps, entropy_bound, t_max, t_min, stability, confidence, greed, sampler, stopping, canvas_length,
-            eos_settles, settle: the fields of `gesso.Diffusion`; they take precedence over the preset.
+            steps, entropy_bound, t_max, t_min, stability, confidence, greed, top_k, top_p, min_p, sampler, stopping,
+            canvas_length, eos_settles, settle: the fields of `gesso.Diffusion`; they take precedence over the preset.
 
         Constraint, one at most:
             choice: texts, one of which is written.

@@ -106,6 +106,18 @@ class Diffusion:
     greed: float = setting(
         0.0, "Probability that a position takes its most likely token instead of a draw.", bounds=(0.0, 1.0)
     )
+    # These three restrict the draws only: sampler and stopping rule decide by the full distribution.
+    top_k: int = setting(0, "Draw only from this many of the most likely tokens. 0: from all.", bounds=(0, 1_000_000))
+    top_p: float = setting(
+        1.0,
+        "Draw only from the most likely tokens that together reach this probability. 1: from all.",
+        bounds=(0.0, 1.0),
+    )
+    min_p: float = setting(
+        0.0,
+        "Draw only tokens at least this many times as likely as the most likely token. 0: from all.",
+        bounds=(0.0, 1.0),
+    )
     sampler: SamplerName | Custom = setting(
         "entropy-bound",
         "Rule that selects the positions that take their predicted token.",
@@ -147,6 +159,11 @@ class Diffusion:
         """Whether the causal encoder writes token by token, from left to right, and no canvas is denoised."""
         return bool(self.sampler == "autoregressive")
 
+    @property
+    def restricts_draws(self) -> bool:
+        """Whether some tokens are excluded from the draws, by top_k, top_p or min_p."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 class DiffusionOptions(TypedDict, total=False):
     """The fields of `Diffusion` as keyword arguments."""
@@ -158,6 +175,9 @@ class DiffusionOptions(TypedDict, total=False):
     stability: int
     confidence: float
     greed: float
+    top_k: int
+    top_p: float
+    min_p: float
     sampler: SamplerName | Custom
     stopping: StoppingName | Custom
     canvas_length: int | None

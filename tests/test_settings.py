@@ -159,7 +159,7 @@ def test_an_unknown_name_gives_the_same_message_from_python_and_http(tiny, main)
     assert str(caught.value).startswith(f"{sentence}; other options are max_new_tokens, seed, preset, stop, ")
     error = http_error(stepz=3)
     assert error["message"] == f"{sentence}; other options are preset, pins, drafts"
-    assert (error["param"], error["code"]) == ("diffusion.stepz", "unsupported")
+    assert (error["param"], error["code"]) == ("diffusion.stepz", "unknown_parameter")
     assert set(DiffusionFields.model_fields) == {*SETTINGS, "preset", "pins", "drafts"}
     done = main("generate", "abc", "--stepz", "3")
     assert done.code == 2 and "--stepz" in done.err

@@ -42,7 +42,7 @@ class Denoising(Protocol):
 
     @property
     def needs_all_logits(self) -> bool:
-        """Whether its sampler reads the logits of the whole vocabulary."""
+        """Whether its step needs the logits of the whole vocabulary, for its sampler or its draws."""
         ...
 
     @property

@@ -82,6 +82,9 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Web origin whose pages may call the API; may be repeated.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Reject unsupported fields of requests instead of ignoring them.")
+    ] = False,
     open: Annotated[bool, typer.Option("--open", help="Open the studio in a browser.")] = False,
     on_ray: Annotated[bool, _ray("Run on the Ray cluster of this machine.", name="--ray")] = False,
     replicas: Annotated[str, _ray("With --ray: number of engines.", metavar="N|LEAST-MOST")] = "1",
@@ -112,6 +115,7 @@ def serve(
         keys=keys,
         cors_origins=tuple(cors_origin or ()),
         settle=settle,
+        strict=strict,
         also=(SOLVER,) if model is None else (),
         hosts=run.check_keys(host, keys, without_keys),
     )

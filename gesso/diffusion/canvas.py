@@ -1,6 +1,6 @@
 """A canvas and its denoising step. A step makes a new canvas, so any of them can be kept and resumed.
 
-B canvases, C positions, H hidden, E end-of-text tokens.
+B canvases, C positions, H hidden, V vocabulary, E end-of-text tokens.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.samplers import Moment, sampler_of
 from gesso.diffusion.schedule import temperature
 from gesso.diffusion.stopping import stopping_of
+from gesso.diffusion.truncation import draw_within
 from gesso.settings import Diffusion
 
 FREE = -1  # in `pin_C`: the position is not pinned
@@ -87,6 +88,13 @@ class Process:
     def draws(self, canvas: State[N]) -> Draws:
         """Return the random numbers of the step that the canvas is about to take."""
         return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
+
+    def candidates(self, canvas: Canvas, logits_CV: Tensor) -> Tensor:
+        """Return one token [C] drawn from each position's distribution, within top_k, top_p and min_p."""
+        draws = self.draws(canvas)
+        if self.settings.restricts_draws:
+            return draw_within(self.settings, logits_CV, draws)
+        return draws.candidates(logits_CV)
 
     def advance(self, canvas: Canvas, prediction: Prediction) -> Canvas:
         """Take one denoising step, and apply the stopping rule."""

@@ -118,7 +118,7 @@ class Runner:
         return running.needs_all_logits if self.captures else running.expects_logits
 
     def _from_logits(self, running: Running, hidden_CH: Tensor) -> Outcome:
-        """Return the outcome of a request that needs all logits, for its sampler, its source or its constraint.
+        """Return the outcome of a request that needs all logits: for draws, sampler, source or constraint.
 
         They are computed when the canvas advances and freed after that, so that only one request's [C, V] exist at a
         time.
@@ -127,7 +127,7 @@ class Runner:
         def advance() -> Canvas:
             process = running.process
             logits_CV = self.backend.logits(hidden_CH) / process.temperature(running.canvas)
-            candidate_C = process.draws(running.canvas).candidates(logits_CV)
+            candidate_C = process.candidates(running.canvas, logits_CV)
             prediction = replace(summarize(self.model, logits_CV, candidate_C), logits_CV=logits_CV)
             return self._advance(running, prediction, hidden_CH)()
 

@@ -29,9 +29,10 @@ class Running:
 
     @property
     def needs_all_logits(self) -> bool:
-        """Whether the sampler reads the logits of the whole vocabulary."""
+        """Whether the sampler, or a restriction of the draws, reads the logits of the whole vocabulary."""
+        settings = self.request.diffusion
         # A sampler may be a plain function without this attribute.
-        return getattr(sampler_of(self.request.diffusion), "needs_logits", False)
+        return settings.restricts_draws or getattr(sampler_of(settings), "needs_logits", False)
 
     @property
     def expects_logits(self) -> bool:

@@ -1,5 +1,6 @@
 """Errors in the form that OpenAI's clients expect: a status and {"error": {message, type, param, code}}."""
 
+import re
 from typing import Any
 
 from pydantic import ValidationError
@@ -7,6 +8,8 @@ from pydantic import ValidationError
 from gesso.errors import InputError
 from gesso.settings import unknown_settings
 
+REASON_CHARACTERS, PARAM_CHARACTERS = 200, 80  # in the log
+_USER_TEXT = re.compile(r"(?<!\w)['\"]|[({\n]|\bgot\b")  # a value follows that a user may have written
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -27,11 +30,18 @@ class ApiError(Exception):
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """The error for the log: the message up to the first value that it quotes. The log has no text of users."""
+        reason = _USER_TEXT.split(self.message, maxsplit=1)[0]
+        param = self.param and self.param[:PARAM_CHARACTERS]
+        return {"param": param, "code": self.code, "reason": reason[:REASON_CHARACTERS].rstrip(" ,;:(")}
+
 
 def from_input(error: InputError) -> ApiError:
     """Convert an InputError. If its message begins with a field, as in `messages[2].content: …`, set `param`."""
     place, colon, _ = str(error).partition(": ")
-    return ApiError(400, str(error), param=place if colon and " " not in place else None)
+    return ApiError(400, str(error), param=place if colon and " " not in place else None, code="invalid_value")
 
 
 def from_validation(error: ValidationError) -> ApiError:
@@ -41,11 +51,21 @@ def from_validation(error: ValidationError) -> ApiError:
     path = [str(part) for part in first["loc"]]
     name = ".".join(part for part in path if part.isidentifier() or part.isdecimal()) or None
     if first["type"] == "diffusion_setting":
-        return ApiError(400, first["msg"], param=name)  # the message names the setting, as in Python
+        # The message names the setting, as in Python.
+        return ApiError(400, first["msg"], param=name, code="invalid_value")
     if first["type"] == "extra_forbidden" and path[:-1] == ["diffusion"]:
         message = unknown_settings([path[-1][:80]], also=("preset", "pins", "drafts"))
-        return ApiError(400, message, param=name, code="unsupported")
+        return ApiError(400, message, param=name, code="unknown_parameter")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{name} is not a supported field; leave it out", param=name, code="unsupported")
+        return ApiError(400, f"{name} is not a supported field; leave it out", param=name, code="unknown_parameter")
     message = first["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{name}: {message}" if name else f"the body: {message}", param=name)
+    return ApiError(
+        400, f"{name}: {message}" if name else f"the body: {message}", param=name, code=_code(first["type"])
+    )
+
+
+def _code(kind: str) -> str:
+    """Return OpenAI's code for one of pydantic's types of errors."""
+    if kind == "missing":
+        return "missing_required_parameter"
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"

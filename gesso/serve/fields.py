@@ -1,4 +1,4 @@
-"""The fields of requests. Unknown fields and unsupported values are rejected with their names, never ignored."""
+"""The fields of requests. Unknown fields are rejected by name, unless `gesso.serve.leniency` has removed them."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -19,14 +19,18 @@ from pydantic_core import PydanticCustomError
 from gesso.errors import InputError
 from gesso.settings import OPTIONS, Setting
 
-# Fields of OpenAI's API that this server does not support. Values that turn them off are accepted, as many clients
-# send them.
+# Fields of other servers that this one does not support, with the values that turn them off. Many clients send those.
 OFF: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
-    "top_p": (1,),
-    "top_k": (0, -1),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "verbosity": ("medium",),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "function_call": ("none", "auto"),
+    "tool_choice": ("none", "auto"),
     "best_of": (1,),
     "echo": (False,),
     "store": (False,),
@@ -59,14 +63,18 @@ class Fields(BaseModel):
         return {
             name: value
             for name, value in data.items()
-            if value is not None
-            and not (name in OFF and name not in cls.model_fields and any(_same(value, off) for off in OFF[name]))
+            if value is not None and not (name not in cls.model_fields and is_off(name, value))
         }
 
 
 def example(body: dict[str, Any]) -> ConfigDict:
     """Return a model config with an example request for the API reference page."""
     return ConfigDict(json_schema_extra={"examples": [body]})
+
+
+def is_off(name: str, value: Any) -> bool:
+    """Return whether a value turns an unsupported field off."""
+    return any(_same(value, off) for off in OFF.get(name, ()))
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -107,6 +115,8 @@ _settings: dict[str, Any] = {
     name: (setting_field(one), Field(default_factory=lambda: None)) for name, one in OPTIONS.items()
 }
 SettingFields = create_model("SettingFields", __base__=Fields, **_settings)
+DRAWS = ("top_k", "top_p", "min_p")  # diffusion settings that clients know as fields of the request
+DrawFields = create_model("DrawFields", __base__=Fields, **{name: _settings[name] for name in DRAWS})
 
 
 class DiffusionFields(SettingFields):  # type: ignore[valid-type, misc]
@@ -125,9 +135,10 @@ class DiffusionFields(SettingFields):  # type: ignore[valid-type, misc]
 
 class StreamOptions(Fields):
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(default=False, description="Report the usage so far in every chunk.")
 
 
-class Common(Fields):
+class Common(DrawFields):  # type: ignore[valid-type, misc]
     """Fields of every endpoint that generates text."""
 
     model: str | None = Field(default=None, description="A served model or one of its adapters; see /v1/models.")
@@ -138,6 +149,16 @@ class Common(Fields):
     stream: bool = False
     user: str | None = Field(default=None, max_length=512, description="Written to the log.")
     diffusion: DiffusionFields = DiffusionFields()
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _all_tokens(cls, value: Any) -> Any:
+        return 0 if value == -1 else value  # some servers write "from all" as -1
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """Fields that have no effect beside the others, with the reason."""
+        return {}
 
 
 class Constraint(Fields):
@@ -160,18 +181,12 @@ class Choices(Common, Constraint):
     n: Count = 1
     max_tokens: Count | None = None
     stop: Stop = []
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions = Field(default=StreamOptions(), description="Without stream, it has no effect.")
 
     @field_validator("stop", mode="before")
     @classmethod
     def _as_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> Self:
-        if "stream_options" in self.model_fields_set and not self.stream:
-            raise ValueError("stream_options needs stream: true")
-        return self
 
 
 class SchemaFields(Fields):
@@ -213,25 +228,25 @@ class ChatFields(Choices):
     model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64})
 
     messages: Objects
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Count | None = Field(default=None, description="Like max_tokens; the smaller one counts.")
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Objects | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
-    parallel_tool_calls: bool | None = Field(default=None, description="Allow several calls, as by default.")
+    parallel_tool_calls: bool | None = Field(default=None, description="With false, an answer has at most one call.")
     response_format: FormatFields = FormatFields()
     reasoning_effort: Effort | None = None
     thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
 
-    @model_validator(mode="after")
-    def _check_combinations(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens and max_completion_tokens mean the same; give one of them")
-        if self.parallel_tool_calls is False and self.tool_choice == "auto":
-            raise ValueError("parallel_tool_calls: false needs a tool_choice that requires a call")
-        return self
+    @property
+    def ignored(self) -> dict[str, str]:
+        return {"top_logprobs": "it needs logprobs: true"} if self.top_logprobs and not self.logprobs else {}
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The smaller of the two names for the same limit."""
+        given = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(given, default=None)
 
     def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
         found = super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)

@@ -73,6 +73,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     settle: int = 1  # default of `Diffusion.settle` for requests
     also: tuple[str, ...] = ()  # bundled models; the engine of each starts with its first request
+    strict: bool = False  # reject fields that would be ignored with a warning
     hosts: tuple[str, ...] | None = None  # accepted values of the Host header; None accepts any
 
     @property

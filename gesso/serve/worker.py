@@ -347,7 +347,7 @@ def main() -> None:
         if not expected:
             traceback.print_exc()
         send(Broken(str(error) if expected else f"{type(error).__name__}: {error}", final=expected))
-        os._exit(EXIT_BROKEN)  # without waiting for the thread that reads stdin
+        return
     if model.model.device.type == "cuda":
         warm_up(model.engine, settings.max_batch)
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
@@ -358,4 +358,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:
+        pass  # the server is gone, so nobody can read the reason
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Without a shutdown of the interpreter, which aborts while a thread waits for stdin.
+        os._exit(EXIT_BROKEN)

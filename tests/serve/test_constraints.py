@@ -95,7 +95,6 @@ REJECTED = [
     ({"tool_choice": "required"}, "no tools"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "none"}}}, "'none'"),
     ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "one constraint"),
-    ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls"),
     ({"regex": "a", "reasoning_effort": "high"}, "thinking"),
     ({"regex": "a{50}", "max_tokens": 5}, "tokens"),
 ]

@@ -271,14 +271,13 @@ def test_openapi_lists_every_endpoint(server):
 
 
 REJECTED = [
-    ({"top_p": 0.9}, "top_p"),
-    ({"frequency_penalty": 1}, "frequency_penalty"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": "some"}, "min_p"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
-    ({"nonsense": 1}, "nonsense"),
     ({"diffusion": {"nonsense": 1}}, "diffusion.nonsense"),
     ({"diffusion": {"sampler": "magic"}}, "diffusion.sampler"),
     ({"temperature": 3}, "temperature"),
@@ -294,18 +293,12 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("change", "param"), REJECTED, ids=[param for _, param in REJECTED])
-def test_unsupported_fields_are_rejected_by_name(server, change, param):
+def test_unsupported_values_are_rejected_by_name(server, change, param):
     response = server.http.post("/v1/chat/completions", json={"messages": HELLO} | change)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == param and error["type"] == "invalid_request_error"
     assert param.split("[")[0].split(".")[-1 if "diffusion" in param else 0] in error["message"]
-
-
-def test_unsupported_fields_that_are_off_are_accepted(server):
-    off = {"top_p": 1, "frequency_penalty": 0, "response_format": {"type": "text"}, "logit_bias": None, "store": False}
-    body = {"messages": HELLO, "max_tokens": 4, "diffusion": QUICK} | off
-    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
 
 
 BROKEN = {

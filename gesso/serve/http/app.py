@@ -35,9 +35,11 @@ from gesso.serve.http.middleware import RequestGuard, add_to_log
 from gesso.serve.http.openapi import document, install_schemas
 from gesso.serve.http.sse import EventStream
 from gesso.serve.http.studio_routes import add_studio
+from gesso.serve.leniency import warning_headers
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
 from gesso.serve.openai import chat, completions, edits, responses
+from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
 
 TITLE = "Gesso"
@@ -92,7 +94,8 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
             await models.wake(model)
             generation = Generation(model.supervisor, model.settings.limits, jobs)
             fields = {"model": prepared.model, "stream": prepared.stream, "jobs": len(jobs), "user": prepared.user}
-            add_to_log(request.state, **fields)
+            add_to_log(request.state, **fields, **_warnings_field(prepared))
+            headers = warning_headers(prepared.warnings)
             if prepared.stream:
 
                 def finish() -> None:
@@ -100,14 +103,17 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
                     generation.cancel()
                     add_to_log(request.state, **_usage_fields(generation))
 
-                return EventStream(endpoint.stream(model, prepared, generation), finish)
+                return EventStream(endpoint.stream(model, prepared, generation), finish, headers)
             await cancel_on_disconnect(request.receive, generation.run())
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
         add_to_log(request.state, **_usage_fields(generation))
+
+        def content() -> str:
+            return json.dumps({**endpoint.answer(model, prepared, generation), **_warnings_field(prepared)})
+
         # In a thread: thousands of tokens with log-probabilities take a while to format.
-        content = await asyncio.to_thread(lambda: json.dumps(endpoint.answer(model, prepared, generation)))
-        return Response(content, media_type="application/json")
+        return Response(await asyncio.to_thread(content), headers=headers, media_type="application/json")
 
     @_post(app, "/v1/chat/completions", "text", ChatFields)
     async def chat_completions(request: Request) -> Response:
@@ -138,6 +144,10 @@ async def _json_body(request: Request) -> bytes:
         return await request.body()
     except ClientDisconnect:
         raise ClientDisconnected from None
+
+
+def _warnings_field(prepared: PreparedRequest) -> dict[str, Any]:
+    return {"warnings": prepared.warnings} if prepared.warnings else {}
 
 
 def _usage_fields(generation: Generation) -> dict[str, Any]:

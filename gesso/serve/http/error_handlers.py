@@ -16,14 +16,20 @@ def respond(error: ApiError) -> Response:
 
 
 async def handle(request: Request, error: Exception) -> Response:
+    answer = _api_error(error)
+    request.state.log.update(answer.log_fields)
+    return respond(answer)
+
+
+def _api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
-            return respond(error)
+            return error
         case InputError():
-            return respond(from_input(error))
+            return from_input(error)
         case HTTPException():
-            return respond(ApiError(error.status_code, str(error.detail)))
-    return respond(ApiError(500, "internal error; the server's log has the reason under this request id"))
+            return ApiError(error.status_code, str(error.detail))
+    return ApiError(500, "internal error; the server's log has the reason under this request id")
 
 
 def install(app: FastAPI) -> None:

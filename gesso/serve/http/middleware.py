@@ -65,6 +65,7 @@ class RequestGuard:
             finally:
                 body.release()
         except ApiError as error:
+            log.update(error.log_fields)
             await respond(error)(scope, receive, answer)
         except TimeoutError:  # of a send: the client has stopped reading, and returning closes the connection
             status = 499

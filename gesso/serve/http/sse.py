@@ -1,7 +1,7 @@
 """Server-sent events."""
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -21,11 +21,11 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 class EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], at_end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], at_end: Callable[[], None], headers: Mapping[str, str]) -> None:
         """Send `events`. `at_end` is called once, even if the response ends before the first event."""
         self.events, self.at_end = events, at_end
         self.status_code, self.background = 200, None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

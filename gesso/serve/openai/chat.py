@@ -27,7 +27,7 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
         if read.thinking:
             message["reasoning_content"] = read.thinking
         if read.tool_calls:
-            message["tool_calls"] = [_tool_call(call) for call in read.tool_calls]
+            message["tool_calls"] = [_tool_call(call) for call in read.tool_calls[: 1 if request.one_call else None]]
         else:
             message["content"] = read.text
         if read.malformed:  # not text for a user, but the caller must know that a call could not be parsed
@@ -55,10 +55,10 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         fields: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if delta.thinking:
             fields["reasoning_content"] = delta.thinking
-        if delta.calls:
-            first = calls_sent[index]
-            fields["tool_calls"] = [{"index": i, **_tool_call(c)} for i, c in enumerate(delta.calls, first)]
-            calls_sent[index] += len(delta.calls)
+        first = calls_sent[index]
+        if calls := delta.calls[: 1 - first] if request.one_call else delta.calls:
+            fields["tool_calls"] = [{"index": i, **_tool_call(c)} for i, c in enumerate(calls, first)]
+            calls_sent[index] += len(calls)
         return fields
 
     def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:
@@ -71,10 +71,10 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
 
     return stream_chunks(
         head("chat.completion.chunk", request.model, ID_PREFIX),
+        request,
         generation,
         answers,
         choices,
-        usage=request.include_usage,
         opening=[choice(index, {"role": "assistant", "content": ""}) for index in range(len(answers))],
     )
 

@@ -11,6 +11,7 @@ from gesso.serve.generation import Generation
 from gesso.serve.http.sse import DONE, event
 from gesso.serve.jobs import Job
 from gesso.serve.openai.deltas import AnswerDeltas, Delta
+from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.protocol import Drafted, Ended, Settled
 
 # Returns the choices of the chunks for a delta. `Ended` is given with the last delta of a job.
@@ -24,16 +25,26 @@ def head(kind: str, model: str, id_prefix: str) -> dict[str, Any]:
 
 async def stream_chunks(
     head: dict[str, Any],
+    request: PreparedRequest,
     generation: Generation,
     answers: Sequence[AnswerDeltas],
     choices: Choices,
-    *,
-    usage: bool,
     opening: Sequence[dict[str, Any]] = (),
 ) -> AsyncGenerator[bytes]:
-    """Yield one event per choice, and one per draft if the client requested drafts. `opening` choices come first."""
+    """Yield one event per choice, and one per draft if the client requested drafts. `opening` choices come first.
+
+    The first event has the warnings.
+    """
+    once = {"warnings": request.warnings} if request.warnings else {}
+
+    def chunk(*choices: dict[str, Any], **more: Any) -> bytes:
+        usage = {"usage": usage_so_far(generation, answers)} if request.continuous_usage else {}
+        data = {**head, "choices": choices, **usage, **more, **once}
+        once.clear()
+        return event(data)
+
     for choice in opening:
-        yield event({**head, "choices": [choice]})
+        yield chunk(choice)
     drafts = DraftEvents(answers[0].tokenizer)
     async with aclosing(generation.events()) as events:
         async for job, happened in events:
@@ -42,13 +53,22 @@ async def stream_chunks(
                 case Settled(tokens=tokens):
                     delta = answers[job.index].settle(tokens)
                 case Drafted():
-                    yield event({**head, "choices": [], "draft": drafts.fields(happened, job.index)})
+                    yield chunk(draft=drafts.fields(happened, job.index))
                 case Ended():
                     delta, ended = answers[job.index].end(happened), happened
             if delta or ended:
                 generation.note_text(job)
                 for choice in choices(job, delta, ended):
-                    yield event({**head, "choices": [choice]})
-    if usage:
-        yield event({**head, "choices": [], "usage": generation.usage()})
+                    yield chunk(choice)
+    if request.include_usage:
+        yield chunk(usage=generation.usage())
     yield DONE
+
+
+def usage_so_far(generation: Generation, answers: Sequence[AnswerDeltas]) -> dict[str, int]:
+    """Return the usage of all choices, with the settled tokens of those that have not ended."""
+    prompts = {job.prepared.prompt: job.prepared.prompt_tokens for job in generation.jobs}
+    ended = {index: one.usage["completion_tokens"] for index, one in generation.ended.items()}
+    completion = sum(ended.get(index, len(answer.tokens)) for index, answer in enumerate(answers))
+    prompt = sum(prompts.values())
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

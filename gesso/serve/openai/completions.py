@@ -26,7 +26,7 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         return [{"index": job.index, "text": delta.text, "logprobs": None, "finish_reason": None}]
 
     answers = [AnswerDeltas(model.tokenizer, chat=False) for _ in generation.jobs]
-    return stream_chunks(_head(request), generation, answers, choices, usage=request.include_usage)
+    return stream_chunks(_head(request), request, generation, answers, choices)
 
 
 def _choice(model: ServedModel, request: PreparedRequest, job: Job, ended: Ended, text: str) -> dict[str, Any]:

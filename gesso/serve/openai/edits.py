@@ -25,7 +25,7 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         return [_choice(request, job.index, ended)] if ended else []
 
     answers = [AnswerDeltas(model.tokenizer, chat=False) for _ in generation.jobs]
-    return stream_chunks(_head("edit.chunk"), generation, answers, choices, usage=True)
+    return stream_chunks(_head("edit.chunk"), request, generation, answers, choices)
 
 
 def _head(kind: str) -> dict[str, Any]:

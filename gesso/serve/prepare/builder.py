@@ -9,13 +9,16 @@ from gesso.constraints.constraint import expression
 from gesso.constraints.tools import calls_regex, chosen
 from gesso.engine.request import Request
 from gesso.serve.errors import ApiError
-from gesso.serve.fields import Common, DraftFields
+from gesso.serve.fields import DRAWS, Common, DraftFields
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
 from gesso.serve.protocol import Constraint, Submit, submit_payload
 from gesso.settings import choose
 
 SEEDS = 2**64
+# The names under which an endpoint takes a prompt, and a limit on the answer. Errors use the one that the client chose.
+PROMPTS = ("messages", "prompt", "input")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class RequestBuilder:
@@ -25,15 +28,16 @@ class RequestBuilder:
         self.fields, self.frontend = fields, frontend_of(frontends, fields.model)
         self.context: int = task["contexts"][self.frontend.name]
         self.limits = self.frontend.settings.limits
+        self.prompt_field = next((name for name in PROMPTS if name in fields.model_fields_set), "prompt")
 
     def text_tokens(self, text: str, *, bos: bool = True) -> list[int]:
-        self.frontend.check_size(len(text), self.context)
+        self.frontend.check_size(len(text), self.context, self.prompt_field)
         return self.frontend.tokenizer.encode(text, bos=bos)
 
     def chat_tokens(
         self, messages: Sequence[dict[str, Any]], *, tools: Any = None, thinking: bool = False
     ) -> list[int]:
-        self.frontend.check_size(characters(messages) + characters(tools), self.context)
+        self.frontend.check_size(characters(messages) + characters(tools), self.context, self.prompt_field)
         return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
 
     def constraint(self, constraint: dict[str, Any] | None) -> ConstraintSource | None:
@@ -62,6 +66,9 @@ class RequestBuilder:
         constraint: ConstraintSource | None = None,
         hole: dict[str, Any] | None = None,
         include_usage: bool = False,
+        continuous_usage: bool = False,
+        one_call: bool = False,
+        warnings: Sequence[str] = (),
         echo: dict[str, Any] | None = None,
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
@@ -113,7 +120,10 @@ class RequestBuilder:
             stream=fields.stream,
             user=fields.user,
             include_usage=include_usage,
+            continuous_usage=continuous_usage,
             logprobs=top_logprobs is not None,
+            one_call=one_call,
+            warnings=list(warnings),
             echo=echo or {},
             jobs=jobs,
             constraint=constraint,
@@ -122,7 +132,8 @@ class RequestBuilder:
     def _diffusion_settings(self) -> dict[str, Any]:
         """Return the diffusion settings of the request, with its temperature translated."""
         fields = self.fields
-        given = fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
+        given = {name: value for name in DRAWS if (value := getattr(fields, name)) is not None}
+        given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
         if given.get("sampler") != "autoregressive":  # which allows settle 0 only
             given.setdefault("settle", self.frontend.settings.settle)
         settings = choose(self.frontend.defaults.diffusion, **given)
@@ -152,21 +163,33 @@ class RequestBuilder:
             top_logprobs=top_logprobs,
             draft_logprobs=(drafts.candidates or None) if isinstance(drafts, DraftFields) else None,
         )
+        self._check_length(len(prompt), max_new_tokens)
         request.check(self.frontend.config, self.context)
         longest, canvas = self.frontend.config.canvas_length, request.diffusion.canvas_length
         if canvas is not None and canvas > longest:
             # A longer canvas than the model was trained with would also lengthen the steps of other requests.
             message = f"diffusion.canvas_length: at most {longest}, the model's own, on this server; got {canvas}"
             raise ApiError(400, message, param="diffusion.canvas_length")
-        limit = self.limits.request_tokens
-        if limit is not None and len(prompt) + request.max_new_tokens > limit:
-            raise ApiError(
-                400,
-                f"a prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones exceed this server's limit of "
-                f"{limit} for one request; shorten the prompt or lower max_tokens",
-                code="request_too_long",
-            )
         return request
+
+    def _check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """Reject a prompt and an answer that together exceed the context, or this server's limit."""
+        total, limit = prompt_tokens + max_new_tokens, self.limits.request_tokens
+        if total > self.context:
+            problem, most, code = "context overflow: ", f"the context of {self.context}", "context_length_exceeded"
+        elif limit is not None and total > limit:
+            problem, most, code = "", f"this server's limit of {limit} for one request", "request_too_long"
+        else:
+            return
+        prompt = self.prompt_field
+        answer = next((name for name in LIMITS if getattr(self.fields, name, None) == max_new_tokens), "max_tokens")
+        raise ApiError(
+            400,
+            f"{problem}{prompt} of {prompt_tokens} tokens and {answer} of {max_new_tokens} exceed {most}; "
+            f"shorten {prompt} or lower {answer}",
+            param=prompt,
+            code=code,
+        )
 
 
 def _hole_options(options: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:

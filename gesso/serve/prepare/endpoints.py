@@ -12,6 +12,7 @@ from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
     THINKING_AND_CONSTRAINT,
     ChatFields,
+    Common,
     CompletionFields,
     DetokenizeFields,
     EditFields,
@@ -20,12 +21,14 @@ from gesso.serve.fields import (
     TokenizeFields,
     thinks,
 )
+from gesso.serve.leniency import warnings_of, without_unsupported
 from gesso.serve.prepare.builder import RequestBuilder
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 F = TypeVar("F", bound=Fields)
+C = TypeVar("C", bound=Common)
 Task = dict[str, Any]  # `endpoint`, and `contexts`: the context of each model by name
 Frontends = Sequence[ModelFrontend]
 Outcome = tuple[bytes, bytes]  # a JSON head and a blob
@@ -51,8 +54,25 @@ def run(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 
 def parse(fields: type[F], body: bytes) -> F:
+    return fields.model_validate(read_json(body))
+
+
+def parse_leniently(fields: type[C], body: bytes, frontends: Frontends) -> tuple[C, list[str]]:
+    """Return the fields, and a warning for each that is ignored. A strict server rejects those."""
+    data, ignored = read_json(body), dict[str, str]()
+    if isinstance(data, dict):
+        data, ignored = without_unsupported(fields, data)
+    parsed = fields.model_validate(data)
+    ignored |= parsed.ignored
+    if ignored and frontends[0].settings.strict:
+        name, reason = next(iter(ignored.items()))
+        raise ApiError(400, f"{name}: {reason}; leave it out", param=name, code="unknown_parameter")
+    return parsed, warnings_of(ignored)
+
+
+def read_json(body: bytes) -> Any:
     try:
-        data = json.loads(body)
+        return json.loads(body)
     except UnicodeDecodeError:
         raise ApiError(400, "the body is not UTF-8") from None
     except RecursionError:
@@ -61,7 +81,6 @@ def parse(fields: type[F], body: bytes) -> F:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     except ValueError as error:  # an integer of thousands of digits
         raise ApiError(400, f"the body has a number that cannot be read: {error}") from None
-    return fields.model_validate(data)
 
 
 def compile(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -76,10 +95,10 @@ def tokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     frontend = frontend_of(frontends, fields.model)
     context = task["contexts"][frontend.name]
     if fields.messages is not None:
-        frontend.check_size(characters(fields.messages) + characters(fields.tools), context)
+        frontend.check_size(characters(fields.messages) + characters(fields.tools), context, "messages")
         tokens = frontend.tokenizer.chat(fields.messages, tools=fields.tools)
     else:
-        frontend.check_size(len(fields.prompt or ""), context)
+        frontend.check_size(len(fields.prompt or ""), context, "prompt")
         tokens = frontend.tokenizer.encode(fields.prompt or "", bos=fields.add_special_tokens)
     answer = {"tokens": tokens, "count": len(tokens), "max_model_len": context}
     return b"{}", json.dumps(answer).encode()
@@ -93,23 +112,26 @@ def detokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 
 def chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
-    fields = parse(ChatFields, body)
+    fields, warnings = parse_leniently(ChatFields, body, frontends)
     builder = RequestBuilder(task, fields, frontends)
     constraint = builder.constraint(fields.constraint())
     tools = None if fields.tool_choice == "none" else fields.tools
     return builder.build(
         [builder.chat_tokens(fields.messages, tools=tools, thinking=fields.thinks)],
         n=fields.n,
-        max_tokens=fields.max_completion_tokens or fields.max_tokens,
+        max_tokens=fields.most_tokens,
         stop=fields.stop,
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         constraint=constraint,
         include_usage=fields.stream_options.include_usage,
+        continuous_usage=fields.stream_options.continuous_usage_stats,
+        one_call=fields.parallel_tool_calls is False,
+        warnings=warnings,
     )
 
 
 def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
-    fields = parse(CompletionFields, body)
+    fields, warnings = parse_leniently(CompletionFields, body, frontends)
     builder = RequestBuilder(task, fields, frontends)
     limit, hole = builder.limits.choices, None
     constraint = builder.constraint(fields.constraint())
@@ -136,6 +158,8 @@ def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         constraint=constraint,
         hole=hole,
         include_usage=fields.stream_options.include_usage,
+        continuous_usage=fields.stream_options.continuous_usage_stats,
+        warnings=warnings,
     )
 
 
@@ -148,7 +172,7 @@ def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     tokens = [*builder.text_tokens(fields.input), *builder.text_tokens(fields.instruction or "", bos=False)]
     echo = {"input": fields.input, "span": fields.span}
     hole = {"text": fields.input, "span": fields.span, "instruction": fields.instruction, "level": fields.level}
-    return builder.build([tokens], n=fields.n, max_tokens=fields.max_tokens, hole=hole, echo=echo)
+    return builder.build([tokens], n=fields.n, max_tokens=fields.max_tokens, hole=hole, include_usage=True, echo=echo)
 
 
 def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:

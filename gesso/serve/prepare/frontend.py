@@ -38,14 +38,15 @@ class ModelFrontend:
         """Return the adapter with this model name, or None for the base model."""
         return None if model is None or model == self.name else model
 
-    def check_size(self, characters: int, context: int) -> None:
-        """Reject a text that cannot fit the context by its length, without tokenizing it."""
+    def check_size(self, characters: int, context: int, field: str) -> None:
+        """Reject the text of a field that cannot fit the context by its length, without tokenizing it."""
         least = characters // self.tokenizer.longest_piece
         if least > context:
             raise ApiError(
                 400,
-                f"context overflow: a prompt of {characters} characters has at least {least} tokens, and the context "
-                f"is {context}; shorten the prompt",
+                f"context overflow: {field} with {characters} characters has at least {least} tokens, and the context "
+                f"is {context}; shorten {field}",
+                param=field,
                 code="context_length_exceeded",
             )
 

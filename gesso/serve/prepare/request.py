@@ -43,8 +43,11 @@ class PreparedRequest:
     adapter: str | None
     stream: bool
     user: str | None
-    include_usage: bool
+    include_usage: bool = False
+    continuous_usage: bool = False  # in every chunk of a stream
     logprobs: bool
+    one_call: bool = False  # drop every tool call but the first
+    warnings: list[str] = field(default_factory=list)
     echo: dict[str, Any] = field(default_factory=dict)  # fields that the endpoint repeats in its answer
     jobs: list[PreparedJob]
     constraint: ConstraintSource | None

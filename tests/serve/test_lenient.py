@@ -1,0 +1,289 @@
+"""Fields that other servers have: accepted silently, ignored with a warning, or rejected."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gesso.serve.errors import ApiError
+from gesso.serve.fields import ChatFields, CompletionFields
+from gesso.serve.leniency import HARMLESS, REJECTED, warning_headers, warnings_of, without_unsupported
+from gesso.serve.prepare.endpoints import run
+from gesso.serve.prepare.frontend import ModelFrontend
+from gesso.serve.prepare.request import PreparedRequest
+from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from tests.serving import server_fixture
+
+QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+WEATHER = {"type": "function", "function": {"name": "weather"}}
+CONTEXT = 200
+
+SILENT = [
+    dict.fromkeys(sorted(HARMLESS), {"key": "value"}),
+    {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {}, "top_p": 1},
+    {"functions": [], "function_call": "none", "bad_words": [], "ignore_eos": False, "min_tokens": 0, "suffix": ""},
+    {"skip_special_tokens": True, "verbosity": "medium", "modalities": ["text"], "anything": None, "logit_bias": None},
+    {"stream_options": {"include_usage": True, "include_obfuscation": False}},  # without stream
+    {"parallel_tool_calls": False, "tools": [WEATHER]},
+    {"max_tokens": 4, "max_completion_tokens": 8},
+]
+WARNED = {
+    "frequency_penalty": 0.5,
+    "presence_penalty": 1,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1},
+    "ignore_eos": True,
+    "verbosity": "low",
+    "skip_special_tokens": False,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "nonsense": "x",
+}
+
+
+@pytest.fixture(scope="module")
+def frontends(served_model):
+    """The served model as the prepare process has it, lenient and strict."""
+    settings = {"engine": EngineSettings(model=str(served_model)), "name": "tiny", "limits": Limits(request_tokens=180)}
+    return {strict: ModelFrontend(ServerSettings(**settings, strict=strict)) for strict in (False, True)}
+
+
+def prepared(frontends, body, strict=False, endpoint="chat"):
+    """The outcome of preparing a request: a PreparedRequest, or the error of a rejected one."""
+    asked = ({"messages": HELLO} if endpoint == "chat" else {"prompt": "Hello"}) | {"max_tokens": 8} | body
+    task = {"endpoint": endpoint, "contexts": {"tiny": CONTEXT}}
+    head, blob = run(task, json.dumps(asked).encode(), [frontends[strict]])
+    return json.loads(head)["error"] if head.startswith(b'{"error"') else PreparedRequest.decode(head, blob)
+
+
+def options(request):
+    return json.loads(request.jobs[0].payload)["options"]
+
+
+# --- which fields -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", SILENT, ids=lambda body: next(iter(body)))
+def test_fields_that_change_nothing_are_accepted_silently_strict_or_not(frontends, body):
+    for strict in (False, True):
+        assert prepared(frontends, body, strict).warnings == []
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(frontends, name):
+    body = {"metadata": {"key": "value"}, name: WARNED[name], "seed": 1}
+    found = prepared(frontends, body)
+    assert found.warnings == [f"{name} was ignored: this server does not support it"]
+    assert options(found) == options(prepared(frontends, {"seed": 1}))
+    refused = prepared(frontends, body, strict=True)
+    assert (refused["status"], refused["param"], refused["code"]) == (400, name, "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("chat", {"functions": [{"name": "f"}]}),
+        ("chat", {"best_of": 2}),
+        ("chat", {"modalities": ["text", "audio"]}),
+        ("chat", {"guided_json": {"type": "object"}}),
+        ("completions", {"tools": [WEATHER]}),
+        ("completions", {"echo": True}),
+        ("completions", {"response_format": {"type": "json_object"}}),
+        ("completions", {"n": 2, "best_of": 2, "suffix": "x"}),
+        ("chat", {"diffusion": {"nonsense": 1}}),
+        ("chat", {"tool_choice": {"type": "function", "function": {"name": "f"}, "nonsense": 1}}),
+        ("chat", {"response_format": {"type": "json_object", "nonsense": 1}}),
+        ("chat", {"thinking": True, "regex": "a"}),
+        ("chat", {"frequency_penalty": 1, "temperature": "hot"}),
+    ],
+    ids=str,
+)
+def test_fields_whose_loss_would_matter_and_wrong_values_are_rejected(frontends, endpoint, body):
+    assert prepared(frontends, body, endpoint=endpoint)["status"] == 400
+
+
+def test_every_rejected_name_is_unknown_to_some_endpoint_and_rejected_there():
+    for name in REJECTED:
+        unknown_to = [fields for fields in (ChatFields, CompletionFields) if name not in fields.model_fields]
+        assert unknown_to, f"{name} is a field of both endpoints"
+        for fields in unknown_to:
+            assert name in without_unsupported(fields, {name: "x"})[0]
+
+
+def test_an_unknown_stream_option_is_ignored_with_a_warning(frontends):
+    found = prepared(frontends, {"stream": True, "stream_options": {"include_usage": True, "nonsense": 1}})
+    assert found.include_usage and found.warnings == [
+        "stream_options.nonsense was ignored: this server does not support it"
+    ]
+
+
+def test_top_logprobs_without_logprobs_is_a_warning(frontends):
+    found = prepared(frontends, {"top_logprobs": 3})
+    assert not found.logprobs and found.warnings == ["top_logprobs was ignored: it needs logprobs: true"]
+    assert prepared(frontends, {"top_logprobs": 3}, strict=True)["param"] == "top_logprobs"
+    assert prepared(frontends, {"top_logprobs": 3, "logprobs": True}).warnings == []
+
+
+def test_the_smaller_of_max_tokens_and_max_completion_tokens_counts(frontends):
+    for limits in ((4, 8), (8, 4)):
+        body = dict(zip(("max_tokens", "max_completion_tokens"), limits, strict=True))
+        assert prepared(frontends, body).jobs[0].max_new_tokens == 4
+
+
+def test_top_k_top_p_and_min_p_are_diffusion_settings(frontends):
+    given = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
+    for endpoint in ("chat", "completions"):
+        found = options(prepared(frontends, given, endpoint=endpoint))
+        assert {name: found[name] for name in given} == given
+    assert options(prepared(frontends, given | {"diffusion": {"top_k": 7}}))["top_k"] == 7
+    assert options(prepared(frontends, {"top_k": -1}))["top_k"] == 0
+
+
+def test_warnings_are_bounded_ascii_without_control_characters():
+    names = ["Zaehler\n", "\u00e4\ud800\r\nSet-Cookie: a", "x" * 10_000, *(f"field{i}" for i in range(1000))]
+    warnings = warnings_of(dict.fromkeys(names, "reason"))
+    (header,) = warning_headers(warnings).values()
+    assert len(warnings) == 17 and warnings[-1] == "987 more fields were ignored"
+    assert max(map(len, warnings)) < 200 and len(header) <= 1000
+    assert all(text.isascii() and text.isprintable() for text in (*warnings, header))
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "endpoint", "code", "param", "message"),
+    [
+        ({"max_tokens": 300}, "chat", "context_length_exceeded", "messages", "lower max_tokens"),
+        (
+            {"max_tokens": None, "max_completion_tokens": 300},
+            "chat",
+            "context_length_exceeded",
+            "messages",
+            "lower max_completion_tokens",
+        ),
+        ({"max_tokens": 300}, "completions", "context_length_exceeded", "prompt", "shorten prompt"),
+        ({"prompt": "x" * 9000}, "completions", "context_length_exceeded", "prompt", "shorten prompt"),
+        ({"max_tokens": 190}, "completions", "request_too_long", "prompt", "limit of 180"),
+        ({"model": "gpt-5"}, "chat", "model_not_found", "model", "available: tiny"),
+        ({"messages": None}, "chat", "missing_required_parameter", "messages", "messages"),
+        ({"max_tokens": "4"}, "chat", "invalid_type", "max_tokens", "max_tokens"),
+        ({"max_tokens": 0}, "chat", "invalid_value", "max_tokens", "max_tokens"),
+        ({"top_p": 2}, "chat", "invalid_value", "top_p", "from 0 to 1"),
+        ({"messages": []}, "chat", "invalid_value", "messages", "at least one message"),
+    ],
+)
+def test_errors_have_the_codes_of_openai_and_the_names_of_the_client(frontends, body, endpoint, code, param, message):
+    error = prepared(frontends, body, endpoint=endpoint)
+    assert (error["code"], error["param"]) == (code, param)
+    assert message in error["message"] and "max_new_tokens" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "messages[0].role: expected one of user, assistant, got 'secret \\'words'",
+        "there is no model 'secret'; available: tiny",
+        'the pattern "secret" is not supported',
+        "the regular expression cannot be compiled (regex parse error:\n  secret)",
+        "/items is {secret: expected a schema",
+    ],
+)
+def test_the_logged_reason_ends_before_the_values_that_a_message_quotes(message):
+    reason = ApiError(400, message).log_fields["reason"]
+    assert len(reason) > 5 and message.startswith(reason) and "secret" not in reason
+
+
+def test_the_logged_reason_keeps_apostrophes_within_words():
+    assert ApiError(400, "exceeds this server's limit; shorten it").log_fields["reason"].endswith("shorten it")
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+server = server_fixture()
+
+
+def post(server, path, **body):
+    asked = {"messages": HELLO} if path == CHAT else {"prompt": "Hello"}
+    return server.http.post(path, json=asked | {"max_tokens": 16, "seed": 1, "diffusion": QUICK} | body)
+
+
+def log_line(server, response):
+    lines = [line for line in server.log.read_text().splitlines() if response.headers["x-request-id"] in line]
+    return json.loads(lines[-1])
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_warnings_are_in_the_header_the_body_the_log_and_the_first_chunk(server, path):
+    plain, warned = post(server, path), post(server, path, nonsense=1)
+    warnings = ["nonsense was ignored: this server does not support it"]
+    assert "warnings" not in plain.json() and "x-gesso-warnings" not in plain.headers
+    assert warned.json()["warnings"] == warnings == [warned.headers["x-gesso-warnings"]]
+    assert warned.json()["choices"] == plain.json()["choices"]
+    assert log_line(server, warned)["warnings"] == warnings
+    streamed = post(server, path, nonsense=1, stream=True)
+    data = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert [json.loads(chunk).get("warnings") for chunk in data] == [warnings] + [None] * (len(data) - 1)
+    assert streamed.headers["x-gesso-warnings"] == warnings[0]
+
+
+def test_a_rejected_request_logs_its_field_and_reason_and_no_text(server):
+    secret = "xyzzy plugh"
+    refused = post(server, CHAT, messages=[{"role": secret, "content": secret}])
+    line = log_line(server, refused)
+    assert (line["status"], line["param"], line["code"]) == (400, "messages[0].role", "invalid_value")
+    assert line["reason"].startswith("messages[0].role: expected one of")
+    assert secret in refused.json()["error"]["message"] and secret not in server.log.read_text()
+    unknown = server.http.get("/nowhere")
+    assert log_line(server, unknown)["reason"] == "Not Found"
+
+
+def test_continuous_usage_counts_up_to_the_usage_of_the_answer(server):
+    body = {"messages": HELLO, "max_tokens": 32, "seed": 1, "n": 2, "diffusion": QUICK}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    usages = [event["usage"] for event in server.events(CHAT, body | {"stream_options": options})]
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    counts = [[usage[name] for name in names] for usage in usages]
+    assert counts == sorted(counts) and counts[0][1] == 0 < counts[-1][1]
+    assert counts[-1] == counts[-2] and all(prompt + new == total for prompt, new, total in counts)
+
+
+def test_parallel_tool_calls_false_keeps_the_first_call_streamed_or_not(server):
+    """Pins force two calls."""
+    calls = "".join(f'<|tool_call>call:weather{{city:<|"|>{city}<|"|>}}<tool_call|>' for city in ("Rome", "Oslo"))
+    asked = {"prompt": f"{calls}<turn|>", "add_special_tokens": False}
+    tokens = server.http.post("/tokenize", json=asked).json()["tokens"]
+    pins = {str(at): token for at, token in enumerate(tokens)}
+    body = {"tools": [WEATHER], "max_tokens": len(tokens) + 8, "diffusion": QUICK | {"steps": 1, "pins": pins}}
+    for parallel, cities in ((True, ["Rome", "Oslo"]), (False, ["Rome"])):
+        choice = post(server, CHAT, parallel_tool_calls=parallel, **body).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        found = [json.loads(call["function"]["arguments"])["city"] for call in choice["message"]["tool_calls"]]
+        chat = {"messages": HELLO, "seed": 1, "parallel_tool_calls": parallel} | body
+        deltas = [choice["delta"] for event in server.events(CHAT, chat) for choice in event["choices"]]
+        streamed = [json.loads(c["function"]["arguments"])["city"] for d in deltas for c in d.get("tool_calls", [])]
+        assert found == streamed == cities
+
+
+# --- startup ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_that_cannot_be_loaded_ends_the_server_with_the_reason_in_one_line(main, served_model):
+    ended = main("serve", "--port", "0", "--device", "cpu", "--model", str(served_model), "--adapter", "foo=/nope")
+    reasons = [line for line in ended.err.splitlines() if not line.startswith("{")]
+    assert ended.code == 1 and len(reasons) == 1 and "/nope" in reasons[0]
+
+
+def test_an_engine_whose_server_is_gone_ends_without_a_crash():
+    """While a thread waits for stdin, a shutdown of the interpreter would abort it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [sys.executable, "-m", "gesso.serve.worker", json.dumps({"model": "/nope"})]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, text=True) as engine:
+        os.close(writer)
+        reported = engine.stderr.read()  # its stdin stays open
+    assert engine.returncode == 3 and "Fatal Python error" not in reported
