@@ -273,10 +273,12 @@ class Engine:
             running.state = request.guide.walk(running.state, tokens[:end])
         text = self.decode(running.tokens)
         finish: Finish | None = None
-        if stops := [at for at in map(text.find, request.stop) if at >= 0]:
+        stop: str | None = None
+        if stops := [(at, stop) for stop in request.stop if (at := text.find(stop)) >= 0]:
+            length, stop = min(stops)
             finish = "stop"
-            del running.tokens[fewest_with(running.tokens, text, min(stops), request.byte_tokens, self.decode) :]
-            text = text[: min(stops)]
+            del running.tokens[fewest_with(running.tokens, text, length, request.byte_tokens, self.decode) :]
+            text = text[:length]
         elif end is not None:
             finish = "stop"
         elif len(running.tokens) == request.max_new_tokens:
@@ -288,15 +290,15 @@ class Engine:
         kept = tuple(running.tokens[before:])
         self.outbox.append(Commit(running.id, running.canvas.index, kept, added, tuple(likely[: len(kept)])))
         if finish is not None:
-            self._finish(running, finish)
+            self._finish(running, finish, stop)
             return
         # Queue the canvas for encoding into the KV cache, on which the next canvas depends.
         running.pending.append(tuple(tokens))
         running.canvas = self._blank(request, running.process, running.canvas.index + 1, len(running.tokens))
 
-    def _finish(self, running: Running, reason: Finish) -> None:
+    def _finish(self, running: Running, reason: Finish, stop: str | None = None) -> None:
         usage = replace(running.usage, completion_tokens=len(running.tokens))
-        result = Result(running.shown, tuple(running.tokens), reason, usage, running.request.seed)
+        result = Result(running.shown, tuple(running.tokens), reason, usage, running.request.seed, stop=stop)
         self._remove(running, Done(running.id, result))
 
     def _fail(self, running: Job, error: Exception) -> None:

@@ -31,6 +31,7 @@ class Result:
     finish_reason: Finish
     usage: Usage
     seed: int
+    stop: str | None = field(default=None, kw_only=True)  # the stop string that ended the text
 
 
 @dataclass(frozen=True)

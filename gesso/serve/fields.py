@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -46,7 +47,15 @@ Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-Stop = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=1024)]],
+    Field(max_length=16),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
+Temperature = Annotated[
+    float, Field(ge=0, le=2, description="Below 1, draws are greedier. Above 1, it scales t_max and t_min.")
+]
+Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 THINKING_AND_CONSTRAINT = "thinking and a constraint cannot be combined: the constraint covers the whole answer"
 
@@ -65,6 +74,12 @@ class Fields(BaseModel):
             for name, value in data.items()
             if value is not None and not (name not in cls.model_fields and is_off(name, value))
         }
+
+
+class LenientFields(Fields):
+    """Fields of an object whose other fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 def example(body: dict[str, Any]) -> ConfigDict:
@@ -142,9 +157,7 @@ class Common(DrawFields):  # type: ignore[valid-type, misc]
     """Fields of every endpoint that generates text."""
 
     model: str | None = Field(default=None, description="A served model or one of its adapters; see /v1/models.")
-    temperature: Annotated[float, Field(ge=0, le=2)] = Field(
-        default=1.0, description="Below 1, draws are greedier. Above 1, it scales t_max and t_min."
-    )
+    temperature: Temperature = 1.0
     seed: Seed | None = None
     stream: bool = False
     user: str | None = Field(default=None, max_length=512, description="Written to the log.")
@@ -183,10 +196,6 @@ class Choices(Common, Constraint):
     stop: Stop = []
     stream_options: StreamOptions = Field(default=StreamOptions(), description="Without stream, it has no effect.")
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _as_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
 
 
 class SchemaFields(Fields):

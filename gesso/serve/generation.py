@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.jobs import Job, JobEvent
-from gesso.serve.protocol import Ended, Failed, Logprobs
+from gesso.serve.protocol import Ended, Failed, Logprobs, Settled
 from gesso.serve.settings import Limits
 from gesso.serve.supervisor import Supervisor
 
@@ -42,6 +43,20 @@ class Generation:
             raise ApiError(504, message, code="timeout") from None
         finally:
             self.cancel()
+
+    async def deltas(self, answer: AnswerDeltas) -> AsyncGenerator[Delta]:
+        """Yield the parts of the only answer of this request, as they settle."""
+        async with aclosing(self.events()) as events:
+            async for job, event in events:
+                delta = Delta()
+                match event:
+                    case Settled(tokens=tokens):
+                        delta = answer.settle(tokens)
+                    case Ended():
+                        delta = answer.end(event)
+                if delta:
+                    self.note_text(job)
+                    yield delta
 
     def cancel(self) -> None:
         """Drop the jobs that have not ended. A second call does nothing."""

@@ -128,6 +128,7 @@ class Ended:
     finish_reason: str
     seed: int
     usage: dict[str, int]
+    stop: str | None = None  # the stop string that ended the text
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ class Supervisor:
         """Queue the jobs of one HTTP request, all or none."""
         if self.state == "broken":
             raise ApiError(503, f"the model cannot be loaded: {self.failure}")
+        if not jobs:
+            return  # a request that only starts the engine
         if len(self.waiting) + len(jobs) > self.limits.queue:
             raise self._queue_full(f"{len(self.waiting)} requests are already waiting")
         own = sum(job.client == jobs[0].client for job in self.waiting)

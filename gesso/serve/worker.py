@@ -219,7 +219,7 @@ class Worker:
     def complete(self, job: Job, result: Result) -> None:
         text = result.replacement if isinstance(result, EditResult) else result.text
         usage, tokens = asdict(result.usage), list(result.tokens)
-        self.send(Ended(job.asked.id, text, tokens, result.finish_reason, result.seed, usage))
+        self.send(Ended(job.asked.id, text, tokens, result.finish_reason, result.seed, usage, result.stop))
         self.forget(job.asked.id)
 
     def fail(self, job: Job, error: Exception) -> None:

@@ -328,7 +328,7 @@ def test_a_text_ends_before_its_first_stop_string(engine, tiny):
     answer = result(engine, request(stop=("never to be found", stop, whole.text[27:29])))
     cut = min(whole.text.find(stop), whole.text.find(whole.text[27:29]))
     assert answer.text == whole.text[:cut]
-    assert answer.finish_reason == "stop"
+    assert answer.finish_reason == "stop" and whole.text.startswith(answer.stop, cut) and whole.stop is None
     assert tiny.decode(answer.tokens).startswith(answer.text)
 
 

@@ -8,7 +8,7 @@ import pytest
 from gesso.chat.answer import Answer, parse
 from gesso.engine.engine import Engine
 from gesso.engine.final_text import fewest_with, most_within
-from gesso.serve.openai.deltas import AnswerDeltas
+from gesso.serve.deltas import AnswerDeltas
 from tests.diffusion.test_settle import drafts, letters, request, run
 
 

@@ -1,4 +1,4 @@
-"""The HTTP endpoints: OpenAI's API and a few endpoints of our own.
+"""The HTTP endpoints: those of OpenAI's, Anthropic's and Ollama's APIs, and a few of our own.
 
 Handlers forward bodies as bytes. No work whose cost grows with the size of a request runs on the event loop.
 """
@@ -18,6 +18,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 import gesso
+from gesso.serve import anthropic, ollama
+from gesso.serve.anthropic import MessagesFields
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     ChatFields,
@@ -33,11 +35,12 @@ from gesso.serve.http import error_handlers
 from gesso.serve.http.disconnect import ClientDisconnected, cancel_on_disconnect
 from gesso.serve.http.middleware import RequestGuard, add_to_log
 from gesso.serve.http.openapi import document, install_schemas
-from gesso.serve.http.sse import EventStream
+from gesso.serve.http.sse import EVENTS, LINES, EventStream
 from gesso.serve.http.studio_routes import add_studio
 from gesso.serve.leniency import warning_headers
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
+from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields
 from gesso.serve.openai import chat, completions, edits, responses
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
@@ -72,7 +75,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_headers=["authorization", "x-api-key", "anthropic-version", "content-type", "x-request-id"],
         )
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
     app.add_middleware(RequestGuard, settings=settings, metrics=metrics, paths=paths)
@@ -84,12 +87,17 @@ def _post(app: FastAPI, path: str, tag: str, fields: type[Fields]) -> Callable[[
 
 
 def _add_text_endpoints(app: FastAPI, models: Models) -> None:
-    async def generate(endpoint: ModuleType, request: Request) -> Response:
-        """Generate the answer to a request. The module of the endpoint formats it."""
-        name = endpoint.__name__.rpartition(".")[2]
+    async def generate(
+        endpoint: ModuleType, request: Request, task: str | None = None, media_type: str = EVENTS
+    ) -> Response:
+        """Generate the answer to a request. The module of the endpoint formats it.
+
+        The task that prepares the request has the name of the module, unless it is given.
+        """
         try:
             body = await _json_body(request)
-            preparing = models.prepare_jobs(name, body, request.state.client)
+            task = task or endpoint.__name__.rpartition(".")[2]
+            preparing = models.prepare_jobs(task, body, request.state.client)
             model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
             await models.wake(model)
             generation = Generation(model.supervisor, model.settings.limits, jobs)
@@ -103,7 +111,7 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
                     generation.cancel()
                     add_to_log(request.state, **_usage_fields(generation))
 
-                return EventStream(endpoint.stream(model, prepared, generation), finish, headers)
+                return EventStream(endpoint.stream(model, prepared, generation), finish, media_type, headers)
             await cancel_on_disconnect(request.receive, generation.run())
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
@@ -134,6 +142,21 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
     async def text_responses(request: Request) -> Response:
         """Answer a text or messages, in the form of OpenAI's Responses API."""
         return await generate(responses, request)
+
+    @_post(app, "/v1/messages", "text", MessagesFields)
+    async def messages(request: Request) -> Response:
+        """Answer a conversation, in the form of Anthropic's Messages API."""
+        return await generate(anthropic, request)
+
+    @_post(app, "/api/chat", "text", OllamaChatFields)
+    async def ollama_chat(request: Request) -> Response:
+        """Answer a conversation, in the form of Ollama's API. Without messages, start the model's engine."""
+        return await generate(ollama, request, "ollama_chat", LINES)
+
+    @_post(app, "/api/generate", "text", OllamaGenerateFields)
+    async def ollama_generate(request: Request) -> Response:
+        """Answer or continue a text, or fill the hole before `suffix`, in the form of Ollama's API."""
+        return await generate(ollama, request, "ollama_generate", LINES)
 
 
 async def _json_body(request: Request) -> bytes:
@@ -175,6 +198,16 @@ def _add_token_endpoints(app: FastAPI, models: Models) -> None:
         """Return the text of tokens."""
         return await convert("detokenize", request)
 
+    @_post(app, "/v1/messages/count_tokens", "tokens", MessagesFields)
+    async def count_tokens(request: Request) -> Response:
+        """Count the tokens of a conversation, in the form of Anthropic's API."""
+        return await convert("count_tokens", request)
+
+    @_post(app, "/api/show", "models", ShowFields)
+    async def show(request: Request) -> Response:
+        """Describe one model, in the form of Ollama's API."""
+        return await convert("show", request)
+
 
 def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> None:
     supervisor = models.main.supervisor
@@ -189,6 +222,16 @@ def _add_operation_endpoints(app: FastAPI, models: Models, metrics: Metrics) -> 
     async def model(model: str) -> dict[str, Any]:
         """Describe one model."""
         return describe(model)
+
+    @app.get("/api/tags", tags=["models"])
+    async def tags() -> dict[str, Any]:
+        """List the models, in the form of Ollama's API."""
+        return {"models": [ollama.list_entry(name, started) for name in models.names]}
+
+    @app.get("/api/version", tags=["operation"])
+    async def version() -> dict[str, str]:
+        """Return the version of Ollama whose API this server follows."""
+        return {"version": ollama.VERSION}
 
     def describe(name: str) -> dict[str, Any]:
         served = models.of(name)

@@ -1,24 +1,33 @@
 """Turn exceptions into HTTP responses."""
 
 import json
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gesso.errors import InputError
+from gesso.serve import anthropic, ollama
 from gesso.serve.errors import ApiError, from_input
 
 
-def respond(error: ApiError) -> Response:
+def body(error: ApiError, path: str) -> dict[str, Any]:
+    """Return an error in the form of the API that the path belongs to."""
+    if path.startswith("/v1/messages"):
+        return anthropic.error_body(error)
+    return ollama.error_body(error) if path.startswith("/api/") else error.body
+
+
+def respond(error: ApiError, path: str) -> Response:
     # ASCII only: a message may quote half a surrogate pair, which JSON can express and UTF-8 cannot.
-    return Response(json.dumps(error.body), error.status, error.headers, "application/json")
+    return Response(json.dumps(body(error, path)), error.status, error.headers, "application/json")
 
 
 async def handle(request: Request, error: Exception) -> Response:
     answer = _api_error(error)
     request.state.log.update(answer.log_fields)
-    return respond(answer)
+    return respond(answer, request.url.path)
 
 
 def _api_error(error: Exception) -> ApiError:

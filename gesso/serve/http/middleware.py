@@ -66,7 +66,7 @@ class RequestGuard:
                 body.release()
         except ApiError as error:
             log.update(error.log_fields)
-            await respond(error)(scope, receive, answer)
+            await respond(error, scope["path"])(scope, receive, answer)
         except TimeoutError:  # of a send: the client has stopped reading, and returning closes the connection
             status = 499
         except Exception:
@@ -93,10 +93,11 @@ class RequestGuard:
         preflight = scope["method"] == "OPTIONS" and self.settings.cors_origins
         if not self.keys or scope["path"] in OPEN_PATHS or scope["path"].startswith(PREFIX) or preflight:
             return address
-        raw = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        holder = self.keys.holder(raw)
+        sent = dict(scope["headers"])
+        holder = self.keys.holder(sent.get(b"authorization") or b"Bearer " + sent.get(b"x-api-key", b""))
         if holder is None:
-            raise ApiError(401, "send a valid API key: Authorization: Bearer KEY", code="invalid_api_key")
+            message = "send a valid API key: Authorization: Bearer KEY, or x-api-key: KEY"
+            raise ApiError(401, message, code="invalid_api_key")
         return holder
 
 

@@ -11,6 +11,7 @@ from gesso.serve.errors import ApiError
 from gesso.serve.http.disconnect import ClientDisconnected, cancel_on_disconnect
 
 DONE = b"data: [DONE]\n\n"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"  # media types of streams
 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
@@ -19,11 +20,11 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes], at_end: Callable[[], None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes], at_end: Callable[[], None], media_type: str, headers: Mapping[str, str]
+    ) -> None:
         """Send `events`. `at_end` is called once, even if the response ends before the first event."""
-        self.events, self.at_end = events, at_end
+        self.events, self.at_end, self.media_type = events, at_end, media_type
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
 

@@ -17,7 +17,7 @@ def add_studio(app: FastAPI) -> None:
             raise ApiError(404, f"the studio has no file {name[:100]!r}", code="not_found")
         return Response(contents[name], media_type=content_type(name), headers=HEADERS)
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)  # Ollama's command line sends HEAD
     async def page() -> Response:
         return send("index.html")
 

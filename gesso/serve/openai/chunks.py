@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.drafts import DraftEvents
 from gesso.serve.generation import Generation
 from gesso.serve.http.sse import DONE, event
 from gesso.serve.jobs import Job
-from gesso.serve.openai.deltas import AnswerDeltas, Delta
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.protocol import Drafted, Ended, Settled
 

@@ -3,11 +3,11 @@
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.generation import Generation
 from gesso.serve.jobs import Job
 from gesso.serve.models import ServedModel
 from gesso.serve.openai.chunks import head, stream_chunks
-from gesso.serve.openai.deltas import AnswerDeltas, Delta
 from gesso.serve.openai.logprobs import completion_logprobs
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.protocol import Ended

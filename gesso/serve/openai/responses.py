@@ -7,12 +7,11 @@ from contextlib import aclosing
 from typing import Any
 
 from gesso.chat.answer import Answer
+from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.generation import Generation
 from gesso.serve.http.sse import event
 from gesso.serve.models import ServedModel
-from gesso.serve.openai.deltas import AnswerDeltas, Delta
 from gesso.serve.prepare.request import PreparedRequest
-from gesso.serve.protocol import Ended, Settled
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
@@ -34,16 +33,9 @@ async def stream(model: ServedModel, request: PreparedRequest, generation: Gener
     yield numbered("response.in_progress", response=response)
     yield numbered("response.output_item.added", output_index=0, item=_message(message_id, None))
     yield numbered("response.content_part.added", **part, part=_text_part(""))
-    async with aclosing(generation.events()) as events:
-        async for job, happened in events:
-            delta = Delta()
-            match happened:
-                case Settled(tokens=tokens):
-                    delta = answer.settle(tokens)
-                case Ended():
-                    delta = answer.end(happened)
+    async with aclosing(generation.deltas(answer)) as deltas:
+        async for delta in deltas:
             if delta.text:
-                generation.note_text(job)
                 yield numbered("response.output_text.delta", **part, delta=delta.text, logprobs=[])
     text = answer.sent.text
     finished = _finished(response, answer.sent, generation, message_id)

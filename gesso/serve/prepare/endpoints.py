@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from gesso.errors import InputError
 from gesso.infill.span import check_span
+from gesso.serve.anthropic import MessagesFields
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
     THINKING_AND_CONSTRAINT,
@@ -22,6 +23,7 @@ from gesso.serve.fields import (
     thinks,
 )
 from gesso.serve.leniency import warnings_of, without_unsupported
+from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
 from gesso.serve.prepare.builder import RequestBuilder
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 
@@ -113,11 +115,20 @@ def detokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields, warnings = parse_leniently(ChatFields, body, frontends)
+    return _chat(task, fields, frontends, warnings)
+
+
+def _chat(
+    task: Task,
+    fields: ChatFields,
+    frontends: Frontends,
+    warnings: Sequence[str] = (),
+    echo: dict[str, Any] | None = None,
+) -> Outcome:
     builder = RequestBuilder(task, fields, frontends)
     constraint = builder.constraint(fields.constraint())
-    tools = None if fields.tool_choice == "none" else fields.tools
     return builder.build(
-        [builder.chat_tokens(fields.messages, tools=tools, thinking=fields.thinks)],
+        [_chat_tokens(builder, fields)],
         n=fields.n,
         max_tokens=fields.most_tokens,
         stop=fields.stop,
@@ -127,11 +138,27 @@ def chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         continuous_usage=fields.stream_options.continuous_usage_stats,
         one_call=fields.parallel_tool_calls is False,
         warnings=warnings,
+        echo=echo,
     )
+
+
+def _chat_tokens(builder: RequestBuilder, fields: ChatFields) -> list[int]:
+    tools = None if fields.tool_choice == "none" else fields.tools
+    return builder.chat_tokens(fields.messages, tools=tools, thinking=fields.thinks)
 
 
 def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields, warnings = parse_leniently(CompletionFields, body, frontends)
+    return _completions(task, fields, frontends, warnings)
+
+
+def _completions(
+    task: Task,
+    fields: CompletionFields,
+    frontends: Frontends,
+    warnings: Sequence[str] = (),
+    echo: dict[str, Any] | None = None,
+) -> Outcome:
     builder = RequestBuilder(task, fields, frontends)
     limit, hole = builder.limits.choices, None
     constraint = builder.constraint(fields.constraint())
@@ -160,6 +187,7 @@ def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         include_usage=fields.stream_options.include_usage,
         continuous_usage=fields.stream_options.continuous_usage_stats,
         warnings=warnings,
+        echo=echo,
     )
 
 
@@ -178,9 +206,7 @@ def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(ResponseFields, body)
     builder = RequestBuilder(task, fields, frontends)
-    if fields.diffusion.drafts:
-        message = "diffusion.drafts: only chat, completions and edits stream drafts"
-        raise ApiError(400, message, param="diffusion.drafts")
+    _reject_drafts(fields)
     schema, thinking = fields.text.format.requested_schema, thinks(fields.reasoning.effort)
     if schema is not None and thinking:
         raise InputError(THINKING_AND_CONSTRAINT)
@@ -216,6 +242,63 @@ def _messages(fields: ResponseFields) -> list[dict[str, Any]]:
     return messages
 
 
+def anthropic(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(MessagesFields, body)
+    _reject_drafts(fields)
+    return _chat(task, fields.to_chat(), frontends)
+
+
+def count_tokens(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    fields = parse(MessagesFields, body).to_chat()
+    tokens = _chat_tokens(RequestBuilder(task, fields, frontends), fields)
+    return b"{}", json.dumps({"input_tokens": len(tokens)}).encode()
+
+
+def ollama_chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    return _ollama(task, parse(OllamaChatFields, body), frontends)
+
+
+def ollama_generate(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    return _ollama(task, parse(OllamaGenerateFields, body), frontends)
+
+
+def _ollama(task: Task, fields: OllamaChatFields | OllamaGenerateFields, frontends: Frontends) -> Outcome:
+    translated = fields.translated()
+    echo = {"message": isinstance(fields, OllamaChatFields), "template": isinstance(translated, ChatFields)}
+    if translated is None:
+        common = Common(model=fields.model, stream=fields.stream)
+        return RequestBuilder(task, common, frontends).build([], echo=echo)
+    _reject_drafts(translated)
+    if isinstance(translated, ChatFields):
+        return _chat(task, translated, frontends, echo=echo)
+    return _completions(task, translated, frontends, echo=echo)
+
+
+def show(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    frontend = frontend_of(frontends, parse(ShowFields, body).model)
+    return b"{}", json.dumps(description(task["contexts"][frontend.name])).encode()
+
+
+def _reject_drafts(fields: Common) -> None:
+    if fields.diffusion.drafts:
+        message = "diffusion.drafts: only chat, completions and edits of OpenAI's API stream drafts"
+        raise ApiError(400, message, param="diffusion.drafts")
+
+
 TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
-    function.__name__: function for function in (chat, completions, edits, responses, tokenize, detokenize, compile)
+    function.__name__: function
+    for function in (
+        chat,
+        completions,
+        edits,
+        responses,
+        anthropic,
+        count_tokens,
+        ollama_chat,
+        ollama_generate,
+        show,
+        tokenize,
+        detokenize,
+        compile,
+    )
 }

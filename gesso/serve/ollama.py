@@ -1,0 +1,240 @@
+"""Ollama's API: its fields as those of a chat or a completion, its answers, its streams and its errors."""
+
+import hashlib
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from gesso.serve.deltas import AnswerDeltas, Delta
+from gesso.serve.errors import ApiError
+from gesso.serve.fields import (
+    ChatFields,
+    CompletionFields,
+    DiffusionFields,
+    Fields,
+    Ignored,
+    LenientFields,
+    Objects,
+    Stop,
+    Temperature,
+    example,
+)
+from gesso.serve.generation import Generation
+from gesso.serve.models import ServedModel
+from gesso.serve.prepare.request import PreparedRequest
+
+VERSION = "0.12.0"  # of Ollama: clients check that a server is recent enough for the features they use
+FAMILY = "diffusion_gemma"
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def _reject_images(images: list[Any]) -> list[Any]:
+    if images:
+        raise ValueError("input is text; remove the images")
+    return images
+
+
+Images = Annotated[list[Any], AfterValidator(_reject_images)]
+ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
+
+
+class OptionFields(LenientFields):
+    """Options of the generation. Others that Ollama has, such as top_p, are ignored."""
+
+    num_predict: int | None = Field(default=None, description="Most tokens of the answer. Below 1: no limit.")
+    seed: Annotated[int, Field(lt=2**64)] | None = Field(default=None, description="Below 0: a random seed.")
+    temperature: Temperature = 1.0
+    stop: Stop = []
+    diffusion: DiffusionFields = DiffusionFields()
+
+
+class OllamaFields(Fields):
+    model: ModelName | None = None
+    stream: bool = True
+    format: Literal["", "json"] | dict[str, Any] = Field(default="", description='"json", or a JSON schema.')
+    options: OptionFields = OptionFields()
+    think: bool | Literal["low", "medium", "high"] = False
+    keep_alive: Ignored = None
+
+    def common(self) -> dict[str, Any]:
+        """Return the fields that chats and completions share."""
+        options = self.options
+        return {
+            "model": self.model,
+            "stream": self.stream,
+            "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
+            "seed": options.seed if (options.seed or 0) >= 0 else None,
+            "temperature": options.temperature,
+            "stop": options.stop,
+            "diffusion": options.diffusion,
+        }
+
+    def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ChatFields:
+        kind: dict[str, Any] = {"type": "json_object" if self.format else "text"}
+        if isinstance(self.format, dict):
+            kind = {"type": "json_schema", "json_schema": {"schema": self.format}}
+        asked = {"messages": messages, "tools": tools, "response_format": kind, "thinking": bool(self.think)}
+        return ChatFields.model_validate({**self.common(), **asked})
+
+
+class OllamaMessage(LenientFields):
+    role: str
+    content: str = ""
+    images: Images = []
+    tool_calls: Objects = []
+    tool_name: str | None = None
+    name: str | None = Field(default=None, description="An older form of tool_name.")
+
+    def chat_message(self) -> dict[str, Any]:
+        found = {"role": self.role, "content": self.content, "tool_calls": self.tool_calls}
+        return found | {"name": self.tool_name or self.name}
+
+
+class OllamaChatFields(OllamaFields):
+    model_config = example({"messages": [{"role": "user", "content": "Who are you?"}], "options": {"num_predict": 64}})
+
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = []
+    tools: Objects = []
+
+    def translated(self) -> ChatFields | None:
+        """Return the request as a chat, or None if it only loads the model."""
+        messages = [message.chat_message() for message in self.messages]
+        return self.chat(messages, self.tools) if messages else None
+
+
+class OllamaGenerateFields(OllamaFields):
+    model_config = example({"prompt": "Who are you?", "options": {"num_predict": 64}})
+
+    prompt: str = ""
+    suffix: str = Field(default="", description="Text after the missing text: the prompt is the text before it.")
+    system: str = ""
+    raw: bool = Field(default=False, description="Continue the prompt as it is, without the chat template.")
+    images: Images = []
+    template: Literal[""] = ""
+    context: Ignored = None
+
+    @model_validator(mode="after")
+    def _check_plain(self) -> Self:
+        plain = "raw" if self.raw else "suffix"
+        given = [name for name in ("system", "format", "think") if getattr(self, name)]
+        if (self.raw or self.suffix) and given:
+            raise ValueError(f"{given[0]} is not supported together with {plain}")
+        return self
+
+    def translated(self) -> ChatFields | CompletionFields | None:
+        """Return the request as a chat or a completion, or None if it only loads the model."""
+        if self.raw or self.suffix:
+            return CompletionFields.model_validate({**self.common(), "prompt": self.prompt, "suffix": self.suffix})
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return self.chat([*system, {"role": "user", "content": self.prompt}], []) if self.prompt else None
+
+
+class ShowFields(LenientFields):
+    model_config = example({"model": "gesso"})
+
+    model: ModelName | None = None
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+DETAILS = {
+    "parent_model": "",
+    "format": "safetensors",
+    "family": FAMILY,
+    "families": [FAMILY],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+
+
+def list_entry(name: str, since: float) -> dict[str, Any]:
+    """Return the entry of a model in /api/tags."""
+    tagged = name if ":" in name else f"{name}:latest"
+    digest = hashlib.sha256(name.encode()).hexdigest()  # clients show its first digits
+    entry = {"name": tagged, "model": tagged, "modified_at": _written(since), "size": 0, "digest": digest}
+    return entry | {"details": DETAILS}
+
+
+def description(context: int) -> dict[str, Any]:
+    """Return the answer of /api/show for a model with this context."""
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": DETAILS,
+        "model_info": {"general.architecture": FAMILY, f"{FAMILY}.context_length": context},
+        "capabilities": ["completion", "insert", "tools", "thinking"],
+    }
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
+    whole = Delta()
+    if generation.jobs:
+        read = AnswerDeltas(model.tokenizer, chat=request.echo["template"]).answer(generation.ended[0])
+        whole = Delta(read.text, read.thinking, read.tool_calls)
+    return {**_part(request, whole), **_end(generation)}
+
+
+async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
+    answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"])
+    try:
+        async with aclosing(generation.deltas(answer)) as deltas:
+            async for delta in deltas:
+                yield _line({**_part(request, delta), "done": False})
+        yield _line({**_part(request, Delta()), **_end(generation)})
+    except ApiError as error:
+        yield _line(error_body(error))
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+def _part(request: PreparedRequest, delta: Delta) -> dict[str, Any]:
+    """Return a part of an answer, or a whole one: a message of /api/chat, or a text of /api/generate."""
+    head = {"model": request.model, "created_at": _written(time.time())}
+    thinking = {"thinking": delta.thinking} if delta.thinking else {}
+    if not request.echo["message"]:
+        return {**head, "response": delta.text, **thinking}
+    message: dict[str, Any] = {"role": "assistant", "content": delta.text, **thinking}
+    if delta.calls:
+        calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in delta.calls]
+        message["tool_calls"] = calls
+    return {**head, "message": message}
+
+
+def _end(generation: Generation) -> dict[str, Any]:
+    """Return the fields of the last part. Prompt and answer have one duration: a batch's passes run both."""
+    if not generation.jobs:
+        return {"done": True, "done_reason": "load"}
+    ended, usage = generation.ended[0], generation.usage()
+    nanoseconds = int(1e9 * (time.monotonic() - generation.jobs[0].created_at))
+    return {
+        "done": True,
+        "done_reason": ended.finish_reason,
+        "total_duration": nanoseconds,
+        "load_duration": 0,
+        "prompt_eval_count": usage["prompt_tokens"],
+        "prompt_eval_duration": 0,
+        "eval_count": usage["completion_tokens"],
+        "eval_duration": nanoseconds,
+        "seed": ended.seed,
+    }
+
+
+def _written(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

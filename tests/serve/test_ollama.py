@@ -1,0 +1,191 @@
+"""Ollama's API: a live server, and the same texts as those of the other APIs."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from gesso.serve import ollama
+from gesso.serve.errors import ApiError
+from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields
+from tests.serving import server_fixture
+
+QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+server = server_fixture()
+
+
+def options(**changes):
+    return {"seed": 1, "num_predict": 12, "diffusion": QUICK} | changes
+
+
+def ask(server, path, **fields):
+    response = server.http.post(path, json={"options": options(), "stream": False} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def lines(server, path, **fields):
+    response = server.http.post(path, json={"options": options()} | fields)
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_same_prompt_and_seed_give_the_same_text_in_every_dialect(server):
+    def openai(path, **fields):
+        return server.http.post(path, json={"seed": 1, "diffusion": QUICK} | fields).json()
+
+    texts = {
+        openai("/v1/chat/completions", messages=HELLO, max_tokens=12)["choices"][0]["message"]["content"],
+        openai("/v1/responses", input="Hello", max_output_tokens=12)["output"][0]["content"][0]["text"],
+        openai("/v1/messages", messages=HELLO, max_tokens=12)["content"][0]["text"],
+        ask(server, "/api/chat", messages=HELLO)["message"]["content"],
+        ask(server, "/api/generate", prompt="Hello")["response"],
+    }
+    assert len(texts) == 1 and texts != {""}
+    plain = openai("/v1/completions", prompt="Once", max_tokens=12)["choices"][0]["text"]
+    assert ask(server, "/api/generate", prompt="Once", raw=True)["response"] == plain
+    hole = {"prompt": "abc ", "suffix": " xyz"}
+    filled = openai("/v1/completions", **hole, max_tokens=4)["choices"][0]["text"]
+    assert ask(server, "/api/generate", **hole, options=options(num_predict=4))["response"] == filled
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
+def test_answers_are_streamed_as_lines_unless_stream_is_false(server, path, field):
+    asked = {"messages": HELLO} if field == "message" else {"prompt": "Hello"}
+    *parts, last = lines(server, path, **asked)
+    plain = ask(server, path, **asked)
+    found = [part[field]["content"] if field == "message" else part[field] for part in (*parts, last)]
+    assert "".join(found) == (plain[field]["content"] if field == "message" else plain[field]) != ""
+    assert [part["done"] for part in parts] == [False] * len(parts)
+    for each in (last, plain):
+        assert each["done"] and each["done_reason"] == "length" and each["seed"] == 1
+        assert each["eval_count"] == 12 and each["prompt_eval_count"] > 0
+        assert each["total_duration"] == each["eval_duration"] > 1e6
+
+
+def test_thinking_and_calls_are_parts_of_the_message(server):
+    """The tiny model neither thinks nor calls tools by itself, so pins force the answer."""
+    text = '<|channel>thought hm<channel|>Yes<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><turn|>'
+    tokens = server.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    pins = {str(at): token for at, token in enumerate(tokens)}
+    forced = options(num_predict=len(tokens) + 8, diffusion=QUICK | {"pins": pins})
+    asked = {"messages": HELLO, "tools": [WEATHER], "think": True, "options": forced}
+    message = ask(server, "/api/chat", **asked)["message"]
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    assert message == {"role": "assistant", "content": "Yes", "thinking": "hm", "tool_calls": [call]}
+    streamed = [part["message"] for part in lines(server, "/api/chat", **asked)]
+    assert "".join(part.get("thinking", "") for part in streamed) == "hm"
+    assert [call for part in streamed for call in part.get("tool_calls", ())] == [call]
+
+
+def test_format_is_a_constraint(server):
+    schema = {"enum": ["yes", "no"]}
+    assert json.loads(ask(server, "/api/chat", messages=HELLO, format=schema)["message"]["content"]) in ("yes", "no")
+    assert json.loads(ask(server, "/api/generate", prompt="Hello", format=schema)["response"]) in ("yes", "no")
+
+
+def test_a_request_without_a_prompt_loads_the_model(server):
+    for path in ("/api/chat", "/api/generate"):
+        assert ask(server, path, model="tiny")["done_reason"] == "load"
+        assert lines(server, path)[-1]["done_reason"] == "load"
+
+
+def test_models_are_found_with_and_without_latest(server):
+    (entry,) = server.http.get("/api/tags").json()["models"]
+    assert entry["name"] == entry["model"] == "tiny:latest"
+    for name in ("tiny", "tiny:latest"):
+        assert ask(server, "/api/chat", model=name)["model"] == "tiny"
+        shown = server.http.post("/api/show", json={"model": name}).json()
+        assert shown["model_info"]["diffusion_gemma.context_length"] == 8192 and "tools" in shown["capabilities"]
+    assert server.http.get("/api/version").json() == {"version": ollama.VERSION}
+    assert server.http.head("/").status_code == 200  # how Ollama's command line looks for a server
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+ERRORS = [
+    ("/api/chat", {"model": "llama"}, 404, "there is no model 'llama'"),
+    ("/api/show", {"model": "llama"}, 404, "there is no model 'llama'"),
+    ("/api/pull", {"model": "llama"}, 404, "Not Found"),
+    ("/api/chat", {"messages": HELLO, "nonsense": 1}, 400, "nonsense is not a supported field"),
+    ("/api/chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, 400, "messages.0.images"),
+    ("/api/chat", {"messages": HELLO, "options": {"temperature": 9}}, 400, "options.temperature"),
+    ("/api/chat", {"messages": HELLO, "options": {"diffusion": {"drafts": True}}}, 400, "drafts"),
+    ("/api/generate", {"prompt": "a", "images": ["aGk="]}, 400, "images"),
+    ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, 400, "system is not supported together with raw"),
+    ("/api/generate", {"prompt": "a", "suffix": "b", "format": "json"}, 400, "together with suffix"),
+    ("/api/generate", {"prompt": "a", "template": "b"}, 400, "template"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "message"), ERRORS)
+def test_errors_have_ollamas_form(server, path, body, status, message):
+    response = server.http.post(path, json=body)
+    assert response.status_code == status
+    assert list(response.json()) == ["error"] and message in response.json()["error"]
+
+
+def test_a_client_that_leaves_a_stream_frees_its_place(server):
+    endless = {"stopping": "fixed", "steps": 1000, "pins": {"3999": 140}}  # no text ends before its last pin
+    body = {"prompt": "Hello", "options": {"num_predict": 4000, "diffusion": endless}}
+    with server.http.stream("POST", "/api/generate", json=body):
+        server.wait_metric("gesso_requests_running", 1, seconds=60)
+    server.wait_metric("gesso_requests_running", 0, seconds=60)
+
+
+def test_an_error_in_a_stream_is_its_last_line():
+    async def deltas(answer):
+        raise ApiError(504, "too late")
+        yield
+
+    async def read():
+        request = SimpleNamespace(model="tiny", echo={"message": True, "template": True})
+        return [
+            line
+            async for line in ollama.stream(SimpleNamespace(tokenizer=None), request, SimpleNamespace(deltas=deltas))
+        ]
+
+    assert asyncio.run(read()) == [b'{"error":"too late"}\n']
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def chat_of(**fields):
+    return OllamaChatFields.model_validate({"messages": HELLO} | fields).translated()
+
+
+def test_options_become_fields_of_a_chat_and_others_are_ignored():
+    found = chat_of(options={"num_predict": 5, "seed": 3, "temperature": 0.5, "stop": "x", "top_p": 0.9, "num_ctx": 9})
+    assert (found.max_tokens, found.seed, found.temperature, found.stop, found.stream) == (5, 3, 0.5, ["x"], True)
+    assert chat_of(options={"num_predict": -1, "seed": -1}) == chat_of(keep_alive="5m", format="", think=False)
+
+
+def test_think_and_format_become_those_of_a_chat():
+    assert [chat_of(think=value).thinks for value in (True, "high", False, None)] == [True, True, False, False]
+    assert chat_of(format="json").constraint() == {"json_schema": {"type": "object"}}
+    assert chat_of(format={"type": "integer"}).constraint() == {"json_schema": {"type": "integer"}}
+
+
+def test_a_tool_result_has_the_name_of_its_tool():
+    for name in ("tool_name", "name"):
+        (message,) = chat_of(messages=[{"role": "tool", "content": "sunny", name: "weather"}]).messages
+        assert (message["role"], message["name"], message["content"]) == ("tool", "weather", "sunny")
+
+
+def test_a_prompt_is_a_chat_and_a_raw_prompt_a_completion():
+    fields = {"prompt": "Hello", "context": [1, 2]}
+    chat = OllamaGenerateFields.model_validate(fields | {"system": "Be brief."}).translated()
+    assert chat.messages == [{"role": "system", "content": "Be brief."}, *HELLO]
+    assert OllamaGenerateFields.model_validate(fields | {"raw": True}).translated().prompt == "Hello"
