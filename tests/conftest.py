@@ -33,7 +33,7 @@ SLOW = {
     "infill/test_boundary.py", "infill/test_infill.py", "info/test_hardware.py", "test_api.py", "test_gpu_suite.py",
     "test_settings.py", "train/test_objective.py", "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
-WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py"}  # in tests/serve
+WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
 # Tests in slow files that are fast, and without which a package would not be covered by `make check`.
 CORE = {
     "test_same_seed_same_text_whatever_the_cache_holds", "test_a_stop_string_is_found_across_canvases",

@@ -25,23 +25,23 @@ from gesso.serve.fields import (
     DetokenizeFields,
     EditFields,
     Fields,
-    ResponseFields,
     TokenizeFields,
 )
 from gesso.serve.generation import Generation
 from gesso.serve.http import error_handlers
-from gesso.serve.http.disconnect import ClientDisconnected, cancel_on_disconnect
+from gesso.serve.http.disconnect import CLIENT_LEFT, ClientDisconnected, cancel_on_disconnect
 from gesso.serve.http.middleware import RequestGuard, add_to_log
 from gesso.serve.http.openapi import document, install_schemas
+from gesso.serve.http.response_routes import add_stored_responses
 from gesso.serve.http.sse import EventStream
 from gesso.serve.http.studio_routes import add_studio
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
 from gesso.serve.openai import chat, completions, edits, responses
+from gesso.serve.openai.response_fields import ResponseFields
 from gesso.serve.settings import ServerSettings
 
 TITLE = "Gesso"
-CLIENT_LEFT = 499  # status for the log; no client is left to receive it
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
@@ -61,6 +61,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.state.supervisor = models.main.supervisor
     error_handlers.install(app)
     _add_text_endpoints(app, models)
+    add_stored_responses(app, models)
     _add_token_endpoints(app, models)
     _add_operation_endpoints(app, models, metrics)
     add_studio(app)
@@ -69,7 +70,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-request-id"],
         )
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
@@ -106,7 +107,7 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
             return Response(status_code=CLIENT_LEFT)
         add_to_log(request.state, **_usage_fields(generation))
         # In a thread: thousands of tokens with log-probabilities take a while to format.
-        content = await asyncio.to_thread(lambda: json.dumps(endpoint.answer(model, prepared, generation)))
+        content = await asyncio.to_thread(lambda: _encoded(endpoint.answer(model, prepared, generation)))
         return Response(content, media_type="application/json")
 
     @_post(app, "/v1/chat/completions", "text", ChatFields)
@@ -126,8 +127,12 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
 
     @_post(app, "/v1/responses", "text", ResponseFields)
     async def text_responses(request: Request) -> Response:
-        """Answer a text or messages, in the form of OpenAI's Responses API."""
+        """Answer a text or a conversation, in the form of OpenAI's Responses API."""
         return await generate(responses, request)
+
+
+def _encoded(answer: dict[str, Any] | bytes) -> bytes:
+    return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
 
 async def _json_body(request: Request) -> bytes:

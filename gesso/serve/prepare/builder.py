@@ -63,6 +63,7 @@ class RequestBuilder:
         hole: dict[str, Any] | None = None,
         include_usage: bool = False,
         echo: dict[str, Any] | None = None,
+        attached: bytes = b"",
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
 
@@ -117,6 +118,7 @@ class RequestBuilder:
             echo=echo or {},
             jobs=jobs,
             constraint=constraint,
+            attached=attached,
         ).encode()
 
     def _diffusion_settings(self) -> dict[str, Any]:
