@@ -35,7 +35,7 @@ SLOW = {
     "test_settings.py", "test_wheel.py", "train/test_objective.py", "train/test_trainer.py",
     "train/test_vocabulary.py",
 }  # fmt: skip
-WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py"}  # in tests/serve
+WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
 # Fast tests in slow files, so that `make check` covers every package.
 CORE = (
     "adapters/test_adapters.py::test_adapters_are_switched_by_name",

@@ -56,6 +56,11 @@ class LimitOptions:
     compile_seconds: Annotated[int, _limit("CPU time to compile one constraint.", min=1)] = Limits.compile_seconds
     heartbeat: Annotated[float, _limit("Seconds after which a silent engine is replaced.")] = Limits.heartbeat
     step_timeout: Annotated[float, _limit("Seconds for one step before the engine is replaced.")] = Limits.step_timeout
+    stored_responses: Annotated[int, _limit("Responses to keep in memory; 0 keeps none.", min=0)] = (
+        Limits.stored_responses
+    )
+    stored_bytes: Annotated[int, _limit("Size of all responses in memory.", min=1)] = Limits.stored_bytes
+    stored_seconds: Annotated[float, _limit("Seconds to keep a response.")] = Limits.stored_seconds
 
 
 @with_options

@@ -197,7 +197,6 @@ class Choices(Common, Constraint):
     stream_options: StreamOptions = Field(default=StreamOptions(), description="Without stream, it has no effect.")
 
 
-
 class SchemaFields(Fields):
     """A JSON schema for the answer. It is always enforced; `strict` changes nothing."""
 
@@ -333,42 +332,6 @@ class EditFields(Common):
     )
     n: Count = 1
     max_tokens: Count | None = None
-
-
-class ReasoningFields(Fields):
-    effort: Effort | None = None
-
-
-class ResponseFormat(SchemaFields):
-    """Like `FormatFields`, with the fields of the schema beside its type."""
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")  # type: ignore[assignment]
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("give schema if and only if type is json_schema")
-        return self
-
-    @property
-    def requested_schema(self) -> dict[str, Any] | bool | None:
-        return {"type": "object"} if self.type == "json_object" else self.schema_
-
-
-class TextFields(Fields):
-    format: ResponseFormat = ResponseFormat()
-    verbosity: Literal["medium"] = "medium"
-
-
-class ResponseFields(Common):
-    model_config = example({"input": "Who are you?", "max_output_tokens": 64})
-
-    input: str | Objects
-    instructions: str | None = None
-    max_output_tokens: Count | None = None
-    reasoning: ReasoningFields = ReasoningFields()
-    text: TextFields = TextFields()
 
 
 class TokenizeFields(Fields):

@@ -1,6 +1,7 @@
 """The models of a server: the main one, and bundled ones whose engines start with their first request."""
 
 from dataclasses import replace
+from functools import partial
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.jobs import Job, Mailbox
@@ -9,12 +10,13 @@ from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
 from gesso.serve.prepare.pool import PreparePool
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
+from gesso.serve.stored import ResponseStore
 from gesso.serve.supervisor import Supervisor
 
 
 class ServedModel:
-    def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServerSettings, metrics: Metrics, stored: ResponseStore) -> None:
+        self.settings, self.stored = settings, stored
         self.frontend = ModelFrontend(settings)
         self.supervisor = Supervisor(settings.engine, settings.limits, metrics, settings.name, settings.shared)
 
@@ -32,7 +34,8 @@ class ServedModel:
 class Models:
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
         per_model = [settings, *(_bundled(settings, name) for name in settings.also)]
-        self.all = [ServedModel(each, metrics) for each in per_model]
+        self.stored = ResponseStore(settings.limits)
+        self.all = [ServedModel(each, metrics, self.stored) for each in per_model]
         self.main = self.all[0]
         self.pool = PreparePool(per_model)
 
@@ -48,7 +51,7 @@ class Models:
     async def prepare(self, endpoint: str, body: bytes, client: str) -> tuple[bytes, bytes]:
         """Run the task of an endpoint in the prepare process. Return a JSON head and a blob."""
         contexts = {model.frontend.name: model.context for model in self.all}
-        return await self.pool.prepare(endpoint, body, client, contexts)
+        return await self.pool.prepare(endpoint, body, client, contexts, partial(self.stored.fetch, client))
 
     async def prepare_jobs(
         self, endpoint: str, body: bytes, client: str

@@ -48,9 +48,14 @@ class Limits:
     prepare_bytes: int = 2**30  # memory for either of these
     heartbeat: float = 30.0  # seconds without a heartbeat after which the engine is restarted
     step_timeout: float = 300.0  # seconds for one engine step, including kernel compilation
+    stored_responses: int = 1000  # of /v1/responses, in memory; 0 stores none
+    stored_bytes: int = 64 * 2**20  # of these together, with their conversations
+    stored_seconds: float = 3600.0  # after which a stored response is dropped
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
+            if name == "stored_responses" and value == 0:
+                continue
             if value is not None and value <= 0:
                 raise InputError(f"limit {name} must be above 0, got {value}")
 

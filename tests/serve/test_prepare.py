@@ -34,7 +34,7 @@ class Children:
         self.requests, self.release = [], asyncio.Event()
         pool._in_child = self.answer
 
-    async def answer(self, request):
+    async def answer(self, request, fetch):
         self.requests.append(request)
         if b"quick" not in request:
             await self.release.wait()

@@ -27,14 +27,14 @@ from gesso.serve.fields import (
     DetokenizeFields,
     EditFields,
     Fields,
-    ResponseFields,
     TokenizeFields,
 )
 from gesso.serve.generation import Generation
 from gesso.serve.http import error_handlers
-from gesso.serve.http.disconnect import ClientDisconnected, cancel_on_disconnect
+from gesso.serve.http.disconnect import CLIENT_LEFT, ClientDisconnected, cancel_on_disconnect
 from gesso.serve.http.middleware import RequestGuard, add_to_log
 from gesso.serve.http.openapi import document, install_schemas
+from gesso.serve.http.response_routes import add_stored_responses
 from gesso.serve.http.sse import EVENTS, LINES, EventStream
 from gesso.serve.http.studio_routes import add_studio
 from gesso.serve.leniency import warning_headers
@@ -42,11 +42,11 @@ from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields
 from gesso.serve.openai import chat, completions, edits, responses
+from gesso.serve.openai.response_fields import ResponseFields
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
 
 TITLE = "Gesso"
-CLIENT_LEFT = 499  # status for the log; no client is left to receive it
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
@@ -66,6 +66,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.state.supervisor = models.main.supervisor
     error_handlers.install(app)
     _add_text_endpoints(app, models)
+    add_stored_responses(app, models)
     _add_token_endpoints(app, models)
     _add_operation_endpoints(app, models, metrics)
     add_studio(app)
@@ -74,7 +75,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "x-api-key", "anthropic-version", "content-type", "x-request-id"],
         )
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)
@@ -117,8 +118,9 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
             return Response(status_code=CLIENT_LEFT)
         add_to_log(request.state, **_usage_fields(generation))
 
-        def content() -> str:
-            return json.dumps({**endpoint.answer(model, prepared, generation), **_warnings_field(prepared)})
+        def content() -> bytes:
+            answer: dict[str, Any] | bytes = endpoint.answer(model, prepared, generation)
+            return answer if isinstance(answer, bytes) else json.dumps({**answer, **_warnings_field(prepared)}).encode()
 
         # In a thread: thousands of tokens with log-probabilities take a while to format.
         return Response(await asyncio.to_thread(content), headers=headers, media_type="application/json")
@@ -140,7 +142,7 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
 
     @_post(app, "/v1/responses", "text", ResponseFields)
     async def text_responses(request: Request) -> Response:
-        """Answer a text or messages, in the form of OpenAI's Responses API."""
+        """Answer a text or a conversation, in the form of OpenAI's Responses API."""
         return await generate(responses, request)
 
     @_post(app, "/v1/messages", "text", MessagesFields)

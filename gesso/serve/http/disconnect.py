@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive
 
 T = TypeVar("T")
+CLIENT_LEFT = 499  # status for the log; no client is left to receive it
 
 
 class ClientDisconnected(Exception):

@@ -15,8 +15,12 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"  # media types of st
 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return event_of_json(json.dumps(data, separators=(",", ":")).encode(), name)
+
+
+def event_of_json(data: bytes, name: str | None = None) -> bytes:
+    head = f"event: {name}\n".encode() if name else b""
+    return b"%sdata: %s\n\n" % (head, data)
 
 
 class EventStream(Response):

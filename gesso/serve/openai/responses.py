@@ -1,98 +1,124 @@
-"""Answers of /v1/responses in its text form: one message. Nothing is stored."""
+"""Answers of /v1/responses."""
 
+import json
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from gesso.chat.answer import Answer
+from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.deltas import AnswerDeltas
+from gesso.serve.errors import ApiError
 from gesso.serve.generation import Generation
-from gesso.serve.http.sse import event
+from gesso.serve.http.sse import event, event_of_json
 from gesso.serve.models import ServedModel
+from gesso.serve.openai.response_output import Output
 from gesso.serve.prepare.request import PreparedRequest
+from gesso.serve.stored import StoredResponse
 
 
-def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    read = AnswerDeltas(model.tokenizer, chat=True).answer(generation.ended[0])
-    return _finished(_response(request), read, generation, f"msg_{uuid.uuid4().hex}")
+def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> bytes:
+    response, deltas = Response(request), AnswerDeltas(model.tokenizer, chat=True)
+    list(response.output.add(deltas.end(generation.ended[0])))  # its events are for streams
+    list(response.output.end(complete=_is_complete(generation)))
+    return response.finished(model, deltas.sent, generation)
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
-    response, message_id, number = _response(request), f"msg_{uuid.uuid4().hex}", -1
-    answer = AnswerDeltas(model.tokenizer, chat=True)
-    part = {"item_id": message_id, "output_index": 0, "content_index": 0}
+    response, deltas, number = Response(request), AnswerDeltas(model.tokenizer, chat=True), -1
 
-    def numbered(kind: str, **data: Any) -> bytes:
+    def numbered(kind: str, fields: dict[str, Any]) -> bytes:
         nonlocal number
         number += 1
-        return event({"type": kind, "sequence_number": number, **data}, kind)
+        return event({"type": f"response.{kind}", "sequence_number": number, **fields}, f"response.{kind}")
 
-    yield numbered("response.created", response=response)
-    yield numbered("response.in_progress", response=response)
-    yield numbered("response.output_item.added", output_index=0, item=_message(message_id, None))
-    yield numbered("response.content_part.added", **part, part=_text_part(""))
-    async with aclosing(generation.deltas(answer)) as deltas:
-        async for delta in deltas:
-            if delta.text:
-                yield numbered("response.output_text.delta", **part, delta=delta.text, logprobs=[])
-    text = answer.sent.text
-    finished = _finished(response, answer.sent, generation, message_id)
-    yield numbered("response.output_text.done", **part, text=text, logprobs=[])
-    yield numbered("response.content_part.done", **part, part=_text_part(text))
-    yield numbered("response.output_item.done", output_index=0, item=_message(message_id, text))
-    yield numbered(f"response.{finished['status']}", response=finished)
+    def with_response(kind: str, body: bytes) -> bytes:
+        nonlocal number
+        number += 1
+        head = b'{"type":"response.%s","sequence_number":%d,"response":' % (kind.encode(), number)
+        return event_of_json(head + body + b"}", f"response.{kind}")
+
+    for kind in ("created", "in_progress"):
+        yield with_response(kind, response.body("in_progress"))
+    try:
+        async with aclosing(generation.deltas(deltas)) as added:
+            async for delta in added:
+                for kind, fields in response.output.add(delta):
+                    yield numbered(kind, fields)
+    except ApiError as error:
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        output = json.dumps(response.output.items).encode()
+        yield with_response("failed", response.body("failed", output, error={"code": code, "message": error.message}))
+        return
+    complete = _is_complete(generation)
+    for kind, fields in response.output.end(complete=complete):
+        yield numbered(kind, fields)
+    yield with_response("completed" if complete else "incomplete", response.finished(model, deltas.sent, generation))
 
 
-def _response(request: PreparedRequest) -> dict[str, Any]:
+class Response:
+    """One response, as JSON. The fields that it repeats stay the bytes that preparing wrote."""
+
+    def __init__(self, request: PreparedRequest) -> None:
+        hex_id = uuid.uuid4().hex
+        self.id, self.created_at, self.model = f"resp_{hex_id}", int(time.time()), request.model
+        self.echo, _, self.items = request.attached.partition(b"\n")
+        self.output = Output(hex_id, request.echo["parallel_tool_calls"])
+
+    def body(self, status: str, output: bytes = b"[]", **given: Any) -> bytes:
+        fields = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "model": self.model,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            **given,
+        }
+        own = json.dumps(fields).encode()
+        return b'%s,"output":%s,%s' % (own[:-1], output, self.echo[1:])
+
+    def finished(self, model: ServedModel, read: Answer, generation: Generation) -> bytes:
+        """Return the finished response, and store it unless the request said not to."""
+        complete, output = _is_complete(generation), json.dumps(self.output.items).encode()
+        body = self.body(
+            "completed" if complete else "incomplete",
+            output,
+            incomplete_details=None if complete else {"reason": "max_output_tokens"},
+            usage=_usage(model.tokenizer, read, generation),
+            malformed_tool_calls=list(read.malformed),  # not text, but the caller must know of calls it cannot run
+        )
+        if self.items:
+            model.stored.put(generation.jobs[0].client, self.id, StoredResponse(self.items, output, body))
+        return body
+
+
+def _is_complete(generation: Generation) -> bool:
+    return generation.ended[0].finish_reason != "length"
+
+
+def _usage(tokenizer: Tokenizer, read: Answer, generation: Generation) -> dict[str, Any]:
+    usage, tokens = generation.usage(), generation.ended[0].tokens
     return {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "status": "in_progress",
-        "model": request.model,
-        **request.echo,
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "tools": [],
-        "tool_choice": "none",
-        "parallel_tool_calls": True,
-        "store": False,
-        "metadata": {},
-        "usage": None,
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": _thinking_tokens(tokenizer, tokens) if read.thinking else 0},
+        "total_tokens": usage["total_tokens"],
+        "diffusion": usage["diffusion"],
     }
 
 
-def _finished(response: dict[str, Any], read: Answer, generation: Generation, message_id: str) -> dict[str, Any]:
-    output: list[dict[str, Any]] = []
-    if read.thinking:
-        summary = [{"type": "summary_text", "text": read.thinking}]
-        output.append({"type": "reasoning", "id": f"rs_{uuid.uuid4().hex}", "summary": summary})
-    output.append(_message(message_id, read.text))
-    complete = generation.ended[0].finish_reason != "length"
-    usage = generation.usage()
-    return {
-        **response,
-        "status": "completed" if complete else "incomplete",
-        "incomplete_details": None if complete else {"reason": "max_output_tokens"},
-        "output": output,
-        "usage": {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
-            "output_tokens": usage["completion_tokens"],
-            "total_tokens": usage["total_tokens"],
-            "diffusion": usage["diffusion"],
-        },
-    }
-
-
-def _message(id: str, text: str | None) -> dict[str, Any]:
-    """Return a message item. `text` is None while the message has only begun."""
-    status, content = ("in_progress", []) if text is None else ("completed", [_text_part(text)])
-    return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _thinking_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
+    """Count the tokens of thoughts, with the tags around them."""
+    begin, end = tokenizer.id_of("<|channel>"), tokenizer.id_of("<channel|>")
+    count, inside = 0, False
+    for token in tokens:
+        inside = inside or token == begin
+        count += inside
+        inside = inside and token != end
+    return count

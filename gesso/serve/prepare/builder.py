@@ -70,6 +70,7 @@ class RequestBuilder:
         one_call: bool = False,
         warnings: Sequence[str] = (),
         echo: dict[str, Any] | None = None,
+        attached: bytes = b"",
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
 
@@ -127,6 +128,7 @@ class RequestBuilder:
             echo=echo or {},
             jobs=jobs,
             constraint=constraint,
+            attached=attached,
         ).encode()
 
     def _diffusion_settings(self) -> dict[str, Any]:

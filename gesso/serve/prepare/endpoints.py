@@ -11,27 +11,25 @@ from gesso.infill.span import check_span
 from gesso.serve.anthropic import MessagesFields
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
-    THINKING_AND_CONSTRAINT,
     ChatFields,
     Common,
     CompletionFields,
     DetokenizeFields,
     EditFields,
     Fields,
-    ResponseFields,
     TokenizeFields,
-    thinks,
 )
 from gesso.serve.leniency import warnings_of, without_unsupported
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
+from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
 from gesso.serve.prepare.builder import RequestBuilder
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
-
-TEXT_PARTS = ("input_text", "output_text", "text")
+from gesso.serve.prepare.response_items import chat_messages, conversation
 
 F = TypeVar("F", bound=Fields)
 C = TypeVar("C", bound=Common)
-Task = dict[str, Any]  # `endpoint`, and `contexts`: the context of each model by name
+# `endpoint`, `contexts` (the context of each model by name), and `fetch` (returns stored items)
+Task = dict[str, Any]
 Frontends = Sequence[ModelFrontend]
 Outcome = tuple[bytes, bytes]  # a JSON head and a blob
 
@@ -207,39 +205,39 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(ResponseFields, body)
     builder = RequestBuilder(task, fields, frontends)
     _reject_drafts(fields)
-    schema, thinking = fields.text.format.requested_schema, thinks(fields.reasoning.effort)
-    if schema is not None and thinking:
-        raise InputError(THINKING_AND_CONSTRAINT)
-    constraint = builder.constraint(None if schema is None else {"json_schema": schema})
-    prompt = builder.chat_tokens(_messages(fields), thinking=thinking)
-    echo = {
-        "instructions": fields.instructions,
-        "max_output_tokens": fields.max_output_tokens,
-        "temperature": fields.temperature,
-        "text": fields.text.model_dump(exclude_none=True, by_alias=True),
+    constraint = builder.constraint(fields.constraint())
+    items = conversation(fields, task["fetch"])
+    tools = None if fields.tool_choice == "none" else fields.functions
+    prompt = builder.chat_tokens(chat_messages(items, fields.instructions), tools=tools, thinking=fields.thinks)
+    store = fields.store and builder.limits.stored_responses > 0
+    echo = json.dumps({**fields.echo, "store": store}).encode()
+    return builder.build(
+        [prompt],
+        max_tokens=fields.max_output_tokens,
+        constraint=constraint,
+        echo={"parallel_tool_calls": fields.parallel_tool_calls},
+        attached=echo + b"\n" + (json.dumps(items).encode() if store else b""),
+    )
+
+
+def input_items(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    """Return a page of a stored list of items. The body has the query and the list, one per line."""
+    query, _, stored = body.partition(b"\n")
+    fields, items = parse(ItemsQuery, query), json.loads(stored)
+    if fields.order == "desc":
+        items.reverse()
+    if fields.after is not None:
+        after = [index for index, item in enumerate(items) if item["id"] == fields.after]
+        items = items[after[0] + 1 :] if after else []
+    page = items[: fields.limit]
+    answer = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > len(page),
     }
-    return builder.build([prompt], max_tokens=fields.max_output_tokens, constraint=constraint, echo=echo)
-
-
-def _messages(fields: ResponseFields) -> list[dict[str, Any]]:
-    """Return the input of a response as messages of a chat."""
-    messages: list[dict[str, Any]] = []
-    if fields.instructions:
-        messages.append({"role": "system", "content": fields.instructions})
-    if isinstance(fields.input, str):
-        return [*messages, {"role": "user", "content": fields.input}]
-    for index, item in enumerate(fields.input):
-        if item.get("type", "message") != "message":
-            message = f"input[{index}].type: only message is supported, got {item['type']!r:.100}"
-            raise ApiError(400, message, param=f"input[{index}].type")
-        content = item.get("content")
-        if isinstance(content, list):  # this API has other names for the parts of a message
-            content = [
-                {**part, "type": "text"} if isinstance(part, dict) and part.get("type") in TEXT_PARTS else part
-                for part in content
-            ]
-        messages.append({"role": item.get("role"), "content": content})
-    return messages
+    return b"{}", json.dumps(answer).encode()
 
 
 def anthropic(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -292,6 +290,7 @@ TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
         completions,
         edits,
         responses,
+        input_items,
         anthropic,
         count_tokens,
         ollama_chat,

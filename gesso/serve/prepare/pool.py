@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,7 @@ START_SECONDS = 60.0  # time for which a request waits for the process, which ma
 PAUSE_SECONDS = 30.0  # longest pause between two starts
 WALL_PER_CPU_SECOND = 4  # real time allowed per second of CPU time: the engine may keep the processors busy
 CACHE_BYTES = 64 * 2**20  # of compiled constraints
+Fetch = Callable[[str | None, Sequence[str]], bytes]  # the stored conversation that a request continues
 
 
 @dataclass(eq=False)
@@ -145,12 +146,14 @@ class PreparePool:
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
-    async def prepare(self, endpoint: str, body: bytes, client: str, contexts: dict[str, int]) -> tuple[bytes, bytes]:
+    async def prepare(
+        self, endpoint: str, body: bytes, client: str, contexts: dict[str, int], fetch: Fetch | None = None
+    ) -> tuple[bytes, bytes]:
         """Run the task of an endpoint. Return a JSON head and a blob."""
         lane = "small" if len(body) <= SMALL_BODY else "large"
         task = {"endpoint": endpoint, "contexts": contexts}
         async with self._slot(lane, client):
-            return await self._run(task, body, self.limits.prepare_seconds, "prepare")
+            return await self._run(task, body, self.limits.prepare_seconds, "prepare", fetch)
 
     async def compile(self, source: ConstraintSource, client: str) -> bytes:
         """Return a compiled constraint.
@@ -204,11 +207,13 @@ class PreparePool:
                 raise ApiError(503, "the prepare process has not started yet; try again later") from None
             yield
 
-    async def _run(self, task: dict[str, Any], body: bytes, seconds: int, verb: str) -> tuple[bytes, bytes]:
+    async def _run(
+        self, task: dict[str, Any], body: bytes, seconds: int, verb: str, fetch: Fetch | None = None
+    ) -> tuple[bytes, bytes]:
         head = json.dumps({**task, "seconds": seconds, "memory": self.limits.prepare_bytes}).encode()
         try:
             async with asyncio.timeout(WALL_PER_CPU_SECOND * seconds):
-                answer, blob = await self._in_child(frame(head, body))
+                answer, blob = await self._in_child(frame(head, body), fetch)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             if not self._running.is_set():
                 raise ApiError(503, "the prepare process was restarted; try again") from None
@@ -220,10 +225,11 @@ class PreparePool:
             raise ApiError(error.pop("status"), error.pop("message"), **error)
         return answer, blob
 
-    async def _in_child(self, request: bytes) -> tuple[bytes, bytes]:
+    async def _in_child(self, request: bytes, fetch: Fetch | None) -> tuple[bytes, bytes]:
         """Run a request in a new child, and kill the child if this call is cancelled.
 
-        The request is sent once the process id is known. Until then, closing the socket ends the child.
+        The request is sent once the process id is known. Until then, closing the socket ends the child. Only the child
+        parses the request, so it may ask for the stored conversation that the request continues.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -241,6 +247,9 @@ class PreparePool:
                 raise ApiError(503, "the server is short of processes or memory; try again later") from None
             writer.write(request)
             answer = await read_frame(reader)
+            if fetch is not None and answer[0].startswith(b'{"fetch"'):
+                writer.write(frame(b"", fetch(*json.loads(answer[0])["fetch"])))
+                answer = await read_frame(reader)
             child = 0
             return answer
         finally:

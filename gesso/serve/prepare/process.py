@@ -4,8 +4,9 @@ It loads the tokenizers once and forks one child per request. The kernel limits 
 server kills it when its client leaves. So no request can block another, and none outlives its client.
 
 The server sends one end of a socket pair per request over stdin. The child writes its process id to it, reads a task
-and a body, and writes the outcome. If no child can be started, the socket is closed without a process id. When stdin
-closes, this process and all its children end.
+and a body, and writes the outcome. Before that, it may ask for the stored conversation that a response continues. If no
+child can be started, the socket is closed without a process id. When stdin closes, this process and all its children
+end.
 """
 
 import gc
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,7 @@ def run_child(channel: socket.socket, frontends: list[ModelFrontend]) -> None:
         head, body = receive(channel)
         task: dict[str, Any] = json.loads(head)
         limit_resources(task["seconds"], task["memory"])
+        task["fetch"] = partial(fetch, channel)
         channel.sendall(frame(*endpoints.run(task, body, frontends)))
     except OSError:  # the server has closed its end because the client left
         pass
@@ -69,6 +72,13 @@ def run_child(channel: socket.socket, frontends: list[ModelFrontend]) -> None:
         channel.sendall(frame(json.dumps({"error": error}).encode()))
     finally:
         os._exit(0)  # skip the exit handlers inherited from the parent
+
+
+def fetch(channel: socket.socket, previous: str | None, others: list[str]) -> list[Any]:
+    """Return stored lists of items: input and output of the previous response, and the outputs of others."""
+    channel.sendall(frame(json.dumps({"fetch": [previous, others]}).encode()))
+    _, lines = receive(channel)
+    return [json.loads(line) for line in lines.split(b"\n")]
 
 
 def limit_resources(seconds: int, memory: int) -> None:

@@ -51,19 +51,21 @@ class PreparedRequest:
     echo: dict[str, Any] = field(default_factory=dict)  # fields that the endpoint repeats in its answer
     jobs: list[PreparedJob]
     constraint: ConstraintSource | None
+    attached: bytes = b""  # for the endpoint's answer, which uses it as it is
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return a JSON head and the concatenated payloads of the jobs."""
+        """Return a JSON head, and a blob of the payloads of the jobs and the attached bytes."""
         jobs = [{**vars(job), "payload": len(job.payload)} for job in self.jobs]
-        head = json.dumps({**vars(self), "jobs": jobs}, default=vars)
-        return head.encode(), b"".join(job.payload for job in self.jobs)
+        fields = {name: value for name, value in vars(self).items() if name != "attached"}
+        head = json.dumps({**fields, "jobs": jobs}, default=vars)
+        return head.encode(), b"".join([*(job.payload for job in self.jobs), self.attached])
 
     @classmethod
-    def decode(cls, head: bytes, payloads: bytes) -> Self:
+    def decode(cls, head: bytes, blob: bytes) -> Self:
         fields, start, jobs = json.loads(head), 0, []
         for job in fields.pop("jobs"):
             end = start + job["payload"]
-            jobs.append(PreparedJob(**{**job, "payload": payloads[start:end]}))
+            jobs.append(PreparedJob(**{**job, "payload": blob[start:end]}))
             start = end
         source = fields.pop("constraint")
-        return cls(**fields, jobs=jobs, constraint=source and ConstraintSource(**source))
+        return cls(**fields, jobs=jobs, constraint=source and ConstraintSource(**source), attached=blob[start:])
