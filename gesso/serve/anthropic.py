@@ -165,8 +165,6 @@ class MessagesFields(Common):
     tool_choice: ToolChoiceFields = ToolChoiceFields()
     thinking: ThinkingFields = ThinkingFields()
     output_config: OutputFields = OutputFields()
-    top_p: Ignored = None
-    top_k: Ignored = None
     metadata: Ignored = None
     service_tier: Ignored = None
     cache_control: Ignored = None

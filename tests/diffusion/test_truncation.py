@@ -12,7 +12,7 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Draft
 from gesso.engine.scheduler import Work
 from gesso.settings import Diffusion
-from tests.engine_requests import SMALL, finish, request, result, strangers
+from tests.engine_requests import SMALL, finish, other_requests, request, result
 
 CPU = torch.device("cpu")
 RESTRICTED = ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.9, "min_p": 0.01})
@@ -114,7 +114,7 @@ def test_restricted_draws_give_the_same_text_alone_and_in_a_batch(tiny):
     wanted = replace(free, diffusion=replace(free.diffusion, **RESTRICTED[-1]))
     alone = result(Engine(tiny.model, tiny.decode), wanted)
     crowd = Engine(tiny.model, tiny.decode, max_batch=8)
-    for other in (*strangers()[:2], free):
+    for other in (*other_requests()[:2], free):
         crowd.submit(other)
     assert finish(crowd, crowd.submit(wanted))[0][-1].result.tokens == alone.tokens
     assert alone.tokens != result(Engine(tiny.model, tiny.decode), free).tokens

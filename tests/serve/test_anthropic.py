@@ -227,8 +227,13 @@ def test_thinking_and_a_schema_become_those_of_a_chat():
     assert chat_of(output_config=output).constraint() == {"json_schema": {"type": "integer"}}
 
 
+def test_top_p_and_top_k_become_those_of_a_chat():
+    fields = chat_of(top_p=0.9, top_k=5)
+    assert (fields.top_p, fields.top_k) == (0.9, 5)
+
+
 def test_fields_without_an_effect_are_accepted():
-    ignored = {"top_p": 0.9, "top_k": 5, "metadata": {"user_id": "a"}, "service_tier": "auto", "cache_control": {}}
+    ignored = {"metadata": {"user_id": "a"}, "service_tier": "auto", "cache_control": {}}
     assert chat_of(**ignored) == chat_of()
 
 

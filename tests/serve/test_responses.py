@@ -302,7 +302,7 @@ def test_the_client_parses_structured_output(client):
 
 def test_a_failure_ends_the_stream_with_a_failed_response(tiny):
     class Generation:
-        async def events(self):
+        async def deltas(self, answer):
             raise ApiError(500, "the engine died")
             yield
 
