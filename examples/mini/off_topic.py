@@ -15,7 +15,8 @@ import gesso
 from gesso.chat.answer import Answer
 from gesso.engine.events import Result
 
-QUESTIONS = """
+QUESTIONS = (
+    """
 Why is the sky blue?|How do birds find their way home?|What makes bread rise?|Why do cats purr?
 How does a bicycle stay upright?|What is the tallest mountain?|Who invented the telephone?|Why is the sea salty?
 How far away is the moon?|What do bees eat in winter?|Can fish sleep?|Why do leaves change colour in autumn?
@@ -42,7 +43,10 @@ What do you think about art?|Who is your maker?|Which music do you like?|What is
 How is glass made?|How do planes fly?|What is steel made of?|How does a battery work?
 Why is the grass green?|Where do butterflies go at night?|How do trees drink water?|Do plants feel pain?
 What is a good joke about cheese?|Why did the chicken cross the road?|Knock knock.|What rhymes with orange?
-""".replace("\n", "|").strip("|").split("|")
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
 CALL = re.compile(r"\w\{|call:|[{}]|<\|?\w+\|?>")
 
 

@@ -46,6 +46,10 @@ def evaluate(
     pinned: Annotated[
         bool, typer.Option("--pinned", help="Fill holes with the suffix pinned in the canvas, without markers.")
     ] = False,
+    schema_in_prompt: Annotated[
+        bool,
+        typer.Option("--schema-in-prompt/--no-schema-in-prompt", help="Show the model the JSON schema (structured)."),
+    ] = True,
     constrained: Annotated[bool, typer.Option("--constrained", help="Apply the constraints of the items.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything, item by item, as one JSON list.")] = False,
     *,
@@ -53,7 +57,7 @@ def evaluate(
     denoising: Denoising,
 ) -> None:
     """Score a model on a task. Every figure has a 95 % interval."""
-    task = _task(name, data, clues)
+    task = _task(name, data, clues, schema_in_prompt)
     settings: dict[str, Any] = {
         **denoising.diffusion(),
         "seed": seed,
@@ -93,16 +97,19 @@ def _evaluate(
         return evaluate(g, task, items, progress=lambda done, _: bar.update(shown, completed=done), **settings)
 
 
-def _task(name: str, data: Sequence[Path] | None, clues: str | None) -> "Task":
+def _task(name: str, data: Sequence[Path] | None, clues: str | None, schema_in_prompt: bool) -> "Task":
     from gesso import eval as tasks
 
     options: dict[str, Any] = {"data": tuple(data)} if data else {}
     if clues is not None:
         options["clues"] = _range(clues)
+    if not schema_in_prompt:
+        options["schema_in_prompt"] = False
     for option in options:
         supported = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]
         if name in tasks.TASKS and name not in supported:
-            raise InputError(f"--{option} applies to {' and '.join(supported)}; remove it for the task {name}")
+            flag = "no-schema-in-prompt" if option == "schema_in_prompt" else option
+            raise InputError(f"--{flag} applies to {' and '.join(supported)}; remove it for the task {name}")
     if data and clues is not None:
         raise InputError("--clues applies to generated puzzles; remove it, or remove --data")
     return tasks.task(name, **options)

@@ -44,6 +44,7 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=16)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
 THINKING_AND_CONSTRAINT = "thinking and a constraint cannot be combined: the constraint covers the whole answer"
 
 
@@ -222,6 +223,7 @@ class ChatFields(Choices):
     response_format: FormatFields = FormatFields()
     reasoning_effort: Effort | None = None
     thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
+    schema_in_prompt: bool = SCHEMA_IN_PROMPT
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -345,6 +347,7 @@ class ResponseFields(Common):
     max_output_tokens: Count | None = None
     reasoning: ReasoningFields = ReasoningFields()
     text: TextFields = TextFields()
+    schema_in_prompt: bool = SCHEMA_IN_PROMPT
 
 
 class TokenizeFields(Fields):

@@ -386,9 +386,7 @@ def test_parse_time_of_padding_is_linear() -> None:
     assert growth("Hi", "<pad>", ending="", length=100_000) < 4 * 8
 
 
-def growth(
-    opening: str, unit: str, ending: str = "<tool_call|>end", length: int = 20_000, tools: Any = None
-) -> float:
+def growth(opening: str, unit: str, ending: str = "<tool_call|>end", length: int = 20_000, tools: Any = None) -> float:
     """Return the factor by which time grows for 8 times the length: about 8 if linear, 64 if quadratic."""
 
     def seconds(length: int) -> float:

@@ -16,13 +16,13 @@ from gesso.serve.protocol import Ended, Settled
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    read = AnswerDeltas(model.tokenizer, chat=True).answer(generation.ended[0])
+    read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools).answer(generation.ended[0])
     return _finished(_response(request), read, generation, f"msg_{uuid.uuid4().hex}")
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
     response, message_id, number = _response(request), f"msg_{uuid.uuid4().hex}", -1
-    answer = AnswerDeltas(model.tokenizer, chat=True)
+    answer = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools)
     part = {"item_id": message_id, "output_index": 0, "content_index": 0}
 
     def numbered(kind: str, **data: Any) -> bytes:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from gesso.chat.messages import check_tools
+from gesso.chat.messages import check_tools, with_schema
 from gesso.constraints.constraint import expression
 from gesso.constraints.tools import calls_regex, chosen
 from gesso.engine.request import Request
@@ -31,8 +31,9 @@ class RequestBuilder:
         return self.frontend.tokenizer.encode(text, bos=bos)
 
     def chat_tokens(
-        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, thinking: bool = False
+        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, thinking: bool = False, schema: Any = None
     ) -> list[int]:
+        messages = with_schema(messages, schema)
         self.frontend.check_size(characters(messages) + characters(tools), self.context)
         return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
 
@@ -63,6 +64,7 @@ class RequestBuilder:
         hole: dict[str, Any] | None = None,
         include_usage: bool = False,
         echo: dict[str, Any] | None = None,
+        tools: Sequence[str] = (),
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
 
@@ -115,6 +117,7 @@ class RequestBuilder:
             include_usage=include_usage,
             logprobs=top_logprobs is not None,
             echo=echo or {},
+            tools=list(tools),
             jobs=jobs,
             constraint=constraint,
         ).encode()

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from gesso.chat.messages import tool_names
 from gesso.errors import InputError
 from gesso.infill.span import check_span
 from gesso.serve.errors import ApiError, from_input, from_validation
@@ -97,14 +98,16 @@ def chat(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     builder = RequestBuilder(task, fields, frontends)
     constraint = builder.constraint(fields.constraint())
     tools = None if fields.tool_choice == "none" else fields.tools
+    schema = fields.response_format.requested_schema if fields.schema_in_prompt else None
     return builder.build(
-        [builder.chat_tokens(fields.messages, tools=tools, thinking=fields.thinks)],
+        [builder.chat_tokens(fields.messages, tools=tools, thinking=fields.thinks, schema=schema)],
         n=fields.n,
         max_tokens=fields.max_completion_tokens or fields.max_tokens,
         stop=fields.stop,
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         constraint=constraint,
         include_usage=fields.stream_options.include_usage,
+        tools=tool_names(tools),
     )
 
 
@@ -161,7 +164,8 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     if schema is not None and thinking:
         raise InputError(THINKING_AND_CONSTRAINT)
     constraint = builder.constraint(None if schema is None else {"json_schema": schema})
-    prompt = builder.chat_tokens(_messages(fields), thinking=thinking)
+    shown = schema if fields.schema_in_prompt else None
+    prompt = builder.chat_tokens(_messages(fields), thinking=thinking, schema=shown)
     echo = {
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,

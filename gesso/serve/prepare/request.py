@@ -46,6 +46,7 @@ class PreparedRequest:
     include_usage: bool
     logprobs: bool
     echo: dict[str, Any] = field(default_factory=dict)  # fields that the endpoint repeats in its answer
+    tools: list[str] = field(default_factory=list)  # names of the tools that the model may call
     jobs: list[PreparedJob]
     constraint: ConstraintSource | None
 
