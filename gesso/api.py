@@ -12,7 +12,7 @@ import torch
 
 from gesso import adapters
 from gesso.chat.answer import Answer, ToolCall, read
-from gesso.chat.messages import check_tools
+from gesso.chat.messages import check_tools, tool_names, with_schema
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import huggingface, random_weights, write
 from gesso.checkpoint.generation import GenerationDefaults
@@ -126,9 +126,10 @@ class Gesso:
         tool_choice: "auto" (the default), "none", "required", or the name of the tool to call. The arguments of a
             required call are valid under the tool's parameters.
         parallel_tool_calls: allow several calls where one is required. Default: False.
+        schema_in_prompt: add `json_schema` to the last message, so that the model knows it. Default: True.
         """
         done = _last(self.stream_chat(messages, **options))
-        answer = self.read_answer(done)
+        answer = self.read_answer(done, None if options.get("tool_choice") == "none" else options.get("tools"))
         return ChatResult(
             **{**vars(done), "text": answer.text},
             thinking=answer.thinking,
@@ -150,6 +151,7 @@ class Gesso:
         thinking: bool = False,
         tool_choice: str | Mapping[str, Any] = "auto",
         parallel_tool_calls: bool = False,
+        schema_in_prompt: bool = True,
         **options: Unpack[GenerateOptions],
     ) -> Request:
         """Return the engine request of `chat` with these arguments."""
@@ -157,6 +159,8 @@ class Gesso:
         if thinking and (guide or any(options.get(name) is not None for name in NAMES)):
             raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
         shown = None if tool_choice == "none" else tools
+        if schema_in_prompt:
+            messages = with_schema(messages, options.get("json_schema"))
         return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
 
     def infill(
@@ -221,9 +225,9 @@ class Gesso:
     def healer(self) -> Healer:
         return Healer(self.tokenizer)
 
-    def read_answer(self, result: Result) -> Answer:
-        """Return the thoughts, tool calls and text of an answer, complete or not."""
-        return read(result.tokens, result.text, self.decode)
+    def read_answer(self, result: Result, tools: Sequence[Mapping[str, Any]] | None = None) -> Answer:
+        """Return the thoughts, calls of these tools and text of an answer, complete or not."""
+        return read(result.tokens, result.text, self.decode, tool_names(tools))
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of tokens. Ids beyond the tokenizer are skipped: many models pad their embeddings."""

@@ -42,6 +42,7 @@ class ChatOptions(GenerateOptions, total=False):
     thinking: bool  # let the model think before the answer
     tool_choice: str | Mapping[str, Any]  # "auto", "none", "required", or the name of the tool to call
     parallel_tool_calls: bool  # allow several calls where `tool_choice` requires one
+    schema_in_prompt: bool  # add `json_schema` to the last message, so that the model knows it
 
 
 class InfillOptions(TextOptions, total=False):

@@ -73,6 +73,20 @@ def test_chat_separates_thoughts_tool_calls_and_text(tiny):
     assert [(call.name, call.arguments) for call in out.tool_calls] == [("f", {"a": "x", "n": 3})]
 
 
+def test_call_without_tools_is_malformed_and_the_answer_is_not_blank(tiny):
+    ids = tiny.tokenizer.encode('<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>', bos=False)
+    out = tiny.chat([{"role": "user", "content": "Hi"}], max_new_tokens=len(ids), pins=dict(enumerate(ids)))
+    assert (out.text, out.tool_calls) == ('f{a:"x"}', ()) and out.malformed_calls
+
+
+def test_json_schema_is_in_the_prompt_of_a_chat_unless_turned_off(tiny):
+    messages, schema = [{"role": "user", "content": "Hi"}], {"type": "object", "properties": {}}
+    shown, hidden = (tiny.chat_request(messages, json_schema=schema, schema_in_prompt=on) for on in (True, False))
+    assert tiny.decode(shown.prompt).count('Answer in JSON by this schema: {"type":"object","properties":{}}') == 1
+    assert hidden.prompt == tiny.chat_request(messages).prompt
+    assert tiny.chat_request(messages, json_schema=schema).prompt == shown.prompt
+
+
 def test_only_thoughts_and_tool_calls_may_begin_an_answer_with_a_special_token(tiny):
     special = {tiny.tokenizer.id_of(piece) for piece in ("<|channel>", "<|tool_call>")}
     assert not special & tiny._never_first

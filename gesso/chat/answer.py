@@ -1,19 +1,24 @@
 """Split the model's text into the text to show, its thoughts and its tool calls.
 
 `parse` is a pure function of the text so far, which may be cut at any character. While more text arrives, `text` and
-`thinking` only grow, and a call appears once, when it is complete. Two rules ensure this:
+`thinking` only grow, and a call appears once, when its last bracket is closed. Three rules ensure this:
 
 - A tag is a tag everywhere, even inside a string: each is one special token, which the model never spells out. So
   `<tool_call|>` ends a call whose quotes are still open, and the rest of the answer is not lost. For the same reason
   `format_value` escapes strings that contain tags.
 - A trailing `<` that could become a tag is held back until the next character decides. An answer that the length limit
   cuts right there loses that character. A finished answer ends with a tag and loses nothing.
+- A call of a known tool is a call without its opening tag, too: small models damage `<|tool_call>call:f{` to `I :f{`.
+  So if there are tools, the last word is held back until it is clear that no `:f{` follows.
+
+A call that cannot be read, or that names an unknown tool, is in `malformed` and not in the text, unless the answer
+would be blank without it.
 """
 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,18 +45,29 @@ _TURN_END = _any_of(*_TURN_ENDS)
 _THOUGHT_END = _any_of("<channel|>", "<|channel>")
 _CALL_END = _any_of("<tool_call|>", "<|tool_call>")
 _CHANNEL_NAME = re.compile(r"[ \t]*(\w*)[ \t]*(\n?)")
-_CALL_NAME = re.compile(r"\s*call\s*:\s*([^\s{}]+)\s*")
 _NEWLINES = re.compile(r"\n*")
-# One token of an argument list. Each character is consumed once, broken quotes included (the last branch), so that the
-# time is linear for every input.
+# `call:f{`, `f(` and `{"name": …`, after the opening tag. Possessive, so that the time is linear for every input.
+_OPENING = re.compile(r"\s*+(?:call\s*+:\s*+)?([^\s{}()<\"']*+)\s*+([{(])")
+_CLOSING = re.compile(r"[\s)\]}]*+(?:<tool_call\|>\n*+)?")  # models often close a bracket too many
+# A call without its opening tag: the rest of a damaged tag, a colon, a name and a bracket.
+_NAME_CHARACTER = r"[A-Za-z0-9_.:/-]"
+_TAG_OR_MARK = re.compile(f"{_TAG.pattern}|:(?P<name>{_NAME_CHARACTER}{{1,128}}+)(?= ?[{{(])")
+_BEFORE_MARK = re.compile(r"\w{0,16}+ ?+\Z")
+_HALF_MARK = re.compile(rf"\w{{0,16}}+ ?+(?::{_NAME_CHARACTER}{{0,128}}+ ?+)?\Z")
+_LONGEST_MARK = 16 + 1 + 1 + 128 + 1
+# One token of an argument list; none begins at a tag of a call. Each character is consumed once, broken quotes included
+# (the last branch), so that the time is linear for every input.
 _ARGUMENT = re.compile(
-    r"""(?P<bracket>[{\[\]}])
-      | <\|"\|> (?P<quoted>.*?) <\|"\|>
-      | (?P<json>"(?:[^"\\]|\\.)*+")
-      | (?P<bare>[^\s:,{}\[\]"<]++) (?P<colon>\s*+:)?
-      | (?P<broken>["<].*)""",
+    r"""(?P<bracket>[()\[\]{}])
+      | <\|"\|> (?P<quoted>(?:[^<]|<(?!\|"\|>|TAG))*+) <\|"\|>
+      | "(?:[^"\\<]|\\[^<]|<(?!TAG))*+"
+      | '(?P<single>(?:[^'\\<]|\\[^<]|<(?!TAG))*+)'
+      | (?P<bare>[^\s:=,()\[\]{}"'<]++) (?P<colon>\s*+[:=])?
+      | [\s:=,]++
+      | (?:["']|<(?!TAG)) (?:[^<]|<(?!TAG))*+""".replace("TAG", r"\|tool_call>|tool_call\|>"),
     re.DOTALL | re.VERBOSE,
 )
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass(frozen=True)
@@ -66,62 +82,81 @@ class Answer:
     thinking: str
     tool_calls: tuple[ToolCall, ...]
     complete: bool  # False while a thought, a channel, a call or half a tag is open
-    malformed: tuple[str, ...] = ()  # the source of calls that are closed, but cannot be parsed
+    malformed: tuple[str, ...] = ()  # the source of calls that cannot be read or name an unknown tool
 
 
 class Decode(Protocol):
     def __call__(self, tokens: Sequence[int], *, special: bool = False) -> str: ...
 
 
-def read(tokens: Sequence[int], text: str, decode: Decode) -> Answer:
-    """Return the answer in these tokens. `text` is their text up to a stop string, which may end inside a token."""
+def read(tokens: Sequence[int], text: str, decode: Decode, tools: Collection[str] | None = None) -> Answer:
+    """Return the answer in all of its tokens. `text` is their text up to a stop string, which may end inside a token.
+
+    `tools` are the names of the known tools; with None, calls may have any name.
+    """
     after_stop = decode(tokens)[len(text) :]
-    return parse(decode(tokens, special=True).removesuffix(after_stop))
+    return parse(decode(tokens, special=True).removesuffix(after_stop), tools, ended=True)
 
 
-def parse(raw: str) -> Answer:
-    """Return the answer in a text with tags, which may be incomplete."""
+def parse(raw: str, tools: Collection[str] | None = None, *, ended: bool = False) -> Answer:
+    """Return the answer in a text with tags. Unless it has `ended`, more text may follow."""
     end, turn_over, half_tag = _extent(raw)
+    ended = ended or turn_over
     text: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     malformed: list[str] = []
     is_open = half_tag
     in_channel = False
-    at = 0
-    while tag := _TAG.search(raw, at, end):
-        text.append(raw[at : tag.start()])
-        at = tag.end()
-        if tag[0] == "<|channel>":
-            name = _match(_CHANNEL_NAME, raw, at, end)
-            if name.end() == end and not turn_over:
+    shown = at = 0  # `shown`: the text before it is split; `at`: the search continues here
+    pattern = _TAG_OR_MARK if tools else _TAG
+    while found := pattern.search(raw, at, end):
+        at = found.end()
+        name = found["name"] if found.lastgroup else None
+        if name and name not in (tools or ()):
+            at = found.start() + 1  # a name may contain a colon: in `x:f{`, it is f
+            continue
+        start = _mark_start(raw, shown, found.start()) if name else found.start()
+        text.append(raw[shown:start])
+        if found[0] == "<|channel>":
+            channel = _match(_CHANNEL_NAME, raw, at, end)
+            if channel.end() == end and not ended:
                 is_open, at = True, end  # "thought" may become "thoughtful"
-            elif name[1].lower() == "thought":
-                close = _THOUGHT_END.search(raw, name.end(), end)
-                thoughts.append(raw[name.end() : close.start() if close else end])
+            elif channel[1].lower() == "thought":
+                close = _THOUGHT_END.search(raw, channel.end(), end)
+                thoughts.append(raw[channel.end() : close.start() if close else end])
                 is_open = is_open or close is None
                 at = _after(close, "<channel|>", raw, end)
             else:
                 # Only the channel "thought" is documented as hidden. The text of any other channel, such as "final", is
                 # shown: a superfluous label does less harm than a missing answer.
                 in_channel = True
-                at = name.end() if name[2] else at
-        elif tag[0] == "<|tool_call>":
-            close = _CALL_END.search(raw, at, end)
-            if close or turn_over:
-                source = raw[at : close.start() if close else end]
-                try:
-                    calls.append(_read_call(source))
-                except ValueError:
-                    malformed.append(source)
+                at = channel.end() if channel[2] else at
+        elif name or found[0] == "<|tool_call>":
+            source = found.start("name") if name else at
+            call, at = _find_call(raw, source, end, tools)
+            if call is None and not name and at < end:  # the tag, not a bracket, tells where this call ends
+                at = close.start() if (close := _CALL_END.search(raw, at, end)) else end
+            if call:
+                calls.append(call)
+            elif at < end or ended:
+                malformed.append(raw[source:at])
             else:
                 is_open = True
-            at = _after(close, "<tool_call|>", raw, end)
-        elif tag[0] == "<channel|>":
+            at = _match(_CLOSING, raw, at, end).end()
+        elif found[0] == "<channel|>":
             in_channel = False
-    text.append(raw[at:end])
+        shown = at
+    held = end
+    if tools and not ended:
+        tail = max(shown, end - _LONGEST_MARK)
+        held = tail + _search(_HALF_MARK, raw[tail:end]).start()
+    text.append(raw[shown:held])
+    if ended and malformed and not calls and not "".join(text).strip():
+        text += [_TAG.sub("", source.replace(QUOTE, '"')).strip().removeprefix("call:") for source in malformed]
     thinking = "\n".join(filter(None, map(str.strip, thoughts)))
-    return Answer("".join(text), thinking, tuple(calls), not (is_open or in_channel), tuple(malformed))
+    complete = not (is_open or in_channel or held < end)
+    return Answer("".join(text), thinking, tuple(calls), complete, tuple(malformed))
 
 
 def format_call(call: ToolCall) -> str:
@@ -183,6 +218,18 @@ def _match(pattern: re.Pattern[str], text: str, at: int, end: int) -> re.Match[s
     return found
 
 
+def _search(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+    found = pattern.search(text)
+    assert found is not None, "only for patterns that match the empty text"
+    return found
+
+
+def _mark_start(raw: str, shown: int, colon: int) -> int:
+    """Return where a call without its opening tag begins: at the rest of the damaged tag before the colon."""
+    first = max(shown, colon - _LONGEST_MARK)
+    return first + _search(_BEFORE_MARK, raw[first:colon]).start()
+
+
 def _after(close: re.Match[str] | None, tag: str, raw: str, end: int) -> int:
     """Return where to continue: after the closing tag and its line breaks, or at another tag that ended the part."""
     if close is None:
@@ -190,25 +237,58 @@ def _after(close: re.Match[str] | None, tag: str, raw: str, end: int) -> int:
     return _match(_NEWLINES, raw, close.end(), end).end() if close[0] == tag else close.start()
 
 
-def _read_call(source: str) -> ToolCall:
-    """Translate `{key:<|"|>text<|"|>,n:3}` to JSON, token by token, and decode it; raise ValueError if invalid."""
-    name = _CALL_NAME.match(source)
-    if not name or not source.startswith("{", name.end()):
-        raise ValueError("expected call:NAME{...}")
+def _find_call(raw: str, at: int, end: int, tools: Collection[str] | None) -> tuple[ToolCall | None, int]:
+    """Return the call that begins here, and where its brackets close or it is cut off. None if it cannot be read."""
+    opening = _OPENING.match(raw, at, end)
+    if not opening:
+        return None, at
+    depth, stop = 0, opening.start(2)
+    while token := _ARGUMENT.match(raw, stop, end):
+        stop = token.end()
+        if token["bracket"]:
+            depth += 1 if token["bracket"] in "([{" else -1
+            if not depth:
+                break
+    if depth:
+        return None, stop
+    try:
+        call = _read_call(opening[1], raw[opening.start(2) : stop])
+    except ValueError:
+        return None, stop
+    return (call if tools is None or call.name in tools else None), stop
+
+
+def _read_call(name: str, source: str) -> ToolCall:
+    """Translate `{key:<|"|>text<|"|>,n:3}` or `(key="text", n=3)` to JSON, token by token, and decode it.
+
+    Without a name, both are in the JSON: `{"name": …, "arguments": …}`. Raise ValueError if it is invalid.
+    """
+    if wrapped := re.fullmatch(r"\(\s*+(\{.*\})\s*\)", source, re.DOTALL):
+        source = wrapped[1]  # f({"key": 3})
     depth = 0
 
     def as_json(token: re.Match[str]) -> str:
         nonlocal depth
-        if token["bracket"]:
-            depth += 1 if token["bracket"] in "{[" else -1
+        if bracket := token["bracket"]:
+            depth += 1 if bracket in "([{" else -1
             if depth > MAX_DEPTH:
                 raise ValueError("nested too deeply")
+            return {"(1": "{", ")0": "}"}.get(f"{bracket}{depth}", bracket)
         if token["quoted"] is not None:
             return json.dumps(token["quoted"])
-        return json.dumps(token["bare"]) + ":" if token["colon"] else token[0]
+        if token["single"] is not None:
+            text = token["single"].replace("\\'", "'")
+            return '"' + re.sub(r'\\.|"', lambda part: '\\"' if part[0] == '"' else part[0], text) + '"'
+        if token["colon"]:
+            return json.dumps(token["bare"]) + ":"
+        return _PYTHON_WORDS.get(token[0], token[0])
 
-    arguments = _ARGUMENT.sub(as_json, source[name.end() :])
-    return ToolCall(name[1], _JSON.decode(arguments))
+    arguments = _JSON.decode(_ARGUMENT.sub(as_json, source))
+    if not name:
+        name, arguments = arguments.get("name"), arguments.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError("expected a name and an object of arguments")
+    return ToolCall(name, arguments)
 
 
 def _finite(literal: str) -> float:

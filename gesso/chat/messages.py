@@ -10,6 +10,7 @@ from typing import Any
 
 from gesso.errors import InputError
 
+SCHEMA_INSTRUCTION = "Answer in JSON by this schema: "
 ROLES = ("system", "developer", "user", "assistant", "tool", "model")
 _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -42,6 +43,32 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
             del message["tool_calls"]
         checked.append(message)
     return checked
+
+
+def with_schema(messages: Any, schema: Any) -> Any:
+    """Return the messages with a JSON schema at the end of the last one that is not by the model or a tool.
+
+    A constraint guarantees only the form: without the schema in its prompt, the model does not know what to write.
+    """
+    if not isinstance(schema, Mapping) or not isinstance(messages, list | tuple):
+        return messages
+    compact = json.dumps(_plain(schema, "json_schema"), ensure_ascii=False, separators=(",", ":"))
+    added = f"\n{SCHEMA_INSTRUCTION}{compact}"
+    for at in reversed(range(len(messages))):
+        message = messages[at]
+        if isinstance(message, Mapping) and message.get("role") in ("user", "system", "developer"):
+            content = message.get("content")
+            if isinstance(content, str):
+                content += added
+            elif isinstance(content, list):
+                content = [*content, {"type": "text", "text": added}]
+            return [*messages[:at], {**message, "content": content}, *messages[at + 1 :]]
+    return messages
+
+
+def tool_names(tools: Any) -> tuple[str, ...]:
+    """Return the names of the tools that a model may call."""
+    return tuple(tool["function"]["name"] for tool in check_tools(tools) or ())
 
 
 def _check_content(content: Any, has_calls: bool, where: str) -> str:

@@ -28,6 +28,14 @@ SEEDS = 2**64
 def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Think before the answer.")] = False,
+    schema_in_prompt: Annotated[
+        bool,
+        typer.Option(
+            "--schema-in-prompt/--no-schema-in-prompt",
+            help="Add the JSON schema to every message.",
+            rich_help_panel="Constraints",
+        ),
+    ] = True,
     live: Live = True,
     json: Json = False,
     *,
@@ -36,7 +44,7 @@ def chat(
 ) -> None:
     """Chat with the model. With piped stdin, every line is a message."""
     interactive = sys.stdin.isatty()
-    keywords = {**options.keywords(), "thinking": thinking}
+    keywords = {**options.keywords(), "thinking": thinking, "schema_in_prompt": schema_in_prompt}
     conversation = Conversation(loading.load(max_batch=1), keywords, system, live=live, json=json)
     if interactive:
         note("/help lists the commands, Ctrl-D ends the chat.")
@@ -100,6 +108,10 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         self.last_seed = result.seed
         deliver(replace(result, text=answer.text), as_json=self.json, thinking=answer.thinking)
+        if answer.malformed and not self.json:
+            note("the model wrote a tool call, but gesso chat has no tools; ask in other words")
+        elif not answer.text.strip() and not self.json:
+            note("the answer has no text; /retry answers again, with the next seed")
 
     def retry(self) -> None:
         if self.question is None:

@@ -64,6 +64,10 @@ def evaluate(
     pinned: Annotated[
         bool, typer.Option("--pinned", help="Fill holes with the suffix pinned in the canvas, without markers.")
     ] = False,
+    schema_in_prompt: Annotated[
+        bool,
+        typer.Option("--schema-in-prompt/--no-schema-in-prompt", help="Show the model the JSON schema (structured)."),
+    ] = True,
     constrained: Annotated[bool, typer.Option("--constrained", help="Apply the constraints of the items.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything, item by item, as one JSON list.")] = False,
     *,
@@ -73,7 +77,7 @@ def evaluate(
     """Score a model on a task or on rows of your own. Every figure has a 95 % interval."""
     from gesso.eval.task import LOG_PROBABILITY
 
-    task = _own_data(data, score, clues, plot) if name is None else _task(name, data, score, clues)
+    task = _own_data(data, score, clues, plot) if name is None else _task(name, data, score, clues, schema_in_prompt)
     count = count or (COUNT if name else sys.maxsize)
     items = list(task.items(split, count, seed))  # before a large model is loaded
     settings: dict[str, Any] = {
@@ -127,7 +131,9 @@ def _own_data(data: Sequence[Path] | None, score: str | None, clues: str | None,
     return OwnData(data=tuple(data), kind=score or "exact")
 
 
-def _task(name: str, data: Sequence[Path] | None, score: str | None, clues: str | None) -> "Task":
+def _task(
+    name: str, data: Sequence[Path] | None, score: str | None, clues: str | None, schema_in_prompt: bool
+) -> "Task":
     from gesso import eval as tasks
 
     if score is not None:
@@ -135,10 +141,13 @@ def _task(name: str, data: Sequence[Path] | None, score: str | None, clues: str 
     options: dict[str, Any] = {"data": tuple(data)} if data else {}
     if clues is not None:
         options["clues"] = _range(clues)
+    if not schema_in_prompt:
+        options["schema_in_prompt"] = False
     for option in options:
         supported = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]
         if name in tasks.TASKS and name not in supported:
-            raise InputError(f"--{option} applies to {' and '.join(supported)}; remove it for the task {name}")
+            flag = "no-schema-in-prompt" if option == "schema_in_prompt" else option
+            raise InputError(f"--{flag} applies to {' and '.join(supported)}; remove it for the task {name}")
     if data and clues is not None:
         raise InputError("--clues applies to generated puzzles; remove it, or remove --data")
     return tasks.task(name, **options)

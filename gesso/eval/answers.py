@@ -127,4 +127,5 @@ def _request(g: Gesso, item: Item, question: Question) -> Request:
     options = {**question.options, "seed": question.seed}
     if isinstance(item.prompt, str):
         return g.request(item.prompt, **options)
-    return g.chat_request(item.prompt, tools=item.meta.get("tools"), **options)
+    # A schema that belongs into the prompt is part of the item.
+    return g.chat_request(item.prompt, tools=item.meta.get("tools"), schema_in_prompt=False, **options)

@@ -195,7 +195,7 @@ def _text(blocks: Sequence[TextBlock]) -> str:
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    read = AnswerDeltas(model.tokenizer, chat=True).answer(generation.ended[0])
+    read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools).answer(generation.ended[0])
     content = [_thinking_block(read.thinking)] if read.thinking else []
     content += [_text_block(read.text)] if read.text else []
     content += [_tool_use_block(call, call.arguments) for call in read.tool_calls]
@@ -222,7 +222,7 @@ async def _events(
     usage = {"input_tokens": generation.jobs[0].prepared.prompt_tokens, "output_tokens": 0}
     begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield {"type": "message_start", "message": {**_head(request), **begun}}
-    answer, blocks = AnswerDeltas(model.tokenizer, chat=True), _Blocks()
+    answer, blocks = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools), _Blocks()
     async with aclosing(generation.deltas(answer)) as deltas:
         async for delta in deltas:
             for part in blocks.write(delta):

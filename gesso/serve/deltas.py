@@ -1,6 +1,6 @@
 """Turn the settled tokens of an answer into text that can be sent."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,10 +24,14 @@ class Delta:
 
 @dataclass
 class AnswerDeltas:
-    """The deltas of one answer. With `chat`, thinking and tool calls are separated from the text."""
+    """The deltas of one answer. With `chat`, thinking and calls of `tools` are separated from the text.
+
+    With None, calls may have any name.
+    """
 
     tokenizer: Tokenizer
     chat: bool
+    tools: Collection[str] | None = None
     tokens: list[int] = field(default_factory=list)
     sent: Answer = field(default_factory=lambda: parse(""))
     whole: int = 0  # tokens whose text no later token changes
@@ -37,7 +41,7 @@ class AnswerDeltas:
         """Append settled tokens and return the new text."""
         self.tokens += tokens
         text = self._text()
-        return self._advance(parse(text) if self.chat else _plain(text))
+        return self._advance(parse(text, self.tools) if self.chat else _plain(text))
 
     def end(self, ended: Ended) -> Delta:
         """Return the text between the last delta and the end of the answer."""
@@ -45,7 +49,7 @@ class AnswerDeltas:
 
     def answer(self, ended: Ended) -> Answer:
         """Parse a complete answer."""
-        return read(ended.tokens, ended.text, self.decode) if self.chat else _plain(ended.text)
+        return read(ended.tokens, ended.text, self.decode, self.tools) if self.chat else _plain(ended.text)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)

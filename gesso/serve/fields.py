@@ -57,6 +57,7 @@ Temperature = Annotated[
 ]
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
 THINKING_AND_CONSTRAINT = "thinking and a constraint cannot be combined: the constraint covers the whole answer"
 
 
@@ -245,6 +246,7 @@ class ChatFields(Choices):
     response_format: FormatFields = FormatFields()
     reasoning_effort: Effort | None = None
     thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
+    schema_in_prompt: bool = SCHEMA_IN_PROMPT
 
     @property
     def ignored(self) -> dict[str, str]:

@@ -184,13 +184,15 @@ def description(context: int) -> dict[str, Any]:
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
     whole = Delta()
     if generation.jobs:
-        read = AnswerDeltas(model.tokenizer, chat=request.echo["template"]).answer(generation.ended[0])
+        read = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools).answer(
+            generation.ended[0]
+        )
         whole = Delta(read.text, read.thinking, read.tool_calls)
     return {**_part(request, whole), **_end(generation)}
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
-    answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"])
+    answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools)
     try:
         async with aclosing(generation.deltas(answer)) as deltas:
             async for delta in deltas:

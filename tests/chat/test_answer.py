@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 from typing import Any
 
@@ -80,9 +81,10 @@ def test_random_tags_never_raise_and_answer_only_grows() -> None:
         assert not any(tag in whole.text for tag in TAGS), raw
 
 
-def test_call_appears_with_its_complete_closing_tag() -> None:
-    raw = '<|tool_call>call:f{a:<|"|>}<|"|>}<tool_call|>'
+def test_call_appears_once_with_its_last_bracket() -> None:
+    raw = '<|tool_call>call:f{a:<|"|>}<|"|>}'
     assert [len(parse(raw[:cut]).tool_calls) for cut in range(len(raw) + 1)] == [0] * len(raw) + [1]
+    assert all(len(parse((raw + "<tool_call|>")[:cut]).tool_calls) == 1 for cut in range(len(raw), len(raw) + 12))
 
 
 @pytest.mark.parametrize("tag", [*TAGS, "<eos>"])
@@ -172,7 +174,6 @@ def test_call_arguments_have_json_types(arguments: str, expected: dict[str, Any]
     "source",
     [
         "",
-        "f{}",
         "call:f",
         "call:{}",
         "call:f[1]",
@@ -188,8 +189,12 @@ def test_call_arguments_have_json_types(arguments: str, expected: dict[str, Any]
         "call:f{a:" + "9" * 5000 + "}",
         'call:f{a:"open}',
         'call:f{a:<|"|>open}',
-        "call:f{a:1}}",
-        "call:f{a:1} and more",
+        'call:f("Paris")',
+        "call:f(a=(1, 2))",
+        "call:f{a:'open}",
+        '{"arguments": {}}',
+        '{"name": "f", "arguments": [1]}',
+        '{"name": 1}',
         "call:f{a:" + "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1) + "}",
         "call:f{a:" + "[" * 200_000,
     ],
@@ -199,11 +204,110 @@ def test_malformed_call_is_reported_and_answer_continues(source: str) -> None:
     assert answer == Answer("Hi", "", (), complete=True, malformed=(source,))
 
 
-def test_call_without_closing_tag_counts_if_another_tag_ends_it() -> None:
-    f, g = ToolCall("f", {"a": 1}), ToolCall("g", {})
-    assert parse("<|tool_call>call:f{a:1}") == Answer("", "", (), complete=False)
-    assert parse("<|tool_call>call:f{a:1}<turn|>") == Answer("", "", (f,), complete=True)
-    assert parse("<|tool_call>call:f{a:1}<|tool_call>call:g{}<tool_call|>").tool_calls == (f, g)
+@pytest.mark.parametrize(
+    "source",
+    [
+        'call:f{a:1,b:<|"|>x<|"|>}',
+        'call:f{"a": 1, "b": "x"}',
+        'call:f(a=1, b="x")',
+        "call:f( a = 1, b: 'x' )",
+        'call:f({"a": 1, "b": "x"})',
+        'call: f {a:1,b:"x"}',
+        'f(a=1, b="x")',
+        '{"name": "f", "arguments": {"a": 1, "b": "x"}}',
+        'call:f{a:1,b:"x"}}',
+        'call:f(a=1, b="x"))]\n',
+    ],
+)
+@pytest.mark.parametrize("closing", ["<tool_call|>", ""])
+@pytest.mark.parametrize("tools", [None, {"f", "g"}])
+def test_call_is_read_in_every_form_that_models_write(source: str, closing: str, tools: Any) -> None:
+    call = ToolCall("f", {"a": 1, "b": "x"})
+    whole = f"Wait. <|tool_call>{source}{closing}"
+    assert parse(whole, tools, ended=True) == Answer("Wait. ", "", (call,), complete=True)
+    assert parse(f"{whole} Done.<turn|>", tools).text in ("Wait. Done.", "Wait.  Done.")
+    assert parse(f"{whole}<|tool_call>{source}", tools, ended=True).tool_calls == (call, call)
+
+
+def test_python_literals_are_json_values_in_a_call() -> None:
+    assert call_of("(a=True, b=[None, False], c={'d': 'it\\'s \"e\"\\n'}, True=1)") == {
+        "a": True,
+        "b": [None, False],
+        "c": {"d": 'it\'s "e"\n'},
+        "True": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ('I :get_weather{city:<|"|>Paris<|"|>}<tool_call|>', ""),
+        ('Imin:get_weather{city:<|"|>Paris<|"|>}<tool_call|>', ""),
+        ('Icall:get_weather(city="Paris")', ""),
+        ('call:get_weather{"city":"Paris"}', ""),
+        (':get_weather (city="Paris")}', ""),
+        ('Let me see. call:get_weather(city="Paris") One moment.', "Let me see. One moment."),
+    ],
+)
+def test_call_of_known_tool_is_found_without_its_opening_tag(raw: str, text: str) -> None:
+    call = ToolCall("get_weather", {"city": "Paris"})
+    assert parse(raw, {"get_weather"}, ended=True) == Answer(text, "", (call,), complete=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use it: get_weather(city) returns a text.",
+        "See http://example.org:80/get_weather for more.",
+        "get_weather{city} is a tool, a dict is {a:b}, a slice is x[a:b(c)].",
+        ":other{a:1}",
+        "12:30 (noon)",
+    ],
+)
+def test_text_that_resembles_a_call_is_text(text: str) -> None:
+    assert parse(text, {"get_weather"}, ended=True) == Answer(text, "", (), complete=True)
+
+
+@pytest.mark.parametrize("source", ["call:g{a:1}", "call:f{a", "call:f{a:<|channel>", "g(a=1)", ""])
+def test_unreadable_call_is_text_only_if_the_answer_would_be_blank(source: str) -> None:
+    for ending in ("<tool_call|>", ""):
+        alone = parse(f"<|tool_call>{source}{ending}", {"f"}, ended=True)
+        assert alone.malformed == (source,) and not alone.tool_calls
+        assert bool(alone.text) == bool(source) and "<" not in alone.text and "call:" not in alone.text
+        with_text = parse(f"Hi<|tool_call>{source}{ending}", {"f"}, ended=True)
+        assert (with_text.text, with_text.malformed) == ("Hi", (source,))
+
+
+def test_without_tools_a_call_is_malformed_and_shown() -> None:
+    answer = parse('<|tool_call>call:book{city:<|"|>Rome<|"|>,n:2}<tool_call|>', (), ended=True)
+    assert (answer.text, answer.tool_calls) == ('book{city:"Rome",n:2}', ())
+
+
+def test_cut_off_call_is_malformed_once_the_answer_has_ended() -> None:
+    raw = "<|tool_call>call:f{a:1"
+    assert parse(raw) == Answer("", "", (), complete=False)
+    assert parse(raw, ended=True).malformed == ("call:f{a:1",)
+    assert parse(raw + "<turn|>").malformed == ("call:f{a:1",)
+
+
+def test_any_deltas_add_up_to_the_whole_answer() -> None:
+    """Text is never taken back, and calls are found at the same places, wherever the stream is cut."""
+    parts = [*TAGS, "<eos>", "I ", "Icall", ":f{", "call:f(", ":f", "a=1", "b:'x'", "a", ")", "thought\n", "<|to", "g("]
+    parts += [*'}"\n <:', ":f{a:1}", 'call:f{a:<|"|>x<|"|>}<tool_call|>', " some words ", "12:30 "]
+    for seed in range(3000):
+        rng = random.Random(seed)
+        raw = "".join(rng.choice(parts) for _ in range(rng.randrange(14)))
+        whole, text, thinking, calls, at = parse(raw, {"f"}, ended=True), "", "", 0, 0
+        while at < len(raw):
+            at += rng.randint(1, 9)
+            part = parse(raw[:at], {"f"})
+            assert part.text.startswith(text) and part.thinking.startswith(thinking), raw[:at]
+            assert whole.tool_calls[: len(part.tool_calls)] == part.tool_calls and len(part.tool_calls) >= calls
+            assert whole.malformed[: len(part.malformed)] == part.malformed, raw[:at]
+            text, thinking, calls = part.text, part.thinking, len(part.tool_calls)
+        assert whole.text.startswith(text) and whole.thinking.startswith(thinking), raw
+        if whole.text.strip() and not (whole.malformed and not whole.tool_calls):
+            assert not re.search(r":f ?[({]", whole.text), raw
 
 
 def test_parse_inverts_format_call() -> None:
@@ -266,18 +370,23 @@ def test_parse_time_is_linear(opening: str, unit: str) -> None:
     assert growth(opening, unit) < 4 * 8
 
 
-@pytest.mark.parametrize("unit", ['\\"', "[", '"', '<|"|>', "a", " ", "a ", '"a\\', "\n", "1,", ":"])
+@pytest.mark.parametrize("unit", [":f{}", ":f{", ":f(a", ":", "a", "a ", ":g(", ":f{'", ":f(a=1) ", "a" * 16 + ":f"])
+def test_parse_time_of_calls_without_tags_is_linear(unit: str) -> None:
+    assert growth("", unit, length=4_000, tools={"f"}) < 4 * 8
+
+
+@pytest.mark.parametrize("unit", ['\\"', "'", "(", "=", "[", '"', '<|"|>', "a", " ", "a ", '"a\\', "\n", "1,", ":"])
 def test_parse_time_of_arguments_is_linear(unit: str) -> None:
-    assert growth('<|tool_call>call:f{a:"', unit) < 4 * 8
-    assert growth("<|tool_call>call:f{a:[", unit) < 4 * 8
-    assert growth("<|tool_call>call", unit) < 4 * 8
+    assert growth('<|tool_call>call:f{a:"', unit, length=5_000) < 4 * 8
+    assert growth("<|tool_call>call:f{a:[", unit, length=5_000) < 4 * 8
+    assert growth("<|tool_call>call", unit, length=5_000) < 4 * 8
 
 
 def test_parse_time_of_padding_is_linear() -> None:
     assert growth("Hi", "<pad>", ending="", length=100_000) < 4 * 8
 
 
-def growth(opening: str, unit: str, ending: str = "<tool_call|>end", length: int = 20_000) -> float:
+def growth(opening: str, unit: str, ending: str = "<tool_call|>end", length: int = 20_000, tools: Any = None) -> float:
     """Return the factor by which time grows for 8 times the length: about 8 if linear, 64 if quadratic."""
 
     def seconds(length: int) -> float:
@@ -285,7 +394,7 @@ def growth(opening: str, unit: str, ending: str = "<tool_call|>end", length: int
         best = float("inf")
         for _ in range(3):
             start = time.process_time()
-            parse(raw)
+            parse(raw, tools)
             best = min(best, time.process_time() - start)
         return best
 

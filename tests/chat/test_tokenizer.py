@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from gesso.chat.answer import ToolCall, format_call, parse
+from gesso.chat.messages import SCHEMA_INSTRUCTION, check_messages, with_schema
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import CheckpointError, InputError
 
@@ -414,3 +415,21 @@ def test_messages_of_caller_are_not_changed(tokenizer: Tokenizer) -> None:
     before = json.dumps(messages)
     tokenizer.render(messages)
     assert json.dumps(messages) == before
+
+
+def test_schema_is_added_to_the_last_message_that_is_not_by_the_model_or_a_tool() -> None:
+    schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
+    added = f"\n{SCHEMA_INSTRUCTION}" + '{"type":"object","properties":{"größe":{"type":"integer"}}}'
+    user, model = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}
+    assert with_schema([user, user, model], schema) == [user, {"role": "user", "content": "Hi" + added}, model]
+    assert user["content"] == "Hi", "the caller's messages are not changed"
+    parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+    assert check_messages(with_schema([parts], schema))[0]["content"] == "Hi" + added
+    assert with_schema([user], None) == with_schema([user], True) == [user]
+    assert with_schema([model], schema) == [model]
+
+
+@pytest.mark.parametrize("messages", [None, [], ["x"], [{"role": "user"}], 3])
+def test_wrong_messages_are_left_to_their_check(messages: Any) -> None:
+    with pytest.raises(InputError, match="messages"):
+        check_messages(with_schema(messages, {"type": "object"}))

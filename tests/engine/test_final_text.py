@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gesso.chat.answer import Answer, parse
+from gesso.chat.answer import Answer, ToolCall, parse
 from gesso.engine.engine import Engine
 from gesso.engine.final_text import fewest_with, most_within
 from gesso.serve.deltas import AnswerDeltas
+from gesso.serve.protocol import Ended
 from tests.diffusion.test_settle import drafts, letters, request, run
 
 
@@ -111,6 +112,17 @@ def test_a_stream_decoded_in_pieces_is_the_text_decoded_at_once(tiny, chat):
             at += count
             text = tiny.decode(tokens[:at], special=chat)
             assert writing.sent == (parse(text) if chat else Answer(text, "", (), True))
+
+
+def test_deltas_of_a_damaged_call_never_contain_its_syntax(tiny):
+    raw = 'Sure. Icall:f{a:<|"|>x<|"|>}<tool_call|> Done'
+    tokens = tiny.tokenizer.encode(raw, bos=False)
+    for step in range(1, 8):
+        writing = AnswerDeltas(tiny.tokenizer, chat=True, tools=("f",))
+        deltas = [writing.settle(tokens[at : at + step]) for at in range(0, len(tokens), step)]
+        deltas.append(writing.end(Ended(0, tiny.decode(tokens), tokens, "stop", 0, {})))
+        assert "".join(delta.text for delta in deltas) == parse(raw, ("f",), ended=True).text
+        assert [call for delta in deltas for call in delta.calls] == [ToolCall("f", {"a": "x"})]
 
 
 def test_a_stream_decodes_each_token_a_few_times_only(tiny, monkeypatch):

@@ -6,10 +6,11 @@ import re
 import pytest
 
 from gesso import InputError
+from gesso.chat.messages import SCHEMA_INSTRUCTION
 from gesso.eval import Structured
 from gesso.eval.evaluate import evaluate
 from gesso.eval.structured.domains import DOMAINS, FRAMES, SWITCHES, WRAPPERS
-from gesso.eval.structured.requests import INSTRUCTION, compact
+from gesso.eval.structured.requests import compact
 from gesso.eval.structured.task import satisfies
 from gesso.eval.structured.words import WORDS, known
 from gesso.eval.task import SPLITS, Item
@@ -86,7 +87,7 @@ def test_every_field_has_wordings_in_every_split_and_unique_names():
 def test_the_request_contains_every_value_and_the_schema_every_key(drawn):
     kinds = set()
     for item in (item for items in drawn.values() for item in items):
-        request, _, written = item.prompt[0]["content"].partition(f"\n{INSTRUCTION}")
+        request, _, written = item.prompt[0]["content"].partition(f"\n{SCHEMA_INSTRUCTION}")
         schema = schema_of(item)
         assert written == ("" if "tools" in item.meta else compact(schema))
         assert list(schema["properties"]) == schema["required"] == list(item.meta["value"])
@@ -123,7 +124,7 @@ def test_a_malformed_answer_scores_zero(drawn):
     for item in drawn["test"][:40]:
         others = [
             item.expected + item.expected,
-            item.expected[:-1].removesuffix("<tool_call|"),
+            item.expected.removesuffix("<tool_call|>")[:-1],
             "Sure! " + item.expected,
         ]
         for text in (

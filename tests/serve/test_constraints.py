@@ -34,6 +34,19 @@ def chat(client, **options):
 # --- constraints ------------------------------------------------------------------------------------------------------
 
 
+def test_json_schema_is_in_the_prompt_unless_turned_off(server):
+    def prompt_tokens(path, **body):
+        usage = server.http.post(path, json=body).json()["usage"]
+        return usage.get("prompt_tokens") or usage["input_tokens"]
+
+    format = {"type": "json_schema", "json_schema": {"schema": PERSON}}
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "response_format": format, "max_tokens": 60}
+    shown = prompt_tokens("/v1/chat/completions", **asked)
+    assert shown > prompt_tokens("/v1/chat/completions", **asked, schema_in_prompt=False) + 20
+    text = {"format": {"type": "json_schema", "schema": PERSON}}
+    assert prompt_tokens("/v1/responses", input="Hi", text=text, max_output_tokens=60) == shown
+
+
 def test_json_schema_answers_are_valid_streamed_or_not(client):
     asked = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     for seed in range(3):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gesso.chat.answer import ToolCall, format_call
+from gesso.chat.messages import with_schema
 from gesso.eval.structured.domains import (
     ATTRIBUTES,
     DOMAINS,
@@ -21,7 +22,6 @@ from gesso.eval.structured.domains import (
 from gesso.eval.structured.words import STRINGS, made_up
 from gesso.eval.task import Item, split_of
 
-INSTRUCTION = "Answer in JSON by this schema: "
 CALLS = 0.45  # share of items with tools
 RECORDS = 0.1  # share of items about a thing of any kind
 LONGEST = 800  # characters of tools as JSON: prompt and answer stay below 384 tokens of a small vocabulary
@@ -38,17 +38,17 @@ class Draw:
     value: dict[str, Any]
 
 
-def make_item(name: str, split: str, rng: random.Random) -> Item:
+def make_item(name: str, split: str, rng: random.Random, *, schema_in_prompt: bool = True) -> Item:
     """Return a request to answer with JSON, or to answer with a call of one of several tools."""
     calls = rng.random() < CALLS
     drawn = draw(split, rng, range(1, 5) if calls else range(2, 6))
     meta: dict[str, Any] = {"value": drawn.value}
     if not calls:
-        content = f"{drawn.request}\n{INSTRUCTION}{compact(drawn.schema)}"
+        prompt = [message("user", drawn.request)]
         meta["schema"] = drawn.schema
         return Item(
             name=name,
-            prompt=(message("user", content),),
+            prompt=tuple(with_schema(prompt, drawn.schema) if schema_in_prompt else prompt),
             expected=compact(drawn.value),
             meta=meta,
             constraint={"json_schema": drawn.schema},

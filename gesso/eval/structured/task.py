@@ -25,11 +25,15 @@ class Structured:
     name: ClassVar[str] = "structured"
     scores: ClassVar[tuple[str, ...]] = ("fields", "valid", "share")
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": 64})  # answers are shorter
+    schema_in_prompt: bool = True  # without it, only a constraint can give the keys
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
         check_draw(split, count)
-        return (make_item(f"{split}/{seed}/{n}", split, random.Random(f"structured {split} {seed} {n}"))
-                for n in range(count))  # fmt: skip
+        rngs = (random.Random(f"structured {split} {seed} {n}") for n in range(count))
+        return (
+            make_item(f"{split}/{seed}/{n}", split, rng, schema_in_prompt=self.schema_in_prompt)
+            for n, rng in enumerate(rngs)
+        )
 
     def score(self, item: Item, output: str) -> dict[str, float]:
         """Return `fields` (all fields correct, no others), `valid` (matches the schema or the parameters of a declared

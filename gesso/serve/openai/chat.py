@@ -22,7 +22,7 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
     choices = []
     for index, job in enumerate(generation.jobs):
         ended = generation.ended[index]
-        read = AnswerDeltas(model.tokenizer, chat=True).answer(ended)
+        read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools).answer(ended)
         message: dict[str, Any] = {"role": "assistant", "content": read.text or None, "refusal": None}
         if read.thinking:
             message["reasoning_content"] = read.thinking
@@ -45,7 +45,7 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
 
 
 def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
-    answers = [AnswerDeltas(model.tokenizer, chat=True) for _ in generation.jobs]
+    answers = [AnswerDeltas(model.tokenizer, chat=True, tools=request.tools) for _ in generation.jobs]
     calls_sent = [0] * len(answers)
 
     def choice(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -65,8 +65,10 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         more = {"logprobs": chat_logprobs(model.tokenizer, job, ended)} if ended and request.logprobs else {}
         found = [choice(job.index, delta_fields(job.index, delta), **more)] if delta else []
         if ended:
-            reason = _finish_reason(ended, answers[job.index].sent.tool_calls)
-            found.append(choice(job.index, {}, finish_reason=reason, seed=ended.seed))
+            read = answers[job.index].sent
+            malformed = {"malformed_tool_calls": list(read.malformed)} if read.malformed else {}
+            reason = _finish_reason(ended, read.tool_calls)
+            found.append(choice(job.index, malformed, finish_reason=reason, seed=ended.seed))
         return found
 
     return stream_chunks(

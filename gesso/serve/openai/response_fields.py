@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from gesso.errors import InputError
 from gesso.serve.fields import (
+    SCHEMA_IN_PROMPT,
     THINKING_AND_CONSTRAINT,
     Common,
     Count,
@@ -92,7 +93,7 @@ class ResponseFields(Common):
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
     ] = Field(default={}, description="Returned with the response.")
     include: Texts = Field(default=[], description="No effect: there is nothing more to include.")
-    top_p: Annotated[float, Field(ge=0, le=1)] = Field(default=1.0, description="No effect, with a warning.")
+    schema_in_prompt: bool = SCHEMA_IN_PROMPT
     truncation: Literal["auto", "disabled"] = Field(
         default="disabled", description="No effect: a conversation that does not fit is rejected."
     )
@@ -114,10 +115,7 @@ class ResponseFields(Common):
     def warnings(self) -> list[str]:
         """What the request asks for and the response ignores."""
         kinds = dict.fromkeys(str(tool.get("type"))[:80] for tool in self.tools if tool.get("type") != "function")
-        found = [f"tools: type {kind} is ignored; only functions are supported" for kind in list(kinds)[:WARNED_TOOLS]]
-        if self.top_p != 1:
-            found.append("top_p is ignored; set temperature instead")
-        return found
+        return [f"tools: type {kind} is ignored; only functions are supported" for kind in list(kinds)[:WARNED_TOOLS]]
 
     def constraint(self) -> dict[str, Any] | None:
         """Return the constraint as {name: value}, or None."""
@@ -156,7 +154,7 @@ class ResponseFields(Common):
             "parallel_tool_calls": self.parallel_tool_calls,
             "metadata": self.metadata,
             "temperature": self.temperature,
-            "top_p": self.top_p,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
             "top_logprobs": 0,
             "truncation": self.truncation,
             "background": False,

@@ -20,14 +20,14 @@ from gesso.serve.stored import StoredResponse
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> bytes:
-    response, deltas = Response(request), AnswerDeltas(model.tokenizer, chat=True)
+    response, deltas = Response(request), AnswerDeltas(model.tokenizer, chat=True, tools=request.tools)
     list(response.output.add(deltas.end(generation.ended[0])))  # its events are for streams
     list(response.output.end(complete=_is_complete(generation)))
     return response.finished(model, deltas.sent, generation)
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
-    response, deltas, number = Response(request), AnswerDeltas(model.tokenizer, chat=True), -1
+    response, deltas, number = Response(request), AnswerDeltas(model.tokenizer, chat=True, tools=request.tools), -1
 
     def numbered(kind: str, fields: dict[str, Any]) -> bytes:
         nonlocal number

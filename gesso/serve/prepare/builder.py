@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from gesso.chat.messages import check_tools
+from gesso.chat.messages import check_tools, with_schema
 from gesso.constraints.constraint import expression
 from gesso.constraints.tools import calls_regex, chosen
 from gesso.engine.request import Request
@@ -35,8 +35,9 @@ class RequestBuilder:
         return self.frontend.tokenizer.encode(text, bos=bos)
 
     def chat_tokens(
-        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, thinking: bool = False
+        self, messages: Sequence[dict[str, Any]], *, tools: Any = None, thinking: bool = False, schema: Any = None
     ) -> list[int]:
+        messages = with_schema(messages, schema)
         self.frontend.check_size(characters(messages) + characters(tools), self.context, self.prompt_field)
         return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
 
@@ -71,6 +72,7 @@ class RequestBuilder:
         warnings: Sequence[str] = (),
         echo: dict[str, Any] | None = None,
         attached: bytes = b"",
+        tools: Sequence[str] = (),
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
 
@@ -126,6 +128,7 @@ class RequestBuilder:
             one_call=one_call,
             warnings=list(warnings),
             echo=echo or {},
+            tools=list(tools),
             jobs=jobs,
             constraint=constraint,
             attached=attached,

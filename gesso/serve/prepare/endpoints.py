@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from gesso.chat.messages import tool_names
 from gesso.errors import InputError
 from gesso.infill.span import check_span
 from gesso.serve.anthropic import MessagesFields
@@ -137,12 +138,17 @@ def _chat(
         one_call=fields.parallel_tool_calls is False,
         warnings=warnings,
         echo=echo,
+        tools=tool_names(_tools(fields)),
     )
 
 
 def _chat_tokens(builder: RequestBuilder, fields: ChatFields) -> list[int]:
-    tools = None if fields.tool_choice == "none" else fields.tools
-    return builder.chat_tokens(fields.messages, tools=tools, thinking=fields.thinks)
+    schema = fields.response_format.requested_schema if fields.schema_in_prompt else None
+    return builder.chat_tokens(fields.messages, tools=_tools(fields), thinking=fields.thinks, schema=schema)
+
+
+def _tools(fields: ChatFields) -> list[dict[str, Any]] | None:
+    return None if fields.tool_choice == "none" else fields.tools
 
 
 def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -208,13 +214,16 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     constraint = builder.constraint(fields.constraint())
     items = conversation(fields, task["fetch"])
     tools = None if fields.tool_choice == "none" else fields.functions
-    prompt = builder.chat_tokens(chat_messages(items, fields.instructions), tools=tools, thinking=fields.thinks)
+    schema = fields.text.format.requested_schema if fields.schema_in_prompt else None
+    messages = chat_messages(items, fields.instructions)
+    prompt = builder.chat_tokens(messages, tools=tools, thinking=fields.thinks, schema=schema)
     store = fields.store and builder.limits.stored_responses > 0
     echo = json.dumps({**fields.echo, "store": store}).encode()
     return builder.build(
         [prompt],
         max_tokens=fields.max_output_tokens,
         constraint=constraint,
+        tools=tool_names(tools),
         echo={"parallel_tool_calls": fields.parallel_tool_calls},
         attached=echo + b"\n" + (json.dumps(items).encode() if store else b""),
     )

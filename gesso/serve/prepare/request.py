@@ -49,6 +49,7 @@ class PreparedRequest:
     one_call: bool = False  # drop every tool call but the first
     warnings: list[str] = field(default_factory=list)
     echo: dict[str, Any] = field(default_factory=dict)  # fields that the endpoint repeats in its answer
+    tools: list[str] = field(default_factory=list)  # names of the tools that the model may call
     jobs: list[PreparedJob]
     constraint: ConstraintSource | None
     attached: bytes = b""  # for the endpoint's answer, which uses it as it is

@@ -79,11 +79,10 @@ export class FormView extends HTMLElement {
     const recording = new Recording();
     this.panel.recording = recording;
     let text = "";
-    const content = `${this.request.value}\nAnswer in JSON by this schema: ${JSON.stringify(schema)}`;
     await record(
       "/v1/chat/completions",
       {
-        messages: [{ role: "user", content }],
+        messages: [{ role: "user", content: this.request.value }],
         response_format: { type: "json_schema", json_schema: { name: "answer", schema } },
         max_tokens: this.settings.maxTokens,
         seed: this.settings.seedOrNone ?? drawSeed(),
