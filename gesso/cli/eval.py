@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @with_options
 def evaluate(
-    name: Annotated[str, typer.Argument(metavar="TASK", help="sudoku, python_infill or structured.")],
+    name: Annotated[str, typer.Argument(metavar="TASK", help="sudoku, python_infill, structured or decide.")],
     count: Annotated[int, typer.Option(min=1, help="Number of items.")] = 100,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     data: Annotated[
@@ -32,6 +32,9 @@ def evaluate(
     ] = None,
     clues: Annotated[
         str | None, typer.Option(metavar="LOW-HIGH", help="Clues of generated Sudokus, such as 30-36 or 24.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How the task decide chooses: decoder (the default) or encoder.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Items that run at once. The answers do not depend on it.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the items and of the answers.")] = 0,
@@ -53,7 +56,7 @@ def evaluate(
     denoising: Denoising,
 ) -> None:
     """Score a model on a task. Every figure has a 95 % interval."""
-    task = _task(name, data, clues)
+    task = _task(name, data, clues, method)
     settings: dict[str, Any] = {
         **denoising.diffusion(),
         "seed": seed,
@@ -93,12 +96,14 @@ def _evaluate(
         return evaluate(g, task, items, progress=lambda done, _: bar.update(shown, completed=done), **settings)
 
 
-def _task(name: str, data: Sequence[Path] | None, clues: str | None) -> "Task":
+def _task(name: str, data: Sequence[Path] | None, clues: str | None, method: str | None) -> "Task":
     from gesso import eval as tasks
 
     options: dict[str, Any] = {"data": tuple(data)} if data else {}
     if clues is not None:
         options["clues"] = _range(clues)
+    if method is not None:
+        options["method"] = method
     for option in options:
         supported = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]
         if name in tasks.TASKS and name not in supported:

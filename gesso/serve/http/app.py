@@ -22,6 +22,7 @@ from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     ChatFields,
     CompletionFields,
+    DecideFields,
     DetokenizeFields,
     EditFields,
     Fields,
@@ -37,7 +38,7 @@ from gesso.serve.http.sse import EventStream
 from gesso.serve.http.studio_routes import add_studio
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
-from gesso.serve.openai import chat, completions, edits, responses
+from gesso.serve.openai import chat, completions, decide, edits, responses
 from gesso.serve.settings import ServerSettings
 
 TITLE = "Gesso"
@@ -116,8 +117,16 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
 
     @_post(app, "/v1/completions", "text", CompletionFields)
     async def text_completions(request: Request) -> Response:
-        """Continue a text. With `suffix`, write the missing text between `prompt` and `suffix`."""
+        """Continue a text. With `suffix`, write the missing text between `prompt` and `suffix`.
+
+        With `echo`, return the log-probabilities of the prompt by the causal encoder.
+        """
         return await generate(completions, request)
+
+    @_post(app, "/v1/decide", "text", DecideFields)
+    async def decisions(request: Request) -> Response:
+        """Choose among several texts, with the probability of each."""
+        return await generate(decide, request)
 
     @_post(app, "/v1/edits", "text", EditFields)
     async def text_edits(request: Request) -> Response:

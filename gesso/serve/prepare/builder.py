@@ -2,14 +2,14 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gesso.chat.messages import check_tools
 from gesso.constraints.constraint import expression
 from gesso.constraints.tools import calls_regex, chosen
 from gesso.engine.request import Request
 from gesso.serve.errors import ApiError
-from gesso.serve.fields import Common, DraftFields
+from gesso.serve.fields import Common, DraftFields, ModelFields
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
 from gesso.serve.protocol import Constraint, Submit, submit_payload
@@ -18,13 +18,17 @@ from gesso.settings import choose
 SEEDS = 2**64
 
 
-class RequestBuilder:
+F = TypeVar("F", bound=ModelFields)
+
+
+class Builder(Generic[F]):
     """Builds the jobs of one request within the limits of the model that it names."""
 
-    def __init__(self, task: dict[str, Any], fields: Common, frontends: Sequence[ModelFrontend]) -> None:
+    def __init__(self, task: dict[str, Any], fields: F, frontends: Sequence[ModelFrontend]) -> None:
         self.fields, self.frontend = fields, frontend_of(frontends, fields.model)
         self.context: int = task["contexts"][self.frontend.name]
         self.limits = self.frontend.settings.limits
+        self.adapter = self.frontend.adapter(fields.model)
 
     def text_tokens(self, text: str, *, bos: bool = True) -> list[int]:
         self.frontend.check_size(len(text), self.context)
@@ -35,6 +39,45 @@ class RequestBuilder:
     ) -> list[int]:
         self.frontend.check_size(characters(messages) + characters(tools), self.context)
         return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
+
+    def check_length(self, prompt: int, new: int) -> None:
+        """Reject a request of more tokens than the server allows."""
+        limit = self.limits.request_tokens
+        if limit is not None and prompt + new > limit:
+            raise ApiError(
+                400,
+                f"a prompt of {prompt} tokens and {new} new ones exceed this server's limit of {limit} for one "
+                "request; shorten the prompt or lower max_tokens",
+                code="request_too_long",
+            )
+
+    def encoded(
+        self,
+        jobs: list[PreparedJob],
+        *,
+        stream: bool = False,
+        include_usage: bool = False,
+        logprobs: bool = False,
+        echo: dict[str, Any] | None = None,
+        constraint: ConstraintSource | None = None,
+    ) -> tuple[bytes, bytes]:
+        """Return the encoded request with these jobs."""
+        return PreparedRequest(
+            served=self.frontend.name,
+            model=self.fields.model or self.frontend.name,
+            adapter=self.adapter,
+            stream=stream,
+            user=self.fields.user,
+            include_usage=include_usage,
+            logprobs=logprobs,
+            echo=echo or {},
+            jobs=jobs,
+            constraint=constraint,
+        ).encode()
+
+
+class RequestBuilder(Builder[Common]):
+    """Builds the jobs of a request that generates text."""
 
     def constraint(self, constraint: dict[str, Any] | None) -> ConstraintSource | None:
         """Translate a constraint into a regular expression, or reject it."""
@@ -68,7 +111,7 @@ class RequestBuilder:
 
         With a hole to fill, the prompt only counts towards the context: the engine takes the text from `hole`.
         """
-        fields, adapter = self.fields, self.frontend.adapter(self.fields.model)
+        fields = self.fields
         if n * len(prompts) > self.limits.choices:
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
         seed = secrets.randbits(32) if fields.seed is None else fields.seed
@@ -92,7 +135,7 @@ class RequestBuilder:
                     id=0,
                     prompt=[] if hole is not None else list(prompt),
                     options={**options, "seed": (seed + choice) % SEEDS},
-                    adapter=adapter,
+                    adapter=self.adapter,
                     stream=fields.stream,
                     drafts=fields.diffusion.drafts is not False,
                     constraint=None if constraint is None else Constraint(constraint.key, constraint.tools),
@@ -106,18 +149,14 @@ class RequestBuilder:
                     planned=hole is not None,
                 )
                 jobs.append(job)
-        return PreparedRequest(
-            served=self.frontend.name,
-            model=fields.model or self.frontend.name,
-            adapter=adapter,
+        return self.encoded(
+            jobs,
             stream=fields.stream,
-            user=fields.user,
             include_usage=include_usage,
             logprobs=top_logprobs is not None,
-            echo=echo or {},
-            jobs=jobs,
+            echo=echo,
             constraint=constraint,
-        ).encode()
+        )
 
     def _diffusion_settings(self) -> dict[str, Any]:
         """Return the diffusion settings of the request, with its temperature translated."""
@@ -158,14 +197,7 @@ class RequestBuilder:
             # A longer canvas than the model was trained with would also lengthen the steps of other requests.
             message = f"diffusion.canvas_length: at most {longest}, the model's own, on this server; got {canvas}"
             raise ApiError(400, message, param="diffusion.canvas_length")
-        limit = self.limits.request_tokens
-        if limit is not None and len(prompt) + request.max_new_tokens > limit:
-            raise ApiError(
-                400,
-                f"a prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones exceed this server's limit of "
-                f"{limit} for one request; shorten the prompt or lower max_tokens",
-                code="request_too_long",
-            )
+        self.check_length(len(prompt), request.max_new_tokens)
         return request
 
 

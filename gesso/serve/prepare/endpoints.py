@@ -13,6 +13,7 @@ from gesso.serve.fields import (
     THINKING_AND_CONSTRAINT,
     ChatFields,
     CompletionFields,
+    DecideFields,
     DetokenizeFields,
     EditFields,
     Fields,
@@ -20,7 +21,8 @@ from gesso.serve.fields import (
     TokenizeFields,
     thinks,
 )
-from gesso.serve.prepare.builder import RequestBuilder
+from gesso.serve.prepare import scores
+from gesso.serve.prepare.builder import Builder, RequestBuilder
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -127,6 +129,8 @@ def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         if not all(prompts):
             raise ApiError(400, "prompt: it is empty; give some text to continue", param="prompt")
         prompts = [builder.text_tokens(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    if fields.echo:
+        return scores.echo(Builder(task, fields, frontends), prompts)
     return builder.build(
         prompts,
         n=fields.n,
@@ -137,6 +141,10 @@ def completions(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         hole=hole,
         include_usage=fields.stream_options.include_usage,
     )
+
+
+def decide(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    return scores.decision(Builder(task, parse(DecideFields, body), frontends))
 
 
 def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -193,5 +201,6 @@ def _messages(fields: ResponseFields) -> list[dict[str, Any]]:
 
 
 TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
-    function.__name__: function for function in (chat, completions, edits, responses, tokenize, detokenize, compile)
+    function.__name__: function
+    for function in (chat, completions, decide, edits, responses, tokenize, detokenize, compile)
 }
