@@ -19,7 +19,7 @@ from gesso.settings import PRESETS, Diffusion, DiffusionOptions
 if TYPE_CHECKING:
     import torch
 
-    from gesso.api import ChatResult, Gesso
+    from gesso.api import ChatResult, Decision, Gesso
     from gesso.engine.events import Commit, Done, Draft, Result, Usage
     from gesso.infill.results import EditResult, HolesResult, InfillResult
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
@@ -31,6 +31,7 @@ __all__ = [
     "ChatResult",
     "CheckpointError",
     "Commit",
+    "Decision",
     "Diffusion",
     "DiffusionOptions",
     "Done",
@@ -91,7 +92,7 @@ def load(
 
 # Names whose modules import torch, imported on first access.
 _LAZY = {
-    **dict.fromkeys(("Gesso", "ChatResult"), "gesso.api"),
+    **dict.fromkeys(("Gesso", "ChatResult", "Decision"), "gesso.api"),
     **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.results"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
     **dict.fromkeys(("ChatOptions", "GenerateOptions", "InfillOptions", "TextOptions"), "gesso.options"),

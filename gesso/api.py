@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 
@@ -18,10 +18,11 @@ from gesso.checkpoint import huggingface, random_weights, write
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
+from gesso.engine.decision import choice_tokens, decision_request, probabilities
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Event, Result
-from gesso.engine.plan import generate
+from gesso.engine.events import Done, Draft, Event, Result, Usage
+from gesso.engine.plan import compare, generate
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.infill import edit, infill
@@ -48,8 +49,19 @@ class ChatResult(Result):
     malformed_calls: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Decision:
+    """The most probable of several choices. Both mappings have one entry per choice, in the given order."""
+
+    choice: str
+    index: int
+    probabilities: Mapping[str, float]  # given that it is one of the choices; they add up to 1
+    scores: Mapping[str, float]  # log-probability of each choice by itself, in nats
+    usage: Usage
+
+
 class Gesso:
-    """A loaded model that generates, chats, infills and edits. `gesso.load` returns one."""
+    """A loaded model that generates, chats, decides, infills and edits. `gesso.load` returns one."""
 
     def __init__(
         self,
@@ -162,6 +174,36 @@ class Gesso:
         if schema_in_prompt:
             messages = with_schema(messages, options.get("json_schema"))
         return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
+
+    def decide(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], choices: Sequence[str]) -> Decision:
+        """Choose among several texts, with a probability for each, in one pass of the network.
+
+        prompt: messages, or text or token ids to continue. After messages, a choice is a whole answer and its end
+            counts. After a text, a choice may continue, so none may begin another.
+        choices: 2 to 256 different texts. The cost does not depend on their number.
+
+        The same arguments always give the same result: no random seed is involved.
+        """
+        texts = choice_tokens(self.tokenizer, choices)
+        scored = self.driver.run(compare(self.decision_request(prompt, texts)))
+        found = probabilities(scored.log_likelihoods)
+        index = found.index(max(found))
+        return Decision(
+            choices[index],
+            index,
+            dict(zip(choices, found, strict=True)),
+            dict(zip(choices, scored.log_likelihoods, strict=True)),
+            scored.usage,
+        )
+
+    def decision_request(
+        self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], texts: Sequence[Sequence[int]]
+    ) -> Request:
+        """Return the engine request of `decide`, with choices as token ids."""
+        messages = _messages(prompt)
+        ids = self._ids(cast(str | Sequence[int], prompt)) if messages is None else self.tokenizer.chat(messages)
+        eos = frozenset(() if messages is None else self.defaults.eos_token_ids)
+        return decision_request(ids, texts, eos, self.config, self.defaults.max_new_tokens, self.max_length)
 
     def infill(
         self,
@@ -347,6 +389,14 @@ def load(
         adapters.load(model, huggingface.find(path), adapter_name)
     adapters.activate(model, next(iter(named), None))
     return Gesso(model, tokenizer, defaults, directory, max_batch=max_batch, max_length=max_length)
+
+
+def _messages(prompt: Any) -> Sequence[Mapping[str, Any]] | None:
+    """Return the prompt if it is a conversation, or None."""
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return (
+        cast(Sequence[Mapping[str, Any]], prompt) if is_list and any(isinstance(m, Mapping) for m in prompt) else None
+    )
 
 
 def _last(events: Iterator[Event]) -> Result:

@@ -34,7 +34,7 @@ from gesso.api import Gesso
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import huggingface
 from gesso.checkpoint.generation import GenerationDefaults
-from gesso.engine.events import Result
+from gesso.engine.events import Result, Scored, Usage
 from gesso.engine.request import Request, Score
 from gesso.eval.python_infill import read_source
 from gesso.eval.task import split_of
@@ -112,7 +112,7 @@ def changed(g: Gesso, batch: Sequence[Hole]) -> list[str]:
         answers = [next(results) for _ in several]
         try:
             scores = [one for one in plan.send(answers) if isinstance(one, Score)]
-            plan.send([(0.0,) * len(one.texts) for one in scores])
+            plan.send([Scored(0, (0.0,) * len(one.texts), Usage()) for one in scores])
         except StopIteration as end_of_plan:
             end = min(len(text), start + 7 * start % 24)
             wrong = _wrong(g, text[:start], text[end:], several[0], answers[0], end_of_plan.value)

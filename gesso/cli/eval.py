@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def evaluate(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="TASK", help="sudoku, python_infill or structured; none for rows of your own."),
+        typer.Argument(metavar="TASK", help="sudoku, python_infill, structured or decide; none for rows of your own."),
     ] = None,
     count: Annotated[
         int | None, typer.Option(min=1, help=f"Number of items. Default: {COUNT}, or all rows of your own.")
@@ -47,6 +47,9 @@ def evaluate(
     ] = None,
     clues: Annotated[
         str | None, typer.Option(metavar="LOW-HIGH", help="Clues of generated Sudokus, such as 30-36 or 24.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How the task decide chooses: decoder (the default) or encoder.")
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens per answer. Default: the task's.")
@@ -77,7 +80,10 @@ def evaluate(
     """Score a model on a task or on rows of your own. Every figure has a 95 % interval."""
     from gesso.eval.task import LOG_PROBABILITY
 
-    task = _own_data(data, score, clues, plot) if name is None else _task(name, data, score, clues, schema_in_prompt)
+    if name is None:
+        task = _own_data(data, score, clues, plot)
+    else:
+        task = _task(name, data, score, clues, method, schema_in_prompt)
     count = count or (COUNT if name else sys.maxsize)
     items = list(task.items(split, count, seed))  # before a large model is loaded
     settings: dict[str, Any] = {
@@ -123,7 +129,7 @@ def _own_data(data: Sequence[Path] | None, score: str | None, clues: str | None,
     from gesso.eval.own_data import LIKELIHOOD, OwnData
 
     if not data:
-        raise InputError("give a task (sudoku, python_infill or structured), or rows of your own with --data FILE")
+        raise InputError("give a task (sudoku, python_infill, structured or decide), or your own rows with --data FILE")
     if clues is not None:
         raise InputError("--clues applies to sudoku; remove it, or name the task")
     if score == LIKELIHOOD and plot is not None:
@@ -132,7 +138,12 @@ def _own_data(data: Sequence[Path] | None, score: str | None, clues: str | None,
 
 
 def _task(
-    name: str, data: Sequence[Path] | None, score: str | None, clues: str | None, schema_in_prompt: bool
+    name: str,
+    data: Sequence[Path] | None,
+    score: str | None,
+    clues: str | None,
+    method: str | None,
+    schema_in_prompt: bool,
 ) -> "Task":
     from gesso import eval as tasks
 
@@ -143,6 +154,8 @@ def _task(
         options["clues"] = _range(clues)
     if not schema_in_prompt:
         options["schema_in_prompt"] = False
+    if method is not None:
+        options["method"] = method
     for option in options:
         supported = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]
         if name in tasks.TASKS and name not in supported:

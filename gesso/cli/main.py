@@ -10,6 +10,7 @@ import typer
 import gesso
 from gesso.cli.bench import bench
 from gesso.cli.chat import chat
+from gesso.cli.decide import decide
 from gesso.cli.defaults import config_path, read_defaults
 from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
@@ -33,7 +34,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, infill, edit, trace, info, train, quantize):
+for command in (generate, chat, decide, infill, edit, trace, info, train, quantize):
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)

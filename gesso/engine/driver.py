@@ -128,7 +128,7 @@ class Driver:
             run.on_event(event)
         if run.ended or not isinstance(event, Done | Scored):
             return
-        run._outputs[event.request_id] = event.result if isinstance(event, Done) else event.log_likelihoods
+        run._outputs[event.request_id] = event.result if isinstance(event, Done) else event
         self._fill(run)
         if not run.ended and len(run._outputs) == len(run._round):
             outputs = [run._outputs[request_id] for request_id in run._round]

@@ -124,7 +124,12 @@ class Engine:
     def _finish_cancelled(self) -> None:
         while self.cancelled:
             job = self.running[self.cancelled.pop()]
-            self._scored(job) if isinstance(job, Scoring) else self._finish(job, "cancelled")
+            if isinstance(job, Scoring):
+                self._scored(job)
+            elif job.request.compared:
+                self._remove(job, Scored(job.id, (), job.usage))
+            else:
+                self._finish(job, "cancelled")
 
     def _admit(self) -> None:
         while (row := self.scheduler.next_row(self.cache)) is not None:
@@ -140,8 +145,7 @@ class Engine:
             needs_last = isinstance(running, Scoring) or running.request.diffusion.autoregressive
             cached = self.scheduler.reusable(row, prompt[:-1] if needs_last else prompt, self.cache)
             running.row = row
-            if isinstance(running, Running):
-                running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
+            running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
             self.scheduler.running.append(self.scheduler.waiting.popleft())
 
@@ -224,6 +228,9 @@ class Engine:
     def _advance(self, outcome: Outcome) -> None:
         """Take the step of a canvas, and commit the canvas if it is done."""
         running, request = outcome.running, outcome.running.request
+        if request.compared:
+            self._compare(outcome)
+            return
         running.canvas = canvas = outcome.advance()
         running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
         likely = self._likely(outcome, canvas, request.draft_logprobs)
@@ -250,7 +257,15 @@ class Engine:
         self._read_from(scoring, saved if self.cache.can_cut(scoring.row, saved) else 0)
 
     def _scored(self, scoring: Scoring) -> None:
-        self._remove(scoring, Scored(scoring.id, tuple(scoring.log_likelihoods)))
+        scores, wanted = tuple(scoring.log_likelihoods), scoring.request.top_logprobs is not None
+        likely = tuple(map(tuple, scoring.likely[: len(scores)])) if wanted else ()
+        self._remove(scoring, Scored(scoring.id, scores, scoring.usage, likely))
+
+    def _compare(self, outcome: Outcome) -> None:
+        """End a request that compares texts with their log-probabilities in the first prediction."""
+        running = outcome.running
+        usage = replace(running.usage, denoising_steps=1)
+        self._remove(running, Scored(running.id, self.runner.compare(running, outcome.hidden_CH), usage))
 
     def _likely(self, outcome: Outcome, canvas: Canvas, count: int | None) -> list[Likely]:
         """Return the log-probabilities that the last step gave to the canvas' tokens, if they were requested."""

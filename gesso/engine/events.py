@@ -121,10 +121,12 @@ class Done:
 
 @dataclass(frozen=True)
 class Scored:
-    """The end of a scoring request: one log-probability per text, in order; fewer if the request was cancelled."""
+    """The end of a request for log-probabilities: one per text, in order; fewer if the request was cancelled."""
 
     request_id: int
     log_likelihoods: tuple[float, ...]
+    usage: Usage
+    likely: tuple[tuple[Likely, ...], ...] = ()  # per text, one per token, with `Score.top_logprobs`
     kind: Literal["scored"] = "scored"
 
 

@@ -6,10 +6,10 @@ order, and returns the answer. `gesso.engine.driver` runs plans on an engine.
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from gesso.engine.events import Result, Usage
+from gesso.engine.events import Likely, Result, Scored, Usage
 from gesso.engine.request import Request, Score
 from gesso.errors import InputError
 
@@ -17,7 +17,7 @@ SEEDS = 2**64
 
 T = TypeVar("T")
 Round = Sequence[Request | Score]
-Output = Result | tuple[float, ...]  # of a Request; of a Score
+Output = Result | Scored  # Scored: of a Score, and of a Request that compares texts
 Plan = Generator[Round, Sequence[Output], T]
 
 
@@ -37,8 +37,39 @@ def score(prompt: Sequence[int], texts: Sequence[Sequence[int]], max_length: int
     readable = tuple(text for text in known if 0 < len(text) <= longest)
     if readable:
         (output,) = yield [Score(prompt=tuple(prompt), texts=readable)]
-        known |= zip(readable, cast(tuple[float, ...], output), strict=True)
+        known |= zip(readable, cast(Scored, output).log_likelihoods, strict=True)
     return [known[tuple(text)] for text in texts]
+
+
+def compare(request: Request) -> Plan[Scored]:
+    """Return the log-probabilities of the texts that a request compares."""
+    (output,) = yield [request]
+    return cast(Scored, output)
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt, possibly with the token after it, and log-probabilities of all tokens but the first."""
+
+    tokens: tuple[int, ...]
+    likely: tuple[Likely, ...]
+    usage: Usage
+
+
+def echo(prompt: Sequence[int], top_logprobs: int, new: int) -> Plan[Echo]:
+    """Return the log-probability of each token of a prompt by the causal encoder.
+
+    With `new` = 1, add the most probable token after the prompt.
+    """
+    # The last token of a text is not read, so any token will do: its place shows the prediction after the prompt.
+    text = (*prompt[1:], prompt[0])
+    (output,) = yield [Score(prompt=tuple(prompt[:1]), texts=(text,), top_logprobs=max(1, top_logprobs))]
+    *likely, after = cast(Scored, output).likely[0]
+    (token, value), tokens = after.top[0], tuple(prompt)
+    if new:
+        likely, tokens = [*likely, Likely(value, after.top)], (*tokens, token)
+    usage = Usage(prompt_tokens=len(prompt), completion_tokens=new)
+    return Echo(tokens, tuple(Likely(one.token, one.top[:top_logprobs]) for one in likely), usage)
 
 
 def candidates_of(request: Request, count: int) -> list[Request]:

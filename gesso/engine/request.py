@@ -54,6 +54,8 @@ class Request:
     top_logprobs: int | None = None
     draft_logprobs: int | None = None  # the same for every position of every draft
     resume: Resumable | None = None  # continue from a draft of an earlier run of the same request
+    # Report the log-probability of each of these texts in the first prediction and write nothing: see `Runner.compare`.
+    compared: tuple[tuple[int, ...], ...] = ()
 
     @property
     def cache_tokens(self) -> int:
@@ -75,6 +77,7 @@ class Request:
                 f"exceed the context of {max_length}; shorten the prompt or lower max_new_tokens"
             )
         _check_vocabulary("prompt", self.prompt, config)
+        self._check_compared(config)
         for position, token in self.pins.items():
             if not 0 <= position < self.max_new_tokens:
                 raise InputError(
@@ -91,6 +94,13 @@ class Request:
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
             self._check_resume(self.resume, config)
+
+    def _check_compared(self, config: Config) -> None:
+        room = self.length_after(0, config) - bool(self.eos)
+        for text in self.compared:
+            if not 0 < len(text) <= room:
+                raise InputError(f"a text to compare must have 1 to {room} tokens, as the canvas, got {len(text)}")
+            _check_vocabulary("text", text, config)
 
     def _check_types(self) -> None:
         integers = {"max_new_tokens": self.max_new_tokens, "seed": self.seed}
@@ -154,6 +164,8 @@ class Score:
 
     prompt: tuple[int, ...]
     texts: tuple[tuple[int, ...], ...]
+    # Report the log-probability of each token and of this many of the likeliest tokens; None: sums only.
+    top_logprobs: int | None = None
 
     @property
     def cache_tokens(self) -> int:
@@ -170,6 +182,8 @@ class Score:
             if (i := _not_an_integer(tokens)) is not None:
                 raise InputError(f"{name} token {tokens[i]!r} must be an integer")
             _check_vocabulary(name, tokens, config)
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= config.vocab_size:
+            raise InputError(f"top_logprobs must be between 0 and {config.vocab_size}, got {self.top_logprobs}")
         if self.cache_tokens > max_length:
             raise InputError(
                 f"context overflow: a prompt of {len(self.prompt)} tokens and a text of {max(map(len, self.texts))} to "

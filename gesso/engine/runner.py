@@ -1,6 +1,6 @@
 """Run the passes of the engine: pieces to the backend, predictions to the canvases.
 
-C canvas, S scored positions, H hidden, V vocabulary, R rows of a chunk.
+C canvas, S scored positions, H hidden, V vocabulary, R rows of a chunk, N tokens of compared texts.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,10 @@ from gesso.engine.events import Likely
 from gesso.engine.guided import guided, is_uncorrected, satisfies_constraint
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
-from gesso.engine.scoring import Scoring
+from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.model.cache import KVCache
+
+ROWS = 32  # positions whose logits are in memory at once
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,35 @@ class Runner:
     def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
         """Return the log-probability of each token and of the `count` most probable ones at its position."""
         found = []
-        for hidden_RH, token_R in zip(hidden_CH.split(32), tokens_C.split(32), strict=True):  # 32 V floats at a time
+        for hidden_RH, token_R in zip(hidden_CH.split(ROWS), tokens_C.split(ROWS), strict=True):
             log_probability_RV = (self.backend.logits(hidden_RH) / temperature).log_softmax(-1)
-            own_R = log_probability_RV.gather(-1, token_R[:, None])[:, 0].tolist()
-            top = log_probability_RV.topk(count, -1)
-            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-            rows = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
-            found += [Likely(own, row) for own, row in zip(own_R, rows, strict=True)]
+            found += likely_tokens(log_probability_RV, token_R, count)
         return found
+
+    def compare(self, running: Running, hidden_CH: Tensor) -> tuple[float, ...]:
+        """Return the log-probability of each compared text at the start of a canvas, and of its end if it has one.
+
+        It is the sum over the positions: each position predicts its token without knowing the others. A position ends
+        the text if it has one of the request's end-of-text tokens.
+        """
+        request, vocab_size = running.request, self.model.config.vocab_size
+        end = (vocab_size,) if request.eos else ()  # stands for any of the end-of-text tokens
+        texts = [(*text, *end) for text in request.compared]
+        totals = [0.0] * len(texts)
+        for start in range(0, max(map(len, texts)), ROWS):
+            log_probability_RV = self.backend.logits(hidden_CH[start : start + ROWS]).log_softmax(-1)
+            if end:
+                end_R = log_probability_RV[:, running.process.eos_E].logsumexp(-1)
+                log_probability_RV = torch.cat([log_probability_RV, end_R[:, None]], -1)
+            parts = [text[start : start + ROWS] for text in texts]
+            index_N = torch.tensor([row for part in parts for row in range(len(part))], device=hidden_CH.device)
+            token_N = torch.tensor([token for part in parts for token in part], device=hidden_CH.device)
+            values = iter(log_probability_RV[index_N, token_N].tolist())
+            for text, part in enumerate(parts):
+                for _ in part:
+                    totals[text] += next(values)
+        check_scores(totals)
+        return tuple(totals)
 
     def _outcome(self, running: Running, found: Prediction | Canvas, hidden_CH: Tensor) -> Outcome:
         if isinstance(found, Canvas):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gesso.engine.events import Likely, Usage
 from gesso.engine.request import Score
 
 ROWS = 64  # positions whose logits are in memory at once
@@ -31,7 +32,9 @@ class Scoring:
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # pieces of text to encode
     left_out: int = 0  # successive passes that read only text of other requests
+    usage: Usage = field(default_factory=Usage)
     log_likelihoods: list[float] = field(default_factory=list)  # of the texts read so far
+    likely: list[list[Likely]] = field(default_factory=list)  # of the texts begun so far, with `top_logprobs`
     _unscored: list[Tensor] = field(default_factory=list)  # hidden states [S, H], fewer than ROWS positions in total
     _sums: list[Tensor] = field(default_factory=list)  # one per chunk of the current text
 
@@ -46,6 +49,7 @@ class Scoring:
         The last token of a text is a target only: nothing has to be predicted after it.
         """
         self._unscored, self._sums = [], []
+        self.likely = [*self.likely[: len(self.log_likelihoods)], []]
         prompt, read = self.request.prompt, self.text[:-1]
         cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
         return deque(cuts + [read[i : i + piece] for i in range(0, len(read), piece)])
@@ -71,21 +75,36 @@ class Scoring:
         ready_SH = torch.cat(self._unscored)
         done = ROWS * len(self._sums)
         complete = done + len(ready_SH) == len(self.text)
-        count = len(ready_SH) if complete else len(ready_SH) // ROWS * ROWS
-        target_S = torch.tensor(self.text[done : done + count], device=hidden_SH.device)
-        for hidden_RH, target_R in zip(ready_SH[:count].split(ROWS), target_S.split(ROWS), strict=True):
+        rows = len(ready_SH) if complete else len(ready_SH) // ROWS * ROWS
+        target_S = torch.tensor(self.text[done : done + rows], device=hidden_SH.device)
+        for hidden_RH, target_R in zip(ready_SH[:rows].split(ROWS), target_S.split(ROWS), strict=True):
             if len(target_R):
                 log_probability_RV = logits(hidden_RH).log_softmax(-1)
                 self._sums.append(log_probability_RV.gather(-1, target_R[:, None]).sum())
-        self._unscored = [] if complete else [ready_SH[count:].clone()]
+                if (count := self.request.top_logprobs) is not None:
+                    self.likely[-1] += likely_tokens(log_probability_RV, target_R, count)
+        self._unscored = [] if complete else [ready_SH[rows:].clone()]
         if complete:
             self.log_likelihoods.append(_total(torch.stack(self._sums).tolist()))
+
+
+def likely_tokens(log_probability_RV: Tensor, token_R: Tensor, count: int) -> list[Likely]:
+    """Return the log-probability of each token and of the `count` most probable ones at its position."""
+    own_R = log_probability_RV.gather(-1, token_R[:, None])[:, 0].tolist()
+    top = log_probability_RV.topk(count, -1)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    rows = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
+    return [Likely(own, row) for own, row in zip(own_R, rows, strict=True)]
 
 
 def _total(sums: Sequence[float]) -> float:
     total = 0.0
     for value in sums:  # `sum` compensates for rounding since Python 3.12, so its result depends on the version
         total += value
-    if not math.isfinite(total):
-        raise RuntimeError(f"non-finite prediction: the log-probability of a text is {total}")
+    check_scores([total])
     return total
+
+
+def check_scores(log_likelihoods: Sequence[float]) -> None:
+    if wrong := [value for value in log_likelihoods if not math.isfinite(value)]:
+        raise RuntimeError(f"non-finite prediction: the log-probability of a text is {wrong[0]}")

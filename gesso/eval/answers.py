@@ -13,11 +13,13 @@ from typing import Any, cast
 import torch
 
 from gesso.api import Gesso
+from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import PlanRun
-from gesso.engine.events import Result
-from gesso.engine.plan import Plan
+from gesso.engine.events import Result, Scored, Usage
+from gesso.engine.plan import Plan, compare, score
 from gesso.engine.request import Request, Score
 from gesso.errors import InputError
+from gesso.eval.decide import Decide
 from gesso.eval.task import LOG_PROBABILITY, Checkable, Holes, Item, Task
 from gesso.infill.candidates import likeliest
 from gesso.infill.infill import infill
@@ -99,8 +101,9 @@ def _log_probability(g: Gesso, item: Item) -> Plan[float]:
     encode = g.tokenizer.encode
     prompt = encode(item.prompt) if isinstance(item.prompt, str) else g.tokenizer.chat(item.prompt)
     texts = tuple(tuple(encode(answer, bos=False)) for answer in item.meta["answers"])
-    (sums,) = yield [Score(prompt=tuple(prompt), texts=texts)]
-    return max(total / len(text) for total, text in zip(cast(tuple[float, ...], sums), texts, strict=True))
+    (scored,) = yield [Score(prompt=tuple(prompt), texts=texts)]
+    sums = cast(Scored, scored).log_likelihoods
+    return max(total / len(text) for total, text in zip(sums, texts, strict=True))
 
 
 def _attempts(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[list[Result]]:
@@ -114,7 +117,16 @@ def _attempts(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[li
     return tried
 
 
+@dataclass(frozen=True)
+class Decided(Result):
+    """The choice of a decision, as a text of which nothing was generated."""
+
+    confidence: float = 0.0  # probability of the choice
+
+
 def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries) -> Plan[Result]:
+    if isinstance(task, Decide) and "choice" not in question.options:
+        return (yield from _decision(g, task, item, question.seed))
     if not tries.pinned:
         return (yield from likeliest(g, _request(g, item, question), tries.candidates))
     assert isinstance(task, Holes)
@@ -123,9 +135,31 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
     return (yield from infill(g, before, after, method="pinned", lengths=None, context=None, **options))
 
 
+def _decision(g: Gesso, task: Decide, item: Item, seed: int) -> Plan[Result]:
+    prompt, texts = _prompt(g, item), choice_tokens(g.tokenizer, item.choices)
+    if task.method == "encoder":
+        scores: Sequence[float] = yield from score(prompt, texts, g.max_length)
+        usage = Usage(prompt_tokens=len(prompt), denoising_steps=len(texts))
+    else:
+        scored = yield from compare(g.decision_request(prompt, texts))
+        scores, usage = scored.log_likelihoods, scored.usage
+    found = probabilities(scores)
+    index = found.index(max(found))
+    return Decided(item.choices[index], texts[index], "stop", usage, seed, found[index])
+
+
+def _prompt(g: Gesso, item: Item) -> list[int]:
+    """Return a conversation and the beginning of its answer as token ids."""
+    assert not isinstance(item.prompt, str)
+    prompt = g.tokenizer.chat(item.prompt, tools=item.meta.get("tools"))
+    return [*prompt, *g.tokenizer.encode(item.opening, bos=False)]
+
+
 def _request(g: Gesso, item: Item, question: Question) -> Request:
     options = {**question.options, "seed": question.seed}
     if isinstance(item.prompt, str):
         return g.request(item.prompt, **options)
+    if item.opening:
+        return g.request(_prompt(g, item), **options)
     # A schema that belongs into the prompt is part of the item.
     return g.chat_request(item.prompt, tools=item.meta.get("tools"), schema_in_prompt=False, **options)

@@ -38,6 +38,7 @@ class Outcome:
     error: str | None = None
     attempts: int = 1  # used
     first_scores: Mapping[str, float] = field(default_factory=dict)  # of the first attempt, if retries were allowed
+    confidence: float | None = None  # probability of the choice, if the item was a decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,20 @@ class Evaluation:
         return estimate([outcome.tokens_per_step for outcome in self._ran])
 
     @property
+    def calibration_error(self) -> float | None:
+        """Return the expected calibration error of decisions: confidence against accuracy, in ten bins of confidence.
+
+        Guo et al., On Calibration of Modern Neural Networks, 2017.
+        """
+        bins: dict[int, list[float]] = {}
+        for outcome in self._ran:
+            if (sure := outcome.confidence) is not None:
+                right = next(iter(outcome.scores.values()))
+                bins.setdefault(min(9, int(10 * sure)), []).append(sure - right)
+        count = sum(map(len, bins.values()))
+        return sum(abs(sum(errors)) for errors in bins.values()) / count if count else None
+
+    @property
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.error is not None]
 
@@ -93,6 +108,8 @@ class Evaluation:
             if found.low is not None and found.high is not None:
                 interval = f"  ({scale * found.low:.1f} to {scale * found.high:.1f})"
             lines.append(f"  {name:16}{scale * found.mean:6.1f}{unit or '  '}{interval}")
+        if (error := self.calibration_error) is not None:
+            lines.append(f"  {'calibration':16}{100 * error:6.1f} % expected error")
         lines += [f"  failed: {outcome.name}: {outcome.error}" for outcome in self.failures]
         return "\n".join(lines)
 
@@ -105,6 +122,7 @@ class Evaluation:
             "first_scores": {name: dataclasses.asdict(score) for name, score in self.first_scores.items()},
             "denoising_steps": dataclasses.asdict(self.denoising_steps),
             "tokens_per_step": dataclasses.asdict(self.tokens_per_step),
+            "calibration_error": self.calibration_error,
             "seconds": self.seconds,
             "failures": [{"name": outcome.name, "error": outcome.error} for outcome in self.failures],
             "seed": self.seed,
@@ -212,6 +230,7 @@ def _outcome(
         denoising_steps=usage.denoising_steps,
         tokens_per_step=usage.tokens_per_step,
         attempts=len(tried),
+        confidence=getattr(tried[-1], "confidence", None),
         first_scores=task.score(item, outputs[0]) if attempts > 1 else {},
     )
 

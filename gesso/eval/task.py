@@ -19,6 +19,8 @@ class Item:
     expected: str
     meta: Mapping[str, Any] = field(default_factory=dict)  # what the scorer needs beyond `expected`
     constraint: Mapping[str, Any] = field(default_factory=dict)  # options of `Gesso.chat` for constrained evaluation
+    opening: str = ""  # beginning of the answer to a conversation, which is given
+    choices: tuple[str, ...] = ()  # continuations to decide between; constrained evaluation writes one of them
 
 
 class Task(Protocol):

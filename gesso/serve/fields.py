@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gesso.engine.decision import CHOICES
 from gesso.errors import InputError
 from gesso.settings import OPTIONS, Setting
 
@@ -154,14 +155,19 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = Field(default=False, description="Report the usage so far in every chunk.")
 
 
-class Common(DrawFields):  # type: ignore[valid-type, misc]
-    """Fields of every endpoint that generates text."""
+class ModelFields(Fields):
+    """Fields of every endpoint that runs a model."""
 
     model: str | None = Field(default=None, description="A served model or one of its adapters; see /v1/models.")
+    user: str | None = Field(default=None, max_length=512, description="Written to the log.")
+
+
+class Common(ModelFields, DrawFields):  # type: ignore[valid-type, misc]
+    """Fields of every endpoint that generates text."""
+
     temperature: Temperature = 1.0
     seed: Seed | None = None
     stream: bool = False
-    user: str | None = Field(default=None, max_length=512, description="Written to the log.")
     diffusion: DiffusionFields = DiffusionFields()
 
     @field_validator("top_k", mode="before")
@@ -297,8 +303,22 @@ class CompletionFields(Choices):
 
     prompt: Prompt
     suffix: str = Field(default="", description="Text after the missing text.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(default=None, description="0 needs echo.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = Field(default=False, description="Return the log-probabilities of the prompt; writes no text.")
     best_of: Count = Field(default=1, description="With a suffix: generate this many texts, return the most likely.")
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if not self.echo:
+            if self.max_tokens == 0:
+                raise ValueError("max_tokens: 0 needs echo: true; otherwise give at least 1")
+            return self
+        if self.logprobs is None or self.max_tokens not in (0, 1):
+            raise ValueError("echo needs logprobs, and max_tokens: 0 or 1: it scores the prompt and writes no text")
+        if self.n > 1 or self.stream or self.suffix or self.diffusion.model_fields_set or Constraint.constraint(self):
+            raise ValueError("echo cannot be combined with n, stream, suffix, diffusion or a constraint")
+        return self
 
     @model_validator(mode="after")
     def _check_suffix(self) -> Self:
@@ -316,6 +336,22 @@ class CompletionFields(Choices):
             given.append("diffusion.pins")
         if given:
             raise ValueError(f"{given[0]} is not supported together with suffix")
+        return self
+
+
+class DecideFields(ModelFields):
+    """Texts to choose from, after a prompt."""
+
+    model_config = example({"messages": [{"role": "user", "content": "Is 7 a prime?"}], "choices": ["yes", "no"]})
+
+    messages: Objects | None = Field(default=None, description="A conversation; a choice is a whole answer.")
+    prompt: str | None = Field(default=None, description="A text; a choice continues it. Give either this or messages.")
+    choices: Annotated[list[str], Field(fail_fast=True, min_length=2, max_length=CHOICES)]
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
         return self
 
 

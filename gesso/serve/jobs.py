@@ -51,7 +51,7 @@ class Job:
     started: bool = False
     created_at: float = field(default_factory=time.monotonic)
     first_text_at: float | None = None
-    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+    logprobs: list[tuple[float | None, list[tuple[int, float]]]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -7,6 +7,7 @@ constraint of a request). The server forwards the payloads that `prepare` encode
 import asyncio
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,14 @@ class Submit:
     drafts: bool = False  # report the canvas after every step
     constraint: Constraint | None = None
     hole: dict[str, Any] | None = None  # arguments of `infill`, or with `span` of `edit`
+    choices: Sequence[Sequence[int]] = ()  # texts to compare after the prompt
+    ends: bool = False  # whether the choices are whole answers
+    echo: tuple[int, int] | None = None  # score the prompt: number of top log-probabilities, and of tokens to add
+
+    @property
+    def planned(self) -> bool:
+        """Whether the answer is more than the events of one request for text."""
+        return self.hole is not None or bool(self.choices) or self.echo is not None
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,13 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Per token of a committed canvas: its log-probability, and [token, log-probability] of the most likely tokens."""
+    """Per token of a committed canvas: its log-probability, and [token, log-probability] of the most likely tokens.
+
+    The first token of an echoed prompt has none.
+    """
 
     id: int
-    entries: list[tuple[float, list[tuple[int, float]]]]
+    entries: list[tuple[float | None, list[tuple[int, float]]]]
 
 
 @dataclass(frozen=True)
@@ -129,6 +141,7 @@ class Ended:
     seed: int
     usage: dict[str, int]
     stop: str | None = None  # the stop string that ended the text
+    scores: Sequence[float] = ()  # log-probabilities of the choices of a decision
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ import torch
 import gesso
 from gesso.api import Gesso, find_device, find_dtype
 from gesso.checkpoint import huggingface
+from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
 from gesso.engine.engine import Engine
-from gesso.engine.events import Commit, Done, Draft, Event, Result
-from gesso.engine.plan import Plan
+from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
+from gesso.engine.plan import Echo, Plan, compare, echo
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
@@ -60,6 +61,7 @@ from gesso.settings import Diffusion
 
 Send = Callable[[Message], None]
 BEAT_SECONDS = 1.0
+TOKENS = 256  # with log-probabilities in one message
 EXIT_BROKEN = 3
 
 
@@ -150,6 +152,14 @@ class Worker:
     def plan(self, asked: Submit, blob: bytes) -> Plan[Any]:
         """Return a plan for a client's request; its code runs when the driver advances it."""
         hole, options = asked.hole, asked.options
+        if asked.echo is not None:
+            return (yield from echo(asked.prompt, *asked.echo))
+        if asked.choices:
+            defaults = self.model.defaults
+            eos, usual = frozenset(defaults.eos_token_ids if asked.ends else ()), defaults.max_new_tokens
+            limit = self.model.max_length
+            request = decision_request(asked.prompt, asked.choices, eos, self.model.config, usual, limit)
+            return (yield from compare(request))
         if hole is None:
             return (yield [self.request(asked, blob)])[0]
         if "span" in hole:
@@ -190,7 +200,7 @@ class Worker:
 
     def tell(self, job: Job, event: Event) -> None:
         """Report an event of one of a job's requests."""
-        asked, planned = job.asked, job.asked.hole is not None
+        asked, planned = job.asked, job.asked.planned
         self.start(job)
         match event:
             case Draft():
@@ -201,7 +211,7 @@ class Worker:
                 if asked.stream and not planned and asked.options.get("top_logprobs") is None:
                     self.settle(job, event.final_tokens)
             case Commit(likely=likely) if likely and not planned:
-                self.send(Logprobs(asked.id, [(entry.token, list(entry.top)) for entry in likely]))
+                self.send_logprobs(asked.id, likely)
             case Done(result=result) if not planned:  # the plan has no more to do, so do not wait for the side thread
                 self.complete(job, result)
 
@@ -210,17 +220,30 @@ class Worker:
             self.send(Settled(job.asked.id, list(tokens[job.settled :])))
             job.settled = len(tokens)
 
-    def end(self, job: Job, run: PlanRun[Result]) -> None:
+    def end(self, job: Job, run: PlanRun[Result | Scored | Echo]) -> None:
         if run.error is not None:
             self.fail(job, run.error)
         else:
             self.complete(job, run.outcome())
 
-    def complete(self, job: Job, result: Result) -> None:
-        text = result.replacement if isinstance(result, EditResult) else result.text
-        usage, tokens = asdict(result.usage), list(result.tokens)
-        self.send(Ended(job.asked.id, text, tokens, result.finish_reason, result.seed, usage, result.stop))
-        self.forget(job.asked.id)
+    def complete(self, job: Job, result: Result | Scored | Echo) -> None:
+        id, usage = job.asked.id, asdict(result.usage)
+        match result:
+            case Scored():
+                self.send(Ended(id, "", [], "stop", 0, usage, scores=result.log_likelihoods))
+            case Echo():
+                self.send_logprobs(id, [None, *result.likely])
+                self.send(Ended(id, self.model.decode(result.tokens), list(result.tokens), "length", 0, usage))
+            case Result():
+                text = result.replacement if isinstance(result, EditResult) else result.text
+                self.send(Ended(id, text, list(result.tokens), result.finish_reason, result.seed, usage, result.stop))
+        self.forget(id)
+
+    def send_logprobs(self, id: int, likely: Sequence[Likely | None]) -> None:
+        """Report log-probabilities in messages that the server reads in a few milliseconds each."""
+        for start in range(0, len(likely), TOKENS):
+            part = likely[start : start + TOKENS]
+            self.send(Logprobs(id, [(None, []) if one is None else (one.token, list(one.top)) for one in part]))
 
     def fail(self, job: Job, error: Exception) -> None:
         """Report an error to the client of a request. Other requests are not affected."""

@@ -40,7 +40,7 @@ def test_plan_receives_results_in_the_order_of_its_requests(tiny, driver):
     (one, two, scores), (three,) = driver.run(plan())
     assert [result.seed for result in (one, two, three)] == [1, 2, 3]
     reference = Likelihood(tiny.model, (2, 200))
-    assert scores == (reference.of((9,)), reference.of((8, 7)))
+    assert scores.log_likelihoods == (reference.of((9,)), reference.of((8, 7)))
 
 
 def test_scoring_runs_in_passes_of_the_engine_beside_other_requests(driver):

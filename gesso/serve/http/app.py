@@ -24,6 +24,7 @@ from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     ChatFields,
     CompletionFields,
+    DecideFields,
     DetokenizeFields,
     EditFields,
     Fields,
@@ -41,7 +42,7 @@ from gesso.serve.leniency import warning_headers
 from gesso.serve.metrics import CONTENT_TYPE, Metrics
 from gesso.serve.models import Models
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields
-from gesso.serve.openai import chat, completions, edits, responses
+from gesso.serve.openai import chat, completions, decide, edits, responses
 from gesso.serve.openai.response_fields import ResponseFields
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import ServerSettings
@@ -132,8 +133,16 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
 
     @_post(app, "/v1/completions", "text", CompletionFields)
     async def text_completions(request: Request) -> Response:
-        """Continue a text. With `suffix`, write the missing text between `prompt` and `suffix`."""
+        """Continue a text. With `suffix`, write the missing text between `prompt` and `suffix`.
+
+        With `echo`, return the log-probabilities of the prompt by the causal encoder.
+        """
         return await generate(completions, request)
+
+    @_post(app, "/v1/decide", "text", DecideFields)
+    async def decisions(request: Request) -> Response:
+        """Choose among several texts, with the probability of each."""
+        return await generate(decide, request)
 
     @_post(app, "/v1/edits", "text", EditFields)
     async def text_edits(request: Request) -> Response:

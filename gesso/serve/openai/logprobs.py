@@ -3,6 +3,9 @@
 They are the predictions of the step in which a canvas converged, at that step's temperature. There is one per token of
 the answer, including tags and thinking. A token that settled earlier is fixed in that step, and its log-probability
 comes from the same prediction.
+
+With `echo`, they are those of the causal encoder, which predicts each token from those before it. The first token has
+none.
 """
 
 from itertools import accumulate
@@ -26,12 +29,15 @@ def completion_logprobs(tokenizer: Tokenizer, job: Job, ended: Ended) -> dict[st
     # Special tokens are not part of the text.
     lengths = [0 if token in tokenizer.special_ids else len(t) for token, t in zip(ended.tokens, texts, strict=True)]
     offsets = list(accumulate(lengths, initial=0))[:-1]
-    tops = [{_token_text(tokenizer, other): value for other, value in top} for _, top in job.logprobs]
+    tops = [
+        None if own is None else {_token_text(tokenizer, other): value for other, value in top}
+        for own, top in job.logprobs
+    ]
     values = [own for own, _ in job.logprobs]
     return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
 
-def _entry(tokenizer: Tokenizer, token: int, value: float) -> dict[str, Any]:
+def _entry(tokenizer: Tokenizer, token: int, value: float | None) -> dict[str, Any]:
     text = _token_text(tokenizer, token)
     return {"token": text, "logprob": value, "bytes": list(text.encode())}
 

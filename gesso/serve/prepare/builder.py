@@ -2,14 +2,14 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gesso.chat.messages import check_tools, with_schema
 from gesso.constraints.constraint import expression
 from gesso.constraints.tools import calls_regex, chosen
 from gesso.engine.request import Request
 from gesso.serve.errors import ApiError
-from gesso.serve.fields import DRAWS, Common, DraftFields
+from gesso.serve.fields import DRAWS, Common, DraftFields, ModelFields
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
 from gesso.serve.protocol import Constraint, Submit, submit_payload
@@ -21,14 +21,18 @@ PROMPTS = ("messages", "prompt", "input")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
-class RequestBuilder:
+F = TypeVar("F", bound=ModelFields)
+
+
+class Builder(Generic[F]):
     """Builds the jobs of one request within the limits of the model that it names."""
 
-    def __init__(self, task: dict[str, Any], fields: Common, frontends: Sequence[ModelFrontend]) -> None:
+    def __init__(self, task: dict[str, Any], fields: F, frontends: Sequence[ModelFrontend]) -> None:
         self.fields, self.frontend = fields, frontend_of(frontends, fields.model)
         self.context: int = task["contexts"][self.frontend.name]
         self.limits = self.frontend.settings.limits
         self.prompt_field = next((name for name in PROMPTS if name in fields.model_fields_set), "prompt")
+        self.adapter = self.frontend.adapter(fields.model)
 
     def text_tokens(self, text: str, *, bos: bool = True) -> list[int]:
         self.frontend.check_size(len(text), self.context, self.prompt_field)
@@ -40,6 +44,63 @@ class RequestBuilder:
         messages = with_schema(messages, schema)
         self.frontend.check_size(characters(messages) + characters(tools), self.context, self.prompt_field)
         return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
+
+    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """Reject a prompt and an answer that together exceed the context, or this server's limit."""
+        total, limit = prompt_tokens + max_new_tokens, self.limits.request_tokens
+        if total > self.context:
+            problem, most, code = "context overflow: ", f"the context of {self.context}", "context_length_exceeded"
+        elif limit is not None and total > limit:
+            problem, most, code = "", f"this server's limit of {limit} for one request", "request_too_long"
+        else:
+            return
+        prompt = self.prompt_field
+        answer = next((name for name in LIMITS if getattr(self.fields, name, None) == max_new_tokens), "max_tokens")
+        raise ApiError(
+            400,
+            f"{problem}{prompt} of {prompt_tokens} tokens and {answer} of {max_new_tokens} exceed {most}; "
+            f"shorten {prompt} or lower {answer}",
+            param=prompt,
+            code=code,
+        )
+
+    def encoded(
+        self,
+        jobs: list[PreparedJob],
+        *,
+        stream: bool = False,
+        include_usage: bool = False,
+        continuous_usage: bool = False,
+        logprobs: bool = False,
+        one_call: bool = False,
+        warnings: Sequence[str] = (),
+        echo: dict[str, Any] | None = None,
+        tools: Sequence[str] = (),
+        constraint: ConstraintSource | None = None,
+        attached: bytes = b"",
+    ) -> tuple[bytes, bytes]:
+        """Return the encoded request with these jobs."""
+        return PreparedRequest(
+            served=self.frontend.name,
+            model=self.fields.model or self.frontend.name,
+            adapter=self.adapter,
+            stream=stream,
+            user=self.fields.user,
+            include_usage=include_usage,
+            continuous_usage=continuous_usage,
+            logprobs=logprobs,
+            one_call=one_call,
+            warnings=list(warnings),
+            echo=echo or {},
+            tools=list(tools),
+            jobs=jobs,
+            constraint=constraint,
+            attached=attached,
+        ).encode()
+
+
+class RequestBuilder(Builder[Common]):
+    """Builds the jobs of a request that generates text."""
 
     def constraint(self, constraint: dict[str, Any] | None) -> ConstraintSource | None:
         """Translate a constraint into a regular expression, or reject it."""
@@ -78,7 +139,7 @@ class RequestBuilder:
 
         With a hole to fill, the prompt only counts towards the context: the engine takes the text from `hole`.
         """
-        fields, adapter = self.fields, self.frontend.adapter(self.fields.model)
+        fields = self.fields
         if n * len(prompts) > self.limits.choices:
             raise ApiError(400, f"n: at most {self.limits.choices} choices in one request", param="n")
         seed = secrets.randbits(32) if fields.seed is None else fields.seed
@@ -102,7 +163,7 @@ class RequestBuilder:
                     id=0,
                     prompt=[] if hole is not None else list(prompt),
                     options={**options, "seed": (seed + choice) % SEEDS},
-                    adapter=adapter,
+                    adapter=self.adapter,
                     stream=fields.stream,
                     drafts=fields.diffusion.drafts is not False,
                     constraint=None if constraint is None else Constraint(constraint.key, constraint.tools),
@@ -116,23 +177,19 @@ class RequestBuilder:
                     planned=hole is not None,
                 )
                 jobs.append(job)
-        return PreparedRequest(
-            served=self.frontend.name,
-            model=fields.model or self.frontend.name,
-            adapter=adapter,
+        return self.encoded(
+            jobs,
             stream=fields.stream,
-            user=fields.user,
             include_usage=include_usage,
             continuous_usage=continuous_usage,
             logprobs=top_logprobs is not None,
             one_call=one_call,
-            warnings=list(warnings),
-            echo=echo or {},
-            tools=list(tools),
-            jobs=jobs,
+            warnings=warnings,
+            echo=echo,
+            tools=tools,
             constraint=constraint,
             attached=attached,
-        ).encode()
+        )
 
     def _diffusion_settings(self) -> dict[str, Any]:
         """Return the diffusion settings of the request, with its temperature translated."""
@@ -168,7 +225,7 @@ class RequestBuilder:
             top_logprobs=top_logprobs,
             draft_logprobs=(drafts.candidates or None) if isinstance(drafts, DraftFields) else None,
         )
-        self._check_length(len(prompt), max_new_tokens)
+        self.check_length(len(prompt), max_new_tokens)
         request.check(self.frontend.config, self.context)
         longest, canvas = self.frontend.config.canvas_length, request.diffusion.canvas_length
         if canvas is not None and canvas > longest:
@@ -176,25 +233,6 @@ class RequestBuilder:
             message = f"diffusion.canvas_length: at most {longest}, the model's own, on this server; got {canvas}"
             raise ApiError(400, message, param="diffusion.canvas_length")
         return request
-
-    def _check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        """Reject a prompt and an answer that together exceed the context, or this server's limit."""
-        total, limit = prompt_tokens + max_new_tokens, self.limits.request_tokens
-        if total > self.context:
-            problem, most, code = "context overflow: ", f"the context of {self.context}", "context_length_exceeded"
-        elif limit is not None and total > limit:
-            problem, most, code = "", f"this server's limit of {limit} for one request", "request_too_long"
-        else:
-            return
-        prompt = self.prompt_field
-        answer = next((name for name in LIMITS if getattr(self.fields, name, None) == max_new_tokens), "max_tokens")
-        raise ApiError(
-            400,
-            f"{problem}{prompt} of {prompt_tokens} tokens and {answer} of {max_new_tokens} exceed {most}; "
-            f"shorten {prompt} or lower {answer}",
-            param=prompt,
-            code=code,
-        )
 
 
 def _hole_options(options: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:

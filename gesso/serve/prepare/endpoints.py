@@ -15,6 +15,7 @@ from gesso.serve.fields import (
     ChatFields,
     Common,
     CompletionFields,
+    DecideFields,
     DetokenizeFields,
     EditFields,
     Fields,
@@ -23,7 +24,8 @@ from gesso.serve.fields import (
 from gesso.serve.leniency import warnings_of, without_unsupported
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
-from gesso.serve.prepare.builder import RequestBuilder
+from gesso.serve.prepare import scores
+from gesso.serve.prepare.builder import Builder, RequestBuilder
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.response_items import chat_messages, conversation
 
@@ -180,6 +182,8 @@ def _completions(
         if not all(prompts):
             raise ApiError(400, "prompt: it is empty; give some text to continue", param="prompt")
         prompts = [builder.text_tokens(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    if fields.echo:
+        return scores.echo(Builder(task, fields, frontends), prompts)
     return builder.build(
         prompts,
         n=fields.n,
@@ -193,6 +197,10 @@ def _completions(
         warnings=warnings,
         echo=echo,
     )
+
+
+def decide(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    return scores.decision(Builder(task, parse(DecideFields, body), frontends))
 
 
 def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -297,6 +305,7 @@ TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
     for function in (
         chat,
         completions,
+        decide,
         edits,
         responses,
         input_items,

@@ -1,0 +1,26 @@
+"""`gesso decide`."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from gesso.cli.options import Json, Loading, with_options
+from gesso.cli.terminal import print_json, print_text
+
+
+@with_options
+def decide(
+    question: Annotated[str, typer.Argument(help="Question to answer with one of the choices.")],
+    choice: Annotated[list[str], typer.Option(help="A possible answer; repeat it, at least twice.")],
+    json: Json = False,
+    *,
+    loading: Loading,
+) -> None:
+    """Choose among several answers to a question, with the probability of each."""
+    decision = loading.load().decide([{"role": "user", "content": question}], choice)
+    if json:
+        print_json(asdict(decision))
+        return
+    for text, probability in decision.probabilities.items():
+        print_text(f"{100 * probability:5.1f} %  {text}")

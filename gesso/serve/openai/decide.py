@@ -1,0 +1,21 @@
+"""Answers of /v1/decide: one of several choices, and the probability of each."""
+
+from typing import Any
+
+from gesso.engine.decision import probabilities
+from gesso.serve.generation import Generation
+from gesso.serve.models import ServedModel
+from gesso.serve.openai.chunks import head
+from gesso.serve.prepare.request import PreparedRequest
+
+
+def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
+    choices, found = request.echo["choices"], probabilities(generation.ended[0].scores)
+    index = found.index(max(found))
+    return {
+        **head("decision", request.model, "decision"),
+        "choice": choices[index],
+        "index": index,
+        "probabilities": [{"choice": c, "probability": p} for c, p in zip(choices, found, strict=True)],
+        "usage": generation.usage(),
+    }
