@@ -348,7 +348,7 @@ def test_live_view_shows_settled_tokens_bold_and_others_dim() -> None:
     )
     tokens = [*map(ord, "abcd\x1b"), 0, 0]
     settled = [True, True, False, True, False, True, False]
-    draft: Any = SimpleNamespace(before=[ord("x")], tokens=tokens, settled=settled)
+    draft: Any = SimpleNamespace(before=[ord("x")], tokens=tokens, stable=settled)
     text = terminal.CanvasView(model)._text(draft)
     assert text.plain == "xabcd␛··"
     assert [(text.plain[s.start : s.end], s.style) for s in text.spans] == [
