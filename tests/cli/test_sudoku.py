@@ -60,7 +60,7 @@ class Fake:
         tokens = [*map(ord, text.ljust(256, "\x01"))]
         for step, settled in ((1, False), (2, True)):
             canvas = SimpleNamespace(step=step)
-            yield SimpleNamespace(kind="draft", before=(), tokens=tokens, settled=[settled] * 256, canvas=canvas)
+            yield SimpleNamespace(kind="draft", before=(), tokens=tokens, stable=[settled] * 256, canvas=canvas)
         yield Done(0, Result(text, tuple(tokens), "stop", Usage(denoising_steps=2), options["seed"] or 0))
 
 
