@@ -76,7 +76,9 @@ def test_runaway_template_is_stopped(tmp_path, case, monkeypatch):
     assert time.process_time() - started < template.MAX_SECONDS
 
 
-def test_runaway_template_is_stopped_in_another_thread(tmp_path):
+def test_runaway_template_is_stopped_in_another_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(template, "MAX_STEPS", template.MAX_STEPS // 10)
+    monkeypatch.setattr(template, "MAX_SECONDS", 60)  # the limit on steps comes first, even on a busy machine
     tokenizer, caught = with_template(tmp_path, RUNAWAY["silent nested loops"]), []
 
     def render() -> None:
@@ -98,9 +100,10 @@ def test_template_is_stopped_by_time_limit(tmp_path, monkeypatch):
         with_template(tmp_path, RUNAWAY["silent nested loops"]).render(CHAT)
 
 
-def test_each_rendering_has_its_own_budget(tmp_path):
+def test_each_rendering_has_its_own_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr(template, "MAX_STEPS", 150_000)
     tokenizer = with_template(tmp_path, "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}")
-    for _ in range(2 * template.MAX_STEPS // 99999):
+    for _ in range(3):
         assert tokenizer.render(CHAT) == "Hello"
 
 
