@@ -77,7 +77,9 @@ def _start(index: Index, moves: dict[int, dict[int, int]]) -> int:
     entered = {target for row in moves.values() for target in row.values()} | {index.get_initial_state()}
     for state in moves.keys() - entered:
         for byte in MARK:
-            state = moves.get(state, {}).get(byte, -1)
+            # A dropped path through ".*" can spell the mark too, but its states have other edges.
+            row = moves.get(state, {})
+            state = row[byte] if row.keys() == {byte} else -1
         if state >= 0:
             return state
     raise ValueError("no text matches: incompatible with the regex")
