@@ -28,7 +28,7 @@ class Tokenizer:
         self, core: tokenizers.Tokenizer, files: dict[str, Path], names: dict[str, str], template: str
     ) -> None:
         self._core = core
-        self._names = names  # of bos_token, eos_token and pad_token, if the checkpoint has them
+        self.names = names  # of bos_token, eos_token and pad_token, if the checkpoint has them
         self._template_source = template
         self.files = files
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
@@ -115,7 +115,7 @@ class Tokenizer:
             "tools": check_tools(tools),
             "add_generation_prompt": generation_prompt,
             "enable_thinking": thinking,
-            **self._names,
+            **self.names,
         }
         template = self._template
         try:

@@ -204,6 +204,11 @@ def _add_token_endpoints(app: FastAPI, models: Models) -> None:
         """Return the tokens of a text, or of a conversation in the model's chat template."""
         return await convert("tokenize", request)
 
+    @app.get("/tokenizer_info", tags=["tokens"])
+    async def tokenizer_info() -> dict[str, str | None]:
+        """Return the special tokens of the main model, by which lm-eval recognizes a server that tokenizes."""
+        return {role: models.main.tokenizer.names.get(role) for role in ("bos_token", "eos_token", "pad_token")}
+
     @_post(app, "/detokenize", "tokens", DetokenizeFields)
     async def detokenize(request: Request) -> Response:
         """Return the text of tokens."""
