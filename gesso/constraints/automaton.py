@@ -9,11 +9,13 @@ S states, B bytes, E edges.
 """
 
 import io
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ DEAD, START = 0, 1
 STAY = 256  # a pseudo-byte that keeps the state, so that words of different length can be walked side by side
 FAR = np.int32(1 << 30)
 COMPILER = Path(__file__).with_name("compiler.py")
+OUT_OF_TIME = -getattr(signal, "SIGXCPU", 999)  # exit status; Windows has no such signal
+WALL_PER_CPU_SECOND = 4  # real time allowed per second of CPU time, for machines with other work
 UNSATISFIABLE = "no text can satisfy this constraint; relax it"
 
 Edges = tuple[NDArray[np.int32], NDArray[np.int32]]  # edges [E, 3] and accepting states, as in `compiler`
@@ -110,20 +114,23 @@ def compile_regex(expression: str, limits: Limits = Limits(), *, apart: bool = T
 
 
 def _compiled_apart(expression: str, limits: Limits) -> Edges:
+    too_long = InputError(
+        f"the constraint took more than {limits.seconds:g} s to compile (limits.seconds); simplify it, "
+        "for instance with smaller repetition counts"
+    )
     try:
         found = subprocess.run(
-            [sys.executable, "-P", str(COMPILER), str(limits.states), str(limits.memory)],
+            [sys.executable, "-P", str(COMPILER), str(limits.states), str(limits.memory), str(ceil(limits.seconds))],
             input=expression.encode(),
             capture_output=True,
-            timeout=limits.seconds,
+            timeout=WALL_PER_CPU_SECOND * limits.seconds,
         )
     except UnicodeEncodeError as error:
         raise InputError(f"the regular expression is not text that UTF-8 can encode: {error}") from None
     except subprocess.TimeoutExpired:
-        raise InputError(
-            f"the constraint took more than {limits.seconds:g} s to compile (limits.seconds); simplify it, "
-            "for instance with smaller repetition counts"
-        ) from None
+        raise too_long from None
+    if found.returncode == OUT_OF_TIME:
+        raise too_long
     if found.returncode:
         raise _compile_error(found.stderr.decode("utf-8", "replace"), limits)
     with np.load(io.BytesIO(found.stdout), allow_pickle=False) as arrays:

@@ -1,9 +1,9 @@
 """Compile a regular expression to an automaton, as a program of its own, so that the caller can limit and end it.
 
 Some expressions have automata of exponential size, and the library builds them without a limit. The program takes the
-maximum number of states and of bytes of memory as arguments, reads the expression from stdin, and writes an .npz file
-to stdout: `edges` [E, 3] (state, byte, next state) and `accepting`. States are numbered from 1, the start state. It
-imports nothing from the package, so that it starts fast.
+maximum number of states, of bytes of memory and of seconds of CPU time as arguments. It reads the expression from stdin
+and writes an .npz file to stdout: `edges` [E, 3] (state, byte, next state) and `accepting`. States are numbered from 1,
+the start state. It imports nothing from the package, so that it starts fast.
 """
 
 import contextlib
@@ -27,11 +27,12 @@ FRAME = "(?:.{mark}(?:{expression})\\x00|)"
 
 
 def main() -> None:
-    states, memory = map(int, sys.argv[1:])
+    states, memory, seconds = map(int, sys.argv[1:])
     with contextlib.suppress(ImportError):  # not on Windows, where only the caller's time limit applies
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     try:
         edges, accepting = arrays(sys.stdin.buffer.read().decode("utf-8"), states)
     except ValueError as error:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # --- to the engine ----------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ class Submit:
     drafts: bool = False  # report the canvas after every step
     constraint: Constraint | None = None
     hole: dict[str, Any] | None = None  # arguments of `infill`, or with `span` of `edit`
-    choices: Sequence[Sequence[int]] = ()  # texts to compare after the prompt
+    choices: Sequence[Sequence[int]] = field(default_factory=list)  # texts to compare after the prompt
     ends: bool = False  # whether the choices are whole answers
     echo: tuple[int, int] | None = None  # score the prompt: number of top log-probabilities, and of tokens to add
 
@@ -141,7 +141,7 @@ class Ended:
     seed: int
     usage: dict[str, int]
     stop: str | None = None  # the stop string that ended the text
-    scores: Sequence[float] = ()  # log-probabilities of the choices of a decision
+    scores: Sequence[float] = field(default_factory=list)  # log-probabilities of the choices of a decision
 
 
 @dataclass(frozen=True)

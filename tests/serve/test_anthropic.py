@@ -160,7 +160,7 @@ def test_an_error_in_a_stream_is_its_last_event():
 
     async def read():
         generation = SimpleNamespace(jobs=[SimpleNamespace(prepared=SimpleNamespace(prompt_tokens=3))], deltas=deltas)
-        model, request = SimpleNamespace(tokenizer=None), SimpleNamespace(model="tiny")
+        model, request = SimpleNamespace(tokenizer=None), SimpleNamespace(model="tiny", tools=())
         return [event async for event in anthropic.stream(model, request, generation)]
 
     start, error = asyncio.run(read())

@@ -150,7 +150,7 @@ def test_an_error_in_a_stream_is_its_last_line():
         yield
 
     async def read():
-        request = SimpleNamespace(model="tiny", echo={"message": True, "template": True})
+        request = SimpleNamespace(model="tiny", tools=(), echo={"message": True, "template": True})
         return [
             line
             async for line in ollama.stream(SimpleNamespace(tokenizer=None), request, SimpleNamespace(deltas=deltas))
