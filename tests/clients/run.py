@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from gesso.bench.server import running_server
+from tests.clients.checks import MODEL
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(".clients")
@@ -45,7 +46,7 @@ def main() -> None:
         install(name)
     if asked.url:
         sys.exit(not check(asked.url, names))
-    with running_server("--device", "cpu") as server:
+    with running_server("--device", "cpu", "--name", MODEL) as server:
         server.wait_ready()
         sys.exit(not check(server.url, names))
 
