@@ -22,7 +22,7 @@ PYTHON = {
     "anthropic_python": ["anthropic"],
     "ollama_python": ["ollama"],
     "langchain_python": ["langchain-openai"],
-    "litellm_python": ["litellm"],
+    "litellm_python": ["litellm", "mcp"],
     "instructor_python": ["instructor"],
     "pydantic_ai_python": ["pydantic-ai-slim[openai,anthropic]"],
     "llm_python": ["llm"],

@@ -1,6 +1,7 @@
 """Anthropic's Messages API: a live server with a key, and the translation of its fields."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,10 @@ from pydantic import ValidationError
 from gesso.serve import anthropic
 from gesso.serve.anthropic import MessagesFields
 from gesso.serve.errors import ApiError
+from gesso.serve.prepare import endpoints
+from gesso.serve.prepare.frontend import ModelFrontend
+from gesso.serve.prepare.request import PreparedRequest
+from gesso.serve.settings import EngineSettings, ServerSettings
 from tests.serving import serving
 
 QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
@@ -122,13 +127,23 @@ def test_counted_tokens_are_the_prompt_tokens_of_an_answer(server):
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+def test_a_limit_beyond_the_context_is_lowered(tiny):
+    settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), name="tiny")
+    task = {"endpoint": "anthropic", "contexts": {"tiny": 256}}
+    head, blob = endpoints.run(
+        task, json.dumps({"messages": HELLO, "max_tokens": 10**6}).encode(), [ModelFrontend(settings)]
+    )
+    (job,) = PreparedRequest.decode(head, blob).jobs
+    assert job.prompt_tokens + job.max_new_tokens == 256
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
 ERRORS = [
     ({"model": "claude"}, 404, "not_found_error", "there is no model 'claude'"),
     ({"nonsense": 1}, 400, "invalid_request_error", "nonsense"),
-    ({"max_tokens": 10**6}, 400, "invalid_request_error", "context"),
+    ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "invalid_request_error", "context"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
     ({"diffusion": {"drafts": True}}, 400, "invalid_request_error", "drafts"),
 ]

@@ -125,13 +125,19 @@ def _chat(
     frontends: Frontends,
     warnings: Sequence[str] = (),
     echo: dict[str, Any] | None = None,
+    *,
+    shorten: bool = False,
 ) -> Outcome:
+    """Prepare a chat. With `shorten`, a limit on the answer that exceeds the context is lowered, not rejected."""
     builder = RequestBuilder(task, fields, frontends)
     constraint = builder.constraint(fields.constraint())
+    prompt, most = _chat_tokens(builder, fields), fields.most_tokens
+    if shorten and most is not None:
+        most = max(1, min(most, builder.context - len(prompt)))
     return builder.build(
-        [_chat_tokens(builder, fields)],
+        [prompt],
         n=fields.n,
-        max_tokens=fields.most_tokens,
+        max_tokens=most,
         stop=fields.stop,
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         constraint=constraint,
@@ -260,7 +266,8 @@ def input_items(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 def anthropic(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(MessagesFields, body)
     _reject_drafts(fields)
-    return _chat(task, fields.to_chat(), frontends)
+    # Clients of this API must send a limit, and send that of a large model.
+    return _chat(task, fields.to_chat(), frontends, shorten=True)
 
 
 def count_tokens(task: Task, body: bytes, frontends: Frontends) -> Outcome:
