@@ -129,8 +129,6 @@ class ToolChoiceFields(Fields):
     def _check(self) -> Self:
         if (self.type == "tool") != (self.name is not None):
             raise ValueError("give name if and only if type is tool")
-        if self.disable_parallel_tool_use and self.type == "auto":
-            raise ValueError("disable_parallel_tool_use needs a type that requires a call: any or tool")
         return self
 
     def chat_choice(self) -> str | dict[str, Any]:
@@ -195,7 +193,9 @@ def _text(blocks: Sequence[TextBlock]) -> str:
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools).answer(generation.ended[0])
+    read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call).answer(
+        generation.ended[0]
+    )
     content = [_thinking_block(read.thinking)] if read.thinking else []
     content += [_text_block(read.text)] if read.text else []
     content += [_tool_use_block(call, call.arguments) for call in read.tool_calls]
@@ -222,7 +222,7 @@ async def _events(
     usage = {"input_tokens": generation.jobs[0].prepared.prompt_tokens, "output_tokens": 0}
     begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield {"type": "message_start", "message": {**_head(request), **begun}}
-    answer, blocks = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools), _Blocks()
+    answer, blocks = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call), _Blocks()
     async with aclosing(generation.deltas(answer)) as deltas:
         async for delta in deltas:
             for part in blocks.write(delta):

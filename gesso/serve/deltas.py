@@ -1,7 +1,7 @@
 """Turn the settled tokens of an answer into text that can be sent."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gesso.chat.answer import Answer, ToolCall, parse, read
@@ -32,6 +32,7 @@ class AnswerDeltas:
     tokenizer: Tokenizer
     chat: bool
     tools: Collection[str] | None = None
+    one_call: bool = False  # drop every call but the first
     tokens: list[int] = field(default_factory=list)
     sent: Answer = field(default_factory=lambda: parse(""))
     whole: int = 0  # tokens whose text no later token changes
@@ -41,7 +42,7 @@ class AnswerDeltas:
         """Append settled tokens and return the new text."""
         self.tokens += tokens
         text = self._text()
-        return self._advance(parse(text, self.tools) if self.chat else _plain(text))
+        return self._advance(self._allowed(parse(text, self.tools)) if self.chat else _plain(text))
 
     def end(self, ended: Ended) -> Delta:
         """Return the text between the last delta and the end of the answer."""
@@ -49,7 +50,12 @@ class AnswerDeltas:
 
     def answer(self, ended: Ended) -> Answer:
         """Parse a complete answer."""
-        return read(ended.tokens, ended.text, self.decode, self.tools) if self.chat else _plain(ended.text)
+        if not self.chat:
+            return _plain(ended.text)
+        return self._allowed(read(ended.tokens, ended.text, self.decode, self.tools))
+
+    def _allowed(self, answer: Answer) -> Answer:
+        return replace(answer, tool_calls=answer.tool_calls[:1]) if self.one_call else answer
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)

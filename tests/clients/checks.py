@@ -12,7 +12,6 @@ from typing import Any
 MODEL = "gesso-mini"
 KEY = "not-needed"
 QUESTION = "Who are you?"
-BOOKING = "Book a table for two at Luigi's tomorrow at 7 pm."
 PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},

@@ -1,5 +1,6 @@
 """The `llm` command line, with the server as an extra OpenAI model."""
 
+import json
 import os
 import subprocess
 import sys
@@ -30,8 +31,6 @@ def without_stream(url):
 
 
 def schema(url):
-    import json
-
     is_person(ask(url, "--schema", json.dumps(PERSON), "Ada Lovelace is 36 years old."))
 
 

@@ -55,8 +55,9 @@ def evaluate(url, task, name):
             tasks=[name],
             task_manager=TaskManager(include_path=directory),
         )
-    assert len(found["samples"][name]) == len(ROWS)
-    return found["results"][name]
+    samples = found["samples"][name]
+    assert len(samples) == len(ROWS)
+    return samples
 
 
 def generation(url):
@@ -64,7 +65,9 @@ def generation(url):
 
 
 def multiple_choice(url):
-    assert 0 <= evaluate(url, CHOICE, "local_choice")["acc,none"] <= 1
+    for sample in evaluate(url, CHOICE, "local_choice"):
+        likelihoods = [likelihood for likelihood, _ in sample["filtered_resps"]]
+        assert len(likelihoods) == 2 and max(likelihoods) < 0 and likelihoods[0] != likelihoods[1], likelihoods
 
 
 run(generation, multiple_choice)

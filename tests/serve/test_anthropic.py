@@ -175,7 +175,7 @@ def test_an_error_in_a_stream_is_its_last_event():
 
     async def read():
         generation = SimpleNamespace(jobs=[SimpleNamespace(prepared=SimpleNamespace(prompt_tokens=3))], deltas=deltas)
-        model, request = SimpleNamespace(tokenizer=None), SimpleNamespace(model="tiny", tools=())
+        model, request = SimpleNamespace(tokenizer=None), SimpleNamespace(model="tiny", tools=(), one_call=False)
         return [event async for event in anthropic.stream(model, request, generation)]
 
     start, error = asyncio.run(read())
@@ -257,7 +257,6 @@ REJECTED = [
     ({"system": [IMAGE]}, "system", "'image'"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type", "custom"),
     ({"tool_choice": {"type": "tool"}}, "tool_choice", "name"),
-    ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice", "disable_parallel"),
 ]
 
 

@@ -22,12 +22,12 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
     choices = []
     for index, job in enumerate(generation.jobs):
         ended = generation.ended[index]
-        read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools).answer(ended)
+        read = AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call).answer(ended)
         message: dict[str, Any] = {"role": "assistant", "content": read.text or None, "refusal": None}
         if read.thinking:
             message["reasoning_content"] = read.thinking
         if read.tool_calls:
-            message["tool_calls"] = [_tool_call(call) for call in read.tool_calls[: 1 if request.one_call else None]]
+            message["tool_calls"] = [_tool_call(call) for call in read.tool_calls]
         else:
             message["content"] = read.text
         if read.malformed:  # not text for a user, but the caller must know that a call could not be parsed
@@ -45,7 +45,10 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
 
 
 def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
-    answers = [AnswerDeltas(model.tokenizer, chat=True, tools=request.tools) for _ in generation.jobs]
+    answers = [
+        AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call)
+        for _ in generation.jobs
+    ]
     calls_sent = [0] * len(answers)
 
     def choice(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -56,9 +59,9 @@ def stream(model: ServedModel, request: PreparedRequest, generation: Generation)
         if delta.thinking:
             fields["reasoning_content"] = delta.thinking
         first = calls_sent[index]
-        if calls := delta.calls[: 1 - first] if request.one_call else delta.calls:
-            fields["tool_calls"] = [{"index": i, **_tool_call(c)} for i, c in enumerate(calls, first)]
-            calls_sent[index] += len(calls)
+        if delta.calls:
+            fields["tool_calls"] = [{"index": i, **_tool_call(c)} for i, c in enumerate(delta.calls, first)]
+            calls_sent[index] += len(delta.calls)
         return fields
 
     def choices(job: Job, delta: Delta, ended: Ended | None) -> list[dict[str, Any]]:

@@ -56,7 +56,6 @@ class Output:
     """
 
     response: str  # the id of the response without its prefix, which all ids of its items contain
-    parallel: bool  # whether there may be several calls; otherwise only the first is returned
     items: list[Item] = field(default_factory=list)  # that have ended
     _open: TextKind | None = None
     _text: str = ""
@@ -67,8 +66,7 @@ class Output:
         if delta.text:
             yield from self._write(MESSAGE, delta.text)
         for call in delta.calls:
-            if self.parallel or not self._has("function_call"):
-                yield from self._call(call)
+            yield from self._call(call)
 
     def end(self, *, complete: bool) -> Iterator[Event]:
         """End the last item. A response without text and calls has an empty message."""

@@ -20,14 +20,21 @@ from gesso.serve.stored import StoredResponse
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> bytes:
-    response, deltas = Response(request), AnswerDeltas(model.tokenizer, chat=True, tools=request.tools)
+    response, deltas = (
+        Response(request),
+        AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call),
+    )
     list(response.output.add(deltas.end(generation.ended[0])))  # its events are for streams
     list(response.output.end(complete=_is_complete(generation)))
     return response.finished(model, deltas.sent, generation)
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
-    response, deltas, number = Response(request), AnswerDeltas(model.tokenizer, chat=True, tools=request.tools), -1
+    response, deltas, number = (
+        Response(request),
+        AnswerDeltas(model.tokenizer, chat=True, tools=request.tools, one_call=request.one_call),
+        -1,
+    )
 
     def numbered(kind: str, fields: dict[str, Any]) -> bytes:
         nonlocal number
@@ -65,7 +72,7 @@ class Response:
         hex_id = uuid.uuid4().hex
         self.id, self.created_at, self.model = f"resp_{hex_id}", int(time.time()), request.model
         self.echo, _, self.items = request.attached.partition(b"\n")
-        self.output = Output(hex_id, request.echo["parallel_tool_calls"])
+        self.output = Output(hex_id)
 
     def body(self, status: str, output: bytes = b"[]", **given: Any) -> bytes:
         fields = {

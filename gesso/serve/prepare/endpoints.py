@@ -238,7 +238,7 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         max_tokens=fields.max_output_tokens,
         constraint=constraint,
         tools=tool_names(tools),
-        echo={"parallel_tool_calls": fields.parallel_tool_calls},
+        one_call=not fields.parallel_tool_calls,
         attached=echo + b"\n" + (json.dumps(items).encode() if store else b""),
     )
 
