@@ -80,6 +80,14 @@ class Step:
     hidden_CH: Tensor  # valid until the next pass
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """The outcome of a captured pass."""
+
+    steps: list[Step]  # of the canvases
+    scored: list[Tensor]  # hidden states [S, H] of each piece of kind "scored"
+
+
 class Backend(Protocol):
     model: DiffusionGemma
     captures: bool  # whether `replay` may run a pass
@@ -105,7 +113,7 @@ class Backend(Protocol):
         """
         ...
 
-    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
+    def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
         """Run a whole pass, and the steps of its canvases, as one captured unit; None if there is none to use."""
         ...
 

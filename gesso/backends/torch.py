@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gesso.backends.base import Piece, Step, Work
+from gesso.backends.base import Piece, Replayed, Work
 from gesso.diffusion.hash import draw
 from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
@@ -56,7 +56,7 @@ class TorchBackend:
                 predictions.append(summarize(self.model, logits_RV, draw(logits_RV, key_R2), soft))
         return Prediction.cat(predictions)
 
-    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
+    def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
         return None
 
     def drop_captured(self) -> None:

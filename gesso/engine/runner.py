@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gesso.backends.base import Backend, Piece
+from gesso.backends.base import Backend, Kind, Piece
 from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
@@ -23,6 +23,7 @@ from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
+ALONE = 4  # texts of a pass; more are read faster together in one uncaptured pass than each in a captured one
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,47 @@ class Encoded:
     hidden_SH: Tensor
 
 
+def _parts(work: Sequence[Work]) -> list[list[Work]]:
+    """Divide a pass into passes whose shapes recur and are therefore captured: each text alone, then all canvases.
+
+    The bits do not depend on the division. A pass that cannot be captured is not divided, nor one with many texts.
+    """
+    running = [item.denoising for item in work if item.denoising]
+    if any(each.needs_all_logits for each in running) or sum(len(item.texts) for item in work) > ALONE:
+        return [[*work]]
+    texts, rest = [], []
+    for item in work:
+        if item.pieces[-1][1] == "next":
+            rest.append(item)
+            continue
+        texts += [
+            [Work(item.running, (text,), False, start)] for start, text in zip(item.starts, item.texts, strict=True)
+        ]
+        if item.denoise:
+            rest.append(Work(item.running, (), True, item.end))
+    return [*texts, rest] if rest else texts
+
+
+def _encoded(work: Sequence[Work], scored: Sequence[Tensor]) -> list[Encoded]:
+    """Return the hidden states that predict scored texts, piece by piece, from those of all pieces that are scored."""
+    parts, encoded = iter(scored), []
+    for item in work:
+        for start, (length, kind) in zip(item.starts, item.pieces, strict=False):
+            if isinstance(item.running, Scoring) and kind == "scored":
+                encoded.append(Encoded(item.running, next(parts)[item.running.scored(start, length)]))
+    return encoded
+
+
+def _joined(outcomes: Sequence[Outcome | Encoded]) -> list[Outcome | Encoded]:
+    """Join the pieces of each scored text."""
+    scored: dict[Scoring, list[Tensor]] = {}
+    for each in outcomes:
+        if isinstance(each, Encoded):
+            scored.setdefault(each.running, []).append(each.hidden_SH)
+    joined = [Encoded(running, torch.cat(parts)) for running, parts in scored.items()]
+    return [*(each for each in outcomes if isinstance(each, Outcome)), *joined]
+
+
 class Runner:
     """Run passes on a backend."""
 
@@ -63,18 +105,19 @@ class Runner:
         """Encode the text and denoise the canvases; return one outcome per canvas and per scored text."""
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes
         requests = [running for item in work if (running := item.denoising) is not None]
-        if self.captures and (steps := self.backend.replay(work, cache)) is not None:
-            pairs = zip(requests, steps, strict=True)
-            return [self._outcome(running, step.found, step.hidden_CH) for running, step in pairs]
+        if self.captures:
+            if (found := self.backend.replay(work, cache)) is not None:
+                pairs = zip(requests, found.steps, strict=True)
+                outcomes = [self._outcome(running, step.found, step.hidden_CH) for running, step in pairs]
+                return _joined([*outcomes, *_encoded(work, found.scored)])
+            if len(parts := _parts(work)) > 1:
+                return _joined([outcome for part in parts for outcome in self.run(part, cache)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
-        parts, predicting, encoded = iter(hidden), [], []
-        for item in work:
-            own = [next(parts) for _ in item.pieces]
-            if isinstance(item.running, Scoring):
-                encoded += self._scored(item, own)
-            elif item.denoising:
-                predicting.append(own[-1] if item.pieces[-1][1] == "canvas" else own[-1][-1:])
-        return [*self._predict(requests, predicting), *encoded]
+        kinds = [kind for item in work for _, kind in item.pieces]
+        read: dict[Kind, slice] = {"canvas": slice(None), "next": slice(-1, None)}
+        predicting = [part[read[kind]] for part, kind in zip(hidden, kinds, strict=True) if kind in read]
+        scored = [part for part, kind in zip(hidden, kinds, strict=True) if kind == "scored"]
+        return _joined([*self._predict(requests, predicting), *_encoded(work, scored)])
 
     def _pieces(self, item: Work) -> list[Piece]:
         device, row = self.model.device, item.row
@@ -82,13 +125,6 @@ class Runner:
         if item.pieces[-1][1] == "canvas" and (running := item.denoising):
             pieces.append(Piece(row, running.canvas.tokens_C, causal=False, soft_SH=running.canvas.soft_CH))
         return pieces
-
-    def _scored(self, item: Work, hidden: Sequence[Tensor]) -> list[Encoded]:
-        scoring = item.running
-        assert isinstance(scoring, Scoring)
-        starts = zip(item.starts, hidden, strict=True)
-        scored_SH = torch.cat([part[scoring.scored(start, len(part))] for start, part in starts])
-        return [Encoded(scoring, scored_SH)] if len(scored_SH) else []
 
     def _predict(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
         """Predict for all requests together, except those that need all logits."""

@@ -47,9 +47,11 @@ class Budget:
 
     def context(self, quantize: str, batch: int) -> int:
         """Return the longest context of which `batch` sequences fit beside the weights."""
-        free = self.size - self.weights(quantize) - self.workspace(batch)
-        lengths = range(1, self.config.max_position_embeddings + 1)
-        return bisect_right(lengths, free // batch, key=self.sequence)
+        return self.longest((self.size - self.weights(quantize) - self.workspace(batch)) // batch)
+
+    def longest(self, size: int) -> int:
+        """Return the longest context of which one sequence fits `size` bytes."""
+        return bisect_right(range(1, self.config.max_position_embeddings + 1), size, key=self.sequence)
 
     def precisions(self) -> Sequence[str]:
         """Return the precisions that the checkpoint can be loaded in, widest first."""

@@ -2,6 +2,9 @@
 
 Rows of the KV cache grow with their texts and keep their size. The worst case is therefore `max_batch` texts of
 `max_length` tokens beside the weights. That case must fit, so the cache of a running server never exceeds memory.
+
+The choice is made before the model is loaded, with an upper bound of the workspace. On a GPU the engine then measures
+what it really needs, and `remeasure` adapts the context.
 """
 
 from dataclasses import dataclass, replace
@@ -23,6 +26,8 @@ class Choice:
     why: str
     fixed_bytes: int  # weights and workspace: all memory but the KV cache
     budget_bytes: int  # limit for weights, workspace and KV cache
+    fit: Budget
+    has_open_context: bool  # whether the settings left the context open
 
 
 def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> Choice:
@@ -53,7 +58,26 @@ def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> 
     )
     assert chosen.max_batch is not None
     fixed = fit.weights(quantize) + fit.workspace(chosen.max_batch)
-    return Choice(chosen, _reason(fit, memory, settings, chosen), fixed, fit.size)
+    return Choice(chosen, _reason(fit, memory, settings, chosen), fixed, fit.size, fit, settings.max_length is None)
+
+
+def remeasure(choice: Choice, fixed_bytes: int) -> Choice:
+    """Return the choice for a measured size of weights and workspace, with the longest context that fits beside it.
+
+    A context from the settings is kept. If `max_batch` such texts do not fit, the last of them will fail.
+    """
+    fit, batch, context = choice.fit, choice.settings.max_batch, choice.settings.max_length
+    assert batch is not None and context is not None
+    if choice.has_open_context:
+        context = fit.longest((choice.budget_bytes - fixed_bytes) // batch)
+    if context < fit.config.canvas_length:
+        raise InputError(
+            f"the model does not fit: weights and workspace take {gigabytes(fixed_bytes)}, and "
+            f"{gigabytes(choice.budget_bytes)} may be used; try a smaller --max-batch, a narrower --quantize or a "
+            "larger --memory"
+        )
+    why = f"{choice.why}; measured: weights and workspace {gigabytes(fixed_bytes)}, context {context}"
+    return replace(choice, settings=replace(choice.settings, max_length=context), why=why, fixed_bytes=fixed_bytes)
 
 
 def _reason(fit: Budget, memory: DeviceMemory, given: EngineSettings, chosen: EngineSettings) -> str:

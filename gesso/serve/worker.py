@@ -29,12 +29,13 @@ from gesso.engine.driver import PlanRun
 from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
 from gesso.engine.plan import Echo, Plan, compare, echo
-from gesso.engine.request import Request
+from gesso.engine.request import Request, Score
 from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
 from gesso.info.device import memory_of
+from gesso.info.workspace import CONTEXT_BYTES
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
 from gesso.serve.protocol import (
@@ -301,18 +302,34 @@ def keep_within(device: torch.device, budget: int) -> None:
 
 
 def warm_up(engine: Engine, max_batch: int) -> None:
-    """Run the largest batch once and then a single request, to compile kernels and to allocate the largest sizes first.
+    """Run the largest work first, then passes that will recur, to compile kernels, allocate memory and capture graphs.
 
     Three steps each: a pass runs uncaptured, is then captured as a graph, and then replayed.
     """
-    for count in dict.fromkeys((max_batch, 1)):
-        for seed in range(count):
-            diffusion = Diffusion(steps=3, stopping="fixed")
-            engine.submit(
-                Request(prompt=(0,), max_new_tokens=engine.model.config.canvas_length, diffusion=diffusion, seed=seed)
-            )
+    canvas, prefill = engine.model.config.canvas_length, engine.scheduler.prefill
+
+    def request(length: int, seed: int, **settings: Any) -> Request:
+        diffusion = Diffusion(steps=3, stopping="fixed", **settings)
+        return Request(prompt=(0,) * length, max_new_tokens=canvas, diffusion=diffusion, seed=seed)
+
+    work: list[list[Request | Score]] = [[request(1, seed) for seed in range(max_batch)], [request(1, 0)]]
+    work.append([request(max(1, min(prefill, engine.max_length - canvas)), 0)])
+    work.append([request(1, 0, top_k=1)])  # reads all logits
+    lengths = [1 << bits for bits in range(4, 9) if 1 << bits < engine.max_length]
+    work += [[Score(prompt=(0,) * length, texts=((0,),))] for length in lengths for _ in range(2)]
+    for requests in work:
+        for each in requests:
+            engine.submit(each)
         while engine.busy:
             engine.step()
+
+
+def measured_bytes(engine: Engine, max_batch: int) -> int:
+    """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
+    torch.cuda.empty_cache()  # what remains from loading
+    torch.cuda.reset_peak_memory_stats(engine.model.device)
+    warm_up(engine, max_batch)
+    return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES
 
 
 def read(pipe: IO[bytes], inbox: Inbox) -> None:
@@ -365,14 +382,15 @@ def main() -> None:
         model = load(settings, send)
         model.use_adapter(None)  # each request names its own
         model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
+        if model.model.device.type == "cuda":
+            choice = auto.remeasure(choice, measured_bytes(model.engine, settings.max_batch))
+            model.engine.max_length = choice.settings.max_length or model.engine.max_length
     except Exception as error:
         expected = isinstance(error, (GessoError, OSError))
         if not expected:
             traceback.print_exc()
         send(Broken(str(error) if expected else f"{type(error).__name__}: {error}", final=expected))
         return
-    if model.model.device.type == "cuda":
-        warm_up(model.engine, settings.max_batch)
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
     limits = settings.max_batch, model.engine.max_length, model.engine.scheduler.prefill
     worker = Worker(model, send)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
@@ -38,6 +39,7 @@ class PlainPlan:
 
 class PlainPasses(CudaPasses):
     source = HashSource()
+    can_pad = True
     run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict
 
     def plan(self, segments, cache):
@@ -45,10 +47,11 @@ class PlainPasses(CudaPasses):
 
     def flow(self, plan, pieces):
         before = list(plan.cache.lengths)
-        hidden = [
-            self.model.run(piece.ids_S, plan.cache, segment.row, causal=piece.causal, soft_SH=piece.soft_SH)
-            for piece, segment in zip(pieces, plan.segments, strict=True)
-        ]
+        hidden = []
+        for piece, segment in zip(pieces, plan.segments, strict=True):
+            ids_S = piece.ids_S[: segment.length]  # without padding
+            own_SH = self.model.run(ids_S, plan.cache, segment.row, causal=piece.causal, soft_SH=piece.soft_SH)
+            hidden.append(F.pad(own_SH, (0, 0, 0, segment.size - segment.length), value=float("nan")))
         plan.cache.lengths[:] = before  # a captured pass counts tokens when it is replayed
         return hidden
 

@@ -113,6 +113,23 @@ def test_the_shape_of_a_pass_does_not_depend_on_the_seed(pair):
     assert len(shapes) == 1
 
 
+def test_a_pass_of_a_new_shape_runs_as_captured_parts(pair, monkeypatch):
+    """Prompts differ in length and number, so most passes with a prompt have a new shape. Their parts have not."""
+    plain, graphed = pair
+    backend, uncaptured = type(graphed.engine.runner.backend), []
+    run = backend.run
+    monkeypatch.setattr(backend, "run", lambda *args: uncaptured.append(1) or run(*args))
+    options = {"steps": 3, "canvas_length": 8, "max_new_tokens": 8, "stopping": "fixed"}
+    for lengths in ((11,), (25,), (12, 13), (26, 27), (15, 31)):
+        requests = [
+            [g.request(range(100, 100 + length), seed=seed, **options) for seed, length in enumerate(lengths)]
+            for g in pair
+        ]
+        uncaptured.clear()
+        assert outcome(graphed, requests[1]) == outcome(plain, requests[0])
+    assert not uncaptured
+
+
 def test_a_sampler_that_needs_logits_is_not_captured(pair):
     def looks(canvas_C, prediction, moment):
         assert prediction.logits_CV is not None

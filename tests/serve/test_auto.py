@@ -11,7 +11,7 @@ from gesso.info.memory import sequence_bytes
 from gesso.info.report import describe
 from gesso.info.workspace import workspace_bytes
 from gesso.model.config import Config
-from gesso.serve.auto import choose
+from gesso.serve.auto import choose, remeasure
 from gesso.serve.settings import EngineSettings
 from tests.info.test_info import REAL, write
 
@@ -59,6 +59,23 @@ def test_a_given_batch_gets_the_longest_context_that_fits(real):
     assert (chosen.quantize, chosen.max_batch) == ("int4", 2) and chosen.max_length < 8192
     assert weights["4-bit"] + worst_case(chosen, config) < 0.9 * 21 * GB
     assert on_gpu(real, 21).settings.max_batch == 1
+
+
+def test_the_context_follows_the_measured_workspace(real):
+    choice = on_gpu(real, 80)
+    less, more = (remeasure(choice, choice.fixed_bytes + change * GB) for change in (-1, 1))
+    assert less.settings.max_length > choice.settings.max_length > more.settings.max_length
+    for each in (less, more):
+        size = each.fit.sequence(each.settings.max_length) * each.settings.max_batch
+        assert size + each.fixed_bytes <= each.budget_bytes
+        assert f"context {each.settings.max_length}" in each.why
+    with pytest.raises(InputError, match="--max-batch"):
+        remeasure(choice, choice.budget_bytes)
+
+
+def test_a_given_context_is_kept_whatever_is_measured(real):
+    choice = on_gpu(replace(real, max_length=20_000), 141)
+    assert remeasure(choice, choice.fixed_bytes + GB).settings.max_length == 20_000
 
 
 def test_given_settings_are_kept_and_the_others_follow(real):

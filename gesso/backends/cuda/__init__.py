@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gesso.backends.base import Piece, Step, Work
+from gesso.adapters.lora import adapter_sites
+from gesso.backends.base import Piece, Replayed, Work
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.graphs import Graphs
 from gesso.backends.cuda.kernels.segments import Segment
@@ -22,6 +23,7 @@ from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
 from gesso.model.experts import Experts
+from gesso.model.modules import Linear
 from gesso.model.transformer import DiffusionGemma
 
 
@@ -77,6 +79,17 @@ class CudaPasses(TorchBackend):
         modules = [module for module in model.decoder.modules() if isinstance(module, Experts)]
         return model.is_tied and all(stays_on_device(each, model.config.top_k_experts) for each in modules)
 
+    @property
+    def can_pad(self) -> bool:
+        """Whether padding never changes the hidden states of other tokens, to the last bit: only kernels multiply."""
+        modules = list(self.model.decoder.modules())
+        widths = [module.weight.shape[-1] for module in modules if isinstance(module, Linear)]
+        widths += [
+            module.down_proj.shape[0] * module.down_proj.shape[-1] for module in modules if isinstance(module, Experts)
+        ]
+        adapted = any(each.acting for each in adapter_sites(self.model).values())
+        return not adapted and not any(width % 16 for width in widths)
+
     def plan(self, segments: Sequence[Segment], cache: KVCache) -> Plan:
         return Plan(segments, cache)
 
@@ -93,7 +106,7 @@ class CudaBackend(CudaPasses):
         self.drop_captured()
 
     @torch.no_grad()
-    def replay(self, work: Sequence[Work], cache: KVCache) -> list[Step] | None:
+    def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
         graph = self.graphs.find(work, cache)
         return None if graph is None else graph.run(work, cache)
 

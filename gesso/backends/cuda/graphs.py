@@ -3,6 +3,7 @@
 A pass has a shape: the lengths and kinds of its pieces, and the settings under which its canvases advance. The first
 pass of a shape runs operation by operation, the second is captured, and later ones are replayed. Everything else that
 changes from pass to pass is in tensors that keep their addresses: tokens, positions, cache addresses, seeds, steps.
+Texts of similar lengths share a shape: they are padded to a power of two.
 
 On a CPU there are no graphs, and a `Graph` calls its operations one by one. Tests use that for comparison.
 
@@ -12,16 +13,16 @@ B canvases, C canvas, T tokens of all canvases, H hidden.
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gesso.backends.base import Denoising, Kind, Piece, Step, Work
+from gesso.backends.base import Denoising, Kind, Piece, Replayed, Step, Work
 from gesso.backends.cuda.canvases import Canvases
-from gesso.backends.cuda.kernels.segments import Segment
+from gesso.backends.cuda.kernels.segments import SHORT, Segment
 from gesso.backends.cuda.network import Plan, note, segments_of
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.hash import send
@@ -41,23 +42,33 @@ STOPPINGS = ("stable", "fixed")
 class Shape:
     """The properties of a pass that a captured graph fixes."""
 
-    pieces: tuple[tuple[int, Kind], ...]
+    pieces: tuple[tuple[int, Kind], ...]  # with padding; a text is "text", scored or not
     lengths: tuple[int, ...]  # of the predictions: canvases, and the last tokens of texts of kind "next"
     settings: Diffusion | None  # settings of all canvases; None: they advance outside of the graph
     eos: frozenset[int]
 
 
-def shape_of(work: Sequence[Work]) -> Shape | None:
-    """Return the shape of a pass, or None if it cannot be captured: a request needs logits, or a text is scored."""
+def shape_of(work: Sequence[Work], pads: bool = False) -> Shape | None:
+    """Return the shape of a pass, or None if it cannot be captured because a request needs logits."""
     canvases = denoising(work)
-    pieces = [piece for item in work for piece in item.pieces]
-    if any(each.needs_all_logits for each in canvases) or any(kind == "scored" for _, kind in pieces):
+    if any(each.needs_all_logits for each in canvases):
         return None
+    pieces = [piece for item in work for piece in _padded(item, pads)]
     lengths = tuple(len(each.canvas.tokens_C) for each in canvases)
     settings = {(each.process.settings, each.process.eos) for each in canvases}
     if len(settings) == 1 and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
         return Shape(tuple(pieces), lengths, *settings.pop())
     return Shape(tuple(pieces), lengths, None, frozenset())
+
+
+def _padded(item: Work, pads: bool) -> list[tuple[int, Kind]]:
+    """Return the size and kind of each piece. Only the last text of a row has padding: texts must be adjacent."""
+    pieces: list[tuple[int, Kind]] = [(size, "text" if kind == "scored" else kind) for size, kind in item.pieces]
+    last = len(item.texts) - 1
+    if pads and last >= 0 and pieces[last][1] == "text":
+        # Not less than SHORT: all texts of a size are split in attention, or none is.
+        pieces[last] = max(SHORT.value, 1 << (pieces[last][0] - 1).bit_length()), "text"
+    return pieces
 
 
 def denoising(work: Sequence[Work]) -> list[Denoising]:
@@ -81,6 +92,11 @@ class Passes(Protocol):
         """Whether a pass reads nothing on the host."""
         ...
 
+    @property
+    def can_pad(self) -> bool:
+        """Whether padding never changes the hidden states of other tokens, to the last bit."""
+        ...
+
     def plan(self, segments: Sequence[Segment], cache: KVCache) -> Plan: ...
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]: ...
@@ -94,13 +110,13 @@ class Graphs:
     """The captured passes of a backend, by shape. The least recently used are dropped."""
 
     def __init__(self, backend: Passes) -> None:
-        self.backend, self.can_capture = backend, backend.can_capture
+        self.backend, self.can_capture, self.pads = backend, backend.can_capture, backend.can_pad
         self.seen: OrderedDict[Shape, Graph | None] = OrderedDict()
         self.pool: Any = None  # graphs share memory, because one runs at a time and its results are copied
 
     def find(self, work: Sequence[Work], cache: KVCache) -> "Graph | None":
         """Return the graph for this work, or None if its shape is new or cannot be captured."""
-        shape = shape_of(work) if self.can_capture else None
+        shape = shape_of(work, self.pads) if self.can_capture else None
         if shape is None:
             return None
         if shape not in self.seen:
@@ -171,30 +187,33 @@ class Graph:
                 gc.enable()
         self.replay = graph.replay
 
-    def run(self, work: Sequence[Work], cache: KVCache) -> list[Step]:
-        """Return, for each canvas, its prediction or the canvas after the step."""
+    def run(self, work: Sequence[Work], cache: KVCache) -> Replayed:
+        """Run the pass with this work."""
         segments = self._segments(work, cache)
         self.plan.move(segments, cache)
         for target, text in zip(self.texts, (text for item in work for text in item.texts), strict=True):
-            target.copy_(send(torch.tensor(text), target.device))
+            target[: len(text)].copy_(send(torch.tensor(text), target.device))
         requests = denoising(work)
         self.canvases.load(requests) if self.canvases else self._load(requests)
         self.replay()
         note(segments, cache)
+        pieces = zip(self.hidden, (piece for item in work for piece in item.pieces), strict=True)
+        scored = [part[:length].clone() for part, (length, kind) in pieces if kind == "scored"]
         if not requests:
-            return []
+            return Replayed([], scored)
         results: list[Prediction | Canvas]
         if self.canvases:
             results = [*self.canvases.after(requests)]
         else:
             results = [*self.prediction.clone().split(self.shape.lengths)]
         hidden = self.hidden_TH.split(self.shape.lengths)
-        return [Step(each, hidden_CH) for each, hidden_CH in zip(results, hidden, strict=True)]
+        steps = [Step(each, hidden_CH) for each, hidden_CH in zip(results, hidden, strict=True)]
+        return Replayed(steps, scored)
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
-        return segments_of(
-            [(item.row, length, kind != "canvas") for item in work for length, kind in item.pieces], cache
-        )
+        pieces = [(item.row, length, kind != "canvas") for item in work for length, kind in item.pieces]
+        sizes = zip(segments_of(pieces, cache), self.shape.pieces, strict=True)
+        return [replace(segment, room=size) for segment, (size, _) in sizes]
 
     def _load(self, requests: Sequence[Denoising]) -> None:
         parts = (t.split(self.shape.lengths) for t in (self.tokens_T, self.soft_TH, self.temperature_T, self.key_T2))
@@ -219,10 +238,10 @@ class Graph:
         pieces = [
             Piece(-1, *next(canvases)) if kind == "canvas" else Piece(-1, next(texts), causal=True) for kind in kinds
         ]
-        hidden = self.backend.flow(self.plan, pieces)
+        self.hidden = self.backend.flow(self.plan, pieces)
         if not lengths:
             return
-        self.hidden_TH = torch.cat(predicting(hidden, kinds))
+        self.hidden_TH = torch.cat(predicting(self.hidden, kinds))
         self.prediction = self.backend.predict(
             self.hidden_TH, self.temperature_T, self.key_T2, lengths, soft="canvas" in kinds
         )

@@ -33,9 +33,9 @@ class Plan:
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
         self.segments, self.version = segments, cache.version
-        self.lengths = [segment.length for segment in segments]
+        self.lengths = [segment.size for segment in segments]
         self.position_T = _positions(segments).to(cache.device)
-        causal = [torch.full((segment.length,), segment.causal) for segment in segments]
+        causal = [torch.full((segment.size,), segment.causal) for segment in segments]
         self.causal_T = torch.cat(causal).to(cache.device)
         self.attends = attention.attends(cache.layers, segments)
 
@@ -51,7 +51,7 @@ class Plan:
 
 
 def _positions(segments: Sequence[Segment]) -> Tensor:
-    return torch.cat([torch.arange(s.start, s.start + s.length) for s in segments])
+    return torch.cat([torch.arange(s.start, s.start + s.size) for s in segments])
 
 
 def segments_of(pieces: Sequence[tuple[int, int, bool]], cache: KVCache) -> list[Segment]:

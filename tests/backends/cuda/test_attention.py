@@ -102,6 +102,22 @@ def test_canvas_over_an_empty_cache_row_attends_to_itself():
 
 
 @pytest.mark.parametrize("window", [None, 20])
+def test_padding_after_a_text_changes_nothing_else_and_gets_zeros(window):
+    segments = [Segment(0, 5, 9, TEXT), Segment(1, 41, 30, TEXT), Segment(1, 71, 12, CANVAS)]
+    padded = [replace(segments[0], room=16), replace(segments[1], room=32), segments[2]]
+    kept = torch.cat([torch.arange(at, at + s.length) for at, s in zip((0, 16, 48), segments, strict=True)]).to(DEVICE)
+    caches = [cache_of([5, 41], window)]
+    caches.append(copy.deepcopy(caches[0]))
+    qkv = packed([Segment(0, 0, 60, TEXT)])
+    alone = kernel.attention(*(each[kept] for each in qkv), table_of(segments, caches[0]), SMALL)
+    found = kernel.attention(*qkv, table_of(padded, caches[1]), SMALL)
+    assert torch.equal(found[kept], alone)
+    assert not found[9:16].any() and not found[46:48].any()
+    for plain, other in zip(*((*each.k, *each.v) for each in caches), strict=True):
+        assert torch.equal(plain, other)
+
+
+@pytest.mark.parametrize("window", [None, 20])
 def test_attention_kernel_keeps_cache_rows_apart(window):
     segments = [
         Segment(2, 33, 17, CANVAS), Segment(0, 5, 9, TEXT), Segment(3, 0, 4, CANVAS), Segment(1, 41, 30, TEXT)

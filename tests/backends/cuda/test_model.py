@@ -1,5 +1,7 @@
 """The CUDA backend against the plain model, in every weight format."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -10,9 +12,10 @@ from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 
 pytest.importorskip("triton")
-from gesso.backends.base import Backend  # noqa: E402
+from gesso.backends.base import Backend, Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, supports  # noqa: E402
 from gesso.backends.cuda.activations import NextNorm  # noqa: E402
+from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
 from gesso.backends.cuda.kernels import rows  # noqa: E402
 from gesso.backends.cuda.network import run_layer  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
@@ -60,6 +63,40 @@ def test_cuda_backend_matches_logits_of_the_plain_model(config, format):
     # With FP8 matrices, activations are rounded too, unlike in the plain model (and the interpreter rounds badly).
     assert error < (1e-4 if format is None else 0.3)
     assert (error > 1e-3) == (format is not None)
+
+
+@dataclass
+class Reading:
+    """A request that reads one text, for a captured pass."""
+
+    row: int
+    text: tuple[int, ...]
+    denoising = None
+
+    @property
+    def texts(self):
+        return (self.text,)
+
+    @property
+    def pieces(self):
+        return [(len(self.text), "scored")]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("format", [None, "int4"])
+def test_padded_texts_share_a_graph_and_keep_their_bits(config, format):
+    passes = CudaBackend(make(config, format)).graphs.backend
+    assert passes.can_pad
+    caches = [passes.model.new_cache(1, 64) for _ in range(2)]
+    first, second = Reading(0, tuple(range(11))), Reading(0, (7, 5, 3))
+    shape = shape_of([first], pads=True)
+    assert shape == shape_of([second], pads=True) and shape.pieces == ((16, "text"),)
+    graph = Graph(passes, shape, [first], caches[1])
+    for work in (first, second):
+        expected = passes.run([Piece(0, torch.tensor(work.text), causal=True)], caches[0])
+        assert torch.equal(graph.run([work], caches[1]).scored[0], expected[0])
+        for plain, padded in zip(*(cache.layers for cache in caches), strict=True):
+            assert torch.equal(plain.k[0], padded.k[0]) and torch.equal(plain.v[0], padded.v[0])
 
 
 @torch.no_grad()

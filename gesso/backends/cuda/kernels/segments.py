@@ -38,6 +38,12 @@ class Segment:
     start: int  # position of the first token: the number of tokens before it in the row
     length: int
     causal: bool
+    room: int = 0  # at least `length`: tokens of its part of T; 0: as many as `length`. The rest is padding
+
+    @property
+    def size(self) -> int:
+        """The number of tokens in T, with padding."""
+        return self.room or self.length
 
 
 class CacheRows(Protocol):
@@ -73,7 +79,7 @@ def tables(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[Tab
     device = caches[0].k[segments[0].row].device
     segments_S7 = torch.tensor(_columns(segments), dtype=torch.int32, device=device)
     rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches], device=device)
-    longest, texts = max(segment.length for segment in segments), [segment.causal for segment in segments]
+    longest, texts = max(segment.size for segment in segments), [segment.causal for segment in segments]
     return [
         Table(segments_S7, rows_S3, longest, any(texts), cache.window, any(map(_is_split, segments)))
         for rows_S3, cache in zip(rows.unbind(), caches, strict=True)
@@ -110,7 +116,7 @@ def _columns(segments: Sequence[Segment]) -> list[list[int]]:
         columns.append([offset, segment.length, segment.start, int(segment.causal), cached, fresh])
         if segment.causal:
             texts[segment.row] = cached, fresh, end + segment.length
-        offset += segment.length
+        offset += segment.size
     return [[*column, texts.get(segment.row, (0, 0, 0))[2]] for column, segment in zip(columns, segments, strict=True)]
 
 
