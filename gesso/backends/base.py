@@ -117,6 +117,13 @@ class Backend(Protocol):
         """Run a whole pass, and the steps of its canvases, as one captured unit; None if there is none to use."""
         ...
 
+    def divides(self, work: Sequence[Work]) -> bool:
+        """Return whether a pass that cannot be replayed should run as two: its texts, then its canvases.
+
+        Each of them is more likely to be captured. The results are the same.
+        """
+        ...
+
     def drop_captured(self) -> None:
         """Forget captured passes and their memory: the weights have changed, or memory is short."""
         ...

@@ -59,6 +59,9 @@ class TorchBackend:
     def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
         return None
 
+    def divides(self, work: Sequence[Work]) -> bool:
+        return False
+
     def drop_captured(self) -> None:
         pass
 

@@ -23,7 +23,6 @@ from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
-ALONE = 4  # texts of a pass; more are read faster together in one uncaptured pass than each in a captured one
 
 
 @dataclass(frozen=True)
@@ -48,24 +47,12 @@ class Encoded:
 
 
 def _parts(work: Sequence[Work]) -> list[list[Work]]:
-    """Divide a pass into passes whose shapes recur and are therefore captured: each text alone, then all canvases.
-
-    The bits do not depend on the division. A pass that cannot be captured is not divided, nor one with many texts.
-    """
-    running = [item.denoising for item in work if item.denoising]
-    if any(each.needs_all_logits for each in running) or sum(len(item.texts) for item in work) > ALONE:
-        return [[*work]]
-    texts, rest = [], []
-    for item in work:
-        if item.pieces[-1][1] == "next":
-            rest.append(item)
-            continue
-        texts += [
-            [Work(item.running, (text,), False, start)] for start, text in zip(item.starts, item.texts, strict=True)
-        ]
-        if item.denoise:
-            rest.append(Work(item.running, (), True, item.end))
-    return [*texts, rest] if rest else texts
+    """Divide a pass into one with its texts and one with its canvases. Texts before a next token stay with it."""
+    together = [item for item in work if item.pieces[-1][1] == "next"]
+    apart = [item for item in work if item.pieces[-1][1] != "next"]
+    texts = [Work(item.running, item.texts, False, item.start) for item in apart if item.texts]
+    canvases = [Work(item.running, (), True, item.end) for item in apart if item.denoise]
+    return [texts, [*canvases, *together]]
 
 
 def _encoded(work: Sequence[Work], scored: Sequence[Tensor]) -> list[Encoded]:
@@ -110,8 +97,8 @@ class Runner:
                 pairs = zip(requests, found.steps, strict=True)
                 outcomes = [self._outcome(running, step.found, step.hidden_CH) for running, step in pairs]
                 return _joined([*outcomes, *_encoded(work, found.scored)])
-            if len(parts := _parts(work)) > 1:
-                return _joined([outcome for part in parts for outcome in self.run(part, cache)])
+            if self.backend.divides(work):
+                return _joined([outcome for part in _parts(work) for outcome in self.run(part, cache)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
         kinds = [kind for item in work for _, kind in item.pieces]
         read: dict[Kind, slice] = {"canvas": slice(None), "next": slice(-1, None)}

@@ -315,7 +315,7 @@ def warm_up(engine: Engine, max_batch: int) -> None:
     work: list[list[Request | Score]] = [[request(1, seed) for seed in range(max_batch)], [request(1, 0)]]
     work.append([request(max(1, min(prefill, engine.max_length - canvas)), 0)])
     work.append([request(1, 0, top_k=1)])  # reads all logits
-    lengths = [1 << bits for bits in range(4, 9) if 1 << bits < engine.max_length]
+    lengths = [n for bits in range(4, 9) for n in (3 * 2**bits // 4, 2**bits) if n < engine.max_length]
     work += [[Score(prompt=(0,) * length, texts=((0,),))] for length in lengths for _ in range(2)]
     for requests in work:
         for each in requests:

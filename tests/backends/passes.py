@@ -1,9 +1,9 @@
 """Passes through a backend, for tests that compare backends."""
 
+import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
@@ -42,18 +42,25 @@ class PlainPasses(CudaPasses):
     can_pad = True
     run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict
 
-    def plan(self, segments, cache):
+    def plan(self, segments, cache, lengths):
         return PlainPlan(segments, cache)
 
     def flow(self, plan, pieces):
+        """Run each segment; padding gets NaN, which must not be read."""
         before = list(plan.cache.lengths)
-        hidden = []
-        for piece, segment in zip(pieces, plan.segments, strict=True):
-            ids_S = piece.ids_S[: segment.length]  # without padding
-            own_SH = self.model.run(ids_S, plan.cache, segment.row, causal=piece.causal, soft_SH=piece.soft_SH)
-            hidden.append(F.pad(own_SH, (0, 0, 0, segment.size - segment.length), value=float("nan")))
+        ids_T, canvases = torch.cat([piece.ids_S for piece in pieces]), (p for p in pieces if not p.causal)
+        hidden_TH = ids_T.new_full((len(ids_T), self.model.config.hidden_size), math.nan, dtype=self.model.dtype)
+        offset = 0
+        for segment in plan.segments:
+            part = slice(offset, offset + segment.length)
+            if segment.length:
+                soft_SH = None if segment.causal else next(canvases).soft_SH
+                hidden_TH[part] = self.model.run(
+                    ids_T[part], plan.cache, segment.row, causal=segment.causal, soft_SH=soft_SH
+                )
+            offset += segment.size
         plan.cache.lengths[:] = before  # a captured pass counts tokens when it is replayed
-        return hidden
+        return list(hidden_TH.split([len(piece.ids_S) for piece in pieces]))
 
 
 class CapturesPlainly(CudaBackend):

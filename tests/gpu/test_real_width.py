@@ -8,7 +8,10 @@ from gesso.backends.torch import TorchBackend
 from gesso.checkpoint import huggingface
 from gesso.checkpoint.quantize.formats import pack_all
 from gesso.checkpoint.quantize.packed import Packed
-from tests.gpu.device import DEVICE
+from gesso.engine.engine import Engine
+from gesso.engine.request import Score
+from tests.backends.passes import CapturesPlainly
+from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.real_width import errors, make_model, outputs
 
 pytestmark = pytest.mark.gpu
@@ -34,3 +37,30 @@ def test_kernels_match_plain_operations(record_property, format):
     # With FP8 matrices, kernels also round activations, unlike the plain version: an error of about an eighth over
     # three layers of random weights. A defect gives an error above one.
     assert apart.median() < (0.02 if format is None else 0.2)
+
+
+@pytest.mark.parametrize("format", [None, "fp8", "int4", "nvfp4"])
+def test_padding_and_other_texts_of_a_captured_pass_change_no_bits(format):
+    model = packed_model(format)
+    texts = [tuple(range(5, 5 + length)) for length in (3, 16, 17, 40, 100)]
+
+    def scores(pads):
+        backend = CapturesPlainly(model) if DRY_RUN else CudaBackend(model)
+        backend.graphs.pads = pads
+        engine = Engine(model, str, max_batch=8, backend=backend)
+        wanted = [Score(prompt=(7,) * 9, texts=(text, text[:-2])) for text in texts]
+        found = []
+        for _ in range(3):  # uncaptured, captured, replayed
+            for requests in (*([each] for each in wanted), wanted):  # alone, then side by side
+                ids = [engine.submit(each) for each in requests]
+                scored = {}
+                while engine.busy:
+                    scored |= {event.request_id: event.log_likelihoods for event in engine.step()}
+                found += [scored[each] for each in ids]
+        assert backend.graphs.made or not pads
+        return found
+
+    apart = scores(pads=False)
+    assert scores(pads=True) == apart
+    assert len({tuple(apart[i :: len(texts)]) for i in range(len(texts))}) == len(texts)
+    assert all(len(set(apart[i :: len(texts)])) == 1 for i in range(len(texts)))

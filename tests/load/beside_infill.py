@@ -2,7 +2,7 @@
 
 A client streams drafts, one per denoising step, and so sees how long each step takes: alone, beside plain requests, and
 beside infill requests that write and score four candidates each. All canvases have the same length. So the time that a
-plain request adds to a step also explains what each canvas of an infill request may add.
+plain request adds to a step, its prompt included, also explains what each canvas of an infill request may add.
 """
 
 import json
@@ -40,8 +40,8 @@ def measure(url: str | None, seconds: float, arguments: Sequence[str] = ()) -> d
     alone = _phase(url, seconds, None)
     plain = _phase(url, seconds, PLAIN)
     infill = _phase(url, seconds, INFILL)
-    added = (plain["step_ms"] - alone["step_ms"]) / max(plain["places"] - alone["places"], 1e-9)
-    explained = alone["step_ms"] + added * (infill["places"] - alone["places"])
+    added = (plain["step_ms"] - alone["step_ms"]) / (plain["canvases"] - alone["canvases"])
+    explained = alone["step_ms"] + added * (infill["canvases"] - alone["canvases"])
     return {
         "alone": alone,
         "beside_plain": plain,
@@ -53,7 +53,7 @@ def measure(url: str | None, seconds: float, arguments: Sequence[str] = ()) -> d
 
 
 def _phase(url: str, seconds: float, others: dict[str, Any] | None) -> dict[str, Any]:
-    until, places, errors = time.monotonic() + seconds, [], []
+    until, errors = time.monotonic() + seconds, []
 
     def load() -> None:
         while time.monotonic() < until:
@@ -62,25 +62,23 @@ def _phase(url: str, seconds: float, others: dict[str, Any] | None) -> dict[str,
                 errors.append(answer["error"]["message"])
                 time.sleep(0.1)
 
-    def watch() -> None:
-        while time.monotonic() < until:
-            places.append(_places(url))
-            time.sleep(0.05)
-
-    targets = [watch] + [load] * (OTHERS if others else 0)
-    threads = [threading.Thread(target=target) for target in targets]
+    threads = [threading.Thread(target=load) for _ in range(OTHERS if others else 0)]
+    before = _canvas_steps(url)
     for thread in threads:
         thread.start()
     steps: list[float] = []
+    own = 0
     while time.monotonic() < until:
         steps += _steps(url)
+        own += STEPS
     for thread in threads:
         thread.join()
+    all_steps = _canvas_steps(url) - before
     return {
         "step_ms": round(1000 * statistics.fmean(steps), 2),
         "step_ms_p50": round(1000 * (percentile(steps, 50) or 0), 1),
         "step_ms_p99": round(1000 * (percentile(steps, 99) or 0), 1),
-        "places": round(statistics.fmean(places), 2),
+        "canvases": round(all_steps / own, 2),  # per pass, since each pass has one of this client
         "steps": len(steps),
         "errors": errors[:3],
     }
@@ -102,7 +100,7 @@ def _steps(url: str) -> list[float]:
     return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
 
 
-def _places(url: str) -> float:
-    """Return how many requests the engine runs; an infill request takes several."""
+def _canvas_steps(url: str) -> float:
+    """Return the number of denoising steps of all canvases so far."""
     lines = exchange(url, "GET", "/metrics")[1].decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("gesso_engine_places{"))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("gesso_denoising_steps_total"))

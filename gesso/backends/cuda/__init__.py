@@ -12,7 +12,7 @@ from torch import Tensor
 from gesso.adapters.lora import adapter_sites
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.backends.cuda.experts import stays_on_device
-from gesso.backends.cuda.graphs import Graphs
+from gesso.backends.cuda.graphs import Graphs, shape_of
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.linear import product
@@ -41,13 +41,14 @@ class CudaPasses(TorchBackend):
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
         segments = segments_of([(piece.row, len(piece.ids_S), piece.causal) for piece in pieces], cache)
         if self.model.is_tied:
-            hidden = self.flow(self.plan(segments, cache), pieces)
+            hidden = self.flow(self.plan(segments, cache, [len(piece.ids_S) for piece in pieces]), pieces)
         else:  # two networks: text first, since canvases read its keys and values
             hidden = [torch.empty(0)] * len(pieces)
             for causal, stack in ((True, self.model.encoder), (False, self.model.decoder)):
                 chosen = [i for i, piece in enumerate(pieces) if piece.causal is causal]
                 if chosen:
-                    plan = self.plan([segments[i] for i in chosen], cache)
+                    lengths = [len(pieces[i].ids_S) for i in chosen]
+                    plan = self.plan([segments[i] for i in chosen], cache, lengths)
                     outputs = flow(self.model, plan, [pieces[i] for i in chosen], stack)
                     for i, output in zip(chosen, outputs, strict=True):
                         hidden[i] = output
@@ -90,8 +91,8 @@ class CudaPasses(TorchBackend):
         adapted = any(each.acting for each in adapter_sites(self.model).values())
         return not adapted and not any(width % 16 for width in widths)
 
-    def plan(self, segments: Sequence[Segment], cache: KVCache) -> Plan:
-        return Plan(segments, cache)
+    def plan(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> Plan:
+        return Plan(segments, cache, lengths)
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:
         return flow(self.model, plan, pieces, self.model.decoder)
@@ -109,6 +110,10 @@ class CudaBackend(CudaPasses):
     def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
         graph = self.graphs.find(work, cache)
         return None if graph is None else graph.run(work, cache)
+
+    def divides(self, work: Sequence[Work]) -> bool:
+        shape = shape_of(work, self.graphs.pads) if self.graphs.can_capture else None
+        return shape is not None and shape.room > 0 and len(shape.pieces) > 0
 
     def drop_captured(self) -> None:
         # Graphs do not refer to this object: in a reference cycle they would be freed by the garbage collector, at a

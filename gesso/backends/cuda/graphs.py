@@ -3,7 +3,8 @@
 A pass has a shape: the lengths and kinds of its pieces, and the settings under which its canvases advance. The first
 pass of a shape runs operation by operation, the second is captured, and later ones are replayed. Everything else that
 changes from pass to pass is in tensors that keep their addresses: tokens, positions, cache addresses, seeds, steps.
-Texts of similar lengths share a shape: they are padded to a power of two.
+
+The texts of a pass lie side by side, with padding after them. So passes with similar amounts of text share a shape.
 
 On a CPU there are no graphs, and a `Graph` calls its operations one by one. Tests use that for comparison.
 
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from gesso.backends.base import Denoising, Kind, Piece, Replayed, Step, Work
 from gesso.backends.cuda.canvases import Canvases
-from gesso.backends.cuda.kernels.segments import SHORT, Segment
+from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import Plan, note, segments_of
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.hash import send
@@ -32,43 +34,54 @@ from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
 
-MAX_SHAPES = 32
+MAX_GRAPHS = 32
+MAX_SEEN = 256  # shapes whose passes are counted
+SLOTS = 8  # segments for texts; the last one is empty and has the padding
+# A pass with texts and canvases gets a graph of its own if its shape recurs. Until then, two graphs run its two parts.
+LATER = 8
 # Samplers and stopping rules that read nothing on the host.
 SAMPLERS = ("entropy-bound", "confidence-threshold", "argmax", "autoregressive")
 STOPPINGS = ("stable", "fixed")
+TEXTS = ("text", "scored")
 
 
 @dataclass(frozen=True)
 class Shape:
     """The properties of a pass that a captured graph fixes."""
 
-    pieces: tuple[tuple[int, Kind], ...]  # with padding; a text is "text", scored or not
+    room: int  # tokens for all texts together, with padding; 0: each text is a piece
+    pieces: tuple[tuple[int, Kind], ...]
     lengths: tuple[int, ...]  # of the predictions: canvases, and the last tokens of texts of kind "next"
     settings: Diffusion | None  # settings of all canvases; None: they advance outside of the graph
     eos: frozenset[int]
 
 
 def shape_of(work: Sequence[Work], pads: bool = False) -> Shape | None:
-    """Return the shape of a pass, or None if it cannot be captured because a request needs logits."""
+    """Return the shape of a pass, or None if it cannot be captured: a request needs logits, or a text is scored that
+    has to be a piece of its own.
+    """
     canvases = denoising(work)
     if any(each.needs_all_logits for each in canvases):
         return None
-    pieces = [piece for item in work for piece in _padded(item, pads)]
+    pieces = [piece for item in work for piece in item.pieces]
+    texts, room = [length for length, kind in pieces if kind in TEXTS], 0
+    # A next token must be adjacent to the text before it.
+    if pads and 0 < len(texts) < SLOTS and not any(item.pieces[-1][1] == "next" and item.texts[1:] for item in work):
+        room = room_for(sum(texts))
+        pieces = [piece for piece in pieces if piece[1] not in TEXTS]
+    elif any(kind == "scored" for _, kind in pieces):
+        return None
     lengths = tuple(len(each.canvas.tokens_C) for each in canvases)
     settings = {(each.process.settings, each.process.eos) for each in canvases}
     if len(settings) == 1 and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
-        return Shape(tuple(pieces), lengths, *settings.pop())
-    return Shape(tuple(pieces), lengths, None, frozenset())
+        return Shape(room, tuple(pieces), lengths, *settings.pop())
+    return Shape(room, tuple(pieces), lengths, None, frozenset())
 
 
-def _padded(item: Work, pads: bool) -> list[tuple[int, Kind]]:
-    """Return the size and kind of each piece. Only the last text of a row has padding: texts must be adjacent."""
-    pieces: list[tuple[int, Kind]] = [(size, "text" if kind == "scored" else kind) for size, kind in item.pieces]
-    last = len(item.texts) - 1
-    if pads and last >= 0 and pieces[last][1] == "text":
-        # Not less than SHORT: all texts of a size are split in attention, or none is.
-        pieces[last] = max(SHORT.value, 1 << (pieces[last][0] - 1).bit_length()), "text"
-    return pieces
+def room_for(tokens: int) -> int:
+    """Return a power of two or three quarters of one, and at least 16."""
+    power = max(16, 1 << (tokens - 1).bit_length())
+    return power * 3 // 4 if power >= 64 and tokens <= power * 3 // 4 else power
 
 
 def denoising(work: Sequence[Work]) -> list[Denoising]:
@@ -97,7 +110,7 @@ class Passes(Protocol):
         """Whether padding never changes the hidden states of other tokens, to the last bit."""
         ...
 
-    def plan(self, segments: Sequence[Segment], cache: KVCache) -> Plan: ...
+    def plan(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> Plan: ...
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]: ...
 
@@ -111,28 +124,35 @@ class Graphs:
 
     def __init__(self, backend: Passes) -> None:
         self.backend, self.can_capture, self.pads = backend, backend.can_capture, backend.can_pad
-        self.seen: OrderedDict[Shape, Graph | None] = OrderedDict()
+        self.seen: OrderedDict[Shape, int] = OrderedDict()  # number of passes with texts and canvases, without a graph
+        self.made: OrderedDict[Shape, Graph] = OrderedDict()
         self.pool: Any = None  # graphs share memory, because one runs at a time and its results are copied
 
     def find(self, work: Sequence[Work], cache: KVCache) -> "Graph | None":
-        """Return the graph for this work, or None if its shape is new or cannot be captured."""
+        """Return the graph for this work, or None if it cannot be captured or its shape is too rare."""
         shape = shape_of(work, self.pads) if self.can_capture else None
         if shape is None:
             return None
-        if shape not in self.seen:
-            self.seen[shape] = None
-            if len(self.seen) > MAX_SHAPES:
-                self.seen.popitem(last=False)
-            return None
-        self.seen.move_to_end(shape)
-        if (graph := self.seen[shape]) is None:
-            is_first = not any(self.seen.values())
-            graph = self.seen[shape] = Graph(self.backend, shape, work, cache)
-            if self.backend.model.device.type == "cuda":
-                if is_first:  # a pool ends with the last graph that uses its memory
-                    self.pool = torch.cuda.graph_pool_handle()
-                graph.capture(self.pool)
+        if shape not in self.made:
+            if shape.room and shape.pieces and self._passes(shape) <= LATER:
+                return None
+            self.made[shape] = Graph(self.backend, shape, work, cache)
+            if len(self.made) > MAX_GRAPHS:
+                self.made.popitem(last=False)
+        self.made.move_to_end(shape)
+        graph = self.made[shape]
+        if graph.has_run and not graph.is_captured and self.backend.model.device.type == "cuda":
+            if not any(each.is_captured for each in self.made.values()):
+                self.pool = torch.cuda.graph_pool_handle()  # a pool ends with the last graph that uses its memory
+            graph.capture(self.pool)
         return graph
+
+    def _passes(self, shape: Shape) -> int:
+        """Count a pass of this shape, and return how many there have been."""
+        self.seen[shape] = count = self.seen.pop(shape, 0) + 1
+        if len(self.seen) > MAX_SEEN:
+            self.seen.popitem(last=False)
+        return count
 
 
 def predicting(hidden: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Tensor]:
@@ -162,7 +182,8 @@ class Graph:
         self.backend, self.shape = backend, shape
         model = backend.model
         tokens, device = sum(shape.lengths), model.device
-        self.texts = [_long(length, device) for length, kind in shape.pieces if kind != "canvas"]
+        self.pieces = ((shape.room, "text"), *shape.pieces) if shape.room else shape.pieces
+        self.texts = [_long(length, device) for length, kind in self.pieces if kind != "canvas"]
         self.tokens_T = _long(tokens, device)
         self.soft_TH = torch.zeros(tokens, model.config.hidden_size, dtype=model.dtype, device=device)
         self.temperature_T = torch.ones(tokens, device=device)
@@ -172,8 +193,9 @@ class Graph:
             size = len(shape.lengths), shape.lengths[0]
             states = self.tokens_T.view(size), self.soft_TH.view(*size, -1)
             self.canvases = Canvases(shape.settings, backend.source, model.config.vocab_size, shape.eos, *states)
-        self.plan = backend.plan(self._segments(work, cache), cache)
+        self.plan = backend.plan(self._segments(work, cache), cache, [length for length, _ in self.pieces])
         self.replay: Callable[[], None] = self._pass
+        self.has_run = self.is_captured = False
 
     def capture(self, pool: Any) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -185,20 +207,20 @@ class Graph:
         finally:
             if collecting:
                 gc.enable()
-        self.replay = graph.replay
+        self.replay, self.is_captured = graph.replay, True
 
     def run(self, work: Sequence[Work], cache: KVCache) -> Replayed:
         """Run the pass with this work."""
         segments = self._segments(work, cache)
         self.plan.move(segments, cache)
-        for target, text in zip(self.texts, (text for item in work for text in item.texts), strict=True):
+        for target, text in zip(self.texts, self._texts(work), strict=True):
             target[: len(text)].copy_(send(torch.tensor(text), target.device))
         requests = denoising(work)
         self.canvases.load(requests) if self.canvases else self._load(requests)
         self.replay()
+        self.has_run = True
         note(segments, cache)
-        pieces = zip(self.hidden, (piece for item in work for piece in item.pieces), strict=True)
-        scored = [part[:length].clone() for part, (length, kind) in pieces if kind == "scored"]
+        scored = self._scored(work)
         if not requests:
             return Replayed([], scored)
         results: list[Prediction | Canvas]
@@ -211,9 +233,34 @@ class Graph:
         return Replayed(steps, scored)
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
-        pieces = [(item.row, length, kind != "canvas") for item in work for length, kind in item.pieces]
-        sizes = zip(segments_of(pieces, cache), self.shape.pieces, strict=True)
-        return [replace(segment, room=size) for segment, (size, _) in sizes]
+        pieces = [(item.row, length, kind) for item in work for length, kind in item.pieces]
+        if not (room := self.shape.room):
+            return segments_of([(row, length, kind != "canvas") for row, length, kind in pieces], cache)
+        pieces.sort(key=lambda piece: piece[2] not in TEXTS)
+        segments = segments_of([(row, length, kind != "canvas") for row, length, kind in pieces], cache)
+        texts = [segment for segment, piece in zip(segments, pieces, strict=True) if piece[2] in TEXTS]
+        empty = replace(texts[-1], start=texts[-1].start + texts[-1].length, length=0)
+        padding = replace(empty, room=room - sum(segment.length for segment in texts))
+        return [*texts, *[empty] * (SLOTS - 1 - len(texts)), padding, *segments[len(texts) :]]
+
+    def _texts(self, work: Sequence[Work]) -> list[list[int]]:
+        """Return the tokens of each piece of text."""
+        texts = [[*text] for item in work for text in item.texts]
+        if not self.shape.room:
+            return texts
+        kinds = [kind for item in work for _, kind in item.pieces if kind != "canvas"]
+        pairs = list(zip(texts, kinds, strict=True))
+        side_by_side = [token for text, kind in pairs if kind in TEXTS for token in text]
+        return [side_by_side, *(text for text, kind in pairs if kind not in TEXTS)]
+
+    def _scored(self, work: Sequence[Work]) -> list[Tensor]:
+        """Return the hidden states of each text of kind "scored"."""
+        pieces = [piece for item in work for piece in item.pieces if piece[1] in TEXTS]
+        if not any(kind == "scored" for _, kind in pieces):
+            return []
+        ends = list(accumulate(length for length, _ in pieces))
+        texts = [(self.hidden[0][end - length : end], kind) for end, (length, kind) in zip(ends, pieces, strict=True)]
+        return [part.clone() for part, kind in texts if kind == "scored"]
 
     def _load(self, requests: Sequence[Denoising]) -> None:
         parts = (t.split(self.shape.lengths) for t in (self.tokens_T, self.soft_TH, self.temperature_T, self.key_T2))
@@ -229,7 +276,7 @@ class Graph:
     # --- the captured operations ----------------------------------------------------------------------------------
 
     def _pass(self) -> None:
-        lengths, kinds = self.shape.lengths, [kind for _, kind in self.shape.pieces]
+        lengths, kinds = self.shape.lengths, [kind for _, kind in self.pieces]
         if self.canvases:
             self.canvases.prepare(self.temperature_T, self.key_T2)
         texts = iter(self.texts)

@@ -31,13 +31,13 @@ from gesso.model.transformer import DiffusionGemma, Stack
 class Plan:
     """Positions and attention of the pieces of a pass, as tensors on the device."""
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
-        self.segments, self.version = segments, cache.version
-        self.lengths = [segment.size for segment in segments]
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> None:
+        """Plan pieces of these lengths. A piece may hold several segments, and padding."""
+        self.segments, self.version, self.lengths = segments, cache.version, list(lengths)
         self.position_T = _positions(segments).to(cache.device)
         causal = [torch.full((segment.size,), segment.causal) for segment in segments]
         self.causal_T = torch.cat(causal).to(cache.device)
-        self.attends = attention.attends(cache.layers, segments)
+        self.attends = attention.attends(cache.layers, segments, max(lengths))
 
     def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
         """Move the pieces to other positions or rows, in the same tensors, because a captured graph reads those."""

@@ -25,7 +25,7 @@ M, D = 2, 16
 
 
 def table_of(segments, cache):
-    return segments_module.tables([cache], segments)[0]
+    return segments_module.tables([cache], segments, max(segment.size for segment in segments))[0]
 
 
 def numbers(*shape, dtype):

@@ -92,9 +92,9 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
 
 
-def attends(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[Attend]:
-    """Return the attention of every layer."""
-    return [partial(attention, table=each) for each in tables(caches, segments)]
+def attends(caches: Sequence[CacheRows], segments: Sequence[Segment], longest: int) -> list[Attend]:
+    """Return the attention of every layer, for segments of at most `longest` tokens."""
+    return [partial(attention, table=each) for each in tables(caches, segments, longest)]
 
 
 def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: Tiles | None = None) -> Tensor:

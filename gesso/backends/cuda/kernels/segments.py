@@ -38,7 +38,7 @@ class Segment:
     start: int  # position of the first token: the number of tokens before it in the row
     length: int
     causal: bool
-    room: int = 0  # at least `length`: tokens of its part of T; 0: as many as `length`. The rest is padding
+    room: int = 0  # tokens of its part of T: the rest is padding; 0: as many as `length`
 
     @property
     def size(self) -> int:
@@ -74,12 +74,15 @@ def _is_split(segment: Segment) -> bool:
     return not segment.causal or segment.length <= SHORT.value
 
 
-def tables(caches: Sequence[CacheRows], segments: Sequence[Segment]) -> list[Table]:
-    """Return the table of every layer. All layers together take two copies to the device, not two each."""
+def tables(caches: Sequence[CacheRows], segments: Sequence[Segment], longest: int) -> list[Table]:
+    """Return the table of every layer, for segments of at most `longest` tokens.
+
+    All layers together take two copies to the device, not two each.
+    """
     device = caches[0].k[segments[0].row].device
     segments_S7 = torch.tensor(_columns(segments), dtype=torch.int32, device=device)
     rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches], device=device)
-    longest, texts = max(segment.size for segment in segments), [segment.causal for segment in segments]
+    texts = [segment.causal for segment in segments]
     return [
         Table(segments_S7, rows_S3, longest, any(texts), cache.window, any(map(_is_split, segments)))
         for rows_S3, cache in zip(rows.unbind(), caches, strict=True)
