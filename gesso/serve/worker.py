@@ -312,7 +312,8 @@ def warm_up(engine: Engine, max_batch: int) -> None:
         diffusion = Diffusion(steps=3, stopping="fixed", **settings)
         return Request(prompt=(0,) * length, max_new_tokens=canvas, diffusion=diffusion, seed=seed)
 
-    work: list[list[Request | Score]] = [[request(1, seed) for seed in range(max_batch)], [request(1, 0)]]
+    counts = [max_batch, *(count for count in (16, 8, 4, 3, 2, 1) if count < max_batch)]  # kernels differ by size
+    work: list[list[Request | Score]] = [[request(1, seed) for seed in range(count)] for count in counts]
     work.append([request(max(1, min(prefill, engine.max_length - canvas)), 0)])
     work.append([request(1, 0, top_k=1)])  # reads all logits
     lengths = [n for bits in range(4, 9) for n in (3 * 2**bits // 4, 2**bits) if n < engine.max_length]
