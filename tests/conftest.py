@@ -28,7 +28,7 @@ SLOW = {
     "checkpoint/quantize/test_convert.py", "checkpoint/test_huggingface.py", "checkpoint/test_malformed.py",
     "cli/test_cli.py", "cli/test_completion.py", "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
     "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py", "docs/test_code.py",
-    "docs/test_site.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py",
+    "docs/test_examples.py", "docs/test_site.py", "engine/test_engine.py", "engine/test_faults.py", "engine/test_final_text.py",
     "engine/test_generation_parity.py", "engine/test_graphs.py", "engine/test_scoring.py", "eval/test_answers.py",
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
