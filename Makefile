@@ -15,35 +15,10 @@ TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 # Cache compiled modules even if the environment disables that; otherwise every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Multi-line texts are passed through the environment, since a recipe line ends at a line break.
-define BEGINNING
-class Point:
-    def __init__(self, x, y):
-
-endef
-define HOLE
-class Point:
-    def __init__(self, x, y):
-        self.x = x
-        <FILL>
-
-    def __repr__(self):
-        return f"Point({self.x}, {self.y})"
-endef
-PUZZLE := 530070000600195000098000060800060003400803001700020006060000280000419005000080079
-export BEGINNING HOLE PUZZLE
-
 .PHONY: demo studio check test test-gpu test-clients lint properties docs mini-data sudoku-data clean
+# One thread: the bundled models are too small for more, and on a busy machine threads wait for each other.
 demo: $(VENV)/.installed
-	@echo "1/4  gesso sudoku: 51 empty cells, filled all at once"
-	$(BIN)/gesso sudoku $(PUZZLE) --seed 7
-	@echo "2/4  gesso generate: Python code, denoised from random tokens"
-	$(BIN)/gesso generate "$$BEGINNING" --max-new-tokens 40 --seed 7
-	@echo "3/4  gesso infill: a missing line between others"
-	echo "$$HOLE" | $(BIN)/gesso infill - --max-new-tokens 6 --seed 1
-	@echo "4/4  gesso info: the bundled model gesso-mini"
-	$(BIN)/gesso info
-	@echo "Watch a canvas change step by step in your browser: make studio"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m examples.demo
 
 studio: $(VENV)/.installed-serve
 	$(BIN)/gesso serve --open
@@ -85,7 +60,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --editable .
+	@echo "Installing PyTorch and a few small packages into $(VENV), once"
+	$(BIN)/python -m pip install --no-compile --editable .
 	touch $@
 
 $(VENV)/.installed-serve: pyproject.toml | $(VENV)/bin/python
