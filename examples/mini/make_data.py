@@ -4,7 +4,9 @@
 
     python.jsonl.xz            source under permissive licences
     python-heldout.jsonl.xz    files of the same packages, for evaluation
+    part/python.jsonl.xz       a part of the same source, for mini-chat.toml
     structured.jsonl.xz        requests, and their answers as JSON or tool calls
+    chat.jsonl.xz              conversations: other topics, tool results and small talk
     model/                     the shape (config.json beside this file), the tokenizer and the chat template
 
 Existing parts are kept; delete one to make it again. Wheels are downloaded once, into the cache. The data is the same
@@ -23,6 +25,7 @@ from typing import Any
 import gesso
 from examples.python_infill import corpus
 from examples.rows import write_rows
+from examples.structured import chat
 from examples.structured.rows import training_rows
 from gesso.errors import InputError
 from gesso.train.vocabulary import learn
@@ -31,6 +34,7 @@ HERE = Path(__file__).parent
 PACKAGES = HERE.parent / "python_infill" / "packages.toml"
 TEMPLATE = Path(gesso.__file__).parent / "chat" / "chat_template.jinja"
 ROWS = 150_000
+PART = 6  # one in six packages
 # The tokenizer is trained on a sample: all of the standard library, one in 6 other documents, and one in 8 rows.
 EVERY_DOCUMENT, EVERY_ROW = 6, 8
 
@@ -49,6 +53,11 @@ def make(
     if is_missing((structured,), say):
         say(f"{structured}: writing {rows:,} rows")
         write_rows(training_rows(rows, seed=0), structured)
+    if is_missing((out / "part" / python.name,), say):
+        corpus.build(out / "part", packages, cache, progress=say, every=PART)
+    if is_missing((out / "chat.jsonl.xz",), say):
+        say(f"{out / 'chat.jsonl.xz'}: writing {rows:,} rows")
+        write_rows(chat.training_rows(rows, seed=0), out / "chat.jsonl.xz")
     if is_missing((out / "model",), say):
         say(f"{out / 'model'}: training the tokenizer")
         make_model(out / "model", shape, texts(python, structured))
@@ -98,7 +107,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("data/mini"))
     parser.add_argument("--cache", type=Path, default=Path("data/wheels"), help="directory of downloaded wheels")
     parser.add_argument("--packages", type=Path, default=PACKAGES, help="list of wheels")
-    parser.add_argument("--rows", type=int, default=ROWS, help="rows of structured output")
+    parser.add_argument("--rows", type=int, default=ROWS, help="rows of structured output, and of conversations")
     try:
         make(**vars(parser.parse_args()))
     except InputError as error:
