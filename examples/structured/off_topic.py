@@ -78,9 +78,7 @@ def _word(name: str, rng: random.Random) -> str:
 
 
 def _mistyped(text: str, rng: random.Random) -> str:
-    """Return the text with one or two letters left out, doubled or swapped with the next."""
-    for _ in range(rng.randint(1, 2)):
-        at = rng.randrange(len(text))
-        two = text[at : at + 2]
-        text = text[:at] + rng.choice((two[1:], two[0] + two, two[::-1])) + text[at + 2 :]
-    return text or "?"
+    """Return the text with one letter after the first left out, doubled or swapped with the next."""
+    at = rng.randint(1, len(text))
+    two = text[at : at + 2]
+    return text[:at] + rng.choice((two[1:], two[:1] + two, two[::-1])) + text[at + 2 :]

@@ -63,6 +63,10 @@ def test_chat_rows_fit_into_a_training_example_and_a_canvas(mini, rows):
     assert max(end - start for _, spans, _ in tokenised for start, end in spans) <= 64
 
 
+def test_a_mistyped_message_is_not_empty():
+    assert all(messages._mistyped(text, random.Random(n)) for text in ("a", "ab", "abc") for n in range(20))
+
+
 def test_every_answer_about_another_topic_is_a_whole_sentence_without_call_syntax():
     assert not [answer for answer in messages.ANSWERS.values() if evaluation.flaws(parse(answer))]
 
