@@ -4,7 +4,9 @@
 
     python.jsonl.xz            source under permissive licences
     python-heldout.jsonl.xz    files of the same packages, for evaluation
+    part/python.jsonl.xz       a part of the same source, for mini-chat.toml
     structured.jsonl.xz        requests, and their answers as JSON or tool calls
+    chat.jsonl.xz              conversations: other topics, tool results and small talk
     model/                     the shape (config.json beside this file), the tokenizer and the chat template
 
 Existing parts are kept; delete one to make it again. Wheels are downloaded once, into the cache. The data is the same
@@ -23,6 +25,7 @@ from typing import Any
 import gesso
 from examples.python_infill import corpus
 from examples.rows import write_rows
+from examples.structured.chat import training_rows as chat_rows
 from examples.structured.rows import training_rows
 from gesso.errors import InputError
 from gesso.train.vocabulary import learn
@@ -31,6 +34,7 @@ HERE = Path(__file__).parent
 PACKAGES = HERE.parent / "python_infill" / "packages.toml"
 TEMPLATE = Path(gesso.__file__).parent / "chat" / "chat_template.jinja"
 ROWS = 150_000
+PART = 6  # one in six packages
 # The tokenizer is trained on a sample: all of the standard library, one in 6 other documents, and one in 8 rows.
 EVERY_DOCUMENT, EVERY_ROW = 6, 8
 
@@ -42,13 +46,19 @@ def make(
 ) -> None:
     """Make all missing parts. `shape` is the directory of config.json and generation_config.json."""
     out.mkdir(parents=True, exist_ok=True)
-    python, held_out, structured = (out / f"{name}.jsonl.xz" for name in ("python", "python-heldout", "structured"))
+    names = ("python", "python-heldout", "part/python", "structured", "chat")
+    python, held_out, part, structured, chat = (out / f"{name}.jsonl.xz" for name in names)
     if is_missing((python, held_out), say):
         summary = corpus.build(out, packages, cache, progress=say)
         say(f"{python}: {summary.files.total():,} documents, {summary.bytes.total() / 1e6:.1f} MB of text")
     if is_missing((structured,), say):
         say(f"{structured}: writing {rows:,} rows")
         write_rows(training_rows(rows, seed=0), structured)
+    if is_missing((part,), say):
+        corpus.build(part.parent, packages, cache, progress=say, every=PART)
+    if is_missing((chat,), say):
+        say(f"{chat}: writing {rows // 2:,} rows")
+        write_rows(chat_rows(rows // 2, seed=0), chat)
     if is_missing((out / "model",), say):
         say(f"{out / 'model'}: training the tokenizer")
         make_model(out / "model", shape, texts(python, structured))
@@ -98,7 +108,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("data/mini"))
     parser.add_argument("--cache", type=Path, default=Path("data/wheels"), help="directory of downloaded wheels")
     parser.add_argument("--packages", type=Path, default=PACKAGES, help="list of wheels")
-    parser.add_argument("--rows", type=int, default=ROWS, help="rows of structured output")
+    parser.add_argument(
+        "--rows", type=int, default=ROWS, help="rows of structured output; half as many of conversations"
+    )
     try:
         make(**vars(parser.parse_args()))
     except InputError as error:

@@ -56,14 +56,15 @@ def made(place, make) -> Path:
     return place / "out"
 
 
-def test_the_recipe_reads_every_row(made):
-    recipe = load(MINI / "mini.toml")
+@pytest.mark.parametrize(("name", "generated"), [("mini", ROWS), ("mini-more", ROWS), ("mini-chat", ROWS + ROWS // 2)])
+def test_the_recipe_reads_every_row(made, name, generated):
+    recipe = load(MINI / f"{name}.toml")
     assert recipe.model.path and Path(recipe.model.path).name == "model"
-    files = tuple(str(made / Path(file).name) for file in recipe.data.files)
+    files = tuple(str(made / Path(file).relative_to("data/mini")) for file in recipe.data.files)
     data = replace(recipe.data, files=files, max_length=4096)
     report = command.check(replace(recipe, data=data, model=replace(recipe.model, path=str(made / "model"))))
     library = sum(corpus.split_of(f"{name}.py") == "train" for name in ("first", "second", "third"))
-    assert (report.rows, report.rejected) == (15 + library + ROWS, ())
+    assert (report.rows, report.rejected) == (15 + library + generated, ())
     assert Config.from_directory(made / "model").vocab_size == VOCABULARY
     assert Tokenizer.from_directory(made / "model").vocab_size == VOCABULARY
 
@@ -73,13 +74,13 @@ def test_existing_parts_are_kept_and_missing_parts_are_made_again(made, make):
         return {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
 
     before = files()
-    assert len(before) == 7
+    assert len(before) == 10
     said = make("absent.toml")  # reading this list would fail
-    assert files() == before and len(said) == 3 and all("already exists" in line for line in said)
-    for gone in ("python-heldout.jsonl.xz", "structured.jsonl.xz"):
+    assert files() == before and len(said) == 5 and all("already exists" in line for line in said)
+    for gone in ("python-heldout.jsonl.xz", "part/python.jsonl.xz", "structured.jsonl.xz", "chat.jsonl.xz"):
         (made / gone).unlink()
         said = make()
-        assert files() == before and sum("already exists" in line for line in said) == 2
+        assert files() == before and sum("already exists" in line for line in said) == 4
 
 
 def test_the_tokenizer_sample_has_the_whole_standard_library(made):

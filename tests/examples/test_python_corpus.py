@@ -52,11 +52,11 @@ def library(tmp_path, monkeypatch) -> dict[str, str]:
     return files
 
 
-def built(tmp_path: Path, *packages: Package) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
+def built(tmp_path: Path, *packages: Package, every: int = 1) -> tuple[dict[str, str], dict[str, str], dict[str, int]]:
     """Texts by the end of their source: learnt, held out; and the drops."""
     rows = [", ".join(f'{key} = "{value}"' for key, value in vars(package).items()) for package in packages]
     (tmp_path / "list.toml").write_text("package = [" + ", ".join(f"{{{row}}}" for row in rows) + "]\n")
-    summary = build(tmp_path / "out", tmp_path / "list.toml", tmp_path / "cache", progress=lambda _: None)
+    summary = build(tmp_path / "out", tmp_path / "list.toml", tmp_path / "cache", progress=lambda _: None, every=every)
     read = []
     for name in ("python", "python-heldout"):
         with lzma.open(tmp_path / "out" / f"{name}.jsonl.xz", "rt", encoding="utf-8") as lines:
@@ -75,6 +75,13 @@ def test_held_out_files_and_their_copies_are_excluded(tmp_path, library):
     assert learnt.keys() == {library["train"], fresh, other}
     assert asked == {held: code("held")}
     assert dropped == {"leaks a held-out file": 1}
+
+
+def test_a_part_has_the_standard_library_and_one_in_some_packages(tmp_path, library):
+    named = {name: f"{name}/{names('train', 1)[0]}" for name in ("a", "b", "c")}
+    packages = [wheel(tmp_path / "cache", {path: code(name)}, name=name) for name, path in named.items()]
+    learnt, held, _ = built(tmp_path, *packages, every=2)
+    assert (learnt | held).keys() == {library["train"], named["a"], named["c"]}
 
 
 def test_no_file_is_duplicated_or_in_both_splits(tmp_path, library):
