@@ -76,6 +76,17 @@ def test_the_chosen_model_is_kept_and_used_by_every_view(page):
     assert asked == ["poet"] * 5, "one request per view, two for the comparison"
 
 
+def test_sudoku_uses_its_own_model_or_an_adapter_of_it(page):
+    models = [*MODELS, {"id": "gesso-sudoku"}, {"id": "solver", "parent": "gesso-sudoku"}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": models}))
+    page.reload()
+    view = open_view(page, "sudoku")
+    for chosen, used in (("poet", "gesso-sudoku"), ("solver", "solver")):
+        page.get_by_label("Model", exact=True).select_option(chosen)
+        expect(view.get_by_text("The model of this view is")).to_have_text(f"The model of this view is {used}.")
+        assert f'"model": "{used}"' in copied(view, "Copy as curl")
+
+
 # --- copied requests --------------------------------------------------------------------------------------------------
 
 
