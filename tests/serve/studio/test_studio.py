@@ -151,7 +151,9 @@ def test_compare_shows_the_same_step_of_two_settings_side_by_side(page):
     for moved, other, step, expected in ((left, right, 1, 1), (right, left, 0, 0), (right, left, last, 1)):
         scrub(moved, step)
         expect(other).to_have_js_property("value", str(expected))
-    for part in (".stage", ".counters", "run-timeline"):
+    view.locator("[role=option]").first.hover()
+    view.locator(".candidate").first.wait_for()  # only on the left, so its inspector is higher
+    for part in (".counters", ".stage", "run-timeline", ".run-tools"):
         first, second = (found.bounding_box() for found in view.locator(part).all())
         assert (first["y"], first["height"]) == (second["y"], second["height"]), part
 
