@@ -1,12 +1,18 @@
-"""`python -m tests.pictures`: take the pictures of docs/guides/studio.md, in a real browser with a live server."""
+"""`python -m tests.pictures`: take the pictures of docs/guides/studio.md, and record the run an empty chat replays.
 
+It uses a real browser and a live server.
+"""
+
+import json
 import tempfile
+import time
 from pathlib import Path
 
-from tests.serving import serving
-from tests.studio import browsing, finished, visiting
+from tests.serving import Running, serving
+from tests.studio import browsing, finished, setting, visiting
 
 DOCS = Path(__file__).parent.parent / "docs" / "images"
+DEMO = Path(__file__).parent.parent / "gesso" / "serve" / "studio" / "demo.js"
 WIDE = {"width": 1280, "height": 800}
 
 
@@ -14,9 +20,7 @@ def chat(browser, url: str) -> None:
     """Show a half denoised answer with a pinned token and the inspector of another."""
     with visiting(browser, url, viewport=WIDE, color_scheme="light") as page:
         view = page.locator("chat-view")
-        view.get_by_text("Settings").click()
-        view.get_by_label("Seed").fill("11")
-        view.get_by_text("Settings").click()
+        setting(view, {"Seed": 11})
         view.get_by_role("button", name="How do you work?").click()
         view.get_by_role("button", name="Retry").wait_for()
         scrub(view, 1)
@@ -29,10 +33,7 @@ def write(browser, url: str) -> None:
     """Show a hole in Python code being filled, in the dark theme."""
     with visiting(browser, url + "#write", viewport=WIDE, color_scheme="dark") as page:
         view = page.locator("write-view")
-        view.get_by_text("Settings").click()
-        view.get_by_label("Seed").fill("1")
-        view.get_by_label("Longest answer").fill("8")
-        view.get_by_text("Settings").click()
+        setting(view, {"Seed": 1, "Longest answer": 8})
         view.get_by_role("button", name="Fill the hole").click()
         view.locator(".runs").wait_for()
         finished(view)
@@ -42,7 +43,7 @@ def write(browser, url: str) -> None:
 
 def sudoku(browser, url: str) -> None:
     """Show a puzzle with 17 clues, half solved."""
-    with visiting(browser, url + "#sudoku", viewport={"width": 1280, "height": 760}, color_scheme="light") as page:
+    with visiting(browser, url + "#sudoku", viewport={"width": 1280, "height": 800}, color_scheme="light") as page:
         view = page.locator("sudoku-view")
         view.get_by_label("Puzzle", exact=True).select_option("17 clues")
         view.get_by_label("Seed").fill("7")
@@ -50,6 +51,20 @@ def sudoku(browser, url: str) -> None:
         view.get_by_text("olved").wait_for()
         scrub(view, 2)
         page.screenshot(path=DOCS / "studio-sudoku.png")
+
+
+def demo(server: Running) -> None:
+    """Write the run that an empty chat replays. With a low bound, few tokens settle per step."""
+    diffusion = {"entropy_bound": 0.02, "drafts": {"candidates": 3}}
+    asked = {"messages": [{"role": "user", "content": "How do you work?"}], "seed": 7, "max_tokens": 32}
+    events = server.events("/v1/chat/completions", asked | {"diffusion": diffusion})
+    began = time.perf_counter()
+    drafts = [event["draft"] | {"at": round(time.perf_counter() - began, 4)} for event in events if "draft" in event]
+    run = {"prompt": "", "note": "A recorded run. Press “Send” to see your own.", "drafts": drafts}
+    text = json.dumps(run, ensure_ascii=False, separators=(",", ":"))
+    DEMO.write_text(
+        f"// A run that an empty chat replays, written by tests/pictures.py.\n\nexport const DEMO = {text};\n"
+    )
 
 
 def scrub(view, index: int) -> None:
@@ -61,6 +76,7 @@ def scrub(view, index: int) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "log") as server, browsing() as browser:
         server.wait_ready()
+        demo(server)
         for picture in (chat, write, sudoku):
             picture(browser, server.url)
     for path in sorted(DOCS.glob("studio-*.png")):

@@ -14,8 +14,8 @@ PIECES = ["To", " be", ",", " or", " not"]
 TEXT = "".join(PIECES)
 ABOUT = {
     "/health": '{"status": "ok", "engine": "ready", "progress": 1.0}',
-    "/v1/models": '{"data": [{"id": "gesso", "max_model_len": 8192}]}',
-    "/metrics": 'gesso_engine_up{model="gesso"} 1.0\ngesso_completion_tokens_total 7.0\n',
+    "/v1/models": '{"data": [{"id": "gesso-26B", "max_model_len": 8192}]}',
+    "/metrics": 'gesso_engine_up{model="gesso-26B"} 1.0\ngesso_completion_tokens_total 7.0\n',
 }
 PATIENCE = 30_000  # milliseconds; two slow cores are shared with other tests
 
@@ -60,6 +60,20 @@ def visiting(browser, url: str, *, may_complain: bool = False, alone: bool = Fal
 def tokens(view) -> list[str]:
     """Return the texts of the tokens on the canvas."""
     return view.locator("[role=option]").all_text_contents()
+
+
+def setting(view, values: dict[str, object], side: int = 0) -> None:
+    """Fill in settings by their labels, in the drawer of a view."""
+    view.get_by_role("button", name="Settings").nth(side).click()
+    drawer = view.get_by_role("dialog", name="Settings")
+    for label, value in values.items():
+        control = drawer.get_by_label(label, exact=True)
+        if control.evaluate("e => e.tagName") == "SELECT":
+            control.select_option(str(value))
+        else:
+            control.fill(str(value))
+    view.page.keyboard.press("Escape")
+    drawer.wait_for(state="hidden")
 
 
 def finished(view) -> None:

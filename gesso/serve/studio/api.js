@@ -10,12 +10,17 @@ export class ApiError extends Error {
   }
 }
 
-/** Events for all views: "key-required", "lost", "models". */
+/** Events for all views: "key-required", "lost"; "models" if they or the choice among them changed. */
 export const bus = new EventTarget();
 
 export function useKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
   else sessionStorage.removeItem(KEY);
+}
+
+/** Return whether this tab has a key, because the server has asked for one. */
+export function hasKey() {
+  return sessionStorage.getItem(KEY) !== null;
 }
 
 export async function getJson(path) {

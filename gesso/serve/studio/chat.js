@@ -1,9 +1,14 @@
 // <chat-view>: a conversation, and beside it the canvas of its newest answer.
 
+import { DEMO } from "./demo.js";
 import { field, h, oncePerFrame } from "./dom.js";
+import { drawer } from "./drawer.js";
+import { fileButton } from "./files.js";
 import { messageView } from "./message.js";
-import { drawSeed, maxTokensFor, record } from "./runner.js";
+import { chosenModel } from "./models.js";
 import { Recording } from "./recording.js";
+import { runTools } from "./run-tools.js";
+import { drawSeed, maxTokensFor, record, withPins } from "./runner.js";
 import * as store from "./store.js";
 import { welcome } from "./welcome.js";
 
@@ -21,7 +26,8 @@ export class ChatView extends HTMLElement {
   #build() {
     this.list = h("ul", { class: "conversations" });
     this.thread = h("div", { class: "thread", role: "log", "aria-label": "Conversation", tabindex: "0" });
-    this.panel = h("run-panel", { able: "pins span", empty: "Send a message and watch the answer emerge from noise." });
+    this.panel = h("run-panel", { able: "pins span", empty: "Press “Send” and watch the answer emerge from noise." });
+    this.panel.tools = runTools(this.panel, () => this.#next());
     this.panel.addEventListener("redenoise", (event) => this.#redenoise(event.detail.pins));
     this.panel.addEventListener("rewrite", (event) => this.#rewrite(event.detail));
     this.settings = document.createElement("run-settings");
@@ -35,34 +41,28 @@ export class ChatView extends HTMLElement {
     this.thinking = h("input", { type: "checkbox" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
     this.draw = oncePerFrame(() => this.#drawLast());
+    const [open, settings] = drawer(
+      "Settings",
+      this.settings,
+      field("System message", this.system),
+      field("Tools", this.tools),
+      h("label", { class: "field check" }, this.thinking, " Think before the answer"),
+    );
     this.append(
       h("aside", { class: "side", "aria-label": "Conversations" }, this.#sideTools(), this.list),
-      h(
-        "section",
-        { class: "talk", "aria-label": "Chat" },
-        this.thread,
-        this.complaint,
-        this.#composer(),
-        this.#options(),
-      ),
+      h("section", { class: "talk", "aria-label": "Chat" }, this.thread, this.complaint, this.#composer(), open),
       this.panel,
+      settings,
     );
   }
 
   #sideTools() {
-    const file = h("input", {
-      type: "file",
-      accept: "application/json",
-      hidden: true,
-      onchange: () => this.#import(file),
-    });
     return h(
       "div",
       { class: "side-tools" },
       h("button", { type: "button", onclick: () => this.#open(store.newConversation()) }, "New"),
       h("button", { type: "button", class: "quiet", onclick: () => store.exportFile(store.load()) }, "Export"),
-      h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Import"),
-      file,
+      fileButton("Import", "application/json", (file) => this.#import(file)),
     );
   }
 
@@ -93,26 +93,15 @@ export class ChatView extends HTMLElement {
     );
   }
 
-  #options() {
-    return h(
-      "details",
-      { class: "options" },
-      h("summary", {}, "Settings"),
-      this.settings,
-      field("System message", this.system),
-      field("Tools", this.tools),
-      h("label", { class: "field check" }, this.thinking, " Think before the answer"),
-    );
-  }
-
   // --- conversations -------------------------------------------------------------------------------------------------
 
   #open(conversation) {
     this.stop?.abort();
     this.current = conversation;
-    this.panel.recording = null;
     this.#drawThread();
     this.#drawList();
+    if (conversation.messages.length) this.panel.recording = null;
+    else this.panel.replay(Recording.from(DEMO));
   }
 
   #keep(conversation) {
@@ -135,13 +124,12 @@ export class ChatView extends HTMLElement {
 
   async #import(file) {
     try {
-      const added = await store.importFile(file.files[0]);
+      const added = await store.importFile(file);
       store.keep(...added);
       this.#open(added[0] ?? this.current);
     } catch (error) {
       this.complaint.textContent = error.message;
     }
-    file.value = "";
   }
 
   /** Load the conversations that this tab and others have saved. Unchanged conversations stay the same objects, because
@@ -215,8 +203,18 @@ export class ChatView extends HTMLElement {
     await this.#write(message, body, { label: this.settings.label });
   }
 
-  #body(seed) {
-    const messages = this.current.messages.map(({ role, content, toolCalls, callId }) => ({
+  /** Return the request that Send would make, or the one that made the last answer. */
+  #next() {
+    const text = this.input.value.trim();
+    const messages = [...this.current.messages, ...(text ? [{ role: "user", content: text }] : [])];
+    const seed = messages.at(-1)?.role === "assistant" ? messages.pop().seed : undefined;
+    if (!messages.length) throw new Error("Type a message first.");
+    if (!this.#checkTools()) throw new Error("Correct the tools in Settings first.");
+    return { path: "/v1/chat/completions", body: this.#body(this.settings.seedOrNone ?? seed, messages) };
+  }
+
+  #body(seed, conversation = this.current.messages) {
+    const messages = conversation.map(({ role, content, toolCalls, callId }) => ({
       role,
       content,
       ...(toolCalls?.length ? { tool_calls: toolCalls } : {}),
@@ -224,6 +222,7 @@ export class ChatView extends HTMLElement {
     }));
     if (this.system.value.trim()) messages.unshift({ role: "system", content: this.system.value });
     const body = {
+      model: chosenModel(),
       messages,
       seed,
       max_tokens: this.settings.maxTokens,
@@ -249,11 +248,10 @@ export class ChatView extends HTMLElement {
   }
 
   async #write(message, body, { label, pins = new Map() }) {
-    const request = { ...body, diffusion: { ...body.diffusion, pins: pinsOf(pins) } };
     Object.assign(message, { content: "", thinking: "", toolCalls: [], trouble: null });
     const recording = new Recording({ label, pins });
     this.runs.set(message, { body, recording });
-    await this.#run(message, "/v1/chat/completions", request, recording, (event) => this.#take(message, event));
+    await this.#run(message, "/v1/chat/completions", withPins(body, pins), recording, (event) => this.#take(message, event));
   }
 
   #take(message, event) {
@@ -319,6 +317,7 @@ export class ChatView extends HTMLElement {
       label: "span",
     });
     const request = {
+      model: body.model,
       input: text,
       span: [start, end],
       max_tokens: maxTokensFor(tokens),
@@ -382,10 +381,6 @@ export class ChatView extends HTMLElement {
     if (later.some(({ role }) => role !== "tool")) return [];
     return (message.toolCalls ?? []).filter(({ id }) => !later.some(({ callId }) => callId === id));
   }
-}
-
-function pinsOf(pins) {
-  return Object.fromEntries([...pins].map(([position, { token }]) => [String(position), token]));
 }
 
 customElements.define("chat-view", ChatView);

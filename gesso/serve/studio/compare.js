@@ -1,15 +1,18 @@
-// <compare-view>: the same prompt and seed with two settings, side by side.
+// <compare-view>: the same message and seed with two settings, side by side, at the same step.
 
 import { field, h } from "./dom.js";
-import { drawSeed, record } from "./runner.js";
+import { drawer } from "./drawer.js";
+import { chosenModel } from "./models.js";
 import { Recording } from "./recording.js";
+import { runTools } from "./run-tools.js";
+import { drawSeed, record } from "./runner.js";
 
 export class CompareView extends HTMLElement {
   connectedCallback() {
-    if (this.prompt) return;
+    if (this.message) return;
     this.stop = null;
-    this.prompt = h("textarea", { class: "code", rows: 3, spellcheck: "false" });
-    this.prompt.value = "def mean(values):\n    ";
+    this.message = h("textarea", { rows: 2 });
+    this.message.value = "How do you work?";
     this.seed = h("input", { type: "number", min: 0, value: 7 });
     this.tokens = h("input", { type: "number", min: 1, value: 64 });
     this.button = h("button", { type: "submit", class: "primary" }, "Run both");
@@ -26,12 +29,12 @@ export class CompareView extends HTMLElement {
           else this.#run();
         },
       },
-      field("Text to continue", this.prompt),
+      field("Message", this.message),
       h(
         "div",
         { class: "asked" },
         field("Seed for both", this.seed),
-        field("Longest answer, in tokens", this.tokens),
+        field("Longest answer", this.tokens),
         this.button,
       ),
       this.complaint,
@@ -42,29 +45,47 @@ export class CompareView extends HTMLElement {
       h(
         "div",
         { class: "split" },
-        this.sides.map((side) => h("div", { class: "column" }, side.settings, side.panel)),
+        this.sides.map(({ head, panel }) => h("section", { class: "compared" }, head, panel)),
       ),
     );
-    this.sides.forEach((side) => (side.settings.preset.value = side.preset));
+    for (const { settings, preset, title } of this.sides) {
+      settings.preset.value = preset;
+      settings.addEventListener("change", () => (title.textContent = settings.label));
+      title.textContent = settings.label;
+    }
   }
 
   #side(preset) {
-    const side = {
-      preset,
-      settings: h("run-settings", { brief: true }),
-      panel: h("run-panel", { empty: "Press Run both." }),
-    };
-    side.panel.addEventListener("step", (event) => this.#follow(side, event.detail.index));
+    const settings = h("run-settings", { brief: true });
+    const panel = h("run-panel", { empty: "Press “Run both” and watch the answer emerge from noise." });
+    const side = { preset, settings, panel, title: h("h2", {}) };
+    side.head = h("div", { class: "row" }, side.title, drawer("Settings", settings));
+    panel.tools = runTools(panel, () => this.#request(side, this.#seed()));
+    panel.addEventListener("step", (event) => this.#follow(side, event.detail.index));
     return side;
   }
 
-  /** Move the other side to the same fraction of its steps, unless a run is in progress. */
+  #seed() {
+    return this.seed.value === "" ? drawSeed() : Number(this.seed.value);
+  }
+
+  #request({ settings }, seed) {
+    const body = {
+      model: chosenModel(),
+      messages: [{ role: "user", content: this.message.value }],
+      seed,
+      max_tokens: Number(this.tokens.value) || 64,
+      diffusion: settings.diffusion,
+    };
+    return { path: "/v1/chat/completions", body };
+  }
+
+  /** Move the other side to the same step, or to its last one, unless a run is in progress. */
   #follow(side, index) {
     const other = this.sides.find((one) => one !== side).panel;
     if (this.stop || this.moving || !other.recording?.length) return;
     this.moving = true; // ignore the step event that this causes
-    const share = index / Math.max(1, side.panel.recording.length - 1);
-    other.goTo(Math.round(share * (other.recording.length - 1)));
+    other.goTo(Math.min(index, other.recording.length - 1));
     this.moving = false;
   }
 
@@ -72,19 +93,16 @@ export class CompareView extends HTMLElement {
     this.stop = new AbortController();
     this.button.textContent = "Stop";
     this.complaint.textContent = this.verdict.textContent = "";
-    const seed = this.seed.value === "" ? drawSeed() : Number(this.seed.value);
+    const { signal } = this.stop;
+    const seed = this.#seed();
     this.seed.value = seed;
     const recordings = await Promise.all(
-      this.sides.map(({ settings, panel }) => {
-        const recording = new Recording({ before: this.prompt.value, label: settings.label });
+      this.sides.map((side) => {
+        const { panel, settings } = side;
+        const recording = new Recording({ label: settings.label });
         panel.recording = recording;
-        const body = {
-          prompt: this.prompt.value,
-          seed,
-          max_tokens: Number(this.tokens.value) || 64,
-          diffusion: settings.diffusion,
-        };
-        return record("/v1/completions", body, { signal: this.stop.signal, recording, watch: () => panel.refresh() });
+        const { path, body } = this.#request(side, seed);
+        return record(path, body, { signal, recording, watch: () => panel.refresh() });
       }),
     );
     this.stop = null;
@@ -97,7 +115,7 @@ export class CompareView extends HTMLElement {
 
 /** Describe the cost of both runs, and how many tokens they share. */
 function verdict([left, right]) {
-  const last = (recording) => recording.textAt(recording.length - 1).flatMap((step) => [...step.tokens]);
+  const last = (recording) => recording.textAt(recording.length - 1).flatMap(({ tokens, text }) => [...tokens.subarray(0, text)]);
   const [a, b] = [last(left), last(right)];
   const same = a.filter((token, i) => token === b[i]).length / Math.max(1, a.length, b.length);
   const costs = [left, right].map((recording) => `${recording.label}: ${recording.length} steps.`).join(" ");

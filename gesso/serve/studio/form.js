@@ -1,12 +1,13 @@
 // <form-view>: a JSON schema, and an answer that is valid under it.
 
 import { field, h } from "./dom.js";
-import { drawSeed, record } from "./runner.js";
+import { drawer } from "./drawer.js";
+import { chosenModel } from "./models.js";
 import { Recording } from "./recording.js";
+import { runTools } from "./run-tools.js";
+import { drawSeed, record } from "./runner.js";
 
-const REQUEST =
-  "I would like you to find a plane ticket with seats in business, 2 passengers, a origin of Florence, " +
-  "a arrival of Munich, it must be direct.";
+const REQUEST = "Find a direct flight from Florence to Munich for 2 passengers in business class.";
 const SCHEMA = {
   type: "object",
   properties: {
@@ -25,7 +26,7 @@ export class FormView extends HTMLElement {
     this.stop = null;
     this.request = h("textarea", { rows: 3 });
     this.request.value = REQUEST;
-    this.schema = h("textarea", { class: "editor", rows: 18, spellcheck: "false" });
+    this.schema = h("textarea", { class: "editor", rows: 14, spellcheck: "false" });
     this.schema.value = JSON.stringify(SCHEMA, null, 2);
     this.settings = h("run-settings", { tokens: 96 });
     this.button = h("button", { type: "submit", class: "primary" }, "Answer in JSON");
@@ -33,14 +34,13 @@ export class FormView extends HTMLElement {
     this.result = h(
       "div",
       { class: "result", "aria-live": "polite" },
-      h(
-        "p",
-        { class: "hint" },
-        "The answer appears here. It is always valid under the schema.",
-      ),
+      h("p", { class: "hint" }, "The answer appears here. It is always valid under the schema."),
     );
-    this.panel = h("run-panel", { empty: "The steps of the answer appear here." });
+    this.panel = h("run-panel", { empty: "Press “Answer in JSON” and watch the answer emerge from noise." });
+    this.panel.tools = runTools(this.panel, () => this.#next());
+    const [open, settings] = drawer("Settings", this.settings);
     this.append(
+      settings,
       h(
         "form",
         {
@@ -56,21 +56,39 @@ export class FormView extends HTMLElement {
           { class: "column" },
           field("Request", this.request),
           field("JSON schema", this.schema),
-          h("div", { class: "row" }, this.button),
+          h("div", { class: "row" }, this.button, open),
           this.complaint,
-          h("details", { class: "options" }, h("summary", {}, "Settings"), this.settings),
         ),
         h("div", { class: "column" }, this.result, this.panel),
       ),
     );
   }
 
-  async #run() {
+  /** Return the request of the button. Throw an Error if the schema is not JSON. */
+  #next() {
     let schema;
     try {
       schema = JSON.parse(this.schema.value);
     } catch (error) {
-      this.complaint.textContent = `The schema is not JSON: ${error.message}`;
+      throw new Error(`The schema is not JSON: ${error.message}`);
+    }
+    const body = {
+      model: chosenModel(),
+      messages: [{ role: "user", content: this.request.value }],
+      response_format: { type: "json_schema", json_schema: { name: "answer", schema } },
+      max_tokens: this.settings.maxTokens,
+      seed: this.settings.seedOrNone ?? drawSeed(),
+      diffusion: this.settings.diffusion,
+    };
+    return { path: "/v1/chat/completions", body };
+  }
+
+  async #run() {
+    let request;
+    try {
+      request = this.#next();
+    } catch (error) {
+      this.complaint.textContent = error.message;
       return;
     }
     this.stop = new AbortController();
@@ -79,24 +97,14 @@ export class FormView extends HTMLElement {
     const recording = new Recording();
     this.panel.recording = recording;
     let text = "";
-    await record(
-      "/v1/chat/completions",
-      {
-        messages: [{ role: "user", content: this.request.value }],
-        response_format: { type: "json_schema", json_schema: { name: "answer", schema } },
-        max_tokens: this.settings.maxTokens,
-        seed: this.settings.seedOrNone ?? drawSeed(),
-        diffusion: this.settings.diffusion,
+    await record(request.path, request.body, {
+      signal: this.stop.signal,
+      recording,
+      watch: (event) => {
+        for (const { delta } of event.choices) text += delta.content ?? "";
+        this.panel.refresh();
       },
-      {
-        signal: this.stop.signal,
-        recording,
-        watch: (event) => {
-          for (const { delta } of event.choices) text += delta.content ?? "";
-          this.panel.refresh();
-        },
-      },
-    );
+    });
     this.stop = null;
     this.button.textContent = "Answer in JSON";
     this.complaint.textContent = recording.trouble ?? "";

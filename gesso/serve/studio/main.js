@@ -1,6 +1,6 @@
 // The page: choice of the view, state of the server, API key, and theme.
 
-import { bus, getJson, useKey } from "./api.js";
+import { bus, useKey } from "./api.js";
 import "./canvas-view.js";
 import "./timeline.js";
 import "./inspector.js";
@@ -13,6 +13,7 @@ import "./compare.js";
 import "./sudoku.js";
 import "./form.js";
 import "./server-panel.js";
+import { loadModels, setUpModels } from "./models.js";
 import { setUpTheme } from "./theme.js";
 
 const POLL_INTERVAL = 2000; // milliseconds between two requests for the server's state
@@ -20,17 +21,29 @@ const VIEWS = [...document.querySelectorAll("[data-view]")];
 const status = document.getElementById("status");
 const banner = document.getElementById("banner");
 const keyForm = document.getElementById("key");
+const picker = document.getElementById("model");
+const tabs = document.querySelector(".tabs");
 
 function showView() {
   const wanted = VIEWS.find((view) => view.dataset.view === location.hash.slice(1)) ?? VIEWS[0];
   for (const view of VIEWS) {
     view.hidden = view !== wanted;
     const tab = document.querySelector(`.tabs a[href="#${view.dataset.view}"]`);
-    if (view === wanted) tab.setAttribute("aria-current", "page");
-    else tab.removeAttribute("aria-current");
+    if (view === wanted) {
+      tab.setAttribute("aria-current", "page");
+      tab.scrollIntoView({ block: "nearest", inline: "center" });
+    } else tab.removeAttribute("aria-current");
   }
+  document.querySelector("dialog[open]")?.close(); // of the view that was left
   document.getElementById("main").scrollTop = 0;
   wanted.opened?.();
+}
+
+/** Fade the tab bar out where there are more tabs. */
+function fadeTabs() {
+  const left = tabs.scrollLeft;
+  tabs.classList.toggle("more-before", left > 1);
+  tabs.classList.toggle("more-after", left + tabs.clientWidth < tabs.scrollWidth - 1);
 }
 
 /** Show the state of the server. /health needs no key. */
@@ -46,6 +59,7 @@ async function showHealth() {
   const loading = state && state.progress > 0 && state.progress < 1 ? ` ${Math.round(100 * state.progress)} %` : "";
   if (status.dataset.state !== name || loading)
     status.textContent = `${{ ready: "ready", lost: "no server" }[name] ?? name}${loading}`;
+  if (name === "ready" && status.dataset.state === "lost") loadModels(picker); // a new server may have others
   status.dataset.state = name;
   const trouble = {
     lost: "The server does not answer. Start it again with `gesso serve`; this page will reconnect.",
@@ -72,18 +86,8 @@ keyForm.addEventListener("submit", async (event) => {
   useKey(document.getElementById("key-field").value);
   keyForm.hidden = true;
   document.getElementById("key-field").value = "";
-  loadModels();
+  loadModels(picker);
 });
-
-/** List the models. This is the first call that needs a key, so the key form appears at once if one is needed. */
-async function loadModels() {
-  try {
-    const { data } = await getJson("/v1/models");
-    bus.dispatchEvent(new CustomEvent("models", { detail: data.map((model) => model.id) }));
-  } catch {
-    // the key form or the banner shows the problem
-  }
-}
 
 // The part of the address after "#" is the view, so a jump within the page must not change it.
 document.querySelector(".skip").addEventListener("click", (event) => {
@@ -92,6 +96,8 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 setUpTheme(document.getElementById("theme"));
 window.addEventListener("hashchange", showView);
+tabs.addEventListener("scroll", fadeTabs);
+new ResizeObserver(fadeTabs).observe(tabs);
 showView();
 pollHealth();
-loadModels();
+setUpModels(picker);

@@ -1,5 +1,6 @@
 // One message of a conversation: its text, its collapsed thoughts, and its tool calls.
 
+import { copyButton } from "./copy.js";
 import { h } from "./dom.js";
 import { markdown } from "./markdown.js";
 
@@ -73,20 +74,10 @@ function pretty(json) {
 }
 
 function actions(message, onRetry, onWatch) {
-  const copy = h(
-    "button",
-    {
-      type: "button",
-      class: "quiet",
-      onclick: async () => {
-        await navigator.clipboard.writeText(message.content);
-        copy.textContent = "Copied";
-      },
-    },
-    "Copy",
-  );
-  const parts = [h("button", { type: "button", class: "quiet", onclick: onRetry }, "Retry")];
-  if (navigator.clipboard) parts.unshift(copy); // browsers offer it only to local or encrypted pages
+  const parts = [
+    copyButton("Copy", () => message.content),
+    h("button", { type: "button", class: "quiet", onclick: onRetry }, "Retry"),
+  ];
   if (onWatch) parts.push(h("button", { type: "button", class: "quiet", onclick: onWatch }, "Show canvas"));
   const facts = [
     message.seed === undefined ? null : `seed ${message.seed}`,

@@ -16,13 +16,16 @@ export function levelOf(entropy) {
 
 export class Recording {
   /** `before` and `after` are the given texts around the new one. `hole`: whether the text fills a hole.
-   * `pins`: the pins of the request. */
-  constructor({ before = "", after = "", label = "", hole = false, pins = new Map() } = {}) {
+   * `pins`: the pins of the request. `note`: what the canvas says about the run. */
+  constructor({ before = "", after = "", label = "", hole = false, pins = new Map(), note = "" } = {}) {
     this.before = before;
     this.after = after;
     this.hole = hole;
     this.label = label;
     this.pins = pins;
+    this.note = note;
+    this.request = null; // {path, body}
+    this.replayed = false; // whether it was saved, so that its request is unknown
     this.pieces = new Map();
     this.special = new Set(); // tokens that are not part of the text
     this.steps = [];
@@ -34,10 +37,36 @@ export class Recording {
     this.trouble = null;
   }
 
-  static from(drafts, options) {
-    const recording = new Recording(options);
+  /** Return the recording of a saved run: `prompt` and `drafts` are required. */
+  static from({ prompt, drafts, seed = null, finish = null, repeated, ...options }) {
+    const recording = new Recording({ ...options, before: prompt });
     for (const draft of drafts) recording.add(draft, draft.at);
-    return recording;
+    return Object.assign(recording, { seed, finish, repeated: repeated ?? recording.repeated, replayed: true });
+  }
+
+  /** Return the run for a file. Texts of tokens and special tokens are all in the first draft. */
+  toJSON() {
+    const { before: prompt, after, hole, label, seed, finish, repeated } = this;
+    const drafts = this.steps.map((step, i) => ({
+      run: step.run,
+      canvas: step.canvas,
+      attempt: step.attempt,
+      start: step.start,
+      step: step.step,
+      steps: step.most,
+      reason: step.reason,
+      at: rounded(step.at),
+      text: "",
+      tokens: [...step.tokens],
+      entropy: [...step.entropy].map(rounded),
+      states: String.fromCharCode(...step.states),
+      candidates: Array.from(step.tokens, (_, at) =>
+        this.candidatesOf(step, at).map(({ token, share }) => [token, rounded(share)]),
+      ),
+      pieces: i ? {} : Object.fromEntries(this.pieces),
+      special: i ? [] : [...this.special],
+    }));
+    return { prompt, after, hole, label, seed, finish, repeated, drafts };
   }
 
   /** Add one `draft` of a stream (docs/guides/serving.md), `at` seconds after the start of the run. */
@@ -155,8 +184,10 @@ export class Recording {
 
   candidates(index, position) {
     const here = this.locate(index, position);
-    if (!here) return [];
-    const [step, at] = here;
+    return here ? this.candidatesOf(...here) : [];
+  }
+
+  candidatesOf(step, at) {
     return Array.from({ length: step.width }, (_, i) => ({
       token: step.candidates[at * step.width + i],
       share: step.shares[at * step.width + i],
@@ -198,6 +229,10 @@ function overlap(before, text) {
     if (before.endsWith(text.slice(0, count))) return count;
   }
   return 0;
+}
+
+function rounded(value) {
+  return Math.round(1e4 * value) / 1e4;
 }
 
 export function isSettled(state) {

@@ -2,6 +2,7 @@
 
 import { getJson } from "./api.js";
 import { h } from "./dom.js";
+import { curl } from "./snippet.js";
 import { setUpTheme } from "./theme.js";
 
 const LIMITS = {
@@ -62,7 +63,7 @@ function endpoint(api, operation) {
     operation.description ? h("p", {}, prose(operation.description)) : null,
     given.length ? h("dl", { class: "fields-of" }, given) : null,
     body ? fields(api.components.schemas[body]) : null,
-    h("pre", { tabindex: "0", "aria-label": "Example" }, h("code", {}, example(operation, api.components.schemas[body]))),
+    h("pre", { tabindex: "0", "aria-label": "Example" }, h("code", {}, curl({ path: operation.path, body: api.components.schemas[body]?.examples?.[0] }))),
   );
 }
 
@@ -124,15 +125,6 @@ function nested(api, names) {
   };
   for (const name of names) look(api.components.schemas[name]);
   return [...found].sort();
-}
-
-/** Return a curl command. Single quotes in the body are escaped, because they would end the shell's string. */
-function example(operation, schema) {
-  const body = schema?.examples?.[0];
-  const url = location.origin + operation.path;
-  if (!body) return `curl ${url}`;
-  const text = JSON.stringify(body).replaceAll("'", "\\u0027");
-  return `curl ${url} \\\n  -H 'Content-Type: application/json' \\\n  -d '${text}'`;
 }
 
 /** Return text whose parts in backquotes are code elements. */

@@ -1,4 +1,5 @@
-// <run-panel>: one run: its canvas, timeline, counters, inspector, and actions for pins and spans.
+// <run-panel>: one run: its canvas, timeline, counters, inspector, and actions for pins and spans. `tools` is an element
+// of the owner, shown below them.
 //
 // Events: "redenoise" {pins}: generate the text again with these pins. "rewrite" {text, start, end, tokens}: rewrite
 // these characters of `text`, which includes the given text around the canvas; they have `tokens` tokens now.
@@ -16,18 +17,19 @@ export class RunPanel extends HTMLElement {
     if (this.view) return;
     this.view = document.createElement("canvas-view");
     this.timeline = document.createElement("run-timeline");
-    this.inspector = h("token-inspector", { able: this.getAttribute("able") });
+    this.inspector = document.createElement("token-inspector");
     this.counters = h("dl", { class: "counters", "aria-label": "Counters" });
     this.actions = h("div", { class: "run-actions", "aria-live": "polite" });
-    this.empty = h("p", { class: "empty" }, this.getAttribute("empty") ?? "No text yet.");
+    this.note = h("p", { class: "note" });
     this.mode = h("div", { class: "switch", role: "group", "aria-label": "Canvas layout" }, this.#modes());
     this.append(
       h("div", { class: "panel-head" }, this.counters, this.mode),
-      h("div", { class: "stage" }, this.empty, this.view),
+      h("div", { class: "stage" }, this.note, this.view),
       legend(),
       this.actions,
       this.timeline,
       this.inspector,
+      this.tools ?? "",
     );
     this.timeline.addEventListener("move", (event) => {
       this.#following = event.detail.index === this.#recording.length - 1;
@@ -38,8 +40,7 @@ export class RunPanel extends HTMLElement {
     this.view.addEventListener("select", () => this.#drawActions());
     this.inspector.addEventListener("choose", (event) => this.#pin(event.detail.position, event.detail.token));
     this.refresh = oncePerFrame(() => this.#refresh());
-    this.#drawActions();
-    this.#drawCounters();
+    this.recording = null;
   }
 
   get recording() {
@@ -53,15 +54,29 @@ export class RunPanel extends HTMLElement {
     this.#pins = new Map(recording?.pins ?? []);
     this.view.recording = recording;
     this.timeline.recording = recording;
+    this.inspector.setAttribute("able", this.able.join(" "));
     this.inspector.clear();
     this.view.pins = this.#pins;
     this.#refresh();
     this.#drawActions();
   }
 
-  /** The actions that the owner of this panel supports: "pins" and "span". */
+  /** Show a recording from its first step on. It stays there for people who prefer reduced motion. */
+  replay(recording) {
+    this.recording = recording;
+    this.goTo(0);
+    if (recording.length > 1 && !matchMedia("(prefers-reduced-motion: reduce)").matches) this.timeline.toggle();
+  }
+
+  /** The actions that the owner of this panel supports: "pins" and "span". They need the request of the run. */
   get able() {
-    return (this.getAttribute("able") ?? "").split(" ");
+    return this.#recording?.replayed ? [] : (this.getAttribute("able") ?? "").split(" ");
+  }
+
+  /** The text of the canvas before the first run. */
+  set empty(text) {
+    this.setAttribute("empty", text);
+    this.#drawNote();
   }
 
   get index() {
@@ -91,10 +106,15 @@ export class RunPanel extends HTMLElement {
   }
 
   #refresh() {
-    this.empty.hidden = Boolean(this.#recording?.length);
+    this.#drawNote();
     this.timeline.grown();
     if (this.#following && this.#recording?.length) this.#go(this.#recording.length - 1);
     else this.#drawCounters();
+  }
+
+  #drawNote() {
+    const text = this.#recording?.length ? this.#recording.note : (this.getAttribute("empty") ?? "");
+    if (this.note.textContent !== text) this.note.textContent = text;
   }
 
   #go(index) {

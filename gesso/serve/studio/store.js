@@ -2,6 +2,8 @@
 //
 // Other tabs use the same storage, so every change starts from its current content.
 
+import { download } from "./files.js";
+
 const NAME = "gesso.conversations";
 const VERSION = 1;
 
@@ -43,12 +45,7 @@ export function newConversation() {
 
 /** Download conversations as a file. */
 export function exportFile(conversations) {
-  const text = JSON.stringify({ version: VERSION, conversations }, null, 2);
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = "gesso-conversations.json";
-  link.click();
-  URL.revokeObjectURL(link.href);
+  download("gesso-conversations.json", { version: VERSION, conversations });
 }
 
 /** Return the conversations of an exported file. Throw an Error if it is not one. */

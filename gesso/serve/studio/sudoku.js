@@ -3,7 +3,9 @@
 // The page only checks the rules: it marks cells that break them and never fills in a digit.
 
 import { bus, postJson } from "./api.js";
+import { requestButtons } from "./copy.js";
 import { field, h } from "./dom.js";
+import { chosenModel, servedModels } from "./models.js";
 import { drawSeed, record } from "./runner.js";
 import { Recording, isSettled } from "./recording.js";
 
@@ -49,6 +51,7 @@ export class SudokuView extends HTMLElement {
       { type: "button", class: "primary", onclick: () => (this.stop ? this.stop.abort() : this.#solve()) },
       "Solve",
     );
+    this.model = h("p", { class: "hint" });
     const rows = Array.from({ length: 9 }, (_, row) =>
       h(
         "div",
@@ -61,7 +64,20 @@ export class SudokuView extends HTMLElement {
       h(
         "div",
         { class: "sudoku" },
-        h("div", { class: "column" }, this.board, this.timeline, this.verdict, this.complaint),
+        h(
+          "div",
+          { class: "column" },
+          this.board,
+          h(
+            "div",
+            { class: "row" },
+            this.button,
+            h("button", { type: "button", onclick: () => this.#set("0".repeat(81)) }, "Clear"),
+          ),
+          this.timeline,
+          this.verdict,
+          this.complaint,
+        ),
         h(
           "div",
           { class: "column" },
@@ -74,16 +90,12 @@ export class SudokuView extends HTMLElement {
           field("Puzzle", this.pick),
           field("Paste a puzzle", this.paste),
           field("Seed", this.seed),
-          h(
-            "div",
-            { class: "row" },
-            this.button,
-            h("button", { type: "button", onclick: () => this.#set("0".repeat(81)) }, "Clear"),
-          ),
+          this.model,
+          h("div", { class: "run-tools" }, requestButtons(() => this.recording?.request ?? this.#next())),
         ),
       ),
     );
-    bus.addEventListener("models", (event) => (this.models = event.detail));
+    bus.addEventListener("models", () => (this.model.textContent = `The model of this view is ${sudokuModel()}.`));
     this.#set(PUZZLES["30 clues"]);
   }
 
@@ -124,7 +136,7 @@ export class SudokuView extends HTMLElement {
 
   #reset() {
     this.stop?.abort();
-    this.timeline.recording = null;
+    this.timeline.recording = this.recording = null;
     this.verdict.textContent = this.complaint.textContent = "";
     this.#paint(
       this.puzzle,
@@ -140,7 +152,8 @@ export class SudokuView extends HTMLElement {
       this.complaint.textContent = "The puzzle breaks the rules in the red cells.";
       return;
     }
-    if (this.models && !this.models.includes(MODEL)) {
+    const { path, body } = this.#next();
+    if (servedModels().length && !servedModels().some(({ id }) => id === body.model)) {
       this.complaint.textContent = `This server does not have ${MODEL}. Start it with \`gesso serve\` or \`gesso serve -m ${MODEL}\`.`;
       return;
     }
@@ -150,7 +163,7 @@ export class SudokuView extends HTMLElement {
     this.verdict.textContent = "The Sudoku model is running; the first run has to load it.";
     const recording = (this.recording = new Recording());
     const { signal } = this.stop;
-    const asked = this.#ask(recording, signal);
+    const asked = this.#ask(path, body, recording, signal);
     const seen = this.#watch(recording, signal, asked);
     await asked;
     await seen;
@@ -164,22 +177,25 @@ export class SudokuView extends HTMLElement {
     this.verdict.textContent = this.#judge();
   }
 
-  async #ask(recording, signal) {
+  /** Return the request of the button. */
+  #next() {
+    const seed = this.seed.value === "" ? drawSeed() : Number(this.seed.value);
     const prompt = this.puzzle.join(" ");
+    const body = { model: sudokuModel(), prompt, max_tokens: MAX_TOKENS, seed, diffusion: { drafts: true } };
+    return { path: "/v1/completions", body };
+  }
+
+  async #ask(path, body, recording, signal) {
+    const { model, prompt } = body;
     try {
       // The answer has the format of the puzzle, so its cells are at the same positions.
-      const { count } = await postJson("/tokenize", { model: MODEL, prompt, add_special_tokens: false }, signal);
+      const { count } = await postJson("/tokenize", { model, prompt, add_special_tokens: false }, signal);
       this.positions = CELLS.map((cell) => Math.round((cell * (count - 1)) / 80));
     } catch (error) {
       recording.trouble = signal.aborted ? "stopped" : error.message;
       return;
     }
-    const seed = this.seed.value === "" ? drawSeed() : Number(this.seed.value);
-    await record(
-      "/v1/completions",
-      { model: MODEL, prompt, max_tokens: MAX_TOKENS, seed, diffusion: { drafts: true } },
-      { signal, recording },
-    );
+    await record(path, body, { signal, recording });
   }
 
   /** Show the steps as they arrive, at a visible pace. */
@@ -239,6 +255,12 @@ export class SudokuView extends HTMLElement {
     if (!broken && !lost && !empty) return `Solved in ${steps}.`;
     return `Not solved after ${steps}: ${broken} cells break the rules, ${lost} clues were changed, ${empty} cells are empty.`;
   }
+}
+
+/** Return the chosen model if it is the Sudoku model or an adapter of it, otherwise the Sudoku model. */
+function sudokuModel() {
+  const chosen = servedModels().find(({ id }) => id === chosenModel());
+  return chosen?.parent === MODEL ? chosen.id : MODEL;
 }
 
 /** Return the cells whose digit is repeated in their row, column or box. */

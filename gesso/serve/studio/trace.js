@@ -5,8 +5,4 @@ import "./run-panel.js";
 
 const run = JSON.parse(document.getElementById("run").textContent);
 const panel = document.querySelector("run-panel");
-panel.recording = Recording.from(run.drafts, { before: run.prompt });
-if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
-  panel.goTo(0);
-  panel.timeline.toggle();
-}
+panel.replay(Recording.from(run));

@@ -2,8 +2,11 @@
 // shows the steps.
 
 import { h } from "./dom.js";
-import { drawSeed, maxTokensFor, record } from "./runner.js";
+import { drawer } from "./drawer.js";
+import { chosenModel } from "./models.js";
 import { Recording } from "./recording.js";
+import { runTools } from "./run-tools.js";
+import { drawSeed, maxTokensFor, record, withPins } from "./runner.js";
 
 export const HOLE = "[…]";
 const EXAMPLE = `class Point:
@@ -26,15 +29,14 @@ export class WriteView extends HTMLElement {
       this.editor.addEventListener(name, () => this.#drawButtons());
     this.settings = h("run-settings", { tokens: 64 });
     this.complaint = h("p", { class: "complaint", role: "alert" });
-    this.panel = h("run-panel", {
-      able: "pins span",
-      empty: `Press “Fill the hole” and watch the hole ${HOLE} being filled.`,
-    });
+    this.panel = h("run-panel", { able: "pins span" });
+    this.panel.tools = runTools(this.panel, () => this.#next());
     this.panel.addEventListener("redenoise", (event) => this.#redenoise(event.detail.pins));
     this.panel.addEventListener("rewrite", ({ detail }) => this.#edit(detail.text, detail.start, detail.end, detail.tokens));
     this.runs = h("run-list", {});
-    this.runs.addEventListener("show", (event) => (this.panel.recording = event.detail.recording));
-    this.append(h("div", { class: "split" }, this.#left(), h("div", { class: "column" }, this.panel, this.runs)));
+    this.runs.addEventListener("show", (event) => this.panel.replay(event.detail.recording));
+    [this.open, this.drawer] = drawer("Settings", this.settings);
+    this.append(this.drawer, h("div", { class: "split" }, this.#left(), h("div", { class: "column" }, this.panel, this.runs)));
     this.#drawButtons();
   }
 
@@ -54,16 +56,17 @@ export class WriteView extends HTMLElement {
         `A hole ${HOLE} is filled to fit the text on both sides. Without a hole, the text is continued at its end. `,
         "Select text to rewrite it.",
       ),
-      h("div", { class: "row" }, this.write, this.hole, this.rewrite, this.undo),
+      h("div", { class: "row" }, this.write, this.hole, this.rewrite, this.undo, this.open),
       this.editor,
       this.complaint,
-      h("details", { class: "options" }, h("summary", {}, "Settings"), this.settings),
     );
   }
 
   #drawButtons() {
     const selected = this.editor.selectionEnd > this.editor.selectionStart;
-    this.write.textContent = this.stop ? "Stop" : this.editor.value.includes(HOLE) ? "Fill the hole" : "Continue";
+    const action = this.editor.value.includes(HOLE) ? "Fill the hole" : "Continue";
+    this.write.textContent = this.stop ? "Stop" : action;
+    this.panel.empty = `Press “${action}” and watch the new text emerge from noise.`;
     this.editor.readOnly = this.stop !== null; // typed text would be overwritten
     this.hole.disabled = this.stop !== null;
     this.rewrite.disabled = !selected || this.stop !== null;
@@ -89,15 +92,29 @@ export class WriteView extends HTMLElement {
 
   // --- requests ------------------------------------------------------------------------------------------------------
 
-  get #common() {
-    return { seed: this.settings.seedOrNone ?? drawSeed(), diffusion: this.settings.diffusion };
+  /** Return what all requests have. */
+  #common() {
+    const seed = this.settings.seedOrNone ?? drawSeed();
+    return { model: chosenModel(), seed, diffusion: this.settings.diffusion };
+  }
+
+  /** Return the body that continues `text`, or fills the hole between it and `after`. */
+  #body(text, after, common) {
+    const hole = after === undefined ? {} : { suffix: after || "\n" };
+    const most = { max_tokens: this.settings.maxTokens, stream_options: { include_usage: true } };
+    return { prompt: text, ...hole, ...common, ...most };
+  }
+
+  /** Return the first request of the button. */
+  #next() {
+    const [first, after] = this.editor.value.split(HOLE);
+    return { path: "/v1/completions", body: this.#body(first, after, this.#common()) };
   }
 
   async #write() {
     const [first, ...rest] = this.editor.value.split(HOLE);
-    const common = { ...this.#common, max_tokens: this.settings.maxTokens };
-    if (!rest.length)
-      return this.#continue({ prompt: first, ...common, stream_options: { include_usage: true } }, new Map());
+    const common = this.#common();
+    if (!rest.length) return this.#continue(this.#body(first, undefined, common), new Map());
     // Each hole gets the text before it, with earlier holes filled, and the given text up to the next hole.
     let text = first;
     for (const [i, part] of rest.entries()) {
@@ -111,7 +128,7 @@ export class WriteView extends HTMLElement {
         hole: true,
         label: `hole ${i + 1} · ${this.settings.label}`,
       });
-      const body = { prompt: text, suffix: part || "\n", ...common, stream_options: { include_usage: true } };
+      const body = this.#body(text, part, common);
       const middle = await this.#run("/v1/completions", body, recording, (choice) => choice.text);
       if (middle === null) return;
       recording.filledWith(middle);
@@ -122,17 +139,10 @@ export class WriteView extends HTMLElement {
   }
 
   async #continue(body, pins) {
-    const request = {
-      ...body,
-      diffusion: {
-        ...body.diffusion,
-        pins: Object.fromEntries([...pins].map(([at, { token }]) => [String(at), token])),
-      },
-    };
     const label = pins.size ? `${pins.size} pinned · ${this.settings.label}` : this.settings.label;
     const recording = new Recording({ before: body.prompt, label, pins });
     recording.body = body; // for another run with pins
-    const added = await this.#run("/v1/completions", request, recording, (choice, text) => text + choice.text);
+    const added = await this.#run("/v1/completions", withPins(body, pins), recording, (choice, text) => text + choice.text);
     if (added !== null) this.#change(body.prompt + added);
   }
 
@@ -163,7 +173,7 @@ export class WriteView extends HTMLElement {
     });
     const changed = await this.#run(
       "/v1/edits",
-      { input: text, span: [start, end], max_tokens: maxTokensFor(tokens), ...this.#common },
+      { input: text, span: [start, end], max_tokens: maxTokensFor(tokens), ...this.#common() },
       recording,
       (choice) => {
         recording.replacement = choice.replacement;

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.studio import TEXT, answering, finished, said, stream, tokens, visiting
+from tests.studio import TEXT, answering, finished, said, setting, stream, tokens, visiting
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
@@ -101,10 +101,10 @@ def test_export_and_import_of_conversations(page, tmp_path):
     ]
     page.get_by_role("button", name="Delete Who are you?").click()
     expect(page.locator(".message")).to_have_count(0)
-    page.locator("input[type=file]").set_input_files(path)
+    page.locator(".side input[type=file]").set_input_files(path)
     expect(page.locator(".message.user .text")).to_have_text("Who are you?")
     path.write_text('{"version": 1, "conversations": [{"id": 5}]}')
-    page.locator("input[type=file]").set_input_files(path)
+    page.locator(".side input[type=file]").set_input_files(path)
     expect(page.locator("chat-view .talk > .complaint")).to_contain_text("has no conversations")
 
 
@@ -112,7 +112,7 @@ def test_import_rejects_malformed_tool_calls(page, tmp_path):
     path = tmp_path / "conversations.json"
     message = {"role": "assistant", "content": "", "toolCalls": [{}]}
     path.write_text(json.dumps({"version": 1, "conversations": [{"id": "1", "title": "t", "messages": [message]}]}))
-    page.locator("input[type=file]").set_input_files(path)
+    page.locator(".side input[type=file]").set_input_files(path)
     expect(page.locator("chat-view .talk > .complaint")).to_contain_text("has no conversations")
     assert kept(page) == []
 
@@ -125,9 +125,8 @@ def test_invalid_tools_send_nothing_and_lose_nothing(page):
     view = ask(page, "First")
     retry = view.get_by_role("button", name="Retry")
     retry.wait_for()
-    view.get_by_text("Settings").click()
     for wrong in ("{}", "[", "null"):
-        view.get_by_label("Tools").fill(wrong)
+        setting(view, {"Tools": wrong})
         retry.click()
         ask(page, "Second")
         expect(view.locator(".talk > .complaint")).to_contain_text("Tools:")
@@ -219,7 +218,6 @@ def test_only_panels_that_support_pins_offer_them(page):
     answered(page)
     expect(page.locator("chat-view token-inspector")).to_contain_text("Click it to pin it")
     page.goto(page.url.split("#")[0] + "#compare")
-    page.route("**/v1/completions", lambda route: route.fulfill(body=stream({"index": 0, "text": TEXT})))
     view = page.locator("compare-view")
     expect(view.locator("token-inspector").first).not_to_contain_text("pin")
     view.get_by_role("button", name="Run both").click()
@@ -232,7 +230,8 @@ def test_only_panels_that_support_pins_offer_them(page):
 
 
 def test_keys_in_an_empty_canvas_and_the_skip_link_keep_the_view(page):
-    page.locator("chat-view [role=listbox]").focus()
+    page.goto(page.url.split("#")[0] + "#write")
+    page.locator("write-view [role=listbox]").focus()
     for key in ("ArrowDown", "End", "Enter", "Escape"):
         page.keyboard.press(key)
     page.goto(page.url.split("#")[0] + "#sudoku")

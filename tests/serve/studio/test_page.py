@@ -15,6 +15,14 @@ expect = pytest.importorskip("playwright.sync_api", reason="pip install playwrig
 expect.set_options(timeout=30_000)
 
 WIDTH = "() => Math.max(...['html', 'main'].map((e) => document.querySelector(e).scrollWidth))"
+# Everything in a view that is cut off, by the screen or by its own box. Text fields and code scroll.
+CLIPPED = """(view) => [...view.querySelectorAll("*")]
+  .filter((e) => e.checkVisibility() && e.clientWidth)
+  .filter((e) => !e.matches("option, textarea, input, select, pre, pre *, .candidate code"))
+  .filter((e) => e.getBoundingClientRect().right > innerWidth + 0.5 || e.getBoundingClientRect().left < 0
+    || (getComputedStyle(e).overflowX !== "visible" && e.scrollWidth > e.clientWidth + 1))
+  .map((e) => e.outerHTML.slice(0, 200))"""
+SCREENS = {"wide": {"width": 1440, "height": 900}, "narrow": {"width": 390, "height": 844}}
 VIEWS = ("chat", "write", "compare", "sudoku", "json", "server")
 HOSTILE = """<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>
 **<svg onload=window.hurt=1>** [here](javascript:window.hurt=1) `<b>`
@@ -117,15 +125,76 @@ def test_model_text_never_becomes_markup(browser, studio_files):
 # --- screens and accessibility ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [360, 1600])
-def test_no_view_scrolls_horizontally(browser, studio_files, width):
-    with visiting(browser, studio_files, alone=True, viewport={"width": width, "height": 740}) as page:
+def open_view(page, name: str):
+    page.goto(page.url.split("#")[0] + f"#{name}")
+    view = page.locator(f"[data-view={name}]")
+    view.wait_for()
+    return view
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_every_view_fits_its_screen_with_its_button_and_has_no_serious_axe_violation(browser, studio_files, screen):
+    with visiting(browser, studio_files, alone=True, viewport=SCREENS[screen], color_scheme="light") as page:
+        for name in VIEWS:
+            view = open_view(page, name)
+            if name != "server":
+                expect(view.locator("button.primary").first).to_be_in_viewport(ratio=1)
+            expect(page.get_by_role("link", name=name, exact=False).first).to_be_in_viewport(ratio=1)
+            assert page.evaluate(WIDTH) <= SCREENS[screen]["width"], name
+            assert view.evaluate(CLIPPED) == [], name
+            assert serious_violations(page) == []
+
+
+def test_hidden_tabs_are_announced_by_a_fade(browser, studio_files):
+    with visiting(browser, studio_files, alone=True, viewport={"width": 360, "height": 740}) as page:
+        tabs = page.locator(".tabs")
+        for name, faded in (("chat", ["tabs", "more-after"]), ("server", ["tabs", "more-before"])):
+            open_view(page, name)
+            expect(tabs).to_have_class(" ".join(faded))
+            assert tabs.evaluate("e => getComputedStyle(e).maskImage").count("40px") == 1
+
+
+def test_empty_canvases_name_the_button_of_their_view(browser, studio_files):
+    with visiting(browser, studio_files, alone=True) as page:
+        for name in ("chat", "write", "compare", "json"):
+            view = open_view(page, name)
+            button = view.locator("button.primary").first.inner_text()
+            for note in view.locator(".note").all_inner_texts():
+                assert f"Press “{button}”" in note, name
+        view = open_view(page, "write")
+        view.get_by_label("Text", exact=True).fill("def f():")
+        expect(view.locator(".note")).to_contain_text("Press “Continue”")
+        expect(view.get_by_role("button", name="Continue", exact=True)).to_be_visible()
+
+
+def test_settings_are_a_drawer_that_keeps_and_returns_the_focus(browser, studio_files):
+    inside = "() => document.activeElement === document.body || document.activeElement.closest('dialog') !== null"
+    with visiting(browser, studio_files, alone=True, viewport=SCREENS["narrow"], color_scheme="light") as page:
+        view = open_view(page, "chat")
+        button, drawer = view.get_by_role("button", name="Settings"), view.get_by_role("dialog", name="Settings")
+        button.press("Enter")
+        for _ in range(16):
+            page.keyboard.press("Tab")
+            assert page.evaluate(inside)
+        drawer.get_by_text("Advanced").click()
+        assert drawer.evaluate(CLIPPED) == [] and serious_violations(page) == []
+        page.keyboard.press("Escape")
+        expect(drawer).to_be_hidden()
+        expect(button).to_be_focused()
+        button.press("Enter")
+        expect(drawer).to_be_visible()
+        view = open_view(page, "write")  # as by the browser's Back button
+        view.get_by_role("button", name="Insert hole").click()
+        expect(drawer).to_be_hidden()
+
+
+def test_no_view_scrolls_horizontally(browser, studio_files):
+    with visiting(browser, studio_files, alone=True, viewport={"width": 360, "height": 740}) as page:
         answered(page)
         page.locator("chat-view [role=option]").first.hover()
         for view in VIEWS:
-            page.goto(f"{studio_files}#{view}")
-            page.locator(f"[data-view={view}]").wait_for()
-            assert page.evaluate(WIDTH) <= width, view
+            open_view(page, view)
+            assert page.evaluate(WIDTH) <= 360, view
 
 
 def serious_violations(page, rules: list[str] | None = None) -> list:
@@ -137,15 +206,13 @@ def serious_violations(page, rules: list[str] | None = None) -> list:
 
 
 def test_axe_finds_no_serious_violation(browser, studio_files):
-    """All rules in the light theme; contrast in the dark theme."""
+    """All rules in a chat with an answer; contrast of all views in the dark theme."""
     with visiting(browser, studio_files, alone=True, color_scheme="light") as page:
         answered(page).locator("[role=option]").nth(2).click()
+        assert serious_violations(page) == []
+        page.emulate_media(color_scheme="dark")
         for name in VIEWS:
-            page.goto(f"{studio_files}#{name}")
-            page.locator(f"[data-view={name}]").wait_for()
-            page.emulate_media(color_scheme="light")
-            assert serious_violations(page) == []
-            page.emulate_media(color_scheme="dark")
+            open_view(page, name)
             assert serious_violations(page, ["color-contrast"]) == []
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.studio import finished, tokens, visiting
+from tests.studio import finished, setting, tokens, visiting
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
@@ -34,10 +34,7 @@ def answered(browser, studio):
 def ask(page, text: str, *, seed: int = 1, steps: int = 8, longest: int = 48):
     """Send a message in the chat, wait for the end of its answer, and return the view."""
     view = page.locator("chat-view")
-    if not view.get_by_label("Seed").is_visible():
-        view.get_by_text("Settings").click()
-    for label, value in (("Seed", seed), ("Steps", steps), ("Longest answer", longest)):
-        view.get_by_label(label, exact=True).fill(str(value))
+    setting(view, {"Seed": seed, "Steps": steps, "Longest answer": longest})
     view.get_by_label("Message", exact=True).fill(text)
     view.get_by_role("button", name="Send").click()
     view.get_by_role("button", name="Retry").last.wait_for()
@@ -68,8 +65,7 @@ def test_a_chat_is_saved_across_a_reload(page):
 
 def test_a_tool_call_is_shown_and_answered(page):
     view = page.locator("chat-view")
-    view.get_by_text("Settings").click()
-    view.get_by_label("Seed").fill("1")
+    setting(view, {"Seed": 1})
     view.get_by_role("button", name="Book a table").click()
     expect(view.locator(".call code").first).to_have_text("book_table")
     assert json.loads(view.locator(".call pre").inner_text())["party"] == 4
@@ -82,10 +78,7 @@ def test_a_tool_call_is_shown_and_answered(page):
 
 def test_stop_ends_an_answer_and_frees_its_slot(page, studio):
     view = page.locator("chat-view")
-    view.get_by_text("Settings").click()
-    view.get_by_label("Steps", exact=True).fill("1000")
-    view.get_by_label("Sampler").select_option("ancestral")
-    view.get_by_label("Longest answer").fill("256")
+    setting(view, {"Steps": 1000, "Sampler": "ancestral", "Longest answer": 256})
     view.get_by_label("Message", exact=True).fill("def f():")
     view.get_by_role("button", name="Send").click()
     view.locator("[role=option]").first.wait_for()
@@ -143,18 +136,26 @@ def test_keyboard_pins_and_selects_like_the_mouse(answered):
     expect(view.get_by_role("button", name="Rewrite")).to_have_count(0)
 
 
-def test_compare_runs_two_settings_with_one_seed(page):
+def test_compare_shows_the_same_step_of_two_settings_side_by_side(page):
     page.goto(page.url.split("#")[0] + "#compare")
     view = page.locator("compare-view")
-    view.get_by_label("Longest answer", exact=False).fill("16")
-    for side, steps in ((0, 3), (1, 6)):
-        view.get_by_label("Steps", exact=True).nth(side).fill(str(steps))
-        view.get_by_label("Sampler").nth(side).select_option("ancestral")
+    view.get_by_label("Longest answer").first.fill("16")
+    for side, steps in ((0, 2), (1, 6)):
+        setting(view, {"Steps": steps, "Sampler": "ancestral"}, side)
+        expect(view.get_by_role("heading", level=2).nth(side)).to_contain_text(f"steps {steps}")
     view.get_by_role("button", name="Run both").click()
     expect(view.get_by_role("status")).to_contain_text("% of the tokens are the same")
-    first = view.get_by_label("Step", exact=True).first
-    scrub(first, 0)
-    expect(view.get_by_label("Step", exact=True).last).to_have_js_property("value", "0")
+    left, right = view.get_by_label("Step", exact=True).all()
+    last = int(right.get_attribute("max"))
+    assert last > 1 == int(left.get_attribute("max"))
+    for moved, other, step, expected in ((left, right, 1, 1), (right, left, 0, 0), (right, left, last, 1)):
+        scrub(moved, step)
+        expect(other).to_have_js_property("value", str(expected))
+    view.locator("[role=option]").first.hover()
+    view.locator(".candidate").first.wait_for()  # only on the left, so its inspector is higher
+    for part in (".counters", ".stage", "run-timeline", ".run-tools"):
+        first, second = (found.bounding_box() for found in view.locator(part).all())
+        assert (first["y"], first["height"]) == (second["y"], second["height"]), part
 
 
 # --- pins and spans ---------------------------------------------------------------------------------------------------
@@ -201,9 +202,7 @@ def test_a_hole_is_filled_where_it_was_inserted(page):
     editor.fill("def area(r):\n    return 3.14 * \n\nprint(area(2))\n")
     editor.evaluate("e => { const at = e.value.indexOf('* ') + 2; e.setSelectionRange(at, at); }")
     view.get_by_role("button", name="Insert hole").click()
-    view.get_by_text("Settings").click()
-    view.get_by_label("Longest answer").fill("8")
-    view.get_by_label("Seed").fill("1")
+    setting(view, {"Longest answer": 8, "Seed": 1})
     view.get_by_role("button", name="Fill the hole").click()
     expect(editor).not_to_have_value(re.compile("…"))
     filled = editor.input_value()
