@@ -17,8 +17,8 @@ from gesso.cli.main import main
 FILES = Path(__file__).parent
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
 SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
-REQUEST = "Book a table at Luigi for 4 people on 2026-12-24 at 19:30, on the terrace."
-BOOKING = {"restaurant": "Luigi", "guests": 4, "date": "2026-12-24", "time": "19:30", "outdoor": True}
+REQUEST = "Book a table at Luigi for 4 people at 19:30, on the terrace."
+BOOKING = {"restaurant": "Luigi", "guests": 4, "time": "19:30", "outdoor": True}
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ EXAMPLES = (
     Example("A Sudoku: all 51 empty cells are filled at once", f"gesso sudoku {PUZZLE} --seed 7", SOLUTION),
     Example(
         "A missing line: the model sees the code before and after it",
-        "gesso infill examples/demo/point.py --max-new-tokens 6 --seed 2",
+        "gesso infill examples/demo/point.py --max-new-tokens 6 --seed 8",
         (FILES / "point.py").read_text(encoding="utf-8").replace("<FILL>", "self.y = y"),
     ),
     Example(
-        "A sentence as JSON: the answer always matches the schema",
-        f'echo "{REQUEST}" | gesso chat --json-schema examples/demo/table.json --seed 1',
-        json.dumps(BOOKING, separators=(",", ":")),
+        "A booking: the model calls a tool with the arguments that the sentence contains",
+        f'echo "{REQUEST}" | gesso chat --tools examples/demo/book_table.json --seed 1',
+        json.dumps({"name": "book_table", "arguments": BOOKING}),
     ),
 )
 

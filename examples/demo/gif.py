@@ -17,7 +17,7 @@ import numpy
 from PIL import Image, ImageDraw, ImageFont
 
 import gesso
-from examples.demo.commands import EXAMPLES, FILES, REQUEST
+from examples.demo.commands import EXAMPLES, FILES
 from gesso.engine.events import Done, Draft
 from gesso.engine.request import Request
 from gesso.engine.running import Running
@@ -27,7 +27,8 @@ from gesso.infill.holes import visible_hole
 from gesso.infill.infill import fill
 
 ROW = 13  # of the file of puzzles with 17 clues
-SUDOKU_SEED = 1
+SUDOKU_SEED = JSON_SEED = 1
+REQUEST = "Book a table at Luigi for 4 people on 2026-12-24 at 19:30, on the terrace."
 WIDTH, HEIGHT, MARGIN = 880, 470, 28
 CELL, LINE, CHARACTER, SIZE = 36, 21, 9, 15  # pixels: a cell of the grid, a row of text, a character, a letter
 RIGHT = MARGIN + 9 * CELL + 44  # left edge of the text
@@ -188,7 +189,7 @@ def write(path: Path) -> None:
                           seed=EXAMPLES[1].seed))  # fmt: skip
     assert isinstance(infill, Request)
     schema = json.loads((FILES / "table.json").read_text(encoding="utf-8"))
-    chat = mini.chat_request([{"role": "user", "content": REQUEST}], json_schema=schema, seed=EXAMPLES[2].seed)
+    chat = mini.chat_request([{"role": "user", "content": REQUEST}], json_schema=schema, seed=JSON_SEED)
     runs = [
         record(solver, solver.request(spaced(puzzle), seed=SUDOKU_SEED, **Sudoku.options)),
         record(mini, infill),

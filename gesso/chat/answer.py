@@ -63,10 +63,11 @@ _ARGUMENT = re.compile(
       | "(?:[^"\\<]|\\[^<]|<(?!TAG))*+"
       | '(?P<single>(?:[^'\\<]|\\[^<]|<(?!TAG))*+)'
       | (?P<bare>[^\s:=,()\[\]{}"'<]++) (?P<colon>\s*+[:=])?
-      | [\s:=,]++
+      | (?P<between>[\s:=,]++)
       | (?:["']|<(?!TAG)) (?:[^<]|<(?!TAG))*+""".replace("TAG", r"\|tool_call>|tool_call\|>"),
     re.DOTALL | re.VERBOSE,
 )
+_COMMAS = re.compile(r",(?:\s*+,)++")  # one too many between two arguments
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -281,6 +282,8 @@ def _read_call(name: str, source: str) -> ToolCall:
             return '"' + re.sub(r'\\.|"', lambda part: '\\"' if part[0] == '"' else part[0], text) + '"'
         if token["colon"]:
             return json.dumps(token["bare"]) + ":"
+        if token["between"]:
+            return _COMMAS.sub(",", token[0])
         return _PYTHON_WORDS.get(token[0], token[0])
 
     arguments = _JSON.decode(_ARGUMENT.sub(as_json, source))

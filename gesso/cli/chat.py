@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gesso.cli.delivery import deliver
-from gesso.cli.options import GenerationOptions, Json, Live, Loading, with_options
+from gesso.cli.options import GenerationOptions, Json, Live, Loading, read_json, with_options
 from gesso.cli.terminal import complain, follow, lines, note
 from gesso.errors import InputError
 
@@ -36,6 +38,9 @@ def chat(
             rich_help_panel="Constraints",
         ),
     ] = True,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON file with a list of tools in OpenAI's format. Calls are printed as JSON.")
+    ] = None,
     live: Live = True,
     json: Json = False,
     *,
@@ -45,6 +50,8 @@ def chat(
     """Chat with the model. With piped stdin, every line is a message."""
     interactive = sys.stdin.isatty()
     keywords = {**options.keywords(), "thinking": thinking, "schema_in_prompt": schema_in_prompt}
+    if tools is not None:
+        keywords["tools"] = read_json(tools)
     conversation = Conversation(loading.load(max_batch=1), keywords, system, live=live, json=json)
     if interactive:
         note("/help lists the commands, Ctrl-D ends the chat.")
@@ -72,9 +79,9 @@ class Conversation:
     system: str | None
     live: bool = False
     json: bool = False
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     question: str | None = None  # the last question, answered or not
-    before: list[dict[str, str]] = field(default_factory=list)  # the messages before that question
+    before: list[dict[str, Any]] = field(default_factory=list)  # the messages before that question
     last_seed: int | None = None  # of the answer to that question
 
     def __post_init__(self) -> None:
@@ -98,19 +105,23 @@ class Conversation:
             case _:
                 complain(f"no such command: {line.strip()}; /help lists the commands")
 
-    def ask(self, question: str, before: list[dict[str, str]]) -> None:
+    def ask(self, question: str, before: list[dict[str, Any]]) -> None:
         self.question, self.before, self.last_seed = question, before, None
         asked = [*before, {"role": "user", "content": question}]
         events = self.model.stream_chat(asked, **{**self.options, "seed": self.seed})
         result = follow(self.model, events, self.live and not self.json)
-        answer = self.model.read_answer(result)
+        answer = self.model.read_answer(result, self.options.get("tools"))
+        calls = [asdict(call) for call in answer.tool_calls]
         # Only now: if the answer is stopped, the question must not stay in the conversation.
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        if calls:
+            self.messages[-1]["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         self.last_seed = result.seed
-        deliver(replace(result, text=answer.text), as_json=self.json, thinking=answer.thinking)
+        text = "\n".join(filter(None, [answer.text, *(dumps(call, ensure_ascii=False) for call in calls)]))
+        deliver(replace(result, text=text), as_json=self.json, thinking=answer.thinking)
         if answer.malformed and not self.json:
-            note("the model wrote a tool call, but gesso chat has no tools; ask in other words")
-        elif not answer.text.strip() and not self.json:
+            note("the model wrote a tool call that cannot be read; /retry answers again, or give the tool with --tools")
+        elif not text.strip() and not self.json:
             note("the answer has no text; /retry answers again, with the next seed")
 
     def retry(self) -> None:

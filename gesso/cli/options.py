@@ -148,7 +148,7 @@ class GenerationOptions(Denoising):
         given = {
             "choice": self.choice,
             "regex": self.regex,
-            "json_schema": None if self.json_schema is None else _read_json(self.json_schema),
+            "json_schema": None if self.json_schema is None else read_json(self.json_schema),
             "grammar": None if self.grammar is None else read_text(self.grammar),
         }
         return {
@@ -191,7 +191,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     text = read_text(path)
     try:
         return parse_json(text, depth=500)

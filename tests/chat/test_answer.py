@@ -215,6 +215,7 @@ def test_malformed_call_is_reported_and_answer_continues(source: str) -> None:
         'call: f {a:1,b:"x"}',
         'f(a=1, b="x")',
         '{"name": "f", "arguments": {"a": 1, "b": "x"}}',
+        'call:f{a:1,, b:"x"}',
         'call:f{a:1,b:"x"}}',
         'call:f(a=1, b="x"))]\n',
     ],

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 import gesso
+from gesso.chat.answer import Answer, ToolCall
 from gesso.checkpoint.huggingface import INDEX
 from gesso.checkpoint.write import save
 from gesso.cli import chat, delivery, terminal
@@ -392,6 +393,24 @@ def test_chat_without_json_prints_only_the_answers(main: Main) -> None:
     done = main("chat", *SHORT, "--no-thinking", stdin="one\ntwo\n")
     assert done.code == 0
     assert done.out == "".join(answer["text"] + "\n" for answer in expected)
+
+
+def test_chat_prints_the_calls_of_its_tools_as_json(
+    main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    (tmp_path / "tools.json").write_text(json.dumps(tools), encoding="utf-8")
+    seen: list[Any] = []
+
+    def called(self: gesso.Gesso, result: Any, tools: Any = None) -> Answer:
+        seen.append(tools)
+        return Answer("Sure.", "", (ToolCall("add", {"a": 1}),), complete=True)
+
+    monkeypatch.setattr(gesso.Gesso, "read_answer", called)
+    done = main("chat", *SHORT, "--tools", str(tmp_path / "tools.json"), stdin="one\ntwo\n")
+    assert done.code == 0, done.err
+    assert done.out == 2 * 'Sure.\n{"name": "add", "arguments": {"a": 1}}\n'
+    assert seen == [tools, tools]
 
 
 def test_chat_reset_clears_the_conversation(main: Main) -> None:

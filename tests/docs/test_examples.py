@@ -9,7 +9,7 @@ from examples.demo.commands import EXAMPLES, Example, answer
 from tests.docs.pages import ROOT, code_blocks
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["sudoku", "infill", "json"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["sudoku", "infill", "tool call"])
 def test_a_command_of_the_demo_gives_the_right_answer(example, own_cache, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert answer(example.command) == example.answer.strip()
