@@ -13,9 +13,11 @@ from pydantic import AfterValidator, Field, model_validator
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
+    DRAWS,
     ChatFields,
     CompletionFields,
     DiffusionFields,
+    DrawFields,
     Fields,
     Ignored,
     LenientFields,
@@ -49,8 +51,8 @@ Images = Annotated[list[Any], AfterValidator(_reject_images)]
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
-class OptionFields(LenientFields):
-    """Options of the generation. Others that Ollama has, such as top_p, are ignored."""
+class OptionFields(DrawFields, LenientFields):  # type: ignore[valid-type, misc]
+    """Options of the generation. Others that Ollama has, such as num_ctx, are ignored."""
 
     num_predict: int | None = Field(default=None, description="Most tokens of the answer. Below 1: no limit.")
     seed: Annotated[int, Field(lt=2**64)] | None = Field(default=None, description="Below 0: a random seed.")
@@ -77,6 +79,7 @@ class OllamaFields(Fields):
             "seed": options.seed if (options.seed or 0) >= 0 else None,
             "temperature": options.temperature,
             "stop": options.stop,
+            **{name: value for name in DRAWS if (value := getattr(options, name)) is not None},
             "diffusion": options.diffusion,
         }
 

@@ -169,6 +169,7 @@ def chat_of(**fields):
 def test_options_become_fields_of_a_chat_and_others_are_ignored():
     found = chat_of(options={"num_predict": 5, "seed": 3, "temperature": 0.5, "stop": "x", "top_p": 0.9, "num_ctx": 9})
     assert (found.max_tokens, found.seed, found.temperature, found.stop, found.stream) == (5, 3, 0.5, ["x"], True)
+    assert (found.top_p, found.top_k) == (0.9, None)
     assert chat_of(options={"num_predict": -1, "seed": -1}) == chat_of(keep_alive="5m", format="", think=False)
 
 
