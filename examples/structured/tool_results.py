@@ -1,7 +1,6 @@
-"""Conversations in which a tool is called, and its result is told in a sentence.
+"""Conversations in which the assistant calls a tool and then states its result in a sentence.
 
-The sentence is a function of the call and the result, so that a small model can be certain of it. It repeats short
-values.
+Call and result determine the sentence, so a small model can be certain of it. Short values are repeated word for word.
 """
 
 import json
@@ -27,7 +26,7 @@ _WORDS = {name: re.split(r"[|\n]", text.strip()) for name, text in _DATA.items()
 
 
 def tool_exchange(rng: random.Random) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a tool, and the messages: request, call, result, and an answer that tells the result."""
+    """Return a tool, and the messages: request, call, result, and an answer that states the result."""
     if rng.random() < 0.3:
         return _action(rng)
     name, preposition, keys, kind, forms = rng.choice(LOOKUPS)
@@ -94,9 +93,10 @@ def _exchange(
 
 
 def _result(plain: str, told: str, fields: dict[str, Any], rng: random.Random) -> tuple[str, str]:
-    """Return the content of a tool's result, and the sentence that tells it.
+    """Return the content of a tool message, and the sentence that answers it.
 
-    A plain result is told by `told`. A result as JSON has `fields`, or random ones.
+    The content is `plain`, answered with the sentence `told`; or JSON with `fields` or random ones; or a list, an
+    acknowledgement, an error, nothing, or a text too long to repeat.
     """
     kind = rng.random()
     if kind < 0.4:
