@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -213,8 +214,14 @@ def post(server, path, **body):
 
 
 def log_line(server, response):
-    lines = [line for line in server.log.read_text().splitlines() if response.headers["x-request-id"] in line]
-    return json.loads(lines[-1])
+    """Return the log line of a request. It may be written after the response has arrived."""
+    until = time.monotonic() + 60
+    while True:
+        lines = [line for line in server.log.read_text().splitlines() if response.headers["x-request-id"] in line]
+        if lines:
+            return json.loads(lines[-1])
+        assert time.monotonic() < until, "the request was not logged"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from tests.studio import TEXT, answering, finished, said, setting, stream, tokens, visiting
+from tests.studio import PATIENCE, TEXT, answering, finished, said, setting, stream, tokens, visiting
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from gesso.serve.http.app import create_app
 from gesso.serve.settings import EngineSettings, ServerSettings
 from tests.serving import serving
-from tests.studio import answering, finished, said, visiting
+from tests.studio import PATIENCE, answering, finished, said, visiting
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=PATIENCE)
 
 WIDTH = "() => Math.max(...['html', 'main'].map((e) => document.querySelector(e).scrollWidth))"
 # Everything in a view that is cut off, by the screen or by its own box. Text fields and code scroll.

@@ -11,11 +11,11 @@ import pytest
 
 from gesso.trace import html
 from gesso.trace.run import CANDIDATES, Run, recorded
-from tests.studio import TEXT, finished, said, setting, stream, tokens, visiting
+from tests.studio import PATIENCE, TEXT, finished, said, setting, stream, tokens, visiting
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=PATIENCE)
 
 CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 MODELS = [{"id": "base", "max_model_len": 64}, {"id": "poet", "max_model_len": 64, "parent": "base"}]
