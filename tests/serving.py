@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -17,6 +16,7 @@ import pytest
 from gesso.serve.run import listen, make_server
 from gesso.serve.settings import ServerSettings
 from tests import tiny
+from tests.waiting import PATIENCE, wait_until
 
 
 def make_model(directory: Path) -> Path:
@@ -50,23 +50,23 @@ class Running:
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
         self.process, self.url, self.log = process, url, log
-        self.http = httpx.Client(base_url=url, timeout=60)
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
 
-    def wait_ready(self, wanted: int = 200, seconds: float = 90) -> None:
-        until = time.monotonic() + seconds
-        while self.http.get("/ready").status_code != wanted:
-            assert time.monotonic() < until and self.process.poll() is None, self.log.read_text()
-            time.sleep(0.05)
+    def wait_ready(self, wanted: int = 200) -> None:
+        def reached() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return self.http.get("/ready").status_code == wanted
+
+        wait_until(reached, self.log.read_text)
 
     def metric(self, name: str, **headers: str) -> float:
         lines = self.http.get("/metrics", headers=headers).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
 
-    def wait_metric(self, name: str, wanted: float, seconds: float = 20, **headers: str) -> None:
-        until = time.monotonic() + seconds
-        while (value := self.metric(name, **headers)) != wanted:
-            assert time.monotonic() < until, f"{name} is {value}, not {wanted}"
-            time.sleep(0.02)
+    def wait_metric(self, name: str, wanted: float, **headers: str) -> None:
+        wait_until(
+            lambda: self.metric(name, **headers) == wanted, lambda: f"{name} is {self.metric(name)}, not {wanted}"
+        )
 
     def children(self, module: str) -> list[int]:
         """Return the ids of the server's child processes that run a module of ours."""
@@ -107,10 +107,8 @@ def within(settings: ServerSettings):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        until = time.monotonic() + 90
-        while server.app.state.supervisor.state != "ready":
-            assert time.monotonic() < until and thread.is_alive()
-            time.sleep(0.05)
+        wait_until(lambda: server.app.state.supervisor.state == "ready" or not thread.is_alive())
+        assert thread.is_alive()
         yield server
     finally:
         server.should_exit = True
@@ -137,7 +135,7 @@ def serving(log: Path, *arguments: str, **environment: str):
         running.http.close()
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import waiting
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NEEDED = "the studio's tests need a browser: apt-get install chromium"
 PIECES = ["To", " be", ",", " or", " not"]
@@ -17,7 +19,7 @@ ABOUT = {
     "/v1/models": '{"data": [{"id": "gesso-26B", "max_model_len": 8192}]}',
     "/metrics": 'gesso_engine_up{model="gesso-26B"} 1.0\ngesso_completion_tokens_total 7.0\n',
 }
-PATIENCE = 120_000  # milliseconds; a busy machine can stall for half a minute
+PATIENCE = 1000 * waiting.PATIENCE  # milliseconds
 
 
 def need_browser() -> None:

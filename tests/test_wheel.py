@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gesso
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -63,7 +64,7 @@ def test_the_installed_wheel_runs_away_from_the_repository(wheel: Path, tmp_path
     environment = {**os.environ, "PYTHONPATH": str(target)}
 
     def run(*command: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

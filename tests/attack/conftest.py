@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.attack.watching import ANSWER_SECONDS, BAD, GOOD, LIMITS, ask, short
+from tests.attack.watching import BAD, GOOD, LIMITS, ask, short
 from tests.load import processes
 from tests.serving import serving
 
@@ -13,7 +13,6 @@ def server(served_model, tmp_path_factory):
     log = tmp_path_factory.mktemp("attack") / "log"
     with serving(log, "--model", str(served_model), *LIMITS, GESSO_API_KEYS=f"{GOOD},{BAD}") as running:
         running.http.headers["Authorization"] = f"Bearer {GOOD}"
-        running.http.timeout = ANSWER_SECONDS
         running.wait_ready()
         ask(running, short())
         ask(running, short(choice=["yes", "no"]))

@@ -23,11 +23,11 @@ from tests.attack.watching import (
 from tests.load import attacks, processes, wire
 from tests.load.wire import CHAT, COMPLETIONS
 from tests.serving import serving
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.attack
 
 COMPILER_SECONDS = 5.0  # for a compiler process to start, unless one is already running
-ORPHAN_SECONDS = 5.0  # until all processes of a killed server have ended
 ABANDONED = 12
 
 
@@ -81,7 +81,7 @@ def test_no_process_outlives_a_killed_server(served_model, tmp_path):
             time.sleep(0.3)  # let the compilation start
             started = processes.descendants(running.process.pid)
             os.kill(running.process.pid, signal.SIGKILL)
-            left = processes.wait_until_gone(started, ORPHAN_SECONDS)
+            left = processes.wait_until_gone(started, PATIENCE)
             assert not left, [processes.command_line(pid)[:100] for pid in left]
 
 

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from tests.attack.watching import ANSWER_SECONDS, assert_refused, short
+from tests.attack.watching import assert_refused, short
 from tests.load import attacks, processes, wire
 from tests.load.wire import COMPLETIONS
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.attack
 
@@ -44,7 +45,7 @@ def test_an_oversized_message_fails_only_its_request(open_server):
     expected = wire.ask(open_server.url, None, COMPLETIONS, short()).json["choices"]
     diffusion = {"canvas_length": 256, "steps": 4, "drafts": {"candidates": 20}}
     long = short(max_tokens=256, stream=True, diffusion=diffusion)
-    answer = wire.ask(open_server.url, None, COMPLETIONS, long, timeout=ANSWER_SECONDS)
+    answer = wire.ask(open_server.url, None, COMPLETIONS, long, timeout=PATIENCE)
     assert b"exceeds the limit" in answer.content
     assert wire.ask(open_server.url, None, COMPLETIONS, short()).json["choices"] == expected
     assert processes.engine_pid(open_server.pid) == engine
@@ -59,10 +60,10 @@ def test_a_server_under_attack_ends_on_sigterm(open_server):
     started = processes.descendants(open_server.pid)
     open_server.process.terminate()
     try:
-        open_server.process.wait(ANSWER_SECONDS)
+        open_server.process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         pytest.fail("the server did not end")
     finally:
         for connection in connections:
             connection.close()
-    assert not processes.wait_until_gone(started, 5)
+    assert not processes.wait_until_gone(started, PATIENCE)

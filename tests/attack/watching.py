@@ -1,18 +1,16 @@
 """Checks on a server under attack: what must hold for other clients.
 
-The bounds are absolute and generous, so that they only fail for a server that does not answer, even on a busy machine.
+Waits are long enough for a machine that stalls. What an attack may cost is bounded in processor time instead.
 """
 
 import contextlib
 import threading
-import time
 
 from tests.load import processes, wire
+from tests.waiting import PATIENCE, wait_until
 
 GOOD, BAD = "good", "bad"  # keys: the bystander's and the attacker's
-HEALTH_SECONDS = 8.0  # longest answer of /health during an attack
-ANSWER_SECONDS = 25.0  # longest answer to any request, including the attacker's
-SETTLE_SECONDS = 20.0  # until no request or process of an attack is left
+LOOP_SECONDS = 8.0  # most processor time of the server process, which runs the event loop, during an attack
 MEMORY_BYTES = 400e6  # largest growth of the server process
 CHILD_BYTES = 3e9  # largest growth of all its processes, including compilers
 MESSAGE_CHARACTERS = 2000  # longest error message
@@ -38,7 +36,7 @@ def short(**more):
     return {"prompt": "Hello", "max_tokens": 16, "seed": 1, "diffusion": QUICK} | more
 
 
-def ask(server, body, path=wire.COMPLETIONS, key=GOOD, timeout=ANSWER_SECONDS):
+def ask(server, body, path=wire.COMPLETIONS, key=GOOD, timeout=PATIENCE):
     return wire.ask(server.url, key, path, body, timeout=timeout)
 
 
@@ -61,8 +59,8 @@ def assert_refused(answer, *statuses):
 def bystanders(server, body=None):
     """Assert that /health answers, another client gets the same text, and nothing is left after the block."""
     body = body or short()
-    expected, before = text(ask(server, body)), _memory(server)
-    stop, found, slowest, memory = threading.Event(), [], [0.0], [before]
+    expected, before, began = text(ask(server, body)), _memory(server), processes.processor_seconds(server.process.pid)
+    stop, found, health, memory = threading.Event(), [], [], [before]
 
     def be_served():
         found.append(ask(server, body))
@@ -71,8 +69,7 @@ def bystanders(server, body=None):
 
     def watch_health():
         while not stop.wait(0.1):
-            health = wire.ask(server.url, None, "/health", timeout=ANSWER_SECONDS)
-            slowest[0] = max(slowest[0], health.seconds)
+            health.append(wire.ask(server.url, None, "/health", timeout=PATIENCE).status)
 
     def watch_memory():
         while not stop.wait(0.05):
@@ -87,7 +84,8 @@ def bystanders(server, body=None):
         stop.set()
         for thread in threads:
             thread.join()
-    assert slowest[0] < HEALTH_SECONDS
+    assert set(health) <= {200}
+    assert processes.processor_seconds(server.process.pid) - began < LOOP_SECONDS
     assert found and [text(answer) for answer in found] == [expected] * len(found)
     assert_nothing_left(server)
     own, of_all = (max(each) for each in zip(*memory, strict=True))
@@ -102,10 +100,7 @@ def _memory(server):
 
 def assert_nothing_left(server):
     """Assert that no request is held, in the server or the engine, and that no extra process runs."""
-    until = time.monotonic() + SETTLE_SECONDS
-    while left := _left(server):
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
+    wait_until(lambda: not _left(server), lambda: str(_left(server)))
 
 
 def _left(server):

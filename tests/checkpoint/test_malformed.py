@@ -123,10 +123,10 @@ def test_model_of_a_hundred_thousand_layers_is_rejected_at_once(directory):
     raw = json.loads((directory / "config.json").read_text())
     raw["text_config"] |= {"num_hidden_layers": 100_000, "layer_types": None}
     (directory / "config.json").write_text(json.dumps(raw))
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(CheckpointError, match="num_hidden_layers"):
         describe(directory, "deep")
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_vision_tower_of_a_billion_layers_is_rejected_at_once(directory):

@@ -31,6 +31,7 @@ from gesso.checkpoint.write import save
 from gesso.cli import chat, delivery, terminal
 from gesso.cli.options import Denoising
 from tests.tiny import fill_vision_tower, make
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 GESSO = [sys.executable, "-m", "gesso"]
@@ -53,7 +54,7 @@ def environment(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*GESSO, *arguments], capture_output=True, timeout=60, **options)
+    return subprocess.run([*GESSO, *arguments], capture_output=True, timeout=PATIENCE, **options)
 
 
 class Terminal:
@@ -75,7 +76,7 @@ class Terminal:
     def output(self) -> str:
         return self.raw.decode(errors="replace").replace("\r\n", "\n")
 
-    def read(self, until: str | None = None, timeout: float = 40) -> None:
+    def read(self, until: str | None = None, timeout: float = PATIENCE) -> None:
         """Read up to the next occurrence of a text, or to the end of the program."""
         deadline = time.monotonic() + timeout
         while until is None or (at := self.raw.find(until.encode(), self.seen)) < 0:
@@ -97,7 +98,7 @@ class Terminal:
     def end(self) -> int:
         self.read()
         os.close(self.fd)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE)
 
 
 def screen(output: str) -> list[str]:
@@ -127,7 +128,7 @@ def test_help_imports_no_slow_packages(arguments: list[str]) -> None:
         "except SystemExit as end:\n    assert not end.code\n"
         "assert not {'torch', 'tokenizers', 'jinja2', 'fastapi', 'huggingface_hub'} & sys.modules.keys()"
     )
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, timeout=60, text=True)
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, timeout=PATIENCE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
@@ -299,7 +300,7 @@ def test_characters_that_stdout_cannot_write_are_replaced(
 
 def test_full_disk_is_reported_in_one_line() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*GESSO, "--version"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+        done = subprocess.run([*GESSO, "--version"], stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE)
     assert done.returncode == 1
     assert re.fullmatch(rb"gesso: .*No space left.*\n", done.stderr)
 
@@ -308,7 +309,9 @@ def test_full_disk_is_reported_in_one_line() -> None:
 def test_closed_pipe_ends_the_command_quietly(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([*GESSO, *command], input=b"one\ntwo\n", stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(
+        [*GESSO, *command], input=b"one\ntwo\n", stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE
+    )
     os.close(writer)
     assert done.returncode == 0
     assert all(line.startswith("gesso: ") for line in done.stderr.decode().splitlines())

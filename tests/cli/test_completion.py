@@ -8,6 +8,7 @@ import pytest
 import shellingham
 
 from gesso.cli.main import main
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = (
@@ -32,7 +33,7 @@ def test_bash_completes_commands_and_options_without_slow_imports(
         "COMP_CWORD": str(words.count(" ")),
     }.items():
         monkeypatch.setenv(name, value)
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, timeout=60, text=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, timeout=PATIENCE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert set(done.stdout.split()) == expected
 

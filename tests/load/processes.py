@@ -32,6 +32,12 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of all threads of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def open_files(pid: int) -> int:
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))

@@ -86,7 +86,7 @@ def ask(
     path: str,
     body: Body | None = None,
     *,
-    timeout: float = 20,
+    timeout: float = 120,
     extra: dict[str, str] | None = None,
 ) -> Answer:
     """Send a request and read the whole answer, for at most `timeout` seconds."""

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from langchain_openai import ChatOpenAI, OpenAI
 
 from tests.serving import server_fixture
+from tests.waiting import PATIENCE
 
 QUICK = {"steps": 4, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
 PERSON = {
@@ -77,7 +78,7 @@ def test_no_request_allowed_by_openapi_is_a_server_error(server):
         @drawing
         @given(case=operation.ok().as_strategy())
         def ask(case):
-            response = case.call(base_url=server.url, timeout=60)
+            response = case.call(base_url=server.url, timeout=PATIENCE)
             statuses.append(response.status_code)
             assert response.status_code < 500, response.text
 

@@ -5,7 +5,6 @@ import gc
 import itertools
 import os
 import random
-import time
 from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from gesso.serve.worker import Worker
 from tests.load import hangups
 from tests.serving import raw, within
+from tests.waiting import wait_until
 
 ENDLESS = {"steps": 1000, "stopping": "fixed", "canvas_length": 256}
 
@@ -40,13 +40,6 @@ def server(served_model):
 def alive(*kinds):
     gc.collect()
     return Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in kinds)
-
-
-def eventually(holds, seconds=30):
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_disconnecting_clients_leave_nothing_behind_and_affect_no_others(server):
@@ -64,7 +57,7 @@ def test_disconnecting_clients_leave_nothing_behind_and_affect_no_others(server)
     grown = after["gesso_engine_cache_bytes"] - before["gesso_engine_cache_bytes"]
     assert after["gesso_engine_memory_bytes"] < before["gesso_engine_memory_bytes"] + grown + 32e6
     assert after["process_open_fds"] <= before["process_open_fds"]
-    eventually(lambda: not alive(Job, Generation, Mailbox))
+    wait_until(lambda: not alive(Job, Generation, Mailbox))
 
 
 def test_a_client_that_stops_reading_is_disconnected(server):
@@ -72,9 +65,9 @@ def test_a_client_that_stops_reading_is_disconnected(server):
     body = {"prompt": "x", "max_tokens": 2000, "n": 4, "stream": True, "diffusion": ENDLESS | {"drafts": True}}
     connections = len(os.listdir("/proc/self/fd"))
     with raw(server.url, body, receive_buffer=2048):
-        eventually(lambda: server.app.state.supervisor.running)
-        eventually(lambda: not server.app.state.supervisor.running)
-        eventually(lambda: len(os.listdir("/proc/self/fd")) <= connections + 1)
+        wait_until(lambda: server.app.state.supervisor.running)
+        wait_until(lambda: not server.app.state.supervisor.running)
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= connections + 1)
 
 
 def test_a_stream_closed_before_its_first_event_cancels_its_jobs(server, monkeypatch):
@@ -85,8 +78,8 @@ def test_a_stream_closed_before_its_first_event_cancels_its_jobs(server, monkeyp
     monkeypatch.setattr(completions, "stream", head_only)
     supervisor = server.app.state.supervisor
     with raw(server.url, {"prompt": "x", "max_tokens": 2000, "stream": True, "diffusion": ENDLESS}):
-        eventually(lambda: supervisor.running)
-    eventually(lambda: not supervisor.running, seconds=5)
+        wait_until(lambda: supervisor.running)
+    wait_until(lambda: not supervisor.running)
 
 
 def test_the_engine_keeps_no_object_of_cancelled_requests(tiny):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from tests.serving import server_fixture
+from tests.waiting import wait_until
 
 QUICK = {"steps": 8, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 16}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -215,13 +215,12 @@ def post(server, path, **body):
 
 def log_line(server, response):
     """Return the log line of a request. It may be written after the response has arrived."""
-    until = time.monotonic() + 60
-    while True:
-        lines = [line for line in server.log.read_text().splitlines() if response.headers["x-request-id"] in line]
-        if lines:
-            return json.loads(lines[-1])
-        assert time.monotonic() < until, "the request was not logged"
-        time.sleep(0.02)
+
+    def lines():
+        return [line for line in server.log.read_text().splitlines() if response.headers["x-request-id"] in line]
+
+    wait_until(lines)
+    return json.loads(lines()[-1])
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

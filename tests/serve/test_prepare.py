@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from gesso.serve.prepare.pool import PreparePool
 from gesso.serve.prepare.request import ConstraintSource
 from gesso.serve.protocol import SIZES
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -240,9 +240,6 @@ def test_a_child_without_a_request_ends_when_the_server_closes_its_socket(served
                 with theirs:
                     socket.send_fds(pool._control, [b"x"], [theirs.fileno()])
                 child, _ = SIZES.unpack(await asyncio.to_thread(ours.recv, SIZES.size))
-            until = time.monotonic() + 10
-            while Path(f"/proc/{child}").exists():
-                assert time.monotonic() < until
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(wait_until, lambda: not Path(f"/proc/{child}").exists())
 
     asyncio.run(scene())

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from gesso.errors import CheckpointError, InputError
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 with warnings.catch_warnings():
@@ -88,16 +88,14 @@ class Load:
         return sum(map(len, self.texts.values()))
 
     def wait(self, more):
-        wanted, until = self.answered + more, time.monotonic() + 60
-        while self.answered < wanted:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wanted = self.answered + more
+        wait_until(lambda: self.answered >= wanted)
 
 
 def ask(url, seed):
     body = {"prompt": "Hello", "max_tokens": 16, "seed": seed, "diffusion": QUICK}
     try:
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
     except httpx.HTTPError as error:
         return 0, str(error)
     return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
@@ -113,10 +111,7 @@ def test_a_killed_replica_loses_only_its_running_requests(url):
         load.wait(40)
     assert len(load.failed) <= BATCH, load.failed
     assert {seed: set(texts) for seed, texts in load.texts.items()} == alone
-    until = time.monotonic() + 60
-    while len(replicas()) < 2 or before[0] in replicas():
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_until(lambda: len(replicas()) >= 2 and before[0] not in replicas())
 
 
 def test_deploying_again_replaces_replicas_without_failed_requests(url, settings):

@@ -25,6 +25,7 @@ from gesso.train.optimizers import learning_rate
 from gesso.train.recipe import load
 from gesso.train.run import train
 from tests.tiny import CONFIG, make
+from tests.waiting import PATIENCE
 
 RECIPE = """
 [model]
@@ -164,7 +165,7 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
             )
             for rank in range(2)
         ]  # fmt: skip
-        assert [process.wait(120) for process in processes] == [0, 0]
+        assert [process.wait(PATIENCE) for process in processes] == [0, 0]
     # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so rounding errors grow quickly.
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert one["step"] == two["step"]

@@ -68,7 +68,7 @@ def test_page_requests_a_key_and_reconnects_to_a_lost_server(browser, served_mod
         assert "sesame" not in page.evaluate("() => JSON.stringify(localStorage)")
 
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(20)
+        server.process.wait()
         expect(banner).to_contain_text("does not answer")
         view = ask(page)
         expect(view.locator(".message .complaint")).to_contain_text("does not answer")
