@@ -13,6 +13,7 @@ import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too: their models are small
 if not torch.cuda.is_available():
     # Run kernels in Triton's interpreter. Triton reads this when it is first imported, and peft imports it, so it must
     # be set before any test file.

@@ -46,7 +46,6 @@ Main = Callable[..., SimpleNamespace]
 @pytest.fixture(autouse=True)
 def environment(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GESSO_MODEL", str(tiny_directory))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "PYTHONIOENCODING", "COLUMNS", "LINES"):
