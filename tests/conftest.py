@@ -198,7 +198,10 @@ def main(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
         output = capsys.readouterr()
         return SimpleNamespace(code=code, out=output.out, err=output.err)
 
-    logger = logging.getLogger("gesso")
-    before = logger.handlers, logger.propagate
+    # Commands install handlers that write to the stderr of this test, which is closed at its end.
+    loggers = [logging.getLogger(name) for name in ("gesso", "gesso.serve", "uvicorn.error")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     yield run
-    logger.handlers, logger.propagate = before
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
