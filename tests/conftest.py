@@ -157,9 +157,9 @@ def client(server):
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory):
-    """A server with the bundled models, for all tests of the studio."""
+    """A server with the bundled models. The tests that need it are in one file, so that it starts once."""
     from tests.serving import serving
     from tests.studio import need_browser
 

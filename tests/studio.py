@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ ABOUT = {
     "/v1/models": '{"data": [{"id": "gesso-26B", "max_model_len": 8192}]}',
     "/metrics": 'gesso_engine_up{model="gesso-26B"} 1.0\ngesso_completion_tokens_total 7.0\n',
 }
+CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 PATIENCE = 1000 * waiting.PATIENCE  # milliseconds
 
 
@@ -113,3 +115,22 @@ def answering(page, *choices: dict) -> list[dict]:
 
     page.route("**/v1/chat/completions", answer)
     return asked
+
+
+def open_view(page, name: str):
+    page.goto(page.url.split("#")[0] + f"#{name}")
+    return page.locator(f"[data-view={name}]")
+
+
+def copied(view, name: str) -> str:
+    """Press a copy button and return the content of the clipboard."""
+    view.page.evaluate("() => navigator.clipboard.writeText('')")
+    view.get_by_role("button", name=name).first.click()
+    view.page.wait_for_function("() => navigator.clipboard.readText()")
+    return view.page.evaluate("() => navigator.clipboard.readText()")
+
+
+def curl_arguments(command: str) -> list[str]:
+    """Return the arguments that a shell gives to curl."""
+    script = "curl() { printf '%s\\0' \"$@\"; }\n" + command
+    return subprocess.run(["sh", "-c", script], capture_output=True, check=True, text=True).stdout.split("\0")[:-1]

@@ -1,11 +1,24 @@
 """The studio with the bundled models: runs are shown, pinned and rewritten."""
 
+import contextlib
+import io
 import json
 import re
 
+import httpx
 import pytest
 
-from tests.studio import PATIENCE, finished, setting, tokens, visiting
+from tests.studio import (
+    CLIPBOARD,
+    PATIENCE,
+    copied,
+    curl_arguments,
+    finished,
+    open_view,
+    setting,
+    tokens,
+    visiting,
+)  # fmt: skip
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
@@ -13,6 +26,8 @@ expect.set_options(timeout=PATIENCE)
 
 
 WIDE = {"width": 1280, "height": 800}
+HOSTILE = 'it\'s "quoted" \\ $HOME `id` {x}\n… 😀'
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [True, None]}}, "additionalProperties": False}
 
 
 @pytest.fixture
@@ -264,3 +279,25 @@ def test_engine_text_never_becomes_markup(page):
     view.get_by_role("button", name="Answer in JSON").click()
     expect(view.locator(".facts td")).to_have_text(text)
     assert page.evaluate("() => window.hurt") is None and view.locator("img").count() == 0
+
+
+# --- copied requests --------------------------------------------------------------------------------------------------
+
+
+def test_copied_requests_work_when_pasted(browser, studio):
+    """The Python program and the curl command give the same text, because they have the same seed."""
+    with visiting(browser, studio.url, **CLIPBOARD) as page:
+        for name, field in (("chat", "Message"), ("write", "Text"), ("compare", "Message"), ("json", "Request")):
+            view = open_view(page, name)
+            view.get_by_label(field, exact=True).fill(HOSTILE)
+            if name == "json":
+                view.get_by_label("JSON schema").fill(json.dumps(SCHEMA))
+            setting(view, {"Steps": 1} | ({} if name == "compare" else {"Seed": 1, "Longest answer": 16}))
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(copied(view, "Copy as Python"), {})
+            url, *options, body = curl_arguments(copied(view, "Copy as curl"))
+            assert url.startswith(studio.url) and options == ["-H", "Content-Type: application/json", "-d"]
+            assert HOSTILE in (json.loads(body).get("prompt"), json.loads(body).get("messages", [{}])[0].get("content"))
+            choice = httpx.post(url, content=body, headers={"content-type": "application/json"}).json()["choices"][0]
+            assert printed.getvalue() == (choice.get("text") or choice["message"]["content"]) + "\n"

@@ -1,26 +1,31 @@
 """The studio's tools: the choice of the model, copied requests, and saved runs."""
 
-import contextlib
-import io
 import json
 import re
-import subprocess
 
-import httpx
 import pytest
 
 from gesso.trace import html
 from gesso.trace.run import CANDIDATES, Run, recorded
-from tests.studio import PATIENCE, TEXT, finished, said, setting, stream, tokens, visiting
+from tests.studio import (
+    CLIPBOARD,
+    PATIENCE,
+    TEXT,
+    copied,
+    curl_arguments,
+    finished,
+    open_view,
+    said,
+    stream,
+    tokens,
+    visiting,
+)  # fmt: skip
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
 expect.set_options(timeout=PATIENCE)
 
-CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 MODELS = [{"id": "base", "max_model_len": 64}, {"id": "poet", "max_model_len": 64, "parent": "base"}]
-HOSTILE = 'it\'s "quoted" \\ $HOME `id` {x}\n… 😀'
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [True, None]}}, "additionalProperties": False}
 PRIMARY = {"chat": "Who are you?", "write": "Fill the hole", "compare": "Run both", "json": "Answer in JSON"}
 
 
@@ -29,25 +34,6 @@ def page(browser, studio_files):
     """The page without an engine, for people who prefer reduced motion: nothing plays by itself."""
     with visiting(browser, studio_files, alone=True, reduced_motion="reduce", **CLIPBOARD) as page:
         yield page
-
-
-def open_view(page, name: str):
-    page.goto(page.url.split("#")[0] + f"#{name}")
-    return page.locator(f"[data-view={name}]")
-
-
-def copied(view, name: str) -> str:
-    """Press a copy button and return the content of the clipboard."""
-    view.page.evaluate("() => navigator.clipboard.writeText('')")
-    view.get_by_role("button", name=name).first.click()
-    view.page.wait_for_function("() => navigator.clipboard.readText()")
-    return view.page.evaluate("() => navigator.clipboard.readText()")
-
-
-def curl_arguments(command: str) -> list[str]:
-    """Return the arguments that a shell gives to curl."""
-    script = "curl() { printf '%s\\0' \"$@\"; }\n" + command
-    return subprocess.run(["sh", "-c", script], capture_output=True, check=True, text=True).stdout.split("\0")[:-1]
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -88,25 +74,6 @@ def test_sudoku_uses_its_own_model_or_an_adapter_of_it(page):
 
 
 # --- copied requests --------------------------------------------------------------------------------------------------
-
-
-def test_copied_requests_work_when_pasted(browser, studio):
-    """The Python program and the curl command give the same text, because they have the same seed."""
-    with visiting(browser, studio.url, **CLIPBOARD) as page:
-        for name, field in (("chat", "Message"), ("write", "Text"), ("compare", "Message"), ("json", "Request")):
-            view = open_view(page, name)
-            view.get_by_label(field, exact=True).fill(HOSTILE)
-            if name == "json":
-                view.get_by_label("JSON schema").fill(json.dumps(SCHEMA))
-            setting(view, {"Steps": 1} | ({} if name == "compare" else {"Seed": 1, "Longest answer": 16}))
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(copied(view, "Copy as Python"), {})
-            url, *options, body = curl_arguments(copied(view, "Copy as curl"))
-            assert url.startswith(studio.url) and options == ["-H", "Content-Type: application/json", "-d"]
-            assert HOSTILE in (json.loads(body).get("prompt"), json.loads(body).get("messages", [{}])[0].get("content"))
-            choice = httpx.post(url, content=body, headers={"content-type": "application/json"}).json()["choices"][0]
-            assert printed.getvalue() == (choice.get("text") or choice["message"]["content"]) + "\n"
 
 
 def test_a_copied_request_has_a_placeholder_instead_of_the_key(page):
