@@ -128,44 +128,47 @@ def stop_after(recipe, step):
 def test_killed_run_resumes_with_identical_losses(tmp_path, rows, small):
     train(load(write_recipe(tmp_path, rows, small, out="whole", steps=24)), report=lambda _: None)
     recipe = write_recipe(tmp_path, rows, small, out="killed", steps=24)
-    command = [sys.executable, "-c", RUN, str(recipe)]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(recipe)])
     while process.poll() is None and not list((tmp_path / "killed").glob("step-*")):
         time.sleep(0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
-    subprocess.run(command, check=True)
+    train(load(recipe), report=lambda _: None)
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
 RUN = """
-import sys
+import os, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 torch.backends.mkldnn.set_flags(False)  # as in conftest.py
 from gesso.train.run import train
 from gesso.train.recipe import load
-train(load(Path(sys.argv[1])), report=lambda _: None)
+for port in sys.argv[2:] or [None]:  # once per port of a process group, or once alone
+    if port:
+        os.environ["MASTER_PORT"] = port
+    train(load(Path(sys.argv[1])), report=lambda _: None)
 """
 
 
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
     train(load(write_recipe(tmp_path, rows, small, out="one", steps=2)), report=lambda _: None)
     recipe = write_recipe(tmp_path, rows, small, out="two", steps=2)
-    for _ in range(2):  # the second time resumes a finished run
-        with socket.socket() as probe:
+    with socket.socket() as first, socket.socket() as second:
+        ports = []
+        for probe in (first, second):  # the second time resumes a finished run
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", RUN, str(recipe)],
-                env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-        assert [process.wait(PATIENCE) for process in processes] == [0, 0]
+            ports.append(str(probe.getsockname()[1]))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN, str(recipe), *ports],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                 "MASTER_ADDR": "127.0.0.1"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [process.wait(PATIENCE) for process in processes] == [0, 0]
     # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so rounding errors grow quickly.
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert one["step"] == two["step"]
