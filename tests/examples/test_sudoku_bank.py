@@ -72,8 +72,8 @@ def test_boards_solved_together_have_solutions_exactly_if_each_alone_has():
 
 
 def test_generated_puzzles_have_one_solution_and_need_every_clue(bank):
-    few = [i for count, which in bank.by_clues.items() if count > 17 for i in which[:3]]
-    assert len(few) > 10
+    few = [which[0] for count, which in bank.by_clues.items() if count > 17]
+    assert len(few) > 4
     for i in few:
         solution = text(bank.solutions[i])
         puzzle = text(np.where(bank.given[i], bank.solutions[i], 0))
