@@ -12,16 +12,12 @@ from gesso.engine.events import Commit, Done, Draft
 FEW = {"max_new_tokens": 8, "steps": 2}
 
 
-def test_importing_gesso_imports_no_torch_and_takes_less_than_a_second():
-    """The time is that of the import alone, best of three, so that a busy machine does not fail the test."""
-    code = (
-        "import time, sys; start = time.perf_counter(); import gesso; "
-        "print(time.perf_counter() - start, 'torch' in sys.modules)"
-    )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
-    seconds, torch_imported = zip(*(run.stdout.split() for run in runs), strict=True)
-    assert set(torch_imported) == {"False"}
-    assert min(map(float, seconds)) < 1.0
+def test_importing_gesso_imports_only_the_standard_library():
+    """Torch alone takes seconds to import; it is imported when a model is loaded."""
+    code = "import sys; before = set(sys.modules); import gesso; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    packages = {name.split(".")[0] for name in done.stdout.split()}
+    assert packages - set(sys.stdlib_module_names) == {"gesso"}
 
 
 def test_public_names_of_result_and_model(tiny):

@@ -1,9 +1,11 @@
-"""Waiting in tests: long enough for a machine that stalls for minutes, so that only a hang fails."""
+"""Limits on time in tests: long enough for a machine that stalls for minutes, so that only a hang fails."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 PATIENCE = 300.0  # seconds
+WORK = 30.0  # seconds of processor time; limited work takes less than one on an idle core
 
 
 def wait_until(holds: Callable[[], object], message: Callable[[], str] = str) -> None:
@@ -12,3 +14,11 @@ def wait_until(holds: Callable[[], object], message: Callable[[], str] = str) ->
     while not holds():
         assert time.monotonic() < until, message() or "the condition never held"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Assert that the block does a limited amount of work, whatever its input."""
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < WORK

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from gesso.errors import CheckpointError
 from gesso.info.report import describe
 from gesso.model.config import Config
 from tests.tiny import CONFIG, make
+from tests.waiting import bounded
 
 NAN, INF = float("nan"), float("inf")
 
@@ -123,10 +123,8 @@ def test_model_of_a_hundred_thousand_layers_is_rejected_at_once(directory):
     raw = json.loads((directory / "config.json").read_text())
     raw["text_config"] |= {"num_hidden_layers": 100_000, "layer_types": None}
     (directory / "config.json").write_text(json.dumps(raw))
-    started = time.process_time()
-    with pytest.raises(CheckpointError, match="num_hidden_layers"):
+    with bounded(), pytest.raises(CheckpointError, match="num_hidden_layers"):
         describe(directory, "deep")
-    assert time.process_time() - started < 2
 
 
 def test_vision_tower_of_a_billion_layers_is_rejected_at_once(directory):

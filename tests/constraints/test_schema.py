@@ -5,7 +5,6 @@ import ipaddress
 import json
 import random
 import re
-import time
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from gesso.constraints.schema.compile import schema_regex
 from gesso.errors import InputError
 from tests.automata import Texts
 from tests.schemas import FORMATS, mixtures, schemas, value_of
+from tests.waiting import bounded
 
 property_test = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
@@ -327,11 +327,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_large_schema_is_rejected_quickly(name: str) -> None:
-    start = time.process_time()
-    with pytest.raises(InputError):
+def test_large_schema_is_rejected_after_limited_work(name: str) -> None:
+    with bounded(), pytest.raises(InputError):
         schema_regex(HOSTILE[name])
-    assert time.process_time() - start < 2
 
 
 def fifty(required: int) -> Any:
@@ -347,10 +345,7 @@ def fifty(required: int) -> Any:
 
 @pytest.mark.parametrize(("required", "most"), [(50, 3_000), (1, 3_000), (0, 8_000)])
 def test_fifty_fields_have_small_automaton(required: int, most: int) -> None:
-    start = time.process_time()
-    expression = schema_regex(fifty(required))
-    assert time.process_time() - start < 0.5
-    assert Texts(expression).states < most
+    assert Texts(schema_regex(fifty(required))).states < most
 
 
 def test_regex_size_is_linear_in_optional_properties() -> None:

@@ -1,7 +1,6 @@
 """The Sudoku task: solver, generator, puzzle files and scores."""
 
 import random
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from gesso.eval import Sudoku
 from gesso.eval.sudoku import grid as game
 from gesso.eval.sudoku.puzzles import read_puzzles
 from gesso.eval.task import SPLITS, Item, split_of
+from tests.waiting import bounded
 
 # Wikipedia's example, whose solution is independent of our solver.
 PUZZLE = "530070000600195000098000060800060003400803001700020006060000280000419005000080079"
@@ -55,17 +55,16 @@ def test_the_solver_counts_solutions_like_brute_force():
     assert seen == {0, 1, 2}
 
 
-def test_puzzles_that_stall_naive_solvers_take_less_than_a_second():
+def test_puzzles_that_stall_naive_solvers_are_solved():
     hard = {
         "85...24..72......9..4.........1.7..23.5...9...4...........8..7..17..........36.4.": 1,
         "..............3.85..1.2.......5.7.....4...1...9.......5......73..2.1........4...9": 1,
         ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4.........": 0,
         "." * 81: 2,
     }
-    start = time.process_time()
-    for puzzle, count in hard.items():
-        assert len(game.solutions(puzzle.replace(".", "0"))) == count
-    assert time.process_time() - start < 1
+    with bounded():
+        for puzzle, count in hard.items():
+            assert len(game.solutions(puzzle.replace(".", "0"))) == count
 
 
 @pytest.mark.parametrize("clues", [22, 25, 33, 50, 80])

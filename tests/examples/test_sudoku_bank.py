@@ -1,7 +1,6 @@
 """The bank: minimal puzzles, reproducible examples, and no symmetries of test puzzles."""
 
 import random
-import time
 from collections import Counter
 
 import numpy as np
@@ -259,11 +258,3 @@ def test_symmetries_of_every_kind_are_drawn_evenly():
     _, solved = draw(Bank(grid, np.ones((1, 81), bool)), np.arange(8000), seed=0, shares={81: 1})
     assert all(760 < (solved[:, cell] == digit).sum() < 1020 for cell in (0, 40, 77) for digit in range(1, 10))
     assert len(np.unique(solved, axis=0)) == 8000
-
-
-def test_drawing_keeps_up_with_training(bank):
-    draw(bank, np.arange(1024), seed=0)
-    start = time.process_time()
-    for n in range(5):
-        draw(bank, np.arange(1024) + 1024 * n, seed=0)
-    assert (time.process_time() - start) / 5 < 0.05  # 5 ms on an idle core; slow machines must not fail this
