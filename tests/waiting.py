@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 PATIENCE = 300.0  # seconds
-WORK = 30.0  # seconds of processor time; limited work takes less than one on an idle core
+WORK = 30.0  # seconds of processor time; every bounded block of a test takes less than one on an idle core
 
 
 def wait_until(holds: Callable[[], object], message: Callable[[], str] = str) -> None:
@@ -18,7 +18,7 @@ def wait_until(holds: Callable[[], object], message: Callable[[], str] = str) ->
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Assert that the block does a limited amount of work, whatever its input."""
+    """Assert that the block ends after a limited amount of work."""
     began = time.process_time()
     yield
     assert time.process_time() - began < WORK
