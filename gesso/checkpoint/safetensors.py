@@ -1,0 +1,71 @@
+"""Headers of safetensors files: which tensors they hold, and where.
+
+The `safetensors` library checks a file as a whole: the header, and that the tensors cover the data without overlap. The
+offsets, which it does not give away, are then read from the header itself.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gesso.checkpoint.stored import Stored
+from gesso.errors import CheckpointError
+from gesso.files import check_regular, read_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the weight files that the index names, missing ones included."""
+    if (directory / INDEX).exists():
+        names = read_json(directory / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise CheckpointError(f"{directory / INDEX} has no weight_map")
+        if wrong := [name for name in names.values() if not _is_file_name(name)]:
+            raise CheckpointError(f"{directory / INDEX} names {wrong[0]!r}, which is not a file of this directory")
+        return [directory / name for name in sorted(set(names.values()))]
+    return [directory / SINGLE] if (directory / SINGLE).exists() else []
+
+
+def _is_file_name(name: Any) -> bool:
+    """Return whether this is a plain file name, without a path to another directory."""
+    return isinstance(name, str) and name != "" and Path(name).name == name
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    """Return the tensors of a file by name."""
+    with opened(file):
+        pass
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    return {
+        name: Stored(
+            name,
+            file,
+            8 + size + entry["data_offsets"][0],
+            entry["data_offsets"][1] - entry["data_offsets"][0],
+            entry["dtype"],
+            tuple(entry["shape"]),
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_regular(file)
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except FileNotFoundError:
+        raise CheckpointError(f"weight file {file.name} is missing from {file.parent}; download it again") from None
+    except OSError as error:
+        raise CheckpointError(f"weight file {file} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"weight file {file} is corrupt or truncated ({error}); download it again") from None
