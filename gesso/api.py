@@ -14,8 +14,11 @@ from gesso import adapters
 from gesso.chat.answer import Answer, ToolCall, read
 from gesso.chat.messages import check_tools, tool_names, with_schema
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import huggingface, random_weights, write
+from gesso.checkpoint import write
+from gesso.checkpoint.find import find
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.source import locate
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
 from gesso.engine.decision import choice_tokens, decision_request, probabilities
@@ -374,21 +377,18 @@ def load(
 ) -> Gesso:
     where = find_device(device)
     number = find_dtype(dtype, where)
-    directory, config = random_weights.locate(name)
+    source = locate(name)
     quantize = choose_precision(
-        config, memory_of(where), memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
+        source.config, memory_of(where), memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
     )
-    if random_weights.is_random(name):
-        model = random_weights.make(config, where, number, quantize)
-    else:
-        model = huggingface.load(directory, config, where, number, quantize)
-    defaults = GenerationDefaults.from_directory(directory, config)
-    tokenizer = Tokenizer.from_directory(directory)
+    model = load_weights(source, where, number, quantize)
+    defaults = GenerationDefaults.from_directory(source.directory, source.config)
+    tokenizer = Tokenizer.from_directory(source.directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
-        adapters.load(model, huggingface.find(path), adapter_name)
+        adapters.load(model, find(path), adapter_name)
     adapters.activate(model, next(iter(named), None))
-    return Gesso(model, tokenizer, defaults, directory, max_batch=max_batch, max_length=max_length)
+    return Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
 
 
 def _messages(prompt: Any) -> Sequence[Mapping[str, Any]] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gesso.adapters.lora import Lora, adapter_sites, attached, make_adaptable, weight_of
-from gesso.checkpoint.huggingface import checkpoint_name
+from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checks import shown
 from gesso.errors import InputError

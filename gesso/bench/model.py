@@ -18,7 +18,8 @@ from rich.table import Table
 from gesso import api
 from gesso.bench import peer as peers
 from gesso.bench.device import wait
-from gesso.checkpoint import huggingface, random_weights
+from gesso.checkpoint import random_weights
+from gesso.checkpoint.find import find
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
 from gesso.errors import InputError
@@ -59,7 +60,7 @@ def bench(
     if peer is not None:
         random = isinstance(name, str) and random_weights.is_random(name)
         config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
-        directory = None if config else huggingface.find(name)
+        directory = None if config else find(name)
         number = api.find_dtype(dtype, where)
         seconds = peers.measure(config, directory, where, number, found["prompt"])
         found["peer_ms_a_step"] = seconds * 1e3

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gesso.checkpoint.huggingface import INDEX, SINGLE, checkpoint_name, empty_model, opened, weight_files
+from gesso.checkpoint.parameters import checkpoint_name, empty_model
+from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import InputError
 

@@ -20,12 +20,12 @@ def shortage(
 ) -> DoesNotFitError:
     """Return the error to report after memory ran out, for the options that the model was loaded with."""
     from gesso.api import find_device, find_dtype
-    from gesso.checkpoint import random_weights
+    from gesso.checkpoint.source import locate
     from gesso.info import budget as budgets
     from gesso.info.device import memory_of
 
     where = find_device(device)
-    _, config = random_weights.locate(model)
+    config = locate(model).config
     found = memory_of(where, ours=True)
     budget = budgets.budget_of(config, found, memory, find_dtype(dtype, where).itemsize, None)
     if quantize == "auto":

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.quantize.formats import check_known
 from gesso.errors import DoesNotFitError
 from gesso.info.device import DeviceMemory
@@ -26,7 +26,7 @@ class Budget:
 
     def __init__(self, config: Config, size: int, value_bytes: int, prefill: int) -> None:
         self.config, self.size, self.value_bytes, self.prefill = config, size, value_bytes, prefill
-        model = huggingface.empty_model(replace(config, quantization=None))
+        model = empty_model(replace(config, quantization=None))
         self._shapes = list(model.named_parameters())
 
     def weights(self, quantize: str) -> int:

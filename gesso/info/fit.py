@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.parameters import empty_model
 from gesso.info.hardware import Card
 from gesso.info.memory import CONTEXTS, PRECISIONS, cache_bytes, gigabytes, sequence_bytes, weight_bytes
 from gesso.info.workspace import workspace_bytes
@@ -112,7 +112,7 @@ class Plan:
 
 def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
     config = Config.from_directory(directory)
-    model = huggingface.empty_model(config)
+    model = empty_model(config)
     context = min(CONTEXTS[0], config.max_position_embeddings)
     fits = tuple(_fit(config, model, card, precision, context, steps) for precision in PRECISIONS)
     choice, reason = _choose(fits)

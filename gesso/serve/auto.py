@@ -9,7 +9,7 @@ what it really needs, and `remeasure` adapts the context.
 
 from dataclasses import dataclass, replace
 
-from gesso.checkpoint import random_weights
+from gesso.checkpoint.source import locate
 from gesso.errors import InputError
 from gesso.info.budget import CONTEXT, Budget, budget_of
 from gesso.info.device import DeviceMemory
@@ -35,7 +35,7 @@ def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> 
 
     `value_bytes` is the size of a number in the dtype of the computation.
     """
-    _, config = random_weights.locate(settings.model)
+    config = locate(settings.model).config
     fit = budget_of(config, memory, settings.memory, value_bytes, settings.prefill)
     allowed = [settings.quantize] if settings.quantize else fit.precisions()
     wanted = min(settings.max_length or CONTEXT, config.max_position_embeddings)

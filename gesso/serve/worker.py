@@ -23,7 +23,7 @@ import torch
 
 import gesso
 from gesso.api import Gesso, find_device, find_dtype
-from gesso.checkpoint import huggingface
+from gesso.checkpoint import transfer
 from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
 from gesso.engine.engine import Engine
@@ -281,7 +281,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             shown = percent
             send(Loading(percent / 100))
 
-    with huggingface.watched(progress):
+    with transfer.watched(progress):
         return gesso.load(
             settings.model,
             device=settings.device,

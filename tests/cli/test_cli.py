@@ -26,7 +26,7 @@ import pytest
 
 import gesso
 from gesso.chat.answer import Answer, ToolCall
-from gesso.checkpoint.huggingface import INDEX
+from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.write import save
 from gesso.cli import chat, delivery, terminal
 from gesso.cli.options import Denoising

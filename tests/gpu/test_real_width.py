@@ -5,7 +5,7 @@ import torch
 
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.torch import TorchBackend
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.parameters import assign
 from gesso.checkpoint.quantize.formats import pack_all
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.engine.engine import Engine
@@ -24,7 +24,7 @@ def packed_model(format):
         for name, weight in pack_all(format, stored, DEVICE):
             if isinstance(weight, Packed):
                 weight.dtype = torch.bfloat16
-            huggingface.assign(model, name, weight)
+            assign(model, name, weight)
     return model
 
 

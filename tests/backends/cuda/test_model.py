@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from gesso.checkpoint import huggingface, random_weights
+from gesso.checkpoint import random_weights
+from gesso.checkpoint.parameters import assign
 from gesso.checkpoint.quantize.formats import pack_all
 from gesso.model.config import Config
 from gesso.model.init import begin
@@ -42,7 +43,7 @@ def make(config: Config, format: str | None) -> DiffusionGemma:
     if format is not None:
         stored = [(name, tensor.detach()) for name, tensor in model.named_parameters() if name.startswith("decoder")]
         for name, packed in pack_all(format, stored, torch.device("cpu")):
-            huggingface.assign(model, name, packed)
+            assign(model, name, packed)
     return model
 
 

@@ -1,0 +1,86 @@
+"""A checkpoint of any format: its configuration, its companion files and the recipes of its parameters.
+
+Only headers are read, and those only when they are needed. All problems of a checkpoint are found before any weights
+move.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from gesso import bundled
+from gesso.checkpoint import huggingface
+from gesso.checkpoint.find import find
+from gesso.checkpoint.random_weights import PREFIX, config_of, is_random
+from gesso.checkpoint.safetensors import INDEX, SINGLE, read_header, weight_files
+from gesso.checkpoint.stored import Inventory, Recipe, Stored
+from gesso.errors import CheckpointError, InputError
+from gesso.model.config import Config
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint. `path` is its directory or file; random weights have none."""
+
+    path: Path | None
+    directory: Path  # of config.json, tokenizer and chat template
+    config: Config
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files with weights, missing ones included."""
+        return [] if self.path is None else weight_files(self.path)
+
+    @cached_property
+    def headers(self) -> tuple[dict[str, Stored], list[str]]:
+        """All stored tensors by name, and the problems of files that cannot be read."""
+        stored: dict[str, Stored] = {}
+        problems = []
+        for file in self.files:
+            try:
+                stored |= read_header(file)
+            except CheckpointError as error:
+                problems.append(str(error))
+        return stored, problems
+
+    @cached_property
+    def recipes(self) -> Mapping[str, Recipe]:
+        """The recipe of every parameter, by its name in a Hugging Face checkpoint."""
+        self.check()
+        return self._examined[0]
+
+    @property
+    def problems(self) -> list[str]:
+        """All problems that would prevent loading the weights, from the headers alone."""
+        return self._examined[1]
+
+    def check(self) -> None:
+        """Raise an error that lists all problems, if there are any."""
+        if self.problems:
+            raise CheckpointError(f"cannot load {self.path}:\n  " + "\n  ".join(self.problems))
+
+    @cached_property
+    def _examined(self) -> tuple[dict[str, Recipe], list[str]]:
+        if not self.files:
+            return {}, [f"no weights: neither {SINGLE} nor {INDEX} in {self.path}"]
+        stored, problems = self.headers
+        if problems:  # every tensor of an unreadable file would be reported as missing
+            return {}, problems
+        inventory = Inventory(stored)
+        try:
+            recipes = huggingface.recipes(self.config, inventory)
+        except InputError as error:
+            return {}, [str(error)]
+        return recipes, inventory.report()
+
+
+def locate(name: str | Path | None) -> Source:
+    """Return a checkpoint by name. A random shape borrows the companion files of the bundled model."""
+    if isinstance(name, str) and is_random(name):
+        return Source(None, bundled.directory(), config_of(name.removeprefix(PREFIX)))
+    return open_source(find(name))
+
+
+def open_source(path: Path) -> Source:
+    return Source(path, path, Config.from_directory(path))
