@@ -19,10 +19,11 @@ from gesso.settings import PRESETS, Diffusion, DiffusionOptions
 if TYPE_CHECKING:
     import torch
 
-    from gesso.api import ChatResult, Decision, Gesso
+    from gesso.api import Gesso
     from gesso.engine.events import Commit, Done, Draft, Result, Usage
     from gesso.infill.results import EditResult, HolesResult, InfillResult
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
+    from gesso.results import ChatResult, Decision
 
 __version__ = "0.1.0"
 __all__ = [
@@ -76,7 +77,7 @@ def load(
     memory: share of the device's memory that may be used. If the weights do not fit, nothing is loaded and the error
         says what would fit.
     """
-    from gesso.api import load as load_model
+    from gesso.loading import load as load_model
 
     return load_model(
         name,
@@ -92,7 +93,8 @@ def load(
 
 # Names whose modules import torch, imported on first access.
 _LAZY = {
-    **dict.fromkeys(("Gesso", "ChatResult", "Decision"), "gesso.api"),
+    "Gesso": "gesso.api",
+    **dict.fromkeys(("ChatResult", "Decision"), "gesso.results"),
     **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.results"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
     **dict.fromkeys(("ChatOptions", "GenerateOptions", "InfillOptions", "TextOptions"), "gesso.options"),

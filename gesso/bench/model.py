@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gesso import api
+from gesso import loading
 from gesso.bench import peer as peers
 from gesso.bench.device import wait
 from gesso.checkpoint import random_weights
@@ -38,10 +38,10 @@ def bench(
     """Measure a model. Missing sizes are those of USUAL for the device."""
     if peer not in (None, "transformers"):
         raise InputError(f"--peer must be transformers, got {peer!r}")
-    where = api.find_device(device)
+    where = loading.find_device(device)
     usual = USUAL[where.type]
     found = measure(
-        lambda: api.load(
+        lambda: loading.load(
             name,
             device=where,
             dtype=dtype,
@@ -61,7 +61,7 @@ def bench(
         random = isinstance(name, str) and random_weights.is_random(name)
         config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
         directory = None if config else find(name)
-        number = api.find_dtype(dtype, where)
+        number = loading.find_dtype(dtype, where)
         seconds = peers.measure(config, directory, where, number, found["prompt"])
         found["peer_ms_a_step"] = seconds * 1e3
         found["times_the_peer"] = seconds * 1e3 / found["batches"][0]["ms_a_step"]

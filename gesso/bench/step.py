@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gesso import api
+from gesso import loading
 from gesso.bench.device import wait
 from gesso.bench.model import STEPS, USUAL, requests, sizes_in
 from gesso.errors import InputError
@@ -39,8 +39,8 @@ def measure(
     if len(sizes) != 1:
         raise InputError(f"bench step takes one batch size, got {batches!r}")
     (batch,) = sizes
-    where = api.find_device(device)
-    g = api.load(
+    where = loading.find_device(device)
+    g = loading.load(
         name,
         device=where,
         dtype=dtype,

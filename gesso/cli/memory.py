@@ -19,10 +19,10 @@ def shortage(
     model: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float
 ) -> DoesNotFitError:
     """Return the error to report after memory ran out, for the options that the model was loaded with."""
-    from gesso.api import find_device, find_dtype
     from gesso.checkpoint.source import locate
     from gesso.info import budget as budgets
     from gesso.info.device import memory_of
+    from gesso.loading import find_device, find_dtype
 
     where = find_device(device)
     config = locate(model).config

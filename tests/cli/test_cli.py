@@ -386,6 +386,7 @@ def test_chat_over_a_pipe_answers_every_line_with_history(main: Main, tiny: gess
     expected = tiny.chat(messages, steps=2, max_new_tokens=8, seed=3)
     assert done.code == 0
     assert (first["text"], first["thinking"]) == (expected.text, expected.thinking)
+    assert first["malformed_calls"] == list(expected.malformed_calls)
     messages += [{"role": "assistant", "content": expected.text}, {"role": "user", "content": "two"}]
     assert second["tokens"] == list(tiny.chat(messages, steps=2, max_new_tokens=8, seed=3).tokens)
 

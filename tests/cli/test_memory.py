@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gesso
-from gesso import api
+from gesso import loading
 from gesso.checkpoint import random_weights
 from gesso.cli.memory import advice
 from gesso.info import device
@@ -30,7 +30,7 @@ def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
     def memory_of(_: torch.device, *, ours: bool = False) -> DeviceMemory:
         return DeviceMemory(26 * 10**9, 26 * 10**9, "cpu")
 
-    monkeypatch.setattr(api, "memory_of", memory_of)
+    monkeypatch.setattr(loading, "memory_of", memory_of)
     monkeypatch.setattr(device, "memory_of", memory_of)
 
 

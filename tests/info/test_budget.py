@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gesso
-from gesso import api
+from gesso import loading
 from gesso.checkpoint import random_weights
 from gesso.errors import DoesNotFitError, InputError
 from gesso.info.budget import CONTEXT, PRECISIONS, Budget, choose_precision
@@ -64,7 +64,7 @@ def test_load_with_auto_packs_the_weights_only_as_far_as_needed(
 ) -> None:
     budget = Budget(Config.from_directory(tiny_directory), 0, 4, 256)
     size = budget.weights(precision) + budget.workspace(1) + budget.sequence(CONTEXT)
-    monkeypatch.setattr(api, "memory_of", lambda _: DeviceMemory(size, size, "cpu"))
+    monkeypatch.setattr(loading, "memory_of", lambda _: DeviceMemory(size, size, "cpu"))
     model = gesso.load(tiny_directory, quantize="auto", memory=1.0, max_batch=1)
     assert (model.config.quantization or "none") == precision
 
