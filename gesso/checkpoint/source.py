@@ -1,7 +1,7 @@
 """A checkpoint of any format: its configuration, its companion files and the recipes of its parameters.
 
 Only headers are read, and those only when they are needed. All problems of a checkpoint are found before any weights
-move.
+move. The readers import torch, so they are imported when a header is examined: a server's front end needs none.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gesso import bundled
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.companions import directory_of
 from gesso.checkpoint.find import find
 from gesso.checkpoint.random_weights import PREFIX, config_of, is_random
 from gesso.checkpoint.safetensors import INDEX, SINGLE, read_header, weight_files
@@ -21,7 +21,7 @@ from gesso.model.config import Config
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint. `path` is its directory or file; random weights have none."""
+    """A checkpoint. `path` is its directory or its GGUF file; random weights have none."""
 
     path: Path | None
     directory: Path  # of config.json, tokenizer and chat template
@@ -30,11 +30,15 @@ class Source:
     @cached_property
     def files(self) -> list[Path]:
         """The files with weights, missing ones included."""
-        return [] if self.path is None else weight_files(self.path)
+        if self.path is None:
+            return []
+        return weight_files(self.path) if self.path.is_dir() else sorted({part.file for part in self._gguf.values()})
 
     @cached_property
     def headers(self) -> tuple[dict[str, Stored], list[str]]:
         """All stored tensors by name, and the problems of files that cannot be read."""
+        if self.path is not None and self.path.is_file():
+            return self._gguf, []
         stored: dict[str, Stored] = {}
         problems = []
         for file in self.files:
@@ -69,10 +73,41 @@ class Source:
             return {}, problems
         inventory = Inventory(stored)
         try:
-            recipes = huggingface.recipes(self.config, inventory)
-        except InputError as error:
+            recipes = _recipes(self.config, inventory)
+        except (CheckpointError, InputError) as error:
             return {}, [str(error)]
         return recipes, inventory.report()
+
+    @cached_property
+    def _gguf(self) -> dict[str, Stored]:
+        from gesso.checkpoint.gguf import file
+
+        assert self.path is not None
+        return dict(file.read(self.path).tensors)
+
+
+def _recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+    """Return the recipes of the reader for the checkpoint's format."""
+    match config.quantization:
+        case "gguf":
+            from gesso.checkpoint.gguf import recipes as gguf
+
+            return gguf.recipes(config, inventory)
+        case "compressed-tensors":
+            from gesso.checkpoint import compressed_tensors
+
+            return compressed_tensors.recipes(config, inventory)
+        case "modelopt":
+            from gesso.checkpoint import modelopt
+
+            return modelopt.recipes(config, inventory)
+        case "mlx":
+            from gesso.checkpoint import mlx
+
+            return mlx.recipes(config, inventory)
+    from gesso.checkpoint import huggingface
+
+    return huggingface.recipes(config, inventory)
 
 
 def locate(name: str | Path | None) -> Source:
@@ -83,4 +118,6 @@ def locate(name: str | Path | None) -> Source:
 
 
 def open_source(path: Path) -> Source:
-    return Source(path, path, Config.from_directory(path))
+    """Open a directory or a GGUF file."""
+    directory = directory_of(path) if path.is_file() else path
+    return Source(path, directory, Config.from_directory(directory))
