@@ -7,7 +7,7 @@ of a directory are found in the file headers first and reported together.
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -204,12 +204,19 @@ def _some(names: Iterable[str], most: int = 5) -> str:
 
 
 def load(
-    directory: Path, config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None
+    directory: Path,
+    config: Config,
+    device: "torch.device",
+    dtype: "torch.dtype",
+    quantize: str | None = None,
+    stream: Sequence[int] = (),
 ) -> "DiffusionGemma":
     """Load the text model. `dtype` is that of unpacked weights and of products.
 
-    `quantize` packs each matrix on its device as it is read.
+    `quantize` packs each matrix on its device as it is read. The experts of the layers in `stream` then move to host
+    memory.
     """
+    from gesso.checkpoint import streamed
     from gesso.checkpoint.quantize.formats import check_known, gather, pack_all
     from gesso.checkpoint.quantize.packed import Packed
 
@@ -221,6 +228,7 @@ def load(
             )
     check(directory, config)
     model = empty_model(config.quantized(quantize) if quantize and config.quantization is None else config)
+    streamed.attach(model, stream, device, dtype)
     ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}
     stored: Iterator[tuple[str, Weight]] = _text_tensors(directory)
     if config.quantization is not None:
@@ -282,11 +290,14 @@ def tensors(directory: Path, label: str) -> Iterator[tuple[str, "Tensor"]]:
 
 
 def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
-    """Replace the parameter of this name by a weight."""
+    """Replace the parameter of this name by a weight, which moves to host memory if it is a streamed expert."""
     from torch import nn
 
     from gesso.checkpoint.quantize.packed import Packed
+    from gesso.checkpoint.streamed import streamed
 
+    if (held := streamed(model)) is not None and name in held.places:
+        weight = held.take(name, weight)
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if isinstance(weight, Packed):

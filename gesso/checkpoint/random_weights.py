@@ -56,15 +56,22 @@ def locate(name: str | Path | None) -> tuple[Path, Config]:
 
 
 def make(
-    config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None, seed: int = 0
+    config: Config,
+    device: "torch.device",
+    dtype: "torch.dtype",
+    quantize: str | None = None,
+    stream: Sequence[int] = (),
+    seed: int = 0,
 ) -> "DiffusionGemma":
-    """Return a model with random weights."""
+    """Return a model with random weights. The experts of the layers in `stream` are in host memory."""
     import torch
 
+    from gesso.checkpoint import streamed
     from gesso.checkpoint.quantize.formats import clear, format_of
     from gesso.model.init import begin_one
 
     model = huggingface.empty_model(config if quantize is None else config.quantized(quantize))
+    streamed.attach(model, stream, device, dtype)
     generator = torch.Generator(device).manual_seed(seed)
 
     def drawn(name: str, shape: Sequence[int]) -> "Weight":
