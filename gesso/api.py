@@ -1,9 +1,10 @@
 """The Python API: a loaded model with its tokenizer and its engine."""
 
+import logging
 import secrets
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -28,12 +29,14 @@ from gesso.errors import InputError
 from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer
 from gesso.infill.results import EditResult, HolesResult, InfillResult
-from gesso.info.budget import choose_precision
-from gesso.info.device import memory_of
+from gesso.info.budget import Placement, choose_placement, streaming_cost
+from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
 from gesso.settings import SETTINGS, Diffusion, DiffusionOptions, PresetName, choose, unknown_settings
+
+logger = logging.getLogger("gesso")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Special tokens that may begin an answer. With any other, the answer would be empty.
@@ -370,18 +373,28 @@ def load(
     adapter: str | Path | Mapping[str, str | Path] | None,
     max_batch: int,
     max_length: int | None,
-    memory: float,
+    memory: float | str,
+    placement: Placement | None = None,
 ) -> Gesso:
+    """Load a checkpoint as `gesso.load` does. The server gives the placement that it has chosen."""
     where = find_device(device)
     number = find_dtype(dtype, where)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
     directory, config = random_weights.locate(name)
-    quantize = choose_precision(
-        config, memory_of(where), memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
+    found = memory_for(where, number)
+    placed = placement or choose_placement(
+        config, found, memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
     )
+    if isinstance(read_memory(memory), int):
+        keep_within(where, found.budget(memory))
+    if placed.layers:
+        logger.warning("%s", streaming_cost(placed, len(config.layers)))
+    packed = None if placed.quantize == "none" else placed.quantize
     if random_weights.is_random(name):
-        model = random_weights.make(config, where, number, quantize)
+        model = random_weights.make(config, where, number, packed, placed.layers)
     else:
-        model = huggingface.load(directory, config, where, number, quantize)
+        model = huggingface.load(directory, config, where, number, packed, placed.layers)
     defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
@@ -415,7 +428,15 @@ def find_device(device: str | torch.device | None) -> torch.device:
         raise InputError(f"unknown device {device!r}: {str(error).splitlines()[0]}") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {str(found)!r} does not exist: torch finds {torch.cuda.device_count()} GPUs")
     return found
+
+
+def memory_for(device: torch.device, dtype: torch.dtype) -> DeviceMemory:
+    """Return the memory of a device. Without host memory for experts if the kernels do not support the dtype."""
+    found = memory_of(device)
+    return replace(found, host=0) if dtype == torch.float16 else found
 
 
 def find_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:

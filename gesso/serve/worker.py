@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import torch
 
-import gesso
+from gesso import api
 from gesso.api import Gesso, find_device, find_dtype
 from gesso.checkpoint import huggingface
 from gesso.engine.decision import decision_request
@@ -34,7 +34,7 @@ from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
-from gesso.info.device import memory_of
+from gesso.info.device import keep_within
 from gesso.info.workspace import CONTEXT_BYTES
 from gesso.serve import auto
 from gesso.serve.drafts import drafted
@@ -113,7 +113,7 @@ class Worker:
             self.status = replace(self.status, step_seconds=began)
             return
         self.measured = now
-        device = torch.cuda.memory_reserved() if self.model.model.device.type == "cuda" else 0
+        device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
         self.status = Heartbeat(
             began, len(self.jobs), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
         )
@@ -269,11 +269,12 @@ def resident_bytes() -> int:
 
 def choose(settings: EngineSettings) -> auto.Choice:
     device = find_device(settings.device)
-    return auto.choose(settings, memory_of(device), find_dtype(settings.dtype, device).itemsize)
+    dtype = find_dtype(settings.dtype, device)
+    return auto.choose(settings, api.memory_for(device, dtype), dtype.itemsize)
 
 
-def load(settings: EngineSettings, send: Send) -> Gesso:
-    shown = -1
+def load(choice: auto.Choice, send: Send) -> Gesso:
+    settings, shown = choice.settings, -1
 
     def progress(done: int, total: int) -> None:
         nonlocal shown
@@ -282,7 +283,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             send(Loading(percent / 100))
 
     with huggingface.watched(progress):
-        return gesso.load(
+        return api.load(
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
@@ -291,14 +292,8 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             max_batch=settings.max_batch or 1,
             max_length=settings.max_length,
             memory=settings.memory,
+            placement=choice.placement,
         )
-
-
-def keep_within(device: torch.device, budget: int) -> None:
-    """Limit the GPU allocator to the budget: it frees cached memory at the limit, and then fails."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / torch.cuda.mem_get_info(index)[1]), index)
 
 
 def warm_up(engine: Engine, max_batch: int) -> None:
@@ -380,7 +375,7 @@ def main() -> None:
         settings = choice.settings
         keep_within(find_device(settings.device), choice.budget_bytes)
         assert settings.max_batch and settings.max_length and settings.prefill
-        model = load(settings, send)
+        model = load(choice, send)
         model.use_adapter(None)  # each request names its own
         model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
         if model.model.device.type == "cuda":
