@@ -61,7 +61,7 @@ def load(
     adapter: str | Path | Mapping[str, str | Path] | None = None,
     max_batch: int = 8,
     max_length: int | None = None,
-    memory: float = SHARE,
+    memory: float | str = SHARE,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
@@ -74,8 +74,9 @@ def load(
         `Gesso.use_adapter` switches to another.
     max_batch: most requests that run at once.
     max_length: most tokens of prompt and answer together, if less than the model's own limit.
-    memory: share of the device's memory that may be used. If the weights do not fit, nothing is loaded and the error
-        says what would fit.
+    memory: share of the device's memory that may be used, or a size such as "12GB", which also limits what this
+        process can allocate on a GPU. If the weights do not fit on a GPU, the experts of some layers stay in host
+        memory and are copied in every step. If that is impossible, nothing is loaded and the error says what would fit.
     """
     from gesso.loading import load as load_model
 

@@ -1,6 +1,8 @@
 """Load a model: choose the device, dtype and precision, read the checkpoint, and attach adapters."""
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,8 +15,10 @@ from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import locate
 from gesso.errors import InputError
-from gesso.info.budget import choose_precision
-from gesso.info.device import memory_of
+from gesso.info.budget import Placement, choose_placement, streaming_cost
+from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
+
+logger = logging.getLogger("gesso")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,16 +32,25 @@ def load(
     adapter: str | Path | Mapping[str, str | Path] | None,
     max_batch: int,
     max_length: int | None,
-    memory: float,
+    memory: float | str,
+    placement: Placement | None = None,
 ) -> Gesso:
-    """Load a model, as `gesso.load` describes."""
+    """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
     where = find_device(device)
     number = find_dtype(dtype, where)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
     source = locate(name)
-    quantize = choose_precision(
-        source.config, memory_of(where), memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
+    found = memory_for(where, number)
+    placed = placement or choose_placement(
+        source, found, memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
     )
-    model = load_weights(source, where, number, quantize)
+    if isinstance(read_memory(memory), int):
+        keep_within(where, found.budget(memory))
+    if placed.layers:
+        logger.warning("%s", streaming_cost(placed, len(source.config.layers)))
+    packs = None if placed.quantize == "none" else placed.quantize
+    model = load_weights(source, where, number, packs, placed.layers)
     defaults = GenerationDefaults.from_directory(source.directory, source.config)
     tokenizer = Tokenizer.from_directory(source.directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
@@ -57,7 +70,15 @@ def find_device(device: str | torch.device | None) -> torch.device:
         raise InputError(f"unknown device {device!r}: {str(error).splitlines()[0]}") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {str(found)!r} does not exist: torch finds {torch.cuda.device_count()} GPUs")
     return found
+
+
+def memory_for(device: torch.device, dtype: torch.dtype) -> DeviceMemory:
+    """Return the memory of a device. Without host memory for experts if the kernels do not support the dtype."""
+    found = memory_of(device)
+    return replace(found, host=0) if dtype == torch.float16 else found
 
 
 def find_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:

@@ -32,7 +32,7 @@ USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1
 
 
 def bench(
-    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float,
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a model. Missing sizes are those of USUAL for the device."""

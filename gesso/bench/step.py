@@ -32,7 +32,7 @@ class Span:
 
 
 def measure(
-    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float,
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     sizes = sizes_in(batches) or (1,)

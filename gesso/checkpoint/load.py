@@ -4,14 +4,14 @@ Memory peaks at the model plus a few tensors on their way.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from gesso.checkpoint import random_weights, transfer
+from gesso.checkpoint import random_weights, streamed, transfer
 from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
-from gesso.checkpoint.quantize.formats import check_known, clear, format_of
+from gesso.checkpoint.quantize.formats import FORMATS, Format, check_known, clear, format_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.stored import Stored
@@ -23,10 +23,13 @@ from gesso.model.transformer import DiffusionGemma
 logger = logging.getLogger("gesso")
 
 
-def load(source: Source, device: torch.device, dtype: torch.dtype, quantize: str | None = None) -> DiffusionGemma:
+def load(
+    source: Source, device: torch.device, dtype: torch.dtype, quantize: str | None = None, stream: Sequence[int] = ()
+) -> DiffusionGemma:
     """Load the text model. `dtype` is that of unpacked weights and of products.
 
-    `quantize` packs each matrix on its device as it is read: the same numbers as `gesso quantize`.
+    `quantize` packs each matrix on its device as it is read: the same numbers as `gesso quantize`. The experts of the
+    layers in `stream` then move to host memory.
     """
     config = source.config
     if quantize is not None:
@@ -37,12 +40,17 @@ def load(source: Source, device: torch.device, dtype: torch.dtype, quantize: str
                 "from"
             )
     if source.path is None:
-        return random_weights.make(config, device, dtype, quantize)
+        return random_weights.make(config, device, dtype, quantize, stream)
     packs = quantize if config.quantization is None else None
     model = empty_model(config.quantized(packs) if packs else config)
+
+    def format_for(name: str, shape: Sequence[int]) -> Format | None:
+        return format_of(name, shape, packs) if packs else FORMATS.get(source.recipes[checkpoint_name(name)].native)
+
+    streamed.attach(model, stream, device, dtype, format_for)
     ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}
     for name, weight in _weights(source, device):
-        if packs and isinstance(weight, Tensor) and (format := format_of(name, weight.shape, packs)):
+        if packs and isinstance(weight, Tensor) and (format := format_for(ours[name], weight.shape)):
             weight = format.quantize(name, weight)
             clear(device, weight.shape)
         if isinstance(weight, Packed):

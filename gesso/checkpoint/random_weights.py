@@ -17,6 +17,7 @@ from gesso.model.config import Config
 if TYPE_CHECKING:
     import torch
 
+    from gesso.checkpoint.quantize.formats import Format
     from gesso.checkpoint.quantize.packed import Weight
     from gesso.model.transformer import DiffusionGemma
 
@@ -48,21 +49,32 @@ def config_of(shape: str, **changes: Any) -> Config:
 
 
 def make(
-    config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None, seed: int = 0
+    config: Config,
+    device: "torch.device",
+    dtype: "torch.dtype",
+    quantize: str | None = None,
+    stream: Sequence[int] = (),
+    seed: int = 0,
 ) -> "DiffusionGemma":
-    """Return a model with random weights."""
+    """Return a model with random weights. The experts of the layers in `stream` are in host memory."""
     import torch
 
+    from gesso.checkpoint import streamed
     from gesso.checkpoint.quantize.formats import clear, format_of
     from gesso.model.init import begin_one
 
     model = empty_model(config if quantize is None else config.quantized(quantize))
+
+    def format_for(name: str, shape: Sequence[int]) -> "Format | None":
+        return None if quantize is None else format_of(name, shape, quantize)
+
+    streamed.attach(model, stream, device, dtype, format_for)
     generator = torch.Generator(device).manual_seed(seed)
 
     def drawn(name: str, shape: Sequence[int]) -> "Weight":
         weight = torch.empty(shape, device=device, dtype=dtype)
         begin_one(name, weight, len(config.layers), generator)
-        format = None if quantize is None else format_of(name, shape, quantize)
+        format = format_for(name, shape)
         if format is None:
             return weight
         packed = format.quantize(name, weight)

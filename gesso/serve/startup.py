@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 
-import gesso
+from gesso import loading
 from gesso.api import Gesso
 from gesso.checkpoint import transfer
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request, Score
-from gesso.info.device import memory_of
+from gesso.info.device import keep_within
 from gesso.info.workspace import CONTEXT_BYTES
-from gesso.loading import find_device, find_dtype
+from gesso.loading import find_device, find_dtype, memory_for
 from gesso.serve import auto
 from gesso.serve.pipe import Send
 from gesso.serve.protocol import Loading
@@ -25,7 +25,7 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
     settings = choice.settings
     keep_within(find_device(settings.device), choice.budget_bytes)
     assert settings.max_batch and settings.max_length and settings.prefill
-    model = load(settings, send)
+    model = load(choice, send)
     model.use_adapter(None)  # each request names its own
     model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
     if model.model.device.type == "cuda":
@@ -36,11 +36,12 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
 
 def choose(settings: EngineSettings) -> auto.Choice:
     device = find_device(settings.device)
-    return auto.choose(settings, memory_of(device), find_dtype(settings.dtype, device).itemsize)
+    dtype = find_dtype(settings.dtype, device)
+    return auto.choose(settings, memory_for(device, dtype), dtype.itemsize)
 
 
-def load(settings: EngineSettings, send: Send) -> Gesso:
-    shown = -1
+def load(choice: auto.Choice, send: Send) -> Gesso:
+    settings, shown = choice.settings, -1
 
     def progress(done: int, total: int) -> None:
         nonlocal shown
@@ -49,7 +50,7 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             send(Loading(percent / 100))
 
     with transfer.watched(progress):
-        return gesso.load(
+        return loading.load(
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
@@ -58,14 +59,8 @@ def load(settings: EngineSettings, send: Send) -> Gesso:
             max_batch=settings.max_batch or 1,
             max_length=settings.max_length,
             memory=settings.memory,
+            placement=choice.placement,
         )
-
-
-def keep_within(device: torch.device, budget: int) -> None:
-    """Limit the GPU allocator to the budget: it frees cached memory at the limit, and then fails."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / torch.cuda.mem_get_info(index)[1]), index)
 
 
 def warm_up(engine: Engine, max_batch: int) -> None:

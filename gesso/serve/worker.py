@@ -97,7 +97,7 @@ class Worker:
             self.status = replace(self.status, step_seconds=began)
             return
         self.measured = now
-        device = torch.cuda.memory_reserved() if self.model.model.device.type == "cuda" else 0
+        device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
         self.status = Heartbeat(
             began, len(self.jobs), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
         )

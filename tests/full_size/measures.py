@@ -2,24 +2,21 @@
 
 import json
 import resource
-import subprocess
-import sys
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import gesso
+from gesso.api import Gesso
 from gesso.bench import model as bench
 from gesso.bench.device import wait
+from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.quantize.formats import FORMATS, clear
 from gesso.checkpoint.source import locate
-from gesso.chat.tokenizer import Tokenizer
-from gesso.api import Gesso
 from tests.load.processes import running_server
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -137,6 +137,26 @@ def test_the_choice_is_reported_with_its_reason(real):
         assert part in why
 
 
+@pytest.mark.parametrize("size", ["8GB", "12GB", "16GB"])
+def test_a_card_that_is_too_small_streams_experts_instead_of_refusing(real, size):
+    memory = DeviceMemory(141 * GB, 141 * GB, "cuda", host=64 * GB)
+    choice = choose(replace(real, memory=size), memory, 2)
+    assert choice.settings.quantize == "int4" and choice.settings.max_length >= 8192
+    assert choice.budget_bytes == int(size[:-2]) * GB
+    assert choice.fixed_bytes + choice.fit.sequence(choice.settings.max_length) <= choice.budget_bytes
+    count, copied = len(choice.placement.layers), choice.placement.host_bytes / GB
+    streaming = f"the experts of {count} of 30 layers stream from host memory: {copied:.2f} GB copied per step"
+    assert streaming in choice.why and "quantized to int4 (narrowest)" in choice.why
+
+
+def test_a_given_precision_and_batch_are_kept_when_experts_stream(real):
+    memory = DeviceMemory(24 * GB, 24 * GB, "cuda", host=64 * GB)
+    one, four = (choose(replace(real, quantize="fp8", max_batch=n), memory, 2) for n in (1, 4))
+    assert four.settings.quantize == "fp8" and four.settings.max_batch == 4
+    assert len(four.placement.layers) > len(one.placement.layers) > 0
+    assert choose(replace(real, max_length=100_000), memory, 2).settings.max_length == 100_000
+
+
 def test_on_a_cpu_values_are_wider_and_prefill_is_smaller(real):
     chosen = choose(real, DeviceMemory(128 * GB, 128 * GB, "cpu"), 4).settings
     assert (chosen.quantize, chosen.prefill) == (None, 256) and chosen.max_batch <= 8
