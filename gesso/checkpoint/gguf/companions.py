@@ -19,9 +19,9 @@ def companions(path: Path) -> dict[str, str]:
     beside = {
         name: read_text(path.with_name(name), error=CheckpointError) for name in BESIDE if path.with_name(name).exists()
     }
-    vocabulary = beside.get("tokenizer.json") or tokenizer.tokenizer_json(file)
-    where = path.with_name("tokenizer.json") if "tokenizer.json" in beside else path
-    tokens = tokenizer.token_names(vocabulary, str(where))
+    own = "tokenizer.json" not in beside
+    vocabulary = tokenizer.tokenizer_json(file) if own else beside["tokenizer.json"]
+    tokens = tokenizer.token_names(vocabulary, str(path if own else path.with_name("tokenizer.json")))
     found = {
         "config.json": json.dumps(metadata.config(file, tokens), indent=2) + "\n",
         "generation_config.json": json.dumps(metadata.generation_config(file, tokens), indent=2) + "\n",

@@ -6,6 +6,7 @@ rotate, and by 1e30, so that no angle is left, for the others.
 """
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,18 @@ from gesso.model.config import GLOBAL, NUMBERS, SIZES, SLIDING
 
 STILL = 1e30  # the factor of a pair that does not rotate
 END_OF_TURN, TOOL_RESPONSE = (106, "<turn|>"), (50, "<|tool_response>")  # the file has one end token, the model three
+
+# Fields of generation_config.json, and their names in the file after `diffusion.eb_`.
+SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "max_denoising_steps": "max_steps",
+        "t_min": "t_min",
+        "t_max": "t_max",
+        "entropy_bound": "entropy_bound",
+        "stability_threshold": "stability_threshold",
+        "confidence_threshold": "confidence_threshold",
+    }
+)
 
 
 def check_architecture(file: File) -> None:
@@ -64,8 +77,8 @@ def config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
             },
         },
         # `Config` rejects other values of these.
-        "num_kv_shared_layers": keys.get("attention.shared_kv_layers", 0),
-        "hidden_size_per_layer_input": keys.get("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": keys.optional("attention.shared_kv_layers"),
+        "hidden_size_per_layer_input": keys.optional("embedding_length_per_layer_input"),
         **_token_ids(file),
     }
     return {
@@ -85,19 +98,18 @@ def config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
 
 
 def generation_config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
-    """Return the content of generation_config.json: the end tokens, and settings of the diffusion that are in the file."""
-    given = {
-        "max_denoising_steps": file.metadata.get("diffusion.eb_max_steps"),
-        "t_min": file.metadata.get("diffusion.eb_t_min"),
-        "t_max": file.metadata.get("diffusion.eb_t_max"),
-        "stability_threshold": file.metadata.get("diffusion.eb_stability_threshold"),
-        "confidence_threshold": file.metadata.get("diffusion.eb_confidence_threshold"),
-    }
-    bound = file.metadata.get("diffusion.eb_entropy_bound")
-    sampler = {} if bound is None else {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": bound}
+    """Return the content of generation_config.json: the end tokens, and the settings that the file has."""
     end = _end_tokens(_token_ids(file)["eos_token_id"], tokens, (END_OF_TURN, TOOL_RESPONSE))
-    given |= {"eos_token_id": end, "sampler_config": sampler or None}
-    return {key: value for key, value in given.items() if value is not None}
+    settings = {
+        field: number(file.metadata[key], f"{file.path}: {key}", 0, 1e6)  # `GenerationDefaults` knows the bounds
+        for field, name in SETTINGS.items()
+        if (key := f"diffusion.eb_{name}") in file.metadata
+    }
+    found: dict[str, Any] = {"eos_token_id": end, **settings}
+    if "entropy_bound" in found:
+        sampler = {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": found.pop("entropy_bound")}
+        found["sampler_config"] = sampler
+    return found
 
 
 class _Keys:
@@ -115,6 +127,10 @@ class _Keys:
 
     def number(self, key: str, field: str) -> float:
         return number(self.get(key), self.named(key), *NUMBERS[field])
+
+    def optional(self, key: str) -> int:
+        """Return an integer that is zero if the file does not have it."""
+        return integer(self.get(key, 0), self.named(key), 0, 2**32)
 
     def named(self, key: str) -> str:
         return f"{self.file.path}: {ARCHITECTURE}.{key}"
@@ -174,8 +190,8 @@ def _rotated(file: File, head_dim: int) -> float:
     with stored.file.open("rb") as stream:
         stream.seek(stored.offset)
         factors = np.frombuffer(stream.read(stored.nbytes), "<f4")
-    rotated = int((factors == 1).sum())
-    if not rotated or not np.array_equal(factors, np.repeat(np.float32([1, STILL]), [rotated, len(factors) - rotated])):
+    rotated, expected = int((factors == 1).sum()), np.array([1, STILL], np.float32)
+    if not rotated or not np.array_equal(factors, np.repeat(expected, [rotated, len(factors) - rotated])):
         raise CheckpointError(f"{what} must be ones, then 1e30; scaled rotary embeddings are not supported")
     return rotated / len(factors)
 

@@ -1,9 +1,9 @@
 """tokenizer.json, tokenizer_config.json and the chat template from the metadata of a GGUF file.
 
-llama.cpp's converter stores tokens, their types and merges. The rest of Gemma's tokenizer.json is always the same and is
-rebuilt here. One thing is lost: most tokens that tokenizer.json adds without marking them special, such as runs of line
-breaks, are stored as normal tokens. So a whole tokenizer.json counts more if there is one: in the metadata, where `gesso
-quantize` puts it, or beside the file.
+llama.cpp's converter stores tokens, their types and merges. The rest of Gemma's tokenizer.json is always the same, and
+is rebuilt here. One thing is lost: most tokens that tokenizer.json adds without marking them special, such as runs of
+line breaks, are stored as normal tokens. So a whole tokenizer.json takes precedence: one in the metadata, where `gesso
+quantize` stores it, or one beside the file.
 """
 
 import json
@@ -46,7 +46,7 @@ def tokenizer_json(file: File) -> str:
     if len(vocabulary) != len(tokens):
         raise _lacking(file, "two tokens of tokenizer.ggml.tokens have the same name")
     pairs = [merge.split(" ") for merge in merges]
-    if wrong := [pair for pair in pairs if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}]:
+    if wrong := [p for p in pairs if len(p) != 2 or any(t not in vocabulary for t in (*p, "".join(p)))]:
         raise _lacking(file, f"tokenizer.ggml.merges has {shown(' '.join(wrong[0]))}, which is no pair of tokens")
     added = [
         _added(i, tokens[i], types[i] == CONTROL or tokens[i] in PRINTED)
@@ -119,7 +119,7 @@ def tokenizer_config(file: File, tokens: Mapping[int, str]) -> dict[str, Any]:
     """Return the content of tokenizer_config.json: the tokens that have a role."""
     roles = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk", "mask": "mask"}
     found = {role: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key, role in roles.items()}
-    return {f"{role}_token": tokens[i] for role, i in found.items() if i in tokens}
+    return {f"{role}_token": tokens[i] for role, i in found.items() if isinstance(i, int) and i in tokens}
 
 
 def chat_template(file: File) -> str | None:
