@@ -1,8 +1,8 @@
 """Convert experts from GGUF blocks to the four-bit formats that the GPU kernels run.
 
-    Q4_0   int4   Codes are the same. The float16 scale is rounded to bfloat16: an error of at most 2^-9 of a value.
+    Q4_0   int4   Codes are the same. The float16 scale is rounded to bfloat16: an error of at most 2^-8 of a value.
     Q4_K   uint4  Codes are the same. Scale and minimum are rounded to bfloat16: an error of at most
-                  2^-9 · (15 · |d · s| + |dmin · m|), where d · s · 15 spans the values of a group.
+                  2^-8 · (n · |d · s| + |dmin · m|) for code n.
     MXFP4  nvfp4  Exact where the scales of an expert span 2^17 or less. Values in blocks whose scale is smaller become
                   zero; they are less than 2^-17 of the largest value that the expert can have.
     NVFP4  nvfp4  Codes and block scales are the same. The scale of the matrix, if there is one, becomes its inverse, by

@@ -96,9 +96,10 @@ def _packed(parts: Sequence[Tensor], found: Sequence[Stored], format: str, shape
         for part, stored in zip(parts, found, strict=False)  # scales follow
     ]
     types = tuple(stored.dtype for stored in found)
-    tensors = {"blocks": torch.cat(raw, -2) if len(raw) > 1 else raw[0]}
     if len(set(types)) > 1:
         tensors = dict(zip(("gate_blocks", "up_blocks"), raw, strict=True))
+    else:
+        tensors = {"blocks": torch.cat(raw, -2) if len(raw) > 1 else raw[0]}
     if factors := parts[len(found) :]:
         columns = [_column(factor, one) for factor, one in zip(factors, raw, strict=True)]
         tensors["scale"] = torch.cat(columns, -2)

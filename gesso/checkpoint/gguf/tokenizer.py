@@ -49,7 +49,7 @@ def tokenizer_json(file: File) -> str:
     if wrong := [p for p in pairs if len(p) != 2 or any(t not in vocabulary for t in (*p, "".join(p)))]:
         raise _lacking(file, f"tokenizer.ggml.merges has {shown(' '.join(wrong[0]))}, which is no pair of tokens")
     added = [
-        _added(i, tokens[i], types[i] == CONTROL or tokens[i] in PRINTED)
+        _added(i, tokens[i], bool(types[i] == CONTROL) or tokens[i] in PRINTED)
         for i in np.flatnonzero(np.isin(types, (CONTROL, USER_DEFINED))).tolist()
     ]
     return json.dumps(_gemma(vocabulary, pairs, added), ensure_ascii=False)
