@@ -63,6 +63,7 @@ GROUPS = (
             "tests/backends/cuda/test_experts.py",
             "tests/backends/cuda/test_experts_four_bit.py::test_four_bit_ptx_matches_the_plain_conversion_to_the_bit",
             "tests/backends/cuda/test_hash.py",
+            "tests/backends/cuda/test_mixture.py",
             "tests/backends/cuda/test_rows.py",
             "tests/backends/cuda/test_vocab.py",
         ),
