@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import gesso
+VERSION = 1  # increase it when the companion files of a GGUF change
 
 
 def directory_of(path: Path) -> Path:
@@ -25,12 +25,12 @@ def _cache() -> Path:
 
 
 def _key(path: Path) -> str:
-    """Return a name that changes with the file, with files beside it that take precedence, and with our version."""
+    """Return a name that changes with the file, with files beside it that take precedence, and with VERSION."""
     from gesso.checkpoint.gguf.companions import BESIDE
 
     files = [path.resolve(), *(path.resolve().with_name(name) for name in BESIDE)]
     states = [(str(file), status.st_size, status.st_mtime_ns) for file in files if (status := _status(file))]
-    return hashlib.sha256(repr((gesso.__version__, states)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((VERSION, states)).encode()).hexdigest()[:32]
 
 
 def _status(file: Path) -> os.stat_result | None:

@@ -66,6 +66,7 @@ GROUPS = (
             "tests/backends/cuda/test_mixture.py",
             "tests/backends/cuda/test_rows.py",
             "tests/backends/cuda/test_vocab.py",
+            "tests/checkpoint/test_transfer.py",
         ),
         memory=4,
         limit=240,
