@@ -38,7 +38,7 @@ def load(
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
     where = find_device(device)
     number = find_dtype(dtype, where)
-    if where.type == "cuda":
+    if where.index is not None:
         torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
     source = locate(name)
     found = memory_for(where, number)
