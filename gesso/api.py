@@ -14,7 +14,7 @@ from gesso import adapters
 from gesso.chat.answer import Answer, ToolCall, read
 from gesso.chat.messages import check_tools, tool_names, with_schema
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import huggingface, random_weights, write
+from gesso.checkpoint import aliases, huggingface, random_weights, write
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
@@ -374,6 +374,9 @@ def load(
 ) -> Gesso:
     where = find_device(device)
     number = find_dtype(dtype, where)
+    if aliases.is_automatic(name):
+        choice = choose_checkpoint(where, memory, quantize)
+        name, quantize = choice.name, choice.quantize or quantize
     directory, config = random_weights.locate(name)
     quantize = choose_precision(
         config, memory_of(where), memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
@@ -404,6 +407,12 @@ def _last(events: Iterator[Event]) -> Result:
         if isinstance(event, Done):
             return event.result
     raise AssertionError("a stream ends with its done event")
+
+
+def choose_checkpoint(device: torch.device, memory: float, quantize: str | None) -> aliases.Choice:
+    """Return the checkpoint that the alias diffusiongemma stands for on a device."""
+    found = memory_of(device)
+    return aliases.choose(found.device, found.budget(memory), quantize)
 
 
 def find_device(device: str | torch.device | None) -> torch.device:

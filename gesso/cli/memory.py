@@ -20,13 +20,16 @@ def shortage(
 ) -> DoesNotFitError:
     """Return the error to report after memory ran out, for the options that the model was loaded with."""
     from gesso.api import find_device, find_dtype
-    from gesso.checkpoint import random_weights
+    from gesso.checkpoint import aliases, random_weights
     from gesso.info import budget as budgets
     from gesso.info.device import memory_of
 
     where = find_device(device)
-    _, config = random_weights.locate(model)
     found = memory_of(where, ours=True)
+    if aliases.is_automatic(model):
+        choice = aliases.choose(found.device, found.budget(memory), quantize)
+        model, quantize = choice.name, choice.quantize or quantize
+    _, config = random_weights.locate(model)
     budget = budgets.budget_of(config, found, memory, find_dtype(dtype, where).itemsize, None)
     if quantize == "auto":
         context = min(budgets.CONTEXT, config.max_position_embeddings)
