@@ -108,6 +108,30 @@ def tiny(tiny_directory: Path):
 
 
 @pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for the Hugging Face hub and an empty cache, for this process and for those that it starts."""
+    from huggingface_hub import constants, file_download
+
+    from tests.hub import serving
+
+    with serving() as running:
+        settings = {"HF_ENDPOINT": running.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0",
+                    "HF_TOKEN": "", "HF_TOKEN_PATH": str(tmp_path / "token"), "NO_PROXY": "127.0.0.1"}  # fmt: skip
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        # huggingface_hub has read its environment already.
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", settings["HF_HUB_CACHE"])
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", settings["HF_TOKEN_PATH"])
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # bytes that a broken connection may lose
+        monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))  # before it tries again
+        yield running
+
+
+@pytest.fixture
 def compiled_here(monkeypatch):
     """Compile regular expressions in this process, which saves the start of another. For harmless expressions only."""
     import numpy as np
