@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gesso.bundled import SOLVER
-from gesso.checkpoint import aliases, huggingface
+from gesso.checkpoint import aliases
 from gesso.cli.choosing import choose_apart
 from gesso.cli.options import Device, Dtype, Memory, Model, ModelArgument, Quantize, setting_option, with_options
 from gesso.cli.terminal import note, print_text
@@ -103,6 +103,7 @@ def serve(
     """Serve the OpenAI API and the studio. Without arguments, serve the bundled models to this machine only."""
     with _needs_extra("serve"):
         from gesso.serve import run
+    from gesso.checkpoint import huggingface, random_weights
     from gesso.serve.keys import read_keys
 
     keys = read_keys(api_key_file)
@@ -139,7 +140,8 @@ def serve(
     if not on_ray:
         # A download may take an hour, so report an address in use before it.
         run.listen(host, port, limits.io_timeout).close()
-        huggingface.find(model)
+        if not random_weights.is_random(model):
+            huggingface.find(model)
         run.serve(settings, host, port, open_browser=open)
         return
     with _needs_extra("ray"):
