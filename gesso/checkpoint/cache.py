@@ -194,12 +194,12 @@ def has_weights(directory: Path) -> bool:
 
 
 def weights_named(index: Mapping[str, Any]) -> set[str]:
-    """Return the files that the index of the weights names. Reject paths to other directories."""
+    """Return the files that the index of the weights names. Reject paths to other directories, and pickles."""
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names:
         raise CheckpointError(f"{INDEX} has no weight_map")
-    if wrong := [name for name in names.values() if not is_plain(name)]:
-        raise CheckpointError(f"{INDEX} names {wrong[0]!r}, which is not a file of the same directory")
+    if wrong := [name for name in names.values() if not (is_plain(name) and name.endswith(".safetensors"))]:
+        raise CheckpointError(f"{INDEX} names {wrong[0]!r}, which is not a safetensors file of the same directory")
     return set(names.values())
 
 

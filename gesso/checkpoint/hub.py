@@ -51,7 +51,7 @@ def find(name: HubName, *, weights: bool = True) -> Path:
         return found
     try:
         return pull(name, weights=weights)
-    except _UnreachableError:
+    except _UnavailableError:
         if found := find_unverified(name, weights=weights):
             return found
         raise
@@ -181,7 +181,6 @@ class _Download:
             target, blob = snapshot / file, self.repository.blob(self.listed[file].hash)
             if target.is_file():
                 continue
-            target.unlink(missing_ok=True)  # a link to a blob that was removed
             try:
                 target.symlink_to(os.path.relpath(blob, snapshot))
             except (OSError, NotImplementedError):  # the file system has no symbolic links
@@ -258,8 +257,8 @@ def _other_architecture(name: HubName, kind: object) -> CheckpointError:
     )
 
 
-class _UnreachableError(CheckpointError):
-    """The hub gave no usable answer, so files that are here may be used."""
+class _UnavailableError(CheckpointError):
+    """The hub gave no usable answer, or the cache cannot be written, so files that are here may be used."""
 
 
 @contextmanager
@@ -276,7 +275,7 @@ def _explained(name: HubName) -> Iterator[None]:
         else:
             advice = "Try again later; a download continues where it stopped."
         first = str(error).strip().partition("\n")[0].rstrip(".")
-        raise _UnreachableError(
+        raise _UnavailableError(
             f"{name} could not be downloaded from the hub (status {status}): {first}. {advice}"
         ) from error
     except HFValidationError as error:
@@ -286,12 +285,12 @@ def _explained(name: HubName) -> Iterator[None]:
         network = type(error).__module__.partition(".")[0] in ("httpx", "httpx2") or isinstance(error, ConnectionError)
         if network:
             first = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-            raise _UnreachableError(
+            raise _UnavailableError(
                 f"{name} is not on this machine and the hub cannot be reached: {first}. Check the network, HF_ENDPOINT "
                 "and HF_HUB_OFFLINE; a download continues where it stopped."
             ) from error
         if isinstance(error, OSError):
-            raise CheckpointError(
+            raise _UnavailableError(
                 f"{name} cannot be stored in {Repository.of(name.repository).path}: {error.strerror or error}; a "
                 "download continues where it stopped"
             ) from error

@@ -40,9 +40,9 @@ def download(url: str, target: Path, entry: Entry, headers: dict[str, str], adva
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        # Only the check of the size has neither an error number nor a response. Its file cannot be continued: the hub
-        # has no more bytes to send.
-        if error.errno is None and getattr(error, "response", None) is None:
+        # Only the check of the size raises OSError itself without an error number. Its file cannot be continued: the
+        # hub has no more bytes to send.
+        if type(error) is OSError and error.errno is None:
             partial.unlink(missing_ok=True)
             raise CheckpointError(f"{url} has not the size that the hub lists, {entry.size} bytes") from error
         raise

@@ -255,10 +255,11 @@ def test_interrupted_update_keeps_the_old_version_loadable(small: Hub) -> None:
     assert huggingface.find(NAME) == first
 
 
-def test_removed_blob_is_downloaded_again(small: Hub) -> None:
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_removed_blob_is_downloaded_again(small: Hub, file: str) -> None:
     directory = pull()
-    (directory / "model.safetensors").resolve().unlink()
-    assert (huggingface.find(NAME) / "model.safetensors").is_file()
+    (directory / file).resolve().unlink()
+    assert (huggingface.find(NAME) / file).is_file()
 
 
 # --- refused before the download --------------------------------------------------------------------------------------
@@ -302,10 +303,12 @@ def test_names_that_leave_the_directory_are_never_written(hub: Hub, tmp_path: Pa
     assert not list(tmp_path.rglob("x.json"))
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "missing.safetensors", 3])
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "missing.safetensors", "pickle.bin", 3]
+)
 def test_index_may_only_name_listed_files(hub: Hub, name: object) -> None:
     index = json.dumps({"weight_map": {"a": name}}).encode()
-    hub.add(NAME, {"config.json": CONFIG, INDEX: index, "../x.safetensors": b"x"})
+    hub.add(NAME, {"config.json": CONFIG, INDEX: index, "../x.safetensors": b"x", "pickle.bin": b"x"})
     with pytest.raises(CheckpointError, match=INDEX):
         pull()
 
@@ -363,6 +366,16 @@ def test_unreachable_hub_uses_what_another_program_downloaded(small: Hub) -> Non
     (directory / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="503"):
         huggingface.find(NAME)
+
+
+def test_cache_that_cannot_be_written_still_has_what_another_program_downloaded(small: Hub, tmp_path: Path) -> None:
+    directory = pull()
+    shutil.rmtree(directory.parent.parent / "gesso")
+    shutil.rmtree(tmp_path / "hub" / ".locks")
+    (tmp_path / "hub" / ".locks").touch()
+    assert huggingface.find(NAME) == directory
+    with pytest.raises(CheckpointError, match="cannot be stored"):
+        pull()
 
 
 def test_two_processes_do_not_download_at_once(small: Hub) -> None:

@@ -76,13 +76,16 @@ def test_old_version_is_marked_and_removed_too(filled: Hub) -> None:
     assert str(NAME) not in rows()
 
 
-def test_removing_a_model_keeps_a_copy_with_the_same_commit(filled: Hub) -> None:
-    hubs.pull(NAME)
-    hubs.pull(COPY)
-    assert local.remove(NAME) >= 5000
-    assert str(NAME) not in rows() and rows()[str(COPY)][3] == "complete"
+def test_removing_a_model_keeps_copies_with_the_same_commit(hub: Hub) -> None:
+    names = [HubName(f"someone/copy{i}") for i in range(6)]
+    for name in names:
+        hub.add(str(name), FILES)
+        hubs.pull(name)
+    for i, name in enumerate(names, 1):
+        assert local.remove(name) >= 5000
+        assert [row for row in rows() if row.startswith("someone/")] == [str(one) for one in names[i:]]
     with pytest.raises(CheckpointError, match="is not in .* gesso models"):
-        local.remove(NAME)
+        local.remove(names[0])
 
 
 def test_one_gguf_file_is_removed_and_the_others_stay(filled: Hub) -> None:
