@@ -308,7 +308,7 @@ def test_names_that_leave_the_directory_are_never_written(hub: Hub, tmp_path: Pa
 )
 def test_index_may_only_name_listed_files(hub: Hub, name: object) -> None:
     index = json.dumps({"weight_map": {"a": name}}).encode()
-    hub.add(NAME, {"config.json": CONFIG, INDEX: index, "../x.safetensors": b"x", "pickle.bin": b"x"})
+    hub.add(NAME, {"config.json": CONFIG, INDEX: index, "../x.safetensors": b"x", "x.bin": b"x"})
     with pytest.raises(CheckpointError, match=INDEX):
         pull()
 
