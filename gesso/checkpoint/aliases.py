@@ -1,6 +1,7 @@
 """Short names of DiffusionGemma: `diffusiongemma` chooses format and precision by memory, others name a file.
 
-The sizes and contents of the repositories are those of their file lists and headers in November 2026.
+The sizes are those that the repositories state. The limits of memory are computed from them, not measured: the files
+were not downloaded and run.
 """
 
 from dataclasses import dataclass
