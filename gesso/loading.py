@@ -10,6 +10,7 @@ import torch
 from gesso import adapters
 from gesso.api import Gesso
 from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint import aliases
 from gesso.checkpoint.find import find
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load as load_weights
@@ -40,6 +41,9 @@ def load(
     number = find_dtype(dtype, where)
     if where.index is not None:
         torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
+    if aliases.is_automatic(name):
+        choice = choose_checkpoint(where, memory, quantize)
+        name, quantize = choice.name, choice.quantize or quantize
     source = locate(name)
     found = memory_for(where, number)
     placed = placement or choose_placement(
@@ -58,6 +62,12 @@ def load(
         adapters.load(model, find(path), adapter_name)
     adapters.activate(model, next(iter(named), None))
     return Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
+
+
+def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.Choice:
+    """Return the checkpoint that the alias diffusiongemma stands for on a device."""
+    found = memory_of(device)
+    return aliases.choose(found.device, found.budget(memory), quantize)
 
 
 def find_device(device: str | torch.device | None) -> torch.device:
