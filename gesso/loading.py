@@ -39,7 +39,7 @@ def load(
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
     where = find_device(device)
     number = find_dtype(dtype, where)
-    if where.index is not None:
+    if where.index is not None and where.type == "cuda":
         torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
     if aliases.is_automatic(name):
         choice = choose_checkpoint(where, memory, quantize)
@@ -81,7 +81,8 @@ def find_device(device: str | torch.device | None) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {str(found)!r} does not exist: torch finds {torch.cuda.device_count()} GPUs")
+        last = f"cuda:{torch.cuda.device_count() - 1}"
+        raise InputError(f"device {str(found)!r} does not exist: the last GPU that torch finds is {last!r}")
     return found
 
 
