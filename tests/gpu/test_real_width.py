@@ -10,7 +10,7 @@ from gesso.checkpoint.quantize.formats import FORMATS, format_of, is_expert
 from gesso.engine.engine import Engine
 from gesso.engine.request import Score
 from tests.backends.passes import CapturesPlainly
-from tests.gpu.device import DEVICE, DRY_RUN
+from tests.gpu.device import DRY_RUN
 from tests.gpu.real_width import errors, make_model, outputs
 
 pytestmark = pytest.mark.gpu
