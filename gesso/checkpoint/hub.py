@@ -18,19 +18,16 @@ from typing import Any
 from gesso.checkpoint.cache import (
     ADAPTER,
     COMMIT,
-    INDEX,
     PARTIAL,
-    SINGLE,
     Entry,
     HubName,
     Repository,
     find_complete,
     find_unverified,
     ggufs,
-    is_plain,
-    weights_named,
 )
 from gesso.checkpoint.download import Advance, check_space, download, first_bytes, hash_of, progress
+from gesso.checkpoint.safetensors import INDEX, SINGLE, is_plain, weights_named
 from gesso.errors import CheckpointError
 from gesso.files import read_json
 

@@ -20,7 +20,7 @@ NAME_HELP = (
 def pull(
     name: Annotated[str, typer.Argument(help=NAME_HELP)],
     device: Device = None,
-    memory: Memory = SHARE,
+    memory: Memory = str(SHARE),
 ) -> None:
     """Download a model, or the rest of it, and print its path. A model that is here is updated."""
     from gesso.checkpoint import hub

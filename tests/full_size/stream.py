@@ -1,12 +1,10 @@
-"""Measurements at the 26B shape on a GPU, one JSON line each: `python -m tests.full_size stream --memory 12GB`.
+"""The 26B shape in int4 with a limit on GPU memory.
 
-`stream`: int4 with a limit on GPU memory. The digest of the generated tokens must not depend on the limit; 0.9 on a
-large card gives that of a model without streamed experts.
+The digest of the generated tokens must not depend on the limit; 0.9 on a large card gives that of a model without
+streamed experts.
 """
 
-import argparse
 import hashlib
-import json
 import statistics
 import time
 from dataclasses import replace
@@ -14,7 +12,8 @@ from typing import Any
 
 import torch
 
-from gesso import api
+from gesso import loading
+from gesso.api import Gesso
 from gesso.bench.device import wait
 from gesso.bench.model import READ_VALUES, copy_speed, read_speed, step_bytes
 from gesso.checkpoint.streamed import streamed
@@ -26,7 +25,7 @@ PROMPT, NEW, STEPS = 1024, 512, 16
 
 def stream(memory: str, model: str, device: str) -> dict[str, Any]:
     began = time.perf_counter()
-    g = api.load(
+    g = loading.load(
         model, device=device, dtype=None, quantize="int4", adapter=None, max_batch=1, max_length=8192, memory=memory
     )
     where = g.model.device
@@ -60,7 +59,7 @@ def stream(memory: str, model: str, device: str) -> dict[str, Any]:
     return found | {"floor_ms": floor * 1e3, "ratio": floor / step}
 
 
-def _write(g: api.Gesso, prompt: list[int], *, waiting: bool) -> tuple[str, list[float], float]:
+def _write(g: Gesso, prompt: list[int], *, waiting: bool) -> tuple[str, list[float], float]:
     """Return a digest of the generated tokens, the seconds of each step, and of all passes with a step."""
     request = g.request(prompt, max_new_tokens=NEW, steps=STEPS, stopping="fixed", seed=1)
     g.engine.submit(replace(request, eos=frozenset(), never_first=frozenset()))
@@ -77,17 +76,3 @@ def _write(g: api.Gesso, prompt: list[int], *, waiting: bool) -> tuple[str, list
         tokens = next((event.result.tokens for event in events if isinstance(event, Done)), tokens)
     assert len(tokens) == NEW
     return hashlib.sha256(repr(tokens).encode()).hexdigest()[:16], steps, sum(steps)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["stream"])
-    parser.add_argument("--memory", default="0.9", help="share or size, as for gesso")
-    parser.add_argument("--model", default="random:26b-a4b")
-    parser.add_argument("--device", default="cuda")
-    arguments = parser.parse_args()
-    print(json.dumps(stream(arguments.memory, arguments.model, arguments.device)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

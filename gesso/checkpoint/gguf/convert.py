@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-from gesso.checkpoint import huggingface
 from gesso.checkpoint.gguf.choose import mixture
 from gesso.checkpoint.gguf.write import check_target, write
-from gesso.checkpoint.quantize.convert import Report
-from gesso.errors import InputError
-from gesso.model.config import Config
+from gesso.checkpoint.quantize.convert import Report, open_unquantized, stored_tensors
 
 
 def quantize(source: str | Path, target: Path, to: str) -> Report:
@@ -15,19 +12,13 @@ def quantize(source: str | Path, target: Path, to: str) -> Report:
     mixture(to)
     target = target.expanduser()
     check_target(target)
-    directory = huggingface.find(source)
-    config = Config.from_directory(directory)
-    if config.quantization is not None:
-        raise InputError(
-            f"{directory} is already quantized to {config.quantization}; give the checkpoint it was quantized from"
-        )
-    huggingface.check(directory, config)
-    errors = write(target, config, directory, huggingface.tensors(directory, f"quantizing to {to}"), to)
+    opened = open_unquantized(source)
+    errors = write(target, opened.config, opened.directory, stored_tensors(opened, f"quantizing to {to}"), to)
     return Report(
         format=to,
-        source=str(directory),
+        source=str(opened.path),
         directory=str(target),
-        source_bytes=sum(file.stat().st_size for file in huggingface.weight_files(directory)),
+        source_bytes=sum(file.stat().st_size for file in opened.files),
         bytes=target.stat().st_size,
         errors=errors,
     )
