@@ -1,8 +1,8 @@
 """Write a GGUF file from the tensors of a checkpoint.
 
 Types and sizes follow from the configuration, so the header is written first. Then each tensor is rounded, and written
-at its place as it arrives: memory for one tensor is enough. The file appears complete or not at all. The vision tower is
-left out, as by llama.cpp's converter.
+at its place as it arrives: memory for one tensor is enough. The file appears complete or not at all. The vision tower
+is left out, as by llama.cpp's converter.
 """
 
 import math
