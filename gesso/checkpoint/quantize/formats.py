@@ -3,6 +3,8 @@
 A model is stored in `fp8`, or with its experts, nine tenths of all weights, at four bits: `int4` or `nvfp4`. The other
 matrices are then FP8: with the tokens of a canvas, their products are compute-bound, and widening four-bit weights
 would only add to that. The suffix `-layers` leaves the embeddings, which are also the head, as they are.
+
+`uint4` is a format of experts that come from files of other tools. No model is stored in it.
 """
 
 import math
@@ -13,11 +15,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.quantize import fp8, int4, nvfp4
+from gesso.checkpoint.quantize import fp8, int4, nvfp4, uint4
 from gesso.checkpoint.quantize.matrices import Layout, Tensors
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
-from gesso.model.config import LAYERS
+from gesso.model.config import LAYERS, QUANTIZATIONS
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,15 @@ FORMATS = MappingProxyType(
         "fp8": Format("fp8", fp8.pack, fp8.unpack, fp8.layout),
         "int4": Format("int4", int4.pack, int4.unpack, int4.layout),
         "nvfp4": Format("nvfp4", nvfp4.pack, nvfp4.unpack, nvfp4.layout),
+        "uint4": Format("uint4", uint4.pack, uint4.unpack, uint4.layout),
     }
 )
 
 
 def check_known(quantization: str) -> None:
-    if quantization.removesuffix(LAYERS) not in FORMATS:
+    if quantization.removesuffix(LAYERS) not in QUANTIZATIONS:
         raise InputError(
-            f"unknown quantization {quantization!r}; known are {', '.join(FORMATS)}, "
+            f"unknown quantization {quantization!r}; known are {', '.join(QUANTIZATIONS)}, "
             f"and each with {LAYERS} appended, which leaves the embeddings as they are"
         )
 

@@ -3,7 +3,7 @@
 
     weight_packed        uint8          [O, I / 2]
     weight_scale         float8_e4m3fn  [O, I / 16]
-    weight_global_scale  float32        [1]
+    weight_global_scale  float32        [1], or [2]
 
     value[o, i] = e2m1[o, i] · weight_scale[o, i // 16] / weight_global_scale
 
@@ -12,6 +12,9 @@ largest e4m3 scale. (Files of other tools call its inverse `weight_scale_2`.) By
 half and 2j + 1 in its high half; a half is a sign bit and three bits that count through 0, 0.5, 1, 1.5, 2, 3, 4, 6.
 Experts have a leading dimension E on every tensor, so one global scale each. I must be a multiple of 16. No scale is
 ever zero.
+
+Two global scales are those of the two halves of the rows. Files of other tools may have one for the gate and one for
+the up matrix of an expert, which are one matrix here. `pack` computes one scale for both.
 
 Each block takes the best of four scales by squared error, 11 % lower for normal values than the scale that maps the
 largest value to 6. Two of the four map it to 4 and to 6 (arXiv 2512.02010): e2m1 has no value between these, and a
@@ -77,7 +80,9 @@ def unpack(tensors: Mapping[str, Tensor]) -> Tensor:
     byte = tensors["weight_packed"]
     values = torch.tensor([*VALUES, *(-v for v in VALUES)], device=byte.device)
     value = values[torch.stack((byte & 15, byte >> 4), -1).flatten(-2).int()]
-    scale = tensors["weight_scale"].float() / tensors["weight_global_scale"][..., None]
+    scale, global_scale = tensors["weight_scale"].float(), tensors["weight_global_scale"]
+    rows = scale.shape[-2] // global_scale.shape[-1]  # that share a global scale
+    scale = scale / global_scale.repeat_interleave(rows, -1)[..., None]
     return (value.unflatten(-1, (-1, BLOCK)) * scale[..., None]).flatten(-2)
 
 

@@ -15,7 +15,6 @@ from gesso.adapters.attach import split_encoder
 from gesso.checkpoint import huggingface, write
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize import packed as packed_module
-from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.vision import is_vision
 from gesso.errors import CheckpointError, InputError
@@ -66,7 +65,7 @@ def source(tmp_path_factory):
     return made / "source"
 
 
-@pytest.fixture(scope="module", params=list(FORMATS))
+@pytest.fixture(scope="module", params=list(QUANTIZATIONS))
 def quantized(request, source, tmp_path_factory):
     target = tmp_path_factory.mktemp(request.param) / "quantized"
     report = convert.quantize(source, target, request.param)
@@ -260,7 +259,7 @@ def test_untied_model_can_be_quantized(tmp_path):
 def test_quantize_again_is_accepted_only_in_the_same_format(quantized):
     name, target, _ = quantized
     assert load(target, quantize=name).config.quantization == name
-    other = next(format for format in FORMATS if format != name)
+    other = next(format for format in QUANTIZATIONS if format != name)
     with pytest.raises(InputError, match=f"already quantized to {name}"):
         load(target, quantize=other)
     with pytest.raises(InputError, match="fp8, int4, nvfp4"):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gesso.checkpoint.quantize import fp8, int4, nvfp4
+from gesso.checkpoint.quantize import fp8, int4, nvfp4, uint4
 from gesso.checkpoint.quantize.formats import FORMATS, format_of, stored_name
 from gesso.errors import InputError
-from gesso.model.config import LAYERS
+from gesso.model.config import LAYERS, QUANTIZATIONS
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 HEAVY = torch.distributions.StudentT(3.0)
@@ -60,6 +60,18 @@ def test_int4_stores_value_plus_eight_with_even_values_in_the_low_half():
     assert torch.equal(int4.unpack(packed), row)
 
 
+def test_uint4_stores_codes_and_pairs_of_scale_and_offset():
+    values = torch.arange(64) % 16
+    row = torch.cat([values[:32] * 0.5 - 3, values[32:] * 2.0 + 1])[None]
+    packed = uint4.pack(row)
+    assert packed["weight_packed"].dtype == torch.int32
+    assert packed["weight_packed"][0, 0].item() == 0x76543210, "value k of a word is at bit 4k"
+    assert packed["weight_scale_offset"].tolist() == [[[0.5, -3.0], [2.0, 1.0]]]
+    word = packed["weight_scale_offset"].view(torch.int32).flatten()
+    assert word.tolist() == [0xC0403F00 - 2**32, 0x3F804000], "the scale is in the low half of a word"
+    assert torch.equal(uint4.unpack(packed), row)
+
+
 def test_nvfp4_stores_e2m1_codes_and_a_dividing_global_scale():
     values = torch.tensor([*E2M1, *(-v for v in E2M1)])
     row = torch.cat([values * 448, values])[None]
@@ -72,6 +84,17 @@ def test_nvfp4_stores_e2m1_codes_and_a_dividing_global_scale():
     assert packed["weight_global_scale"].tolist() == [1.0], "448 · 6 / the largest value"
     assert torch.equal(nvfp4.unpack(packed), row)
     assert nvfp4.pack(row / 4)["weight_global_scale"].tolist() == [4.0]
+
+
+def test_nvfp4_matrix_may_have_one_global_scale_per_half():
+    gate, up = weights(3, 4, 64), weights(3, 4, 64) * 100
+    parts = [nvfp4.pack(gate), nvfp4.pack(up)]
+    both = {key: torch.cat([part[key].float() for part in parts], 1).to(parts[0][key].dtype) for key in parts[0]}
+    assert both["weight_global_scale"].shape == (3, 2)
+    expected = torch.cat([nvfp4.unpack(part) for part in parts], 1)
+    assert torch.equal(nvfp4.unpack(both), expected)
+    experts = FORMATS["nvfp4"].packed(expected.shape, both).unbind()
+    assert torch.equal(torch.stack([expert.dense() for expert in experts]), expected)
 
 
 def test_e2m1_rounds_to_nearest_and_ties_to_the_even_code():
@@ -114,6 +137,10 @@ def bound(name: str, weight: torch.Tensor) -> torch.Tensor:
         return torch.maximum(weight.abs() / 16, scale * 2**-10)
     if name == "int4":  # half a step, and a bfloat16 scale that may be 2^-8 off
         return (weight.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 14 * (1 + 2**-7)).expand(-1, -1, 32)
+    if name == "uint4":  # half a step; scale and offset may be 2^-9 off, at code 15 and at the smallest value
+        group = weight.unflatten(-1, (-1, 32))
+        span, top = group.amax(-1, keepdim=True) - group.amin(-1, keepdim=True), group.abs().amax(-1, keepdim=True)
+        return (span / 30 * (1 + 2**-8) + (span + top) * 2**-9).expand(-1, -1, 32)
     # Half of the widest step, 2 of 6, and an e4m3 scale that may be 2^-4 off.
     return (weight.unflatten(-1, (-1, 16)).abs().amax(-1, keepdim=True) / 6 * (1 + 2**-3)).expand(-1, -1, 16)
 
@@ -127,12 +154,12 @@ def test_error_is_within_the_bound_of_the_format(name):
         assert (off <= limit * 1.0001).all()
         return
     # The search may raise the error of one value to lower those of its neighbours, but never the sum of squares.
-    size = 32 if name == "int4" else 16
+    size = 16 if name == "nvfp4" else 32
     squares = (t.unflatten(-1, (-1, size)).square().sum(-1) for t in (off, limit))
     assert torch.less_equal(*squares).all()
 
 
-@pytest.mark.parametrize(("name", "most"), [("fp8", 0.028), ("int4", 0.092), ("nvfp4", 0.087)])
+@pytest.mark.parametrize(("name", "most"), [("fp8", 0.028), ("int4", 0.092), ("nvfp4", 0.087), ("uint4", 0.081)])
 def test_normal_values_lose_a_known_part(name, most):
     weight = torch.randn(128, 512)
     error = (FORMATS[name].unpack(FORMATS[name].pack(weight)) - weight).norm() / weight.norm()
@@ -163,7 +190,8 @@ def test_scales_are_positive_and_finite_and_zeros_stay_zeros(name, kind):
     for key, tensor in packed.items():
         if "scale" in key:
             assert tensor.float().isfinite().all(), key
-            assert (tensor.float() > 0).all(), key
+            scale = tensor[..., 0] if key == "weight_scale_offset" else tensor
+            assert (scale.float() > 0).all(), key
     back = FORMATS[name].unpack(packed)
     assert back.isfinite().all()
     assert (back[weight == 0] == 0).all()
@@ -183,7 +211,7 @@ def test_values_that_are_not_finite_are_rejected_by_name(name, bad):
         FORMATS[name].quantize("layers.0.experts.down_proj", weight)
 
 
-@pytest.mark.parametrize(("name", "block"), [("int4", 32), ("nvfp4", 16)])
+@pytest.mark.parametrize(("name", "block"), [("int4", 32), ("nvfp4", 16), ("uint4", 32)])
 def test_inputs_that_do_not_fill_blocks_are_rejected(name, block):
     for act in (FORMATS[name].pack, lambda weight: FORMATS[name].layout(weight.shape)):
         with pytest.raises(InputError, match=f"{block + 8} inputs cannot be divided into blocks of {block}"):
@@ -196,8 +224,9 @@ def test_vectors_empty_and_integer_tensors_are_rejected():
         for format in FORMATS.values():
             with pytest.raises(InputError):
                 format.pack(wrong)
-    with pytest.raises(InputError, match="int3.*fp8, int4, nvfp4"):
-        format_of("decoder.norm.weight", (8,), "int3")
+    for unknown in ("int3", "uint4"):  # no model is stored in uint4
+        with pytest.raises(InputError, match=f"{unknown}.*fp8, int4, nvfp4,"):
+            format_of("decoder.norm.weight", (8,), unknown)
 
 
 def test_stored_names_extend_the_parameter_name():
@@ -206,13 +235,13 @@ def test_stored_names_extend_the_parameter_name():
     assert stored_name("a.experts.down_proj", "weight_global_scale") == "a.experts.down_proj_global_scale"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", QUANTIZATIONS)
 def test_router_and_norms_are_not_packed(name):
     assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
     assert format_of("decoder.layers.0.self_attn.q_norm.weight", (8,), name) is None
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", QUANTIZATIONS)
 def test_embeddings_are_fp8_without_the_layers_suffix(name):
     for table in ("decoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head", "lm_head.weight"):
         assert format_of(table, (8, 8), name) is FORMATS["fp8"]
@@ -230,7 +259,7 @@ def test_tall_matrix_packs_to_the_same_numbers_in_chunks(monkeypatch):
 
 
 def test_experts_are_four_bit_and_other_matrices_fp8():
-    for name in FORMATS:
+    for name in QUANTIZATIONS:
         assert format_of("decoder.layers.0.experts.down_proj", (2, 8, 8), name) is FORMATS[name]
         assert format_of("decoder.layers.0.mlp.down_proj.weight", (8, 8), name) is FORMATS["fp8"]
         assert format_of("decoder.layers.0.router.proj.weight", (8, 8), name) is None
