@@ -19,10 +19,11 @@ from gesso.settings import PRESETS, Diffusion, DiffusionOptions
 if TYPE_CHECKING:
     import torch
 
-    from gesso.api import ChatResult, Decision, Gesso
+    from gesso.api import Gesso
     from gesso.engine.events import Commit, Done, Draft, Result, Usage
     from gesso.infill.results import EditResult, HolesResult, InfillResult
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
+    from gesso.results import ChatResult, Decision
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,7 +61,7 @@ def load(
     adapter: str | Path | Mapping[str, str | Path] | None = None,
     max_batch: int = 8,
     max_length: int | None = None,
-    memory: float = SHARE,
+    memory: float | str = SHARE,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
@@ -73,10 +74,11 @@ def load(
         `Gesso.use_adapter` switches to another.
     max_batch: most requests that run at once.
     max_length: most tokens of prompt and answer together, if less than the model's own limit.
-    memory: share of the device's memory that may be used. If the weights do not fit, nothing is loaded and the error
-        says what would fit.
+    memory: share of the device's memory that may be used, or a size such as "12GB", which also limits what this
+        process can allocate on a GPU. If the weights do not fit on a GPU, the experts of some layers stay in host
+        memory and are copied in every step. If that is impossible, nothing is loaded and the error says what would fit.
     """
-    from gesso.api import load as load_model
+    from gesso.loading import load as load_model
 
     return load_model(
         name,
@@ -92,7 +94,8 @@ def load(
 
 # Names whose modules import torch, imported on first access.
 _LAZY = {
-    **dict.fromkeys(("Gesso", "ChatResult", "Decision"), "gesso.api"),
+    "Gesso": "gesso.api",
+    **dict.fromkeys(("ChatResult", "Decision"), "gesso.results"),
     **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.results"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),
     **dict.fromkeys(("ChatOptions", "GenerateOptions", "InfillOptions", "TextOptions"), "gesso.options"),

@@ -3,61 +3,36 @@
 import secrets
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-import torch
-
 from gesso import adapters
-from gesso.chat.answer import Answer, ToolCall, read
+from gesso.chat.answer import Answer, read
 from gesso.chat.messages import check_tools, tool_names, with_schema
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import huggingface, random_weights, write
+from gesso.checkpoint import write
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
 from gesso.engine.decision import choice_tokens, decision_request, probabilities
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from gesso.engine.events import Done, Draft, Event, Result, Usage
+from gesso.engine.events import Done, Draft, Event, Result
 from gesso.engine.plan import compare, generate
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer
 from gesso.infill.results import EditResult, HolesResult, InfillResult
-from gesso.info.budget import choose_precision
-from gesso.info.device import memory_of
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
+from gesso.results import ChatResult, Decision
 from gesso.settings import SETTINGS, Diffusion, DiffusionOptions, PresetName, choose, unknown_settings
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Special tokens that may begin an answer. With any other, the answer would be empty.
 OPENINGS = ("<|channel>", "<|tool_call>")
-
-
-@dataclass(frozen=True)
-class ChatResult(Result):
-    """The answer to a conversation. `text` has neither the thoughts nor the tool calls."""
-
-    thinking: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    malformed_calls: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The most probable of several choices. Both mappings have one entry per choice, in the given order."""
-
-    choice: str
-    index: int
-    probabilities: Mapping[str, float]  # given that it is one of the choices; they add up to 1
-    scores: Mapping[str, float]  # log-probability of each choice by itself, in nats
-    usage: Usage
 
 
 class Gesso:
@@ -361,36 +336,6 @@ class Gesso:
             self.driver.cancel(run)
 
 
-def load(
-    name: str | Path | None,
-    *,
-    device: str | torch.device | None,
-    dtype: str | torch.dtype | None,
-    quantize: str | None,
-    adapter: str | Path | Mapping[str, str | Path] | None,
-    max_batch: int,
-    max_length: int | None,
-    memory: float,
-) -> Gesso:
-    where = find_device(device)
-    number = find_dtype(dtype, where)
-    directory, config = random_weights.locate(name)
-    quantize = choose_precision(
-        config, memory_of(where), memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
-    )
-    if random_weights.is_random(name):
-        model = random_weights.make(config, where, number, quantize)
-    else:
-        model = huggingface.load(directory, config, where, number, quantize)
-    defaults = GenerationDefaults.from_directory(directory, config)
-    tokenizer = Tokenizer.from_directory(directory)
-    named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
-    for adapter_name, path in named.items():
-        adapters.load(model, huggingface.find(path), adapter_name)
-    adapters.activate(model, next(iter(named), None))
-    return Gesso(model, tokenizer, defaults, directory, max_batch=max_batch, max_length=max_length)
-
-
 def _messages(prompt: Any) -> Sequence[Mapping[str, Any]] | None:
     """Return the prompt if it is a conversation, or None."""
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
@@ -404,24 +349,3 @@ def _last(events: Iterator[Event]) -> Result:
         if isinstance(event, Done):
             return event.result
     raise AssertionError("a stream ends with its done event")
-
-
-def find_device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"unknown device {device!r}: {str(error).splitlines()[0]}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
-    return found
-
-
-def find_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    if dtype is None:
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found is None or found not in DTYPES.values():
-        raise InputError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    return found

@@ -24,8 +24,9 @@ TESTS = Path(__file__).parent
 # Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
 SLOW = {
     "adapters/test_adapters.py", "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
-    "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py", "backends/cuda/test_model.py",
-    "backends/cuda/test_vocab.py", "bench/test_bench.py", "bundled/test_bundled.py",
+    "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py", "backends/cuda/test_mixture.py",
+    "backends/cuda/test_model.py", "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py",
+    "bench/test_bench.py", "bundled/test_bundled.py",
     "checkpoint/quantize/test_convert.py", "checkpoint/test_huggingface.py", "checkpoint/test_malformed.py",
     "cli/test_cli.py", "cli/test_completion.py", "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
     "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py", "docs/test_code.py",

@@ -17,7 +17,7 @@ CHECKPOINT = MODEL | {"checkpoint", "bundled"}
 WEIGHTS = CHECKPOINT | {"adapters"}
 TEXT = BASE | {"chat"}
 ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat"}
-API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options"}
+API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "results", "loading"}
 # Each package with the packages it may import, itself aside.
 BELOW = {
     "errors": set(),
@@ -36,7 +36,9 @@ BELOW = {
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
     "options": BASE | {"engine"},
-    "api": API | {"info"},
+    "results": BASE | {"chat", "engine"},
+    "api": API,
+    "loading": API | {"info"},
     "info": WEIGHTS | {"chat"},
     "train": WEIGHTS | {"diffusion", "chat"},
     "eval": API,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from gesso.checkpoint.huggingface import SINGLE
+from gesso.checkpoint.safetensors import SINGLE
 from gesso.checkpoint.vision import is_vision
 from gesso.checkpoint.write import save
 from gesso.model.config import Config

@@ -32,7 +32,7 @@ from rich.progress import Progress
 
 from gesso.api import Gesso
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.find import find
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.engine.events import Result, Scored, Usage
 from gesso.engine.request import Request, Score
@@ -59,7 +59,7 @@ Hole = tuple[str, str, int]  # file name, its text, and the start of the hole
 
 
 def small_model() -> Gesso:
-    directory = huggingface.find(None)
+    directory = find(None)
     raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     raw["text_config"] |= SMALL
     config = Config.from_dict(raw)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from gesso.adapters.lora import Lora, adapter_sites, attached, make_adaptable, weight_of
-from gesso.checkpoint.huggingface import checkpoint_name
+from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.checkpoint.streamed import check_resident
 from gesso.checks import shown
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
@@ -83,6 +84,7 @@ def activate(model: DiffusionGemma, name: str | None) -> None:
 def merge(model: DiffusionGemma, name: str = "default") -> None:
     """Add an adapter to the base weights and remove it, which leaves a plain model."""
     check_known(model, name)
+    check_resident(model, f"merge {name!r}")
     if model.config.quantization:
         raise InputError(
             f"cannot merge {name!r} into weights quantized to {model.config.quantization}: rounding would remove "

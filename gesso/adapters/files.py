@@ -27,7 +27,8 @@ from torch import Tensor
 
 from gesso.adapters.attach import LoraSettings, activate, check_known, check_new, groups_of, split_encoder, train_only
 from gesso.adapters.lora import Adapters, Lora, adapter_sites, make_adaptable, weight_of
-from gesso.checkpoint.huggingface import checkpoint_name, logger
+from gesso.checkpoint.load import logger
+from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Weight
 from gesso.checkpoint.vision import is_vision
 from gesso.checkpoint.write import whole

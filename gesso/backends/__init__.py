@@ -1,6 +1,7 @@
 """Backends run the network for the engine. `base.py` is the interface; `for_model` picks a backend."""
 
 from gesso.backends.base import Backend
+from gesso.checkpoint.streamed import check_resident
 from gesso.model.transformer import DiffusionGemma
 
 __all__ = ["Backend", "for_model"]
@@ -14,5 +15,7 @@ def for_model(model: DiffusionGemma) -> Backend:
         if cuda.supports(model):
             return cuda.CudaBackend(model)
     from gesso.backends.torch import TorchBackend
+
+    check_resident(model, f"run the model in {str(model.dtype).removeprefix('torch.')} without the CUDA kernels")
 
     return TorchBackend(model)

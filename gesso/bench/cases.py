@@ -14,15 +14,16 @@ from torch import Tensor
 from gesso.backends.cuda import reference
 from gesso.backends.cuda.activations import NextNorm
 from gesso.backends.cuda.kernels import experts, experts_four_bit, linear, rows
+from gesso.backends.cuda.kernels.experts import BLOCK
 from gesso.backends.cuda.kernels.four_bit import FourBitMatrices, interleaved
+from gesso.backends.cuda.kernels.hidden import Hidden, new_fp8, new_interleaved, new_plain
 from gesso.backends.cuda.kernels.linear import FP8
 from gesso.model.experts import route as expert_route
 
 READ = 4.27e12  # bytes per second, measured on an H200 (a sum over 2 GB); 4.8e12 by the datasheet
-DENSE = {"bf16": 989e12, "fp8": 1979e12, "int4": 989e12, "nvfp4": 989e12}  # by the datasheet
+DENSE = {"bf16": 989e12, "fp8": 1979e12, "int4": 989e12, "uint4": 989e12, "nvfp4": 989e12}  # by the datasheet
 COPIES = 6  # of the weights, used in turn: more than fit the 50 MB cache
-BLOCK = 64  # columns that share a scale between the two products of FP8 experts
-GROUP = {"int4": 32, "nvfp4": 16}
+GROUP = {"int4": 32, "uint4": 32, "nvfp4": 16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +81,11 @@ def _random(count: int, outputs: int, inputs: int, precision: str) -> Any:
     packed = torch.randint(0, 256, (count, outputs, inputs // 2), device="cuda", dtype=torch.uint8)
     scale = (torch.rand(count, outputs, inputs // GROUP[precision], device="cuda") + 0.5) * inputs**-0.5 / 4
     if precision == "int4":
-        return FourBitMatrices(packed, scale.bfloat16(), None)
-    return FourBitMatrices(packed, (scale * 1000).to(FP8), torch.full((count,), 1000.0, device="cuda"))
+        return FourBitMatrices("int4", packed, scale.bfloat16())
+    if precision == "uint4":
+        offset = -8 * scale + _normal(*scale.shape, size=inputs**-0.5)
+        return FourBitMatrices("uint4", packed, torch.stack((scale, offset), -1).bfloat16())
+    return FourBitMatrices("nvfp4", packed, (scale * 1000).to(FP8), torch.full((count, 1), 1000.0, device="cuda"))
 
 
 def _widened(packed: Any) -> Tensor:
@@ -89,7 +93,10 @@ def _widened(packed: Any) -> Tensor:
         wide = packed.weight_EOI.bfloat16()
         return wide if packed.scale_EO is None else wide * packed.scale_EO[..., None].bfloat16()
     nibble = torch.stack((packed.packed_EOB & 15, packed.packed_EOB >> 4), -1).flatten(-2)
-    if packed.global_scale_E is None:
+    if packed.format == "uint4":
+        scale, offset = (t.repeat_interleave(2 * packed.group, -1) for t in packed.scale_EOG.unbind(-1))
+        return torch.addcmul(offset, nibble.bfloat16(), scale)
+    if packed.format == "int4":
         values, over = torch.arange(16, device="cuda").bfloat16() - 8, 1.0
     else:
         values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], device="cuda").bfloat16()
@@ -99,7 +106,7 @@ def _widened(packed: Any) -> Tensor:
 
 
 def _bytes(matrices: Any) -> int:
-    return sum(tensor.nbytes for tensor in vars(matrices).values() if tensor is not None)
+    return sum(tensor.nbytes for tensor in vars(matrices).values() if isinstance(tensor, Tensor))
 
 
 def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[], experts.Groups]:
@@ -116,18 +123,33 @@ def _groups(index: Tensor, shape: Shape, precision: str, key: str) -> Callable[[
     return now
 
 
-def up(shape: Shape, precision: str) -> Case:
+def _hidden(precision: str, pairs: int, width: int) -> Hidden:
+    """Allocate the rows between the products, for a second product in this precision."""
+    device = torch.device("cuda")
+    if precision == "fp8":
+        return new_fp8(pairs, width, BLOCK, device)
+    if precision in GROUP:
+        return new_interleaved(pairs, width, experts_four_bit.depth("down", precision), torch.bfloat16, device)
+    return new_plain(pairs, width, torch.bfloat16, device)
+
+
+def up(shape: Shape, precision: str, then: str | None = None) -> Case:
+    """Return the first product, with rows for a second product in the precision `then`; None: the same precision."""
+    then = then or precision
     index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices  # spread over all experts
     x = _normal(shape.tokens, shape.hidden)
     copies = _copies(shape.experts, 2 * shape.expert_width, shape.hidden, precision)
     groups, four_bit = _groups(index, shape, precision, "up"), precision in GROUP
     low, scale = linear.quantize_rows(x) if precision == "fp8" else (x, None)
 
-    def call(i: int) -> Any:
+    def call(i: int) -> Hidden:
+        h = _hidden(then, shape.tokens * shape.k, shape.expert_width)
         if four_bit:
-            x_interleaved = interleaved(x, experts_four_bit.up_depth(precision))
-            return experts_four_bit.up_product(x_interleaved, groups(), shape.k, copies.packed[i])
-        return experts.up_product(low, scale, groups(), shape.k, copies.packed[i])
+            x_interleaved = interleaved(x, experts_four_bit.depth("up", precision))
+            experts_four_bit.up_product(x_interleaved, groups(), shape.k, copies.packed[i], h)
+        else:
+            experts.up_product(low, scale, groups(), shape.k, copies.packed[i], h)
+        return h
 
     def plain() -> Tensor:
         order = groups().order_R.long()
@@ -135,11 +157,12 @@ def up(shape: Shape, precision: str) -> Case:
         y = _one_by_one(seen[order // shape.k], index.flatten()[order], copies.wide)
         gate, other = y.chunk(2, -1)
         h = F.gelu(gate, approximate="tanh") * other
-        return _rounded(h, BLOCK) if precision == "fp8" else h
+        return _rounded(h, BLOCK) if then == "fp8" else h
 
-    def wide(found: Any) -> Tensor:
-        h, scale = (_straight(found, _depth(precision)), None) if four_bit else found
-        return h if scale is None else h.float() * scale.repeat_interleave(BLOCK, 1)
+    def wide(found: Hidden) -> Tensor:
+        if found.scale_RB is not None:
+            return found.rows_RI.float() * found.scale_RB.repeat_interleave(BLOCK, 1)
+        return _straight(found.rows_RI, found.interleave) if found.interleave else found.rows_RI
 
     flops = 2 * shape.tokens * shape.k * shape.hidden * 2 * shape.expert_width
     return Case(call=call, plain=plain, wide=wide, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
@@ -148,15 +171,18 @@ def up(shape: Shape, precision: str) -> Case:
 def back(shape: Shape, precision: str) -> Case:
     index = torch.randn(shape.tokens, shape.experts, device="cuda").topk(shape.k).indices
     h = _normal(shape.tokens * shape.k, shape.expert_width)
-    low, scale = _blocks(h, BLOCK) if precision == "fp8" else (h, None)
     copies = _copies(shape.experts, shape.hidden, shape.expert_width, precision)
     groups, four_bit = _groups(index, shape, precision, "down"), precision in GROUP
-    rows = interleaved(h, _depth(precision)) if four_bit else h
+    if four_bit:
+        depth = experts_four_bit.depth("down", precision)
+        rows = Hidden(interleaved(h, depth), interleave=depth)
+    else:
+        rows = Hidden(*_blocks(h, BLOCK), BLOCK) if precision == "fp8" else Hidden(h)
 
     def call(i: int) -> Tensor:
         if four_bit:
             return experts_four_bit.down_product(rows, groups(), shape.k, copies.packed[i])
-        return experts.down_product(low, scale, groups(), shape.k, copies.packed[i], torch.bfloat16)
+        return experts.down_product(rows, groups(), shape.k, copies.packed[i], torch.bfloat16)
 
     def plain() -> Tensor:
         order = groups().order_R.long()
@@ -167,11 +193,6 @@ def back(shape: Shape, precision: str) -> Case:
 
     flops = 2 * len(h) * shape.hidden * shape.expert_width
     return Case(call=call, plain=plain, bytes=_bytes(copies.packed[0]), flops=flops, precision=precision)
-
-
-def _depth(precision: str) -> int:
-    """Return the depth of the second product."""
-    return experts_four_bit.choose_tiling("down", precision, 1).depth
 
 
 def _straight(rows: Tensor, depth: int) -> Tensor:

@@ -10,7 +10,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cuda.kernels import experts, experts_four_bit, linear
+from gesso.backends.cuda.kernels.experts import BLOCK
+from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
 from gesso.backends.cuda.kernels.linear import FP8, Tiling
-from gesso.bench.cases import BLOCK, COPIES, Case, Shape, add_norms, back, join, product, route, up
+from gesso.bench.cases import COPIES, Case, Shape, add_norms, back, join, product, route, up
 from gesso.errors import InputError
 
 
@@ -94,7 +96,7 @@ def candidates() -> dict[str, Candidate]:
             partial(product, precision=precision, inputs=2816, outputs=2112, gated=True),
             tilings((64, 128), (32, 64), (64, 128), (4, 8), (3,)), linear.GATED, key, _from_none,
         )  # fmt: skip
-    for precision in ("int4", "nvfp4"):
+    for precision in FOUR_BIT:
         up_, back_ = partial(up, precision=precision), partial(back, precision=precision)
         table = experts_four_bit.TILINGS
         found[f"up {precision}"] = Candidate(
@@ -103,6 +105,8 @@ def candidates() -> dict[str, Candidate]:
         found[f"down {precision}"] = Candidate(
             back_, tilings((32, 64), (64, 128), (32,), (4, 8), (3, 4)), table, ("down", precision), _always
         )
+    # As in a GGUF file: the rows between the products are quantized by the first one.
+    found["up uint4 for down fp8"] = replace(found["up uint4"], build=partial(up, precision="uint4", then="fp8"))
     return found
 
 

@@ -15,10 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gesso import api
+from gesso import loading
 from gesso.bench import peer as peers
 from gesso.bench.device import wait
-from gesso.checkpoint import huggingface, random_weights
+from gesso.checkpoint import random_weights
+from gesso.checkpoint.find import find
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
 from gesso.errors import InputError
@@ -31,16 +32,16 @@ USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1
 
 
 def bench(
-    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float,
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a model. Missing sizes are those of USUAL for the device."""
     if peer not in (None, "transformers"):
         raise InputError(f"--peer must be transformers, got {peer!r}")
-    where = api.find_device(device)
+    where = loading.find_device(device)
     usual = USUAL[where.type]
     found = measure(
-        lambda: api.load(
+        lambda: loading.load(
             name,
             device=where,
             dtype=dtype,
@@ -59,8 +60,8 @@ def bench(
     if peer is not None:
         random = isinstance(name, str) and random_weights.is_random(name)
         config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
-        directory = None if config else huggingface.find(name)
-        number = api.find_dtype(dtype, where)
+        directory = None if config else find(name)
+        number = loading.find_dtype(dtype, where)
         seconds = peers.measure(config, directory, where, number, found["prompt"])
         found["peer_ms_a_step"] = seconds * 1e3
         found["times_the_peer"] = seconds * 1e3 / found["batches"][0]["ms_a_step"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gesso import api
+from gesso import loading
 from gesso.bench.device import wait
 from gesso.bench.model import STEPS, USUAL, requests, sizes_in
 from gesso.errors import InputError
@@ -32,15 +32,15 @@ class Span:
 
 
 def measure(
-    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float,
+    name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     sizes = sizes_in(batches) or (1,)
     if len(sizes) != 1:
         raise InputError(f"bench step takes one batch size, got {batches!r}")
     (batch,) = sizes
-    where = api.find_device(device)
-    g = api.load(
+    where = loading.find_device(device)
+    g = loading.load(
         name,
         device=where,
         dtype=dtype,

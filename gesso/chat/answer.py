@@ -12,7 +12,7 @@
   So if there are tools, the last word is held back until it is clear that no `:f{` follows.
 
 A call that cannot be read, or that names an unknown tool, is in `malformed` and not in the text, unless the answer
-would be blank without it.
+would be blank without it. Arguments after a bracket that closed a call too early are in `malformed`, too.
 """
 
 import json
@@ -67,6 +67,12 @@ _ARGUMENT = re.compile(
       | (?:["']|<(?!TAG)) (?:[^<]|<(?!TAG))*+""".replace("TAG", r"\|tool_call>|tool_call\|>"),
     re.DOTALL | re.VERBOSE,
 )
+# Arguments after the last bracket of a call: certainly if one begins with its key, and otherwise if an end tag follows.
+# The text is held back until that is clear, so its length is limited. Text after a space may be the answer's.
+_KEYED = re.compile(
+    r""",\s{0,8}+(?:[\w.$-]{1,64}+|"[^"<]{0,64}+"|'[^'<]{0,64}+'|<\|"\|>[^<]{0,64}+<\|"\|>)\s{0,8}+[:=]"""
+)
+_REST = re.compile(rf"""(?:(?<!\s)|(?=[,:=(\[{{"']|<\|"\|>))(?:[^<]|<\|"\|>|(?!{_TAG.pattern})<){{1,256}}+""")
 _COMMAS = re.compile(r",(?:\s*+,)++")  # one too many between two arguments
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -144,7 +150,14 @@ def parse(raw: str, tools: Collection[str] | None = None, *, ended: bool = False
                 malformed.append(raw[source:at])
             else:
                 is_open = True
-            at = _match(_CLOSING, raw, at, end).end()
+            closing = _match(_CLOSING, raw, at, end)
+            at = closing.end()
+            if "<" not in closing[0] and (rest := _rest_of_call(raw, at, end, tools, ended)) > at:
+                if rest < end or ended:
+                    malformed.append(raw[at:rest])
+                else:
+                    is_open = True
+                at = _match(_CLOSING, raw, rest, end).end()
         elif found[0] == "<channel|>":
             in_channel = False
         shown = at
@@ -243,20 +256,42 @@ def _find_call(raw: str, at: int, end: int, tools: Collection[str] | None) -> tu
     opening = _OPENING.match(raw, at, end)
     if not opening:
         return None, at
-    depth, stop = 0, opening.start(2)
-    while token := _ARGUMENT.match(raw, stop, end):
-        stop = token.end()
-        if token["bracket"]:
-            depth += 1 if token["bracket"] in "([{" else -1
-            if not depth:
-                break
-    if depth:
+    stop, is_closed = _list_end(raw, opening.start(2), end)
+    if not is_closed:
         return None, stop
     try:
         call = _read_call(opening[1], raw[opening.start(2) : stop])
     except ValueError:
         return None, stop
     return (call if tools is None or call.name in tools else None), stop
+
+
+def _list_end(raw: str, at: int, end: int, depth: int = 0) -> tuple[int, bool]:
+    """Return where a list of arguments ends, and whether its brackets are closed there. `depth` are open already."""
+    while token := _ARGUMENT.match(raw, at, end):
+        at = token.end()
+        if token["bracket"]:
+            depth += 1 if token["bracket"] in "([{" else -1
+            if depth <= 0:
+                return at, True
+    return at, False
+
+
+def _rest_of_call(raw: str, at: int, end: int, tools: Collection[str] | None, ended: bool) -> int:
+    """Return where arguments end that follow the last bracket of a call, or `at` if none do.
+
+    If that is not clear yet, return `end`.
+    """
+    if _KEYED.match(raw, at, end):
+        stop, _ = _list_end(raw, at, end, depth=1)
+    elif rest := _REST.match(raw, at, end):
+        stop = rest.end()
+        if (stop == end and ended) or (stop < end and not raw.startswith("<tool_call|>", stop)):
+            return at
+    else:
+        return at
+    names = (mark["name"] for mark in _TAG_OR_MARK.finditer(raw, at, stop) if mark["name"])
+    return at if any(name in (tools or ()) for name in names) else stop  # the next call, not the rest of this one
 
 
 def _read_call(name: str, source: str) -> ToolCall:

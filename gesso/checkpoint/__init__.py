@@ -1,6 +1,9 @@
-"""Checkpoints in the Hugging Face layout.
+"""Checkpoints: find, read, load, write and quantize them.
 
-- `huggingface`: find, check and load a directory. `write`: save one that `transformers` loads.
+- `find`: from a name to a path. `source`: a checkpoint as a whole. `load`: its model. `write`: save one that
+  `transformers` loads.
+- `stored`: tensors in files, and recipes that make parameters from them. `transfer` moves their bytes to a device.
+- `huggingface`: recipes of the native layout. `safetensors`: headers of its files. `parameters`: names and shapes.
 - `random_weights`: models with random weights, for measurements.
 - `vision`: names and shapes of the vision tower, which gesso keeps but never runs.
 - `quantize`: FP8 and four-bit formats.

@@ -42,10 +42,14 @@ def empty_model(config: Config) -> "DiffusionGemma":
 
 
 def assign(model: "DiffusionGemma", name: str, weight: "Weight") -> None:
-    """Replace the parameter of this name by a weight."""
+    """Replace the parameter of this name by a weight, which moves to host memory if it is a streamed expert."""
     from torch import nn
 
     from gesso.checkpoint.quantize.packed import Packed
+    from gesso.checkpoint.streamed import streamed
+
+    if (held := streamed(model)) is not None and name in held.places:
+        weight = held.take(name, weight)
 
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gesso import bundled
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.parameters import assign, empty_model
 from gesso.errors import CheckpointError
 from gesso.files import read_json
 from gesso.model.config import Config
@@ -17,6 +17,7 @@ from gesso.model.config import Config
 if TYPE_CHECKING:
     import torch
 
+    from gesso.checkpoint.quantize.formats import Format
     from gesso.checkpoint.quantize.packed import Weight
     from gesso.model.transformer import DiffusionGemma
 
@@ -47,30 +48,33 @@ def config_of(shape: str, **changes: Any) -> Config:
     return Config.from_dict({**raw, "text_config": {**raw["text_config"], **SHAPES[shape], **changes}})
 
 
-def locate(name: str | Path | None) -> tuple[Path, Config]:
-    """Return the directory and the configuration of a checkpoint; a random shape borrows the bundled directory."""
-    if isinstance(name, str) and is_random(name):
-        return bundled.directory(), config_of(name.removeprefix(PREFIX))
-    directory = huggingface.find(name)
-    return directory, Config.from_directory(directory)
-
-
 def make(
-    config: Config, device: "torch.device", dtype: "torch.dtype", quantize: str | None = None, seed: int = 0
+    config: Config,
+    device: "torch.device",
+    dtype: "torch.dtype",
+    quantize: str | None = None,
+    stream: Sequence[int] = (),
+    seed: int = 0,
 ) -> "DiffusionGemma":
-    """Return a model with random weights."""
+    """Return a model with random weights. The experts of the layers in `stream` are in host memory."""
     import torch
 
+    from gesso.checkpoint import streamed
     from gesso.checkpoint.quantize.formats import clear, format_of
     from gesso.model.init import begin_one
 
-    model = huggingface.empty_model(config if quantize is None else config.quantized(quantize))
+    model = empty_model(config if quantize is None else config.quantized(quantize))
+
+    def format_for(name: str, shape: Sequence[int]) -> "Format | None":
+        return None if quantize is None else format_of(name, shape, quantize)
+
+    streamed.attach(model, stream, device, dtype, format_for)
     generator = torch.Generator(device).manual_seed(seed)
 
     def drawn(name: str, shape: Sequence[int]) -> "Weight":
         weight = torch.empty(shape, device=device, dtype=dtype)
         begin_one(name, weight, len(config.layers), generator)
-        format = None if quantize is None else format_of(name, shape, quantize)
+        format = format_for(name, shape)
         if format is None:
             return weight
         packed = format.quantize(name, weight)
@@ -78,6 +82,6 @@ def make(
         return packed
 
     for name, parameter in list(model.named_parameters()):
-        huggingface.assign(model, name, drawn(name, parameter.shape))
+        assign(model, name, drawn(name, parameter.shape))
         clear(device, parameter.shape)
     return model.eval()

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gesso.checkpoint.huggingface import INDEX, SINGLE, checkpoint_name, empty_model, opened, weight_files
+from gesso.checkpoint.parameters import checkpoint_name, empty_model
+from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import InputError
 
@@ -33,6 +34,9 @@ def save(
     `source` is the checkpoint of the model: its tokenizer files and its vision tensors, which `transformers` requires,
     are copied. Without a source, the vision tower is written as zeros. `files` are further text files by name.
     """
+    from gesso.checkpoint.streamed import check_resident
+
+    check_resident(model, "save the model")
     known = {name for name, _ in empty_model(model.config).named_parameters()}
     if surplus := [name for name, _ in model.named_parameters() if name not in known]:
         raise InputError(

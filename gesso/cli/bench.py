@@ -58,8 +58,8 @@ def bench(
 
         print_json([row.to_dict() for row in kernels.best(kernels.measure(only))])
     elif what == "train":
-        from gesso.api import find_device
         from gesso.bench import train
+        from gesso.loading import find_device
 
         print_json(train.measure(shape, steps, find_device(loading.device), compile))
     elif what == "constraints":

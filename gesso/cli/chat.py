@@ -118,7 +118,7 @@ class Conversation:
             self.messages[-1]["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         self.last_seed = result.seed
         text = "\n".join(filter(None, [answer.text, *(dumps(call, ensure_ascii=False) for call in calls)]))
-        deliver(replace(result, text=text), as_json=self.json, thinking=answer.thinking)
+        deliver(replace(result, text=text), as_json=self.json, answer=answer)
         if answer.malformed and not self.json:
             note("the model wrote a tool call that cannot be read; /retry answers again, or give the tool with --tools")
         elif not text.strip() and not self.json:

@@ -11,14 +11,17 @@ from gesso.cli.terminal import print_json, print_text
 
 @with_options
 def decide(
-    question: Annotated[str, typer.Argument(help="Question to answer with one of the choices.")],
+    prompt: Annotated[str, typer.Argument(help="Question to answer with one of the choices.")],
     choice: Annotated[list[str], typer.Option(help="A possible answer; repeat it, at least twice.")],
+    is_text: Annotated[
+        bool, typer.Option("--continue", help="The prompt is a text that one of the choices continues.")
+    ] = False,
     json: Json = False,
     *,
     loading: Loading,
 ) -> None:
-    """Choose among several answers to a question, with the probability of each."""
-    decision = loading.load().decide([{"role": "user", "content": question}], choice)
+    """Choose among several answers to a question, or continuations of a text, with the probability of each."""
+    decision = loading.load().decide(prompt if is_text else [{"role": "user", "content": prompt}], choice)
     if json:
         print_json(asdict(decision))
         return

@@ -6,19 +6,23 @@ from typing import TYPE_CHECKING
 from gesso.cli.terminal import note, print_json, print_text
 
 if TYPE_CHECKING:
+    from gesso.chat.answer import Answer
     from gesso.engine.events import Result
 
 
-def deliver(result: "Result", *, as_json: bool, thinking: str | None = None) -> None:
-    """Print the text on stdout and the rest on stderr, or everything as one JSON object on stdout."""
+def deliver(result: "Result", *, as_json: bool, answer: "Answer | None" = None) -> None:
+    """Print the text on stdout and the rest on stderr, or everything as one JSON object on stdout.
+
+    `answer` is the parsed answer of a chat.
+    """
     usage = result.usage
     if as_json:
-        thoughts = {} if thinking is None else {"thinking": thinking}
+        parts = {} if answer is None else {"thinking": answer.thinking, "malformed_calls": answer.malformed}
         usage_and_rate = {**asdict(usage), "tokens_per_step": usage.tokens_per_step}
-        print_json({**asdict(result), "usage": usage_and_rate, **thoughts})
+        print_json({**asdict(result), "usage": usage_and_rate, **parts})
         return
-    if thinking:
-        note(thinking)
+    if answer and answer.thinking:
+        note(answer.thinking)
     print_text(result.text)
     note(
         f"{usage.completion_tokens} tokens, {usage.denoising_steps} steps ({usage.tokens_per_step:.1f} tokens/step), "

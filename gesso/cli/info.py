@@ -26,16 +26,17 @@ def info(
     ] = None,
 ) -> None:
     """Describe a checkpoint: its size, the memory it needs, and reasons why it would not load."""
-    from gesso.checkpoint import huggingface
+    from gesso.checkpoint.find import find
+    from gesso.checkpoint.source import open_source
     from gesso.info import fit, hardware, render
     from gesso.info.report import describe
 
     card = None if gpu is None else hardware.find(gpu)
     if card is None and steps is not None:
         raise InputError("--steps needs --gpu: it is the number of denoising steps per canvas on that card")
-    directory = huggingface.find(model, weights=False)
-    report = describe(directory, model or f"the bundled model ({BASE})")
-    plan = None if card is None else fit.plan(directory, card, steps or fit.STEPS)
+    source = open_source(find(model, weights=False))
+    report = describe(source, model or f"the bundled model ({BASE})")
+    plan = None if card is None else fit.plan(source.directory, card, steps or fit.STEPS)
     if json:
         print_json(asdict(report) | ({} if plan is None else {"gpu": asdict(plan)}))
         return

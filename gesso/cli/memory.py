@@ -16,22 +16,22 @@ def ran_out(error: BaseException) -> bool:
 
 
 def shortage(
-    model: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float
+    model: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str
 ) -> DoesNotFitError:
     """Return the error to report after memory ran out, for the options that the model was loaded with."""
-    from gesso.api import find_device, find_dtype
-    from gesso.checkpoint import random_weights
+    from gesso.checkpoint.source import locate
     from gesso.info import budget as budgets
     from gesso.info.device import memory_of
+    from gesso.loading import find_device, find_dtype
 
     where = find_device(device)
-    _, config = random_weights.locate(model)
+    source = locate(model)
     found = memory_of(where, ours=True)
-    budget = budgets.budget_of(config, found, memory, find_dtype(dtype, where).itemsize, None)
-    if quantize == "auto":
-        context = min(budgets.CONTEXT, config.max_position_embeddings)
-        quantize = budget.widest(budget.precisions(), context, 1, shorter=True)
-    needed, fits = budgets.shortage(budget, quantize or "none", memory)
+    budget = budgets.budget_of(source, found, memory, find_dtype(dtype, where).itemsize, None)
+    context = min(budgets.CONTEXT, source.config.max_position_embeddings)
+    allowed = budget.precisions() if quantize == "auto" else [quantize or "none"]
+    placement = budget.place(allowed, context, 1, shorter=True) or budgets.Placement(allowed[-1])
+    needed, fits = budgets.shortage(budget, placement, memory)
     return DoesNotFitError(f"out of memory on {where}: {needed}", fits)
 
 

@@ -63,10 +63,14 @@ Quantize = Annotated[
     str,
     typer.Option(
         metavar="fp8|int4|nvfp4[-layers]|none|auto",
-        help="Quantize the weights while loading. none: as stored. auto: the widest precision that fits.",
+        help="Quantize the weights while loading. none: as stored. auto: the widest precision that fits, or else int4 "
+        "with experts in host memory.",
     ),
 ]
-Memory = Annotated[float, typer.Option(help="Share of the device's memory that may be used.")]
+Memory = Annotated[
+    str,
+    typer.Option(metavar="SHARE|SIZE", help="Share of the device's memory that may be used, or a size such as 12GB."),
+]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text. Default: random.")]
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas live if stderr is a terminal.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per answer, on one line.")]
@@ -84,7 +88,7 @@ class ModelOptions:
     device: Device = None
     dtype: Dtype = None
     quantize: Quantize = "none"
-    memory: Memory = SHARE
+    memory: Memory = str(SHARE)
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of `gesso.load`."""
@@ -105,7 +109,7 @@ class Loading(ModelOptions):
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
         model = gesso.load(self.model or default, adapter=self.adapter, **self.keywords(), **engine)
         if self.quantize == "auto":
-            note(f"precision: {model.config.quantization or 'as stored'}, the widest that fits")
+            note(f"precision: {model.config.quantization or 'as stored'}, chosen by the available memory")
         return model
 
 

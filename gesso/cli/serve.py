@@ -72,7 +72,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
     quantize: Quantize = "auto",
-    memory: Memory = SHARE,
+    memory: Memory = str(SHARE),
     host: Annotated[str, typer.Option(help="Address to listen at; remote access needs keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,

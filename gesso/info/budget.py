@@ -1,38 +1,89 @@
-"""Precisions, batches and contexts that fit the memory of a device, and the report if none does."""
+"""Precisions, batches and contexts that fit the memory of a device, and the report if none does.
+
+If no precision fits, the experts of some layers can stay in host memory and stream to the GPU in every pass. A pass
+copies all of them, so as few layers as possible stream.
+"""
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.quantize.formats import check_known
+from gesso.checkpoint.source import Source
+from gesso.checkpoint.streamed import SLOTS
 from gesso.errors import DoesNotFitError
-from gesso.info.device import DeviceMemory
-from gesso.info.memory import gigabytes, precision_of, sequence_bytes, weight_bytes
+from gesso.info.device import DeviceMemory, shown_memory
+from gesso.info.memory import gigabytes, precision_of, recipe_bytes, sequence_bytes, weight_bytes
 from gesso.info.workspace import workspace_bytes
-from gesso.model.config import Config
+from gesso.model.config import TOOLS, Config
 
 CONTEXT = 8192  # tokens; preferred to a larger batch and to a wider precision
 PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU, one prefill chunk takes as long as a denoising step
 PRECISIONS = ("none", "fp8", "int4")  # widest first
 MOST = 1024  # largest batch considered
+HOST_RESERVE = 2 * 10**9  # bytes of free host memory that stay free: for this process, and the file that is read
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A precision, and the layers whose experts stream from host memory."""
+
+    quantize: str
+    layers: tuple[int, ...] = ()
+    host_bytes: int = 0  # of pinned host memory; a pass copies all of them
+
+
+def spread(count: int, layers: int) -> tuple[int, ...]:
+    """Return `count` of the layers, evenly spaced and as late as possible: a copy overlaps with the layers before."""
+    return tuple((place + 1) * layers // count - 1 for place in range(count))
 
 
 class Budget:
     """Sizes of weights, workspace and KV cache, and the batches and contexts that fit a number of bytes.
 
-    `value_bytes` is the size of a number in the dtype of the computation.
+    `value_bytes` is the size of a number in the dtype of the computation. `host` is the host memory for streamed
+    experts; 0 where they cannot stream, as on a CPU. `sizes` are the bytes of each parameter of a checkpoint whose
+    formats are those of another tool.
     """
 
-    def __init__(self, config: Config, size: int, value_bytes: int, prefill: int) -> None:
-        self.config, self.size, self.value_bytes, self.prefill = config, size, value_bytes, prefill
-        model = huggingface.empty_model(replace(config, quantization=None))
+    def __init__(
+        self,
+        config: Config,
+        size: int,
+        value_bytes: int,
+        prefill: int,
+        host: int = 0,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        self.config, self.size, self.value_bytes, self.prefill, self.host = config, size, value_bytes, prefill, host
+        self.sizes = sizes
+        model = empty_model(replace(config, quantization=None))
         self._shapes = list(model.named_parameters())
+        self._counted: dict[str, tuple[int, list[int]]] = {}  # by quantization
 
-    def weights(self, quantize: str) -> int:
+    def weights(self, quantize: str, streamed: Sequence[int] = ()) -> int:
+        """Return the bytes of the weights on the device, with the slots that streamed layers share."""
+        weights, experts = self._bytes(quantize)
+        slots = SLOTS * max((experts[layer] for layer in streamed), default=0)
+        return weights - self.streamed(quantize, streamed) + slots
+
+    def streamed(self, quantize: str, layers: Sequence[int]) -> int:
+        """Return the bytes of the experts of these layers."""
+        return sum(self._bytes(quantize)[1][layer] for layer in layers)
+
+    def _bytes(self, quantize: str) -> tuple[int, list[int]]:
+        """Return the bytes of all weights, and of the experts of each layer."""
         packed = self.config.quantization or quantize
-        precision = "bf16" if packed == "none" else precision_of(packed)
-        return sum(weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes)
+        if packed not in self._counted:
+            sizes = self.sizes
+            if sizes is None:
+                precision = "bf16" if packed == "none" else precision_of(packed)
+                sizes = {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
+            starts = [f"decoder.layers.{layer}.experts." for layer in range(len(self.config.layers))]
+            experts = [sum(size for name, size in sizes.items() if name.startswith(start)) for start in starts]
+            self._counted[packed] = sum(sizes.values()), experts
+        return self._counted[packed]
 
     def workspace(self, batch: int) -> int:
         return workspace_bytes(self.config, batch, self.prefill, self.config.canvas_length, self.value_bytes)
@@ -40,14 +91,14 @@ class Budget:
     def sequence(self, context: int) -> int:
         return sequence_bytes(self.config, context, self.value_bytes)
 
-    def sequences(self, quantize: str, context: int) -> int:
+    def sequences(self, quantize: str, context: int, streamed: Sequence[int] = ()) -> int:
         """Return the largest batch of sequences of this length that fits beside the weights."""
-        free, size = self.size - self.weights(quantize), self.sequence(context)
+        free, size = self.size - self.weights(quantize, streamed), self.sequence(context)
         return bisect_right(range(1, MOST + 1), free, key=lambda batch: self.workspace(batch) + batch * size)
 
-    def context(self, quantize: str, batch: int) -> int:
+    def context(self, quantize: str, batch: int, streamed: Sequence[int] = ()) -> int:
         """Return the longest context of which `batch` sequences fit beside the weights."""
-        return self.longest((self.size - self.weights(quantize) - self.workspace(batch)) // batch)
+        return self.longest((self.size - self.weights(quantize, streamed) - self.workspace(batch)) // batch)
 
     def longest(self, size: int) -> int:
         """Return the longest context of which one sequence fits `size` bytes."""
@@ -67,60 +118,116 @@ class Budget:
             fits = [name for name in allowed[-1:] if self.context(name, batch) >= self.config.canvas_length]
         return fits[0] if fits else None
 
-    def needed(self, quantize: str, context: int, batch: int, share: float) -> str:
+    def stream(self, quantize: str, context: int, batch: int) -> Placement | None:
+        """Return the placement with the fewest streamed layers in which `batch` texts of `context` tokens fit.
+
+        None if there is no such placement, or too little host memory for it.
+        """
+        layers = self._to_stream(quantize, context, batch)
+        size = self.streamed(quantize, layers)
+        return Placement(quantize, layers, size) if layers and size <= self.host else None
+
+    def _to_stream(self, quantize: str, context: int, batch: int) -> tuple[int, ...]:
+        """Return the fewest layers that have to stream, or none if that is impossible or not enough."""
+        if not self.host or not self.config.tie_word_embeddings:
+            return ()
+        free, total = self.size - self.workspace(batch) - batch * self.sequence(context), len(self.config.layers)
+        choices = (spread(count, total) for count in range(SLOTS + 1, total + 1))  # fewer save no memory
+        return next((layers for layers in choices if self.weights(quantize, layers) <= free), ())
+
+    def place(self, allowed: Sequence[str], context: int, batch: int, *, shorter: bool) -> Placement | None:
+        """Return the widest precision in which `batch` texts of `context` tokens fit, or else the narrowest one with
+        streamed experts.
+
+        If neither fits and the texts may be shorter, the same for texts of at least a canvas.
+        """
+        narrowest = allowed[-1]
+        if found := self.widest(allowed, context, batch, shorter=False):
+            return Placement(found)
+        if placed := self.stream(narrowest, context, batch):
+            return placed
+        if not shorter:
+            return None
+        if found := self.widest(allowed, context, batch, shorter=True):
+            return Placement(found)
+        return self.stream(narrowest, self.config.canvas_length, batch)
+
+    def needed(self, placement: Placement, context: int, batch: int, memory: float | str) -> str:
         """Return the memory that a batch needs, part by part, and the memory that may be used."""
-        parts = self.weights(quantize), self.workspace(batch), batch * self.sequence(context)
+        quantize, layers = placement.quantize, placement.layers
+        parts = self.weights(quantize, layers), self.workspace(batch), batch * self.sequence(context)
         quantized = "" if quantize == "none" else f" quantized to {quantize}"
         texts = f"{batch} texts of {context} tokens" if batch > 1 else f"a text of {context} tokens"
         return (
             f"weights{quantized} ({gigabytes(parts[0])}), workspace ({gigabytes(parts[1])}) and {texts} "
             f"({gigabytes(parts[2])}) need {gigabytes(sum(parts))}, and {gigabytes(self.size)} may be used "
-            f"(--memory {share:g})"
+            f"(--memory {shown_memory(memory)}){self._host_shortage(placement, context, batch)}"
+        )
+
+    def _host_shortage(self, placement: Placement, context: int, batch: int) -> str:
+        """Return that too little host memory is free for streamed experts, if that is so."""
+        layers = self._to_stream(placement.quantize, context, batch)
+        if placement.layers or not layers:
+            return ""
+        return (
+            f"; it would fit with the experts of {len(layers)} layers in host memory, but they need "
+            f"{gigabytes(self.streamed(placement.quantize, layers))} and {gigabytes(self.host)} may be used there"
         )
 
 
-def budget_of(config: Config, memory: DeviceMemory, share: float, value_bytes: int, prefill: int | None) -> Budget:
-    usual = PREFILL_GPU if memory.device == "cuda" else PREFILL_CPU
-    return Budget(config, memory.budget(share), value_bytes, prefill or usual)
+def budget_of(
+    source: Source, found: DeviceMemory, memory: float | str, value_bytes: int, prefill: int | None
+) -> Budget:
+    on_gpu = found.device == "cuda"
+    usual = PREFILL_GPU if on_gpu else PREFILL_CPU
+    host = max(0, found.host - HOST_RESERVE)
+    sizes = recipe_bytes(source, value_bytes, on_gpu) if source.config.quantization in TOOLS else None
+    return Budget(source.config, found.budget(memory), value_bytes, prefill or usual, host, sizes)
 
 
-def choose_precision(
-    config: Config,
-    memory: DeviceMemory,
-    share: float,
+def choose_placement(
+    source: Source,
+    found: DeviceMemory,
+    memory: float | str,
     value_bytes: int,
     quantize: str | None,
     *,
     max_batch: int,
     max_length: int | None,
-) -> str | None:
-    """Return the quantization to load a model with, or raise DoesNotFitError before anything is loaded.
+) -> Placement:
+    """Return the precision to load a model with and its streamed layers, or raise DoesNotFitError before it is loaded.
 
-    "auto" is the widest precision in which `max_batch` texts fit, or else a single text. None is no quantization. A
-    given quantization is returned if its weights fit; texts and workspace may be smaller than their upper bounds.
+    "auto" is the widest precision in which `max_batch` texts fit, or else a single text. None is no quantization. If a
+    text does not fit, experts stream. Where they cannot, a given quantization is returned if its weights fit: texts and
+    workspace may be smaller than their upper bounds.
     """
     if quantize not in (None, "auto"):
         check_known(quantize)
-    budget = budget_of(config, memory, share, value_bytes, None)
-    if quantize != "auto":
-        if budget.weights(quantize or "none") > budget.size:
-            raise _does_not_fit(budget, quantize or "none", share)
-        return quantize
-    context = min(max_length or CONTEXT, config.max_position_embeddings)
-    for batch in (max_batch, 1):
-        if found := budget.widest(budget.precisions(), context, batch, shorter=batch == 1):
-            return None if found == "none" else found
-    raise _does_not_fit(budget, budget.precisions()[-1], share)
+    budget = budget_of(source, found, memory, value_bytes, None)
+    given = None if quantize == "auto" else quantize or "none"
+    allowed = [given] if given else budget.precisions()
+    context = min(max_length or CONTEXT, source.config.max_position_embeddings)
+    if several := budget.widest(allowed, context, max_batch, shorter=False):
+        return Placement(several)
+    if placement := budget.place(allowed, context, 1, shorter=given is None):
+        return placement
+    if given and budget.weights(given) <= budget.size:
+        return Placement(given)
+    needed, fits = shortage(budget, Placement(allowed[-1]), memory)
+    raise DoesNotFitError(f"the model does not fit: {needed}", fits)
 
 
-def shortage(budget: Budget, quantize: str, share: float) -> tuple[str, str | None]:
+def shortage(budget: Budget, placement: Placement, memory: float | str) -> tuple[str, str | None]:
     """Return the memory that one text needs, in words, and a narrower quantization in which it fits."""
     context = min(CONTEXT, budget.config.max_position_embeddings)
-    narrower = [name for name in budget.precisions() if budget.weights(name) < budget.weights(quantize)]
-    fits = budget.widest(narrower, context, 1, shorter=True) if narrower else None
-    return budget.needed(quantize, context, 1, share), fits
+    narrower = [name for name in budget.precisions() if budget.weights(name) < budget.weights(placement.quantize)]
+    fits = budget.place(narrower, context, 1, shorter=True) if narrower else None
+    return budget.needed(placement, context, 1, memory), fits.quantize if fits else None
 
 
-def _does_not_fit(budget: Budget, quantize: str, share: float) -> DoesNotFitError:
-    needed, fits = shortage(budget, quantize, share)
-    return DoesNotFitError(f"the model does not fit: {needed}", fits)
+def streaming_cost(placement: Placement, layers: int) -> str:
+    """Return what streams, in words, for a model with this many layers."""
+    return (
+        f"the experts of {len(placement.layers)} of {layers} layers stream from host memory: "
+        f"{gigabytes(placement.host_bytes)} copied per step"
+    )

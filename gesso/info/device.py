@@ -1,6 +1,7 @@
 """The memory of the device that a model runs on."""
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     import torch
 
 SHARE = 0.9  # of a device's memory that may be used, unless --memory gives another
+UNITS = {
+    f"{letter}{infix}b": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for infix, base in (("", 1000), ("i", 1024))
+}
 
 
 @dataclass(frozen=True)
@@ -21,16 +27,53 @@ class DeviceMemory:
     total: int
     free: int
     device: str  # cpu or cuda
+    host: int = 0  # free memory of the host of a GPU, for experts that do not fit on the GPU
 
-    def budget(self, share: float) -> int:
-        """Return the bytes that may be used: a share of the total, and no more than is free."""
-        return min(round(check_share(share) * self.total), self.free)
+    def budget(self, memory: float | str) -> int:
+        """Return the bytes that may be used: a share of the total or a size, and no more than is free."""
+        limit = read_memory(memory)
+        return min(limit if isinstance(limit, int) else round(limit * self.total), self.free)
 
 
-def check_share(share: float) -> float:
+def read_memory(memory: float | str) -> float | int:
+    """Return a share of memory between 0 and 1 as a float, or a size such as "12GB" as an integer number of bytes."""
+    text = str(memory).strip()
+    size = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]i?b)", text.lower())
+    if size and (count := round(float(size[1]) * UNITS[size[2]])):
+        return count
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
     if not 0 < share <= 1:
-        raise InputError(f"the share of memory must be above 0 and at most 1, got {share}; change --memory")
+        raise InputError(
+            "the share of memory must be above 0 and at most 1, or a size such as 12GB or 11.5GiB; "
+            f"got {memory}; change --memory"
+        )
     return share
+
+
+def shown_memory(memory: float | str) -> str:
+    """Return the value of --memory for a message."""
+    limit = read_memory(memory)
+    return str(memory) if isinstance(limit, int) else f"{limit:g}"
+
+
+def keep_within(device: "torch.device", size: int) -> None:
+    """Limit this process to `size` bytes of a GPU, beside what it has allocated already.
+
+    At the limit, torch's allocator frees cached memory, and then fails. The CUDA context is not part of the allocator's
+    memory, so its size is subtracted.
+    """
+    if device.type != "cuda":
+        return
+    import torch
+
+    from gesso.info.workspace import CONTEXT_BYTES
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+    limit = torch.cuda.memory_allocated(index) + max(0, size - CONTEXT_BYTES)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / torch.cuda.mem_get_info(index)[1]), index)
 
 
 def memory_of(device: "torch.device", *, ours: bool = False) -> DeviceMemory:
@@ -43,7 +86,7 @@ def memory_of(device: "torch.device", *, ours: bool = False) -> DeviceMemory:
     free, total = torch.cuda.mem_get_info(device)
     # Freed tensors stay reserved by torch's allocator, and the next model can use their memory.
     kept = 0 if ours else torch.cuda.memory_allocated(device)
-    return DeviceMemory(total, free + torch.cuda.memory_reserved(device) - kept, "cuda")
+    return DeviceMemory(total, free + torch.cuda.memory_reserved(device) - kept, "cuda", host_memory()[1])
 
 
 def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:

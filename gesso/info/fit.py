@@ -4,12 +4,13 @@ A roofline (Williams, Waterman, Patterson 2009, doi 10.1145/1498765.1498785): a 
 the card's bandwidth, nor than its operations at the card's compute. Nothing here is measured; RULES lists the terms.
 """
 
+import sys
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.parameters import empty_model
 from gesso.info.hardware import Card
 from gesso.info.memory import CONTEXTS, PRECISIONS, cache_bytes, gigabytes, sequence_bytes, weight_bytes
 from gesso.info.workspace import workspace_bytes
@@ -23,6 +24,7 @@ STEPS = 16
 PREFILL = 2048  # prompt tokens per pass, as a server runs them on a GPU
 MAX_SEQUENCES = 4096
 EMBEDDING = "decoder.embed_tokens.weight"  # also the table of soft embeddings, in bf16
+QUANTIZE = {"bf16": "none", "fp8": "fp8", "4-bit": "int4"}  # value of --quantize
 MIN_SPEEDUP = 1.25  # of fp8 over bf16, to recommend fp8 where bf16 fits too
 RULES = (
     "Usable: the memory that the driver reports, without the system's share on a unified machine. The workspace is "
@@ -36,6 +38,9 @@ RULES = (
     "query, key and head dimension. Matrices, including lm_head, run at the rate of their precision (at 4-bit, all but "
     "the experts at that of fp8), or of bf16 where the card lacks it. Soft embedding, router and attention run at that "
     "of bf16.",
+    "Streaming: where a precision does not fit, the experts of the fewest layers that make room for one sequence of 8K "
+    "stay in pinned host memory. Two more layers' worth of memory holds the copies. Every step copies all of these "
+    "experts at 80 % of the rate of PCIe, while other layers run: the step takes at least that long.",
     "Tokens/s: all sequences together, with as many passes per canvas as steps. The commit shares the first pass of "
     "the next canvas; its operations and those of prefill are not counted.",
 )
@@ -62,6 +67,7 @@ class Floor:
     operations: int
     memory_seconds: float
     compute_seconds: float
+    copy_seconds: float  # of streamed experts
     seconds: float
     limit: str
     tokens_per_second: float
@@ -77,10 +83,19 @@ class Capacity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """The experts that stay in host memory. A step copies all of them."""
+
+    layers: int
+    host_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """One precision on one card.
 
-    `free_bytes` are left for the cache of a single sequence; `missing_bytes` are lacking for the shortest context.
+    `missing_bytes` are lacking for all weights and the shortest context. If there are any, experts are streamed, if
+    possible. `free_bytes` are left for the cache of a single sequence beside the weights on the card.
     """
 
     precision: str
@@ -88,6 +103,7 @@ class Fit:
     weight_bytes: int
     free_bytes: int
     missing_bytes: int
+    streamed: Streamed | None
     largest_context: int
     rooms: tuple[Capacity, ...]  # by context; a key of the JSON output
     floors: tuple[Floor, ...]  # of the batches that fit
@@ -112,7 +128,7 @@ class Plan:
 
 def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
     config = Config.from_directory(directory)
-    model = huggingface.empty_model(config)
+    model = empty_model(config)
     context = min(CONTEXTS[0], config.max_position_embeddings)
     fits = tuple(_fit(config, model, card, precision, context, steps) for precision in PRECISIONS)
     choice, reason = _choose(fits)
@@ -134,30 +150,50 @@ def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
 
 
 def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, context: int, steps: int) -> Fit:
-    weights = sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
-    free = card.usable_bytes - _workspace(config, 1) - weights
+    weights = on_card = sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
+    missing = max(0, sequence_bytes(config, context) + weights + _workspace(config, 1) - card.usable_bytes)
+    streamed = None
+    if missing and (found := _stream(config, card, precision, context)):
+        streamed, on_card = found
+    free = card.usable_bytes - _workspace(config, 1) - on_card
     contexts = [c for c in CONTEXTS if c <= config.max_position_embeddings] or [context]
     rooms = tuple(
-        Capacity(context=c, sequence_bytes=size, sequences=_sequences(config, card.usable_bytes - weights, size))
+        Capacity(context=c, sequence_bytes=size, sequences=_sequences(config, card.usable_bytes - on_card, size))
         for c, size in ((c, sequence_bytes(config, c)) for c in contexts)
     )
     load = _load(config, model, precision)
+    copied = streamed.host_bytes if streamed else 0
     return Fit(
         precision=precision,
         in_hardware=card.has(precision),
         weight_bytes=weights,
         free_bytes=free,
-        missing_bytes=max(0, rooms[0].sequence_bytes - free),
+        missing_bytes=missing,
+        streamed=streamed,
         largest_context=bisect_right(
             range(1, config.max_position_embeddings + 1), free, key=lambda length: sequence_bytes(config, length)
         ),
         rooms=rooms,
         floors=tuple(
-            _floor(config, load, card, precision, batch, context, steps)
+            _floor(config, load, card, precision, batch, context, steps, copied)
             for batch in BATCHES
             if batch <= rooms[0].sequences
         ),
     )
+
+
+def _stream(config: Config, card: Card, precision: str, context: int) -> tuple[Streamed, int] | None:
+    """Return the experts to stream, and the bytes of all weights on the card, slots included."""
+    from gesso.info.budget import Budget
+
+    if card.pcie is None:
+        return None
+    budget = Budget(replace(config, quantization=None), card.usable_bytes, 2, PREFILL, host=sys.maxsize)
+    placed = budget.stream(QUANTIZE[precision], context, 1)
+    if placed is None:
+        return None
+    streamed = Streamed(layers=len(placed.layers), host_bytes=placed.host_bytes)
+    return streamed, budget.weights(placed.quantize, placed.layers)
 
 
 def _workspace(config: Config, batch: int) -> int:
@@ -197,7 +233,9 @@ def _load(config: Config, model: "DiffusionGemma", precision: str) -> Load:
     )
 
 
-def _floor(config: Config, load: Load, card: Card, precision: str, batch: int, context: int, steps: int) -> Floor:
+def _floor(
+    config: Config, load: Load, card: Card, precision: str, batch: int, context: int, steps: int, copied: int
+) -> Floor:
     tokens = batch * config.canvas_length
     share = expert_share(config.num_experts, config.top_k_experts, tokens)
     size = load.dense_bytes + round(share * load.expert_bytes) + batch * cache_bytes(config, context)
@@ -209,7 +247,8 @@ def _floor(config: Config, load: Load, card: Card, precision: str, batch: int, c
     )
     memory = size / (card.bandwidth_gbs * 1e9)
     compute = sum(operations / (rate * 1e12) for operations, rate in work)
-    seconds = max(memory, compute)
+    copies = copied / (card.pcie_gbs * 1e9) if card.pcie_gbs else 0.0
+    seconds = max(memory, compute, copies)
     return Floor(
         batch=batch,
         expert_share=share,
@@ -217,8 +256,9 @@ def _floor(config: Config, load: Load, card: Card, precision: str, batch: int, c
         operations=sum(operations for operations, _ in work),
         memory_seconds=memory,
         compute_seconds=compute,
+        copy_seconds=copies,
         seconds=seconds,
-        limit="memory" if memory >= compute else "compute",
+        limit={memory: "memory", compute: "compute", copies: "PCIe"}[seconds],
         tokens_per_second=tokens / (steps * seconds),
     )
 
@@ -243,6 +283,11 @@ def _attention_operations(config: Config, context: int) -> int:
 def _choose(fits: tuple[Fit, ...]) -> tuple[str | None, str]:
     """Choose fp8 if it fits and is faster, bf16 if fp8 gains little, and 4-bit only if nothing wider fits."""
     bf16, fp8, four = fits
+    if four.streamed:
+        return "4-bit", (
+            f"No precision fits: 4-bit is {gigabytes(four.missing_bytes)} short. The experts of {four.streamed.layers} "
+            f"layers stay in host memory ({gigabytes(four.streamed.host_bytes)}), and every step copies them."
+        )
     if four.missing_bytes:
         return None, f"No precision fits: 4-bit is {gigabytes(four.missing_bytes)} short."
     if fp8.missing_bytes:

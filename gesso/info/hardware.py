@@ -4,6 +4,9 @@ Rates are dense (without structured sparsity), with sums in float32. GeForce car
 their headline figures, workstation and data-centre cards at the full rate. `source` names the vendor's paper. "checked"
 means that an independent public listing gives the same figure; the papers themselves were not available. Memory as the
 driver reports it comes from public `nvidia-smi` logs.
+
+A lane of PCIe 4.0 and 5.0 transfers 16 and 32 GT/s with 128b/130b encoding (PCI Express base specification). Copies get
+less: 55 of 63 GB/s with 16 lanes of PCIe 5.0, measured with pinned memory on an H200.
 """
 
 from dataclasses import dataclass
@@ -11,6 +14,8 @@ from dataclasses import dataclass
 from gesso.errors import InputError
 
 MIB = 2**20
+LANE_GBS = {4: 16 * 128 / 130 / 8, 5: 32 * 128 / 130 / 8}  # by generation of PCIe, in one direction
+PCIE_SHARE = 0.8  # of the theoretical rate that copies get
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +29,21 @@ class Card:
     bf16_tflops: float
     fp8_tflops: float | None  # None: not in hardware
     fp4_tflops: float | None
+    pcie: tuple[int, int] | None  # generation and lanes; None: CPU and GPU share their memory, or have another link
     source: str
     note: str = ""
 
     @property
     def usable_bytes(self) -> int:
         return self.driver_mib * MIB - round(self.system_gb * 1e9)
+
+    @property
+    def pcie_gbs(self) -> float | None:
+        """GB/s of copies from host memory."""
+        if self.pcie is None:
+            return None
+        generation, lanes = self.pcie
+        return PCIE_SHARE * LANE_GBS[generation] * lanes
 
     def native_tflops(self, precision: str) -> float | None:
         return {"bf16": self.bf16_tflops, "fp8": self.fp8_tflops, "4-bit": self.fp4_tflops}[precision]
@@ -45,6 +59,52 @@ class Card:
 
 _ALL = (
     Card(
+        name="rtx-5060",
+        title="GeForce RTX 5060",
+        memory_gb=8,
+        driver_mib=8_151,
+        bandwidth_gbs=448,
+        bf16_tflops=38.4,
+        fp8_tflops=76.7,
+        fp4_tflops=306.8,
+        pcie=(5, 8),
+        source=(
+            "NVIDIA product page; memory, bandwidth and PCIe checked; rates: derived from cores and clock by the "
+            "ratios of the RTX 5090, not checked"
+        ),
+        note="In a PCIe 4.0 slot, copies take twice as long.",
+    ),
+    Card(
+        name="rtx-4070",
+        title="GeForce RTX 4070",
+        memory_gb=12,
+        driver_mib=12_282,
+        bandwidth_gbs=504,
+        bf16_tflops=58.3,
+        fp8_tflops=116.6,
+        fp4_tflops=None,
+        pcie=(4, 16),
+        source=(
+            "NVIDIA product page; memory, bandwidth and PCIe checked; rates: derived from cores and clock by the "
+            "ratios of the RTX 4090, not checked"
+        ),
+    ),
+    Card(
+        name="rtx-4080",
+        title="GeForce RTX 4080",
+        memory_gb=16,
+        driver_mib=16_376,
+        bandwidth_gbs=716.8,
+        bf16_tflops=97.5,
+        fp8_tflops=195.0,
+        fp4_tflops=None,
+        pcie=(4, 16),
+        source=(
+            "NVIDIA Ada architecture whitepaper; memory, bandwidth and PCIe checked; rates: derived from cores and "
+            "clock by the ratios of the RTX 4090, not checked"
+        ),
+    ),
+    Card(
         name="rtx-4090",
         title="GeForce RTX 4090",
         memory_gb=24,
@@ -53,6 +113,7 @@ _ALL = (
         bf16_tflops=165.2,
         fp8_tflops=330.3,
         fp4_tflops=None,
+        pcie=(4, 16),
         source="NVIDIA Ada architecture whitepaper; all checked",
     ),
     Card(
@@ -64,6 +125,7 @@ _ALL = (
         bf16_tflops=209.5,
         fp8_tflops=419.0,
         fp4_tflops=1676.0,
+        pcie=(5, 16),
         source=(
             "NVIDIA RTX Blackwell architecture whitepaper; memory, bandwidth and fp4 checked; fp8: a published "
             "measurement of the 5090 D reaches 427; bf16: datasheet, not checked"
@@ -78,6 +140,7 @@ _ALL = (
         bf16_tflops=503.8,
         fp8_tflops=1007.6,
         fp4_tflops=2015.2,
+        pcie=(5, 16),
         source=(
             "NVIDIA RTX PRO Blackwell architecture whitepaper; memory, bandwidth and fp4 checked; bf16 and fp8: one "
             "listing agrees, another halves them for a sister card"
@@ -94,6 +157,7 @@ _ALL = (
         bf16_tflops=125.0,
         fp8_tflops=250.0,
         fp4_tflops=500.0,
+        pcie=None,
         source=(
             "NVIDIA DGX Spark datasheet; memory, bandwidth and 1 PFLOP/s of sparse fp4 checked; dense fp4 is half of "
             "that, fp8 and bf16 a quarter and an eighth: derived, not checked (other listings give bf16 up to 209)"
@@ -109,6 +173,7 @@ _ALL = (
         bf16_tflops=2500.0,
         fp8_tflops=5000.0,
         fp4_tflops=15_000.0,
+        pcie=None,
         source=(
             "NVIDIA DGX Station datasheet; memory and bandwidth checked (the announcement still said 288 GB, 8 TB/s); "
             "rates: those of a GB300 in a rack, checked, but not checked for the station"
@@ -124,6 +189,7 @@ _ALL = (
         bf16_tflops=989.4,
         fp8_tflops=1978.9,
         fp4_tflops=None,
+        pcie=(5, 16),
         source="NVIDIA H100 datasheet, halved where it counts sparsity; all checked",
     ),
     Card(
@@ -135,6 +201,7 @@ _ALL = (
         bf16_tflops=989.4,
         fp8_tflops=1978.9,
         fp4_tflops=None,
+        pcie=(5, 16),
         source="NVIDIA H200 datasheet, halved where it counts sparsity; all checked",
     ),
 )

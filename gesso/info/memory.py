@@ -3,6 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
+from gesso.checkpoint.source import Source
+from gesso.checkpoint.stored import FLOATS
 from gesso.model.config import LAYERS, Config
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
@@ -41,6 +43,29 @@ def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int =
     if kind == "fp8" or not is_expert(name):
         return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
     return math.ceil(tensor.numel() * 4.5 / 8)
+
+
+BITS = {"fp8": 8.0, "int4": 4.5, "uint4": 5.0, "nvfp4": 4.5}  # per value in the formats of the kernels, with scales
+
+
+def recipe_bytes(source: Source, value_bytes: int, on_gpu: bool) -> dict[str, int]:
+    """Return the bytes of every parameter of a checkpoint in memory, by its name in the model.
+
+    A CPU keeps packed matrices as they are stored; a GPU has them in a format of its kernels.
+    """
+    from gesso.checkpoint.parameters import checkpoint_name, empty_model
+
+    sizes = {}
+    for name, parameter in empty_model(source.config).named_parameters():
+        recipe = source.recipes[checkpoint_name(name)]
+        if recipe.format in FLOATS:
+            sizes[name] = value_bytes * parameter.numel()
+        elif not on_gpu:
+            sizes[name] = recipe.nbytes
+        else:
+            sizes[name] = math.ceil(parameter.numel() * BITS.get(recipe.native, 8 * value_bytes) / 8)
+            sizes[name] += 4 * math.prod(parameter.shape[:-1]) if recipe.native == "fp8" else 0
+    return sizes
 
 
 def cache_bytes(config: Config, context: int) -> int:

@@ -132,6 +132,9 @@ def render_plan(plan: "Plan", console: Console) -> None:
     console.print(_pairs(_card_rows(plan)))
     _title(console, "What fits")
     console.print(_fit_table(plan))
+    if any(fit.streamed for fit in plan.fits):
+        _title(console, "With experts streamed from host memory, where a precision does not fit")
+        console.print(_stream_table(plan))
     _title(console, f"Choose {plan.choice}" if plan.choice else "Does not fit")
     console.print(Text(plan.reason))
     if chosen := plan.chosen():
@@ -151,6 +154,8 @@ def _card_rows(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "bandwidth", f"{card.bandwidth_gbs:,.0f} GB/s"
     rates = {"bf16": card.bf16_tflops, "fp8": card.fp8_tflops, "fp4": card.fp4_tflops}
     yield "dense TFLOP/s", ", ".join(f"{name} {f'{rate:,g}' if rate else 'none'}" for name, rate in rates.items())
+    if card.pcie and card.pcie_gbs:
+        yield "PCIe", f"{card.pcie[0]}.0, {card.pcie[1]} lanes: {card.pcie_gbs:.1f} GB/s for copies"
     yield "source", card.source
     if card.note:
         yield "note", card.note
@@ -170,6 +175,16 @@ def _fit_table(plan: "Plan") -> Table:
     return table
 
 
+def _stream_table(plan: "Plan") -> Table:
+    table = _columns("", "layers streamed", "host memory, copied per step", "copy, ms", "tokens/s")
+    for fit in plan.fits:
+        if fit.streamed and fit.floors:
+            size, floor = gigabytes(fit.streamed.host_bytes), fit.floors[0]
+            times = f"{floor.copy_seconds * 1e3:,.0f}", f"{floor.tokens_per_second:,.0f}"
+            table.add_row(fit.precision, str(fit.streamed.layers), size, *times)
+    return table
+
+
 def _time_table(plan: "Plan") -> Table:
     table = _columns(
         "", "batch", "experts", "bytes", "operations", "step, ms", "limit", "tokens/s",
@@ -183,7 +198,7 @@ def _time_table(plan: "Plan") -> Table:
                 f"{floor.expert_share:.0%}",
                 gigabytes(floor.bytes),
                 f"{floor.operations / 1e12:.3g} T",
-                f"{floor.seconds * 1e3:.3g}",
+                f"{floor.seconds * 1e3:.3g}" if floor.seconds < 1 else f"{floor.seconds * 1e3:,.0f}",
                 floor.limit,
                 f"{floor.tokens_per_second:,.0f}",
             )

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gesso.checkpoint import huggingface
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.parameters import empty_model
+from gesso.checkpoint.safetensors import INDEX
+from gesso.checkpoint.source import Source
 from gesso.checkpoint.vision import is_buffer, is_vision, vision_tensors
 from gesso.errors import CheckpointError, InputError
 from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, weight_bytes
@@ -23,7 +25,7 @@ if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad pa
     from gesso.model.transformer import DiffusionGemma
 
 _ROLES = {
-    huggingface.INDEX: "weights",
+    INDEX: "weights",
     **dict.fromkeys(
         ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"), "config"
     ),
@@ -115,10 +117,10 @@ class Report:
     problems: tuple[str, ...]
 
 
-def describe(directory: Path, name: str) -> Report:
-    config = Config.from_directory(directory)
-    model = huggingface.empty_model(config)
-    weight_files, problems = _examine(directory, config)
+def describe(source: Source, name: str) -> Report:
+    directory, config = source.directory, source.config
+    model = empty_model(config)
+    weight_files, problems = _examine(source)
     return Report(
         name=name,
         path=str(directory.resolve()),
@@ -126,7 +128,7 @@ def describe(directory: Path, name: str) -> Report:
         parameters=_parameters(config, model),
         memory=tuple(_memory(config, model)),
         memory_rules=MEMORY_RULES,
-        weights=_weights(weight_files, config.quantization),
+        weights=_weights(source, weight_files),
         files=tuple(
             File(
                 name=file.name,
@@ -200,7 +202,7 @@ def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
 # --- directory ------------------------------------------------------------------------------------------------------
 
 
-def _examine(directory: Path, config: Config) -> tuple[list[Path], list[str]]:
+def _examine(source: Source) -> tuple[list[Path], list[str]]:
     """Return the weight files and all problems that would prevent loading or generating.
 
     A directory without weights is not a problem, even if an index names some: those of a hub checkpoint may not have
@@ -208,16 +210,16 @@ def _examine(directory: Path, config: Config) -> tuple[list[Path], list[str]]:
     """
     files, problems = [], []
     try:
-        files = huggingface.weight_files(directory)
+        files = source.files
         if not any(map(os.path.exists, files)):
             files = []
         if files:
-            problems += huggingface.problems(directory, config)
+            problems += source.problems
     except CheckpointError as error:
         problems.append(str(error))
     for examine in (_examine_tokenizer, GenerationDefaults.from_directory):
         try:
-            examine(directory, config)
+            examine(source.directory, source.config)
         except (CheckpointError, InputError) as error:
             problems.append(str(error))
     return files, problems
@@ -236,16 +238,14 @@ def _examine_tokenizer(directory: Path, config: Config) -> None:
     tokenizer.render([{"role": "user", "content": "Hello"}])
 
 
-def _weights(files: list[Path], quantization: str | None) -> Weights:
+def _weights(source: Source, files: list[Path]) -> Weights:
     values: Counter[str] = Counter()
-    vision = False
-    for file in files:
-        try:
-            with huggingface.opened(file) as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a dict: it has no iterator)
-                    part = tensors.get_slice(name)
-                    values[part.get_dtype()] += math.prod(part.get_shape())
-                    vision |= is_vision(name)
-        except CheckpointError:
-            continue  # missing or damaged files are listed in the problems
-    return Weights(files=len(files), values_by_dtype=dict(values), vision=vision, quantization=quantization)
+    stored = source.headers[0] if files else {}
+    for part in stored.values():
+        values[part.dtype] += math.prod(part.shape)
+    return Weights(
+        files=len(files),
+        values_by_dtype=dict(values),
+        vision=any(map(is_vision, stored)),
+        quantization=source.config.quantization,
+    )

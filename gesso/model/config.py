@@ -86,7 +86,8 @@ class Config:
     tie_word_embeddings: bool = True
     pad_token_id: int = 0
     eos_token_ids: tuple[int, ...] = (1,)
-    quantization: str | None = None  # one of QUANTIZATIONS, with or without the suffix LAYERS
+    # One of QUANTIZATIONS, with or without the suffix LAYERS, or the tool whose layout the weights have: one of TOOLS.
+    quantization: str | None = None
     # The file as it was read. Saving writes it back with all fields that other tools may need.
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -136,7 +137,7 @@ class Config:
         return cls(
             layers=layers,
             eos_token_ids=token_ids(eos),
-            quantization=_quantization(raw.get("quantization_config")),
+            quantization=_quantization(first(raw.get("quantization_config"), raw.get("quantization"))),
             raw=MappingProxyType(dict(raw)),
             **{name: value for name, value in given.items() if value is not None},
         )
@@ -284,6 +285,7 @@ QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
                                            "group_size": 16}),
     }
 )  # fmt: skip
+TOOLS = ("compressed-tensors", "modelopt", "mlx", "gguf")
 LAYERS = "-layers"  # suffix of a name: embeddings and head are not packed
 _NOT_QUANTIZED = ("re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
 _TABLES = ("lm_head", "re:.*embed_tokens")
@@ -320,26 +322,28 @@ def _group(name: str, *targets: str) -> dict[str, Any]:
 def _quantization(given: Any) -> str | None:
     """Return the name in QUANTIZATIONS that the file describes, with LAYERS appended if embeddings are not packed.
 
-    Settings for the quantization of activations are ignored.
+    Any other layout of a tool in TOOLS has the tool's name: its reader decides by the tensors. Settings for the
+    quantization of activations are ignored.
     """
     if given is None:
         return None
-    groups = given.get("config_groups") if isinstance(given, Mapping) else None
-    if not isinstance(groups, Mapping) or given.get("quant_method") != "compressed-tensors":
+    given = mapping(given, "config: quantization_config")
+    tool = given.get("quant_method") or ("mlx" if "group_size" in given and "bits" in given else None)
+    if tool not in TOOLS:
         raise CheckpointError(
-            "config: quantization_config is not supported; expected quant_method compressed-tensors and "
-            "config groups with weights, as gesso quantize writes them"
+            f"config: quantization_config has quant_method {shown(tool)}, which is not supported; expected "
+            f"{', '.join(TOOLS)}"
         )
+    groups = given.get("config_groups")
+    if tool != "compressed-tensors" or not isinstance(groups, Mapping):
+        return str(tool)
     found = [_described(group, given.get("format")) for group in groups.values()]
     for name in QUANTIZATIONS:
         if found == [_described(group, None) for group in quantization_config(name)["config_groups"].values()]:
             where = "config: targets in quantization_config"
             targets = {target for group in groups.values() for target in strings(group.get("targets"), where)}
             return name if targets & set(_TABLES) else name + LAYERS
-    raise CheckpointError(
-        f"config: quantization_config describes weights as {shown(found)}; supported are fp8 for all matrices, and "
-        "int4 or nvfp4 for the experts with fp8 for the others, as gesso quantize writes them"
-    )
+    return str(tool)
 
 
 def _described(group: Any, stored: Any) -> dict[str, Any]:

@@ -5,7 +5,8 @@ Three kinds of processes share the work:
 - The server process (`run`, `http/`) holds connections, queues and answers on one event loop. It imports no torch.
 - The prepare process (`prepare/process`) loads the tokenizers once and forks one child per request. The child parses,
   checks and tokenizes the request, or compiles its constraint, with limits on CPU time and memory.
-- The engine process (`worker`), one per model, loads the weights and runs the denoising steps.
+- The engine process (`worker`), one per model, loads the weights (`startup`) and runs the denoising steps. It
+  exchanges messages with the server through `pipe`.
 
 A request passes through these modules:
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gesso.chat.answer import ToolCall
+from gesso.chat.answer import Answer, ToolCall
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import ChatFields, Common, Count, Fields, Ignored, LenientFields, Stop, example
@@ -202,7 +202,7 @@ def answer(model: ServedModel, request: PreparedRequest, generation: Generation)
     return {
         **_head(request),
         "content": content or [_text_block("")],
-        **_end(generation.ended[0], read.tool_calls),
+        **_end(generation.ended[0], read),
         "usage": _usage(generation),
     }
 
@@ -229,7 +229,7 @@ async def _events(
                 yield part
     for part in blocks.end():
         yield part
-    end = _end(generation.ended[0], answer.sent.tool_calls)
+    end = _end(generation.ended[0], answer.sent)
     yield {"type": "message_delta", "delta": end, "usage": _usage(generation)}
     yield {"type": "message_stop"}
 
@@ -285,15 +285,16 @@ def _tool_use_block(call: ToolCall, input: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name, "input": input}
 
 
-def _end(ended: Ended, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """Return why the answer ended, and its seed, which Anthropic's API does not have."""
+def _end(ended: Ended, read: Answer) -> dict[str, Any]:
+    """Return why the answer ended. Anthropic's API has neither the seed nor calls that cannot be read."""
     if ended.finish_reason == "length":
         reason = "max_tokens"
-    elif calls:
+    elif read.tool_calls:
         reason = "tool_use"
     else:
         reason = "end_turn" if ended.stop is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": ended.stop, "seed": ended.seed}
+    malformed = {"malformed_tool_calls": list(read.malformed)} if read.malformed else {}
+    return {"stop_reason": reason, "stop_sequence": ended.stop, "seed": ended.seed, **malformed}
 
 
 def _usage(generation: Generation) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Choose precision, context, batch and prefill by the available memory, where the settings leave them open.
 
+If no precision fits on a GPU, the experts of some layers stay in host memory (`gesso/info/budget.py`).
+
 Rows of the KV cache grow with their texts and keep their size. The worst case is therefore `max_batch` texts of
 `max_length` tokens beside the weights. That case must fit, so the cache of a running server never exceeds memory.
 
@@ -9,9 +11,9 @@ what it really needs, and `remeasure` adapts the context.
 
 from dataclasses import dataclass, replace
 
-from gesso.checkpoint import random_weights
+from gesso.checkpoint.source import locate
 from gesso.errors import InputError
-from gesso.info.budget import CONTEXT, Budget, budget_of
+from gesso.info.budget import CONTEXT, Budget, Placement, budget_of, streaming_cost
 from gesso.info.device import DeviceMemory
 from gesso.info.memory import gigabytes
 from gesso.serve.settings import EngineSettings
@@ -23,6 +25,7 @@ BATCH_GPU = 32  # limit where memory allows it; on a CPU a larger batch gives no
 @dataclass(frozen=True)
 class Choice:
     settings: EngineSettings  # complete
+    placement: Placement
     why: str
     fixed_bytes: int  # weights and workspace: all memory but the KV cache
     budget_bytes: int  # limit for weights, workspace and KV cache
@@ -35,17 +38,19 @@ def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> 
 
     `value_bytes` is the size of a number in the dtype of the computation.
     """
-    _, config = random_weights.locate(settings.model)
-    fit = budget_of(config, memory, settings.memory, value_bytes, settings.prefill)
+    source = locate(settings.model)
+    config = source.config
+    fit = budget_of(source, memory, settings.memory, value_bytes, settings.prefill)
     allowed = [settings.quantize] if settings.quantize else fit.precisions()
     wanted = min(settings.max_length or CONTEXT, config.max_position_embeddings)
     batch = settings.max_batch or 1
-    quantize = fit.widest(allowed, wanted, batch, shorter=settings.max_length is None)
-    if quantize is None:
+    placement = fit.place(allowed, wanted, batch, shorter=settings.max_length is None)
+    if placement is None:
         raise InputError(_rejection(fit, allowed[-1], wanted, batch, settings))
+    quantize, layers = placement.quantize, placement.layers
     context = settings.max_length or max(
-        fit.context(quantize, settings.max_batch or BATCH),
-        min(wanted, fit.context(quantize, batch)),  # a smaller batch before a context shorter than CONTEXT
+        fit.context(quantize, settings.max_batch or BATCH, layers),
+        min(wanted, fit.context(quantize, batch, layers)),  # a smaller batch before a context shorter than CONTEXT
     )
     context = min(context, config.max_position_embeddings)
     most = BATCH_GPU if memory.device == "cuda" else BATCH
@@ -53,12 +58,13 @@ def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> 
         settings,
         quantize=None if quantize == "none" else quantize,
         max_length=context,
-        max_batch=settings.max_batch or min(most, fit.sequences(quantize, context)),
+        max_batch=settings.max_batch or min(most, fit.sequences(quantize, context, layers)),
         prefill=fit.prefill,
     )
     assert chosen.max_batch is not None
-    fixed = fit.weights(quantize) + fit.workspace(chosen.max_batch)
-    return Choice(chosen, _reason(fit, memory, settings, chosen), fixed, fit.size, fit, settings.max_length is None)
+    fixed = fit.weights(quantize, layers) + fit.workspace(chosen.max_batch)
+    why = _reason(fit, memory, settings, chosen, placement)
+    return Choice(chosen, placement, why, fixed, fit.size, fit, settings.max_length is None)
 
 
 def remeasure(choice: Choice, fixed_bytes: int) -> Choice:
@@ -80,8 +86,9 @@ def remeasure(choice: Choice, fixed_bytes: int) -> Choice:
     return replace(choice, settings=replace(choice.settings, max_length=context), why=why, fixed_bytes=fixed_bytes)
 
 
-def _reason(fit: Budget, memory: DeviceMemory, given: EngineSettings, chosen: EngineSettings) -> str:
-    precision = chosen.quantize or "none"
+def _reason(
+    fit: Budget, memory: DeviceMemory, given: EngineSettings, chosen: EngineSettings, placement: Placement
+) -> str:
     assert chosen.max_length is not None and chosen.max_batch is not None
 
     def source(value: object) -> str:
@@ -89,12 +96,14 @@ def _reason(fit: Budget, memory: DeviceMemory, given: EngineSettings, chosen: En
 
     longest = fit.config.max_position_embeddings
     context = "the checkpoint's maximum" if chosen.max_length == longest else source(given.max_length)
-    quantized = f", quantized to {chosen.quantize} ({'as requested' if given.quantize else 'widest that fits'})"
+    why = "as requested" if given.quantize else "narrowest" if placement.layers else "widest that fits"
+    quantized = f", quantized to {chosen.quantize} ({why})" if chosen.quantize else ""
+    streamed = f"; {streaming_cost(placement, len(fit.config.layers))}" if placement.layers else ""
     return (
         f"{gigabytes(memory.free)} of {gigabytes(memory.total)} are free on the {memory.device}, "
         f"{gigabytes(fit.size)} may be used; "
-        f"weights {gigabytes(fit.weights(precision))}{quantized if chosen.quantize else ''}, "
-        f"workspace {gigabytes(fit.workspace(chosen.max_batch))}; "
+        f"weights {gigabytes(fit.weights(placement.quantize, placement.layers))}{quantized}, "
+        f"workspace {gigabytes(fit.workspace(chosen.max_batch))}{streamed}; "
         f"context {chosen.max_length} ({context}), at most {gigabytes(fit.sequence(chosen.max_length))} per text; "
         f"batch {chosen.max_batch} ({source(given.max_batch)}); "
         f"prefill {chosen.prefill} tokens per step ({'as requested' if given.prefill else 'default of the device'})"
@@ -108,4 +117,4 @@ def _rejection(fit: Budget, quantize: str, context: int, batch: int, settings: E
         if possible
         else "try a smaller --max-batch, a narrower --quantize, a larger --memory or another device"
     )
-    return f"the model does not fit: {fit.needed(quantize, context, batch, settings.memory)}; {advice}"
+    return f"the model does not fit: {fit.needed(Placement(quantize), context, batch, settings.memory)}; {advice}"

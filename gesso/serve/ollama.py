@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from gesso.chat.answer import Answer
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
@@ -185,13 +186,9 @@ def description(context: int) -> dict[str, Any]:
 
 
 def answer(model: ServedModel, request: PreparedRequest, generation: Generation) -> dict[str, Any]:
-    whole = Delta()
-    if generation.jobs:
-        read = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools).answer(
-            generation.ended[0]
-        )
-        whole = Delta(read.text, read.thinking, read.tool_calls)
-    return {**_part(request, whole), **_end(generation)}
+    answer = AnswerDeltas(model.tokenizer, chat=request.echo["template"], tools=request.tools)
+    whole = answer.end(generation.ended[0]) if generation.jobs else Delta()
+    return {**_part(request, whole), **_end(generation, answer.sent)}
 
 
 async def stream(model: ServedModel, request: PreparedRequest, generation: Generation) -> AsyncGenerator[bytes]:
@@ -200,7 +197,7 @@ async def stream(model: ServedModel, request: PreparedRequest, generation: Gener
         async with aclosing(generation.deltas(answer)) as deltas:
             async for delta in deltas:
                 yield _line({**_part(request, delta), "done": False})
-        yield _line({**_part(request, Delta()), **_end(generation)})
+        yield _line({**_part(request, Delta()), **_end(generation, answer.sent)})
     except ApiError as error:
         yield _line(error_body(error))
 
@@ -222,8 +219,11 @@ def _part(request: PreparedRequest, delta: Delta) -> dict[str, Any]:
     return {**head, "message": message}
 
 
-def _end(generation: Generation) -> dict[str, Any]:
-    """Return the fields of the last part. Prompt and answer have one duration: a batch's passes run both."""
+def _end(generation: Generation, read: Answer) -> dict[str, Any]:
+    """Return the fields of the last part. Prompt and answer have one duration: a batch's passes run both.
+
+    Ollama's API has neither the seed nor calls that cannot be read.
+    """
     if not generation.jobs:
         return {"done": True, "done_reason": "load"}
     ended, usage = generation.ended[0], generation.usage()
@@ -238,6 +238,7 @@ def _end(generation: Generation) -> dict[str, Any]:
         "eval_count": usage["completion_tokens"],
         "eval_duration": nanoseconds,
         "seed": ended.seed,
+        **({"malformed_tool_calls": list(read.malformed)} if read.malformed else {}),
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from gesso.errors import InputError
-from gesso.info.device import SHARE, check_share
+from gesso.info.device import SHARE, read_memory
 
 QUEUE_SHARE = 4  # on a shared server, one client may take a fourth of `Limits.queue`
 
@@ -20,13 +20,13 @@ class EngineSettings:
     device: str | None = None
     dtype: str | None = None
     quantize: str | None = None  # "none" keeps the stored format
-    memory: float = SHARE  # usable share of the device's memory
+    memory: float | str = SHARE  # usable share of the device's memory, or a size such as 12GB
     max_batch: int | None = None
     max_length: int | None = None
     prefill: int | None = None
 
     def __post_init__(self) -> None:
-        check_share(self.memory)
+        read_memory(self.memory)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,56 +17,40 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-import gesso
-from gesso.api import Gesso, find_device, find_dtype
-from gesso.checkpoint import huggingface
+from gesso.api import Gesso
 from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
-from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
 from gesso.engine.plan import Echo, Plan, compare, echo
-from gesso.engine.request import Request, Score
+from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
-from gesso.info.device import memory_of
-from gesso.info.workspace import CONTEXT_BYTES
-from gesso.serve import auto
+from gesso.serve import startup
 from gesso.serve.drafts import drafted
+from gesso.serve.pipe import BEAT_SECONDS, Inbox, Pipe, Send, beat, read
 from gesso.serve.protocol import (
-    SIZES,
     Broken,
     Cancel,
     Ended,
     Failed,
-    FrameTooLarge,
     Heartbeat,
-    Loading,
     Logprobs,
     Message,
     Ready,
     Settled,
     Started,
     Submit,
-    decode,
-    encode,
-    sizes,
 )
 from gesso.serve.settings import EngineSettings, places_of_plan
-from gesso.settings import Diffusion
 
-Send = Callable[[Message], None]
-BEAT_SECONDS = 1.0
 TOKENS = 256  # with log-probabilities in one message
 EXIT_BROKEN = 3
-
-
-Inbox = queue.SimpleQueue[tuple[Message, bytes] | Callable[[], None]]  # messages, and calls from the side thread
 
 
 @dataclass(eq=False)
@@ -113,7 +97,7 @@ class Worker:
             self.status = replace(self.status, step_seconds=began)
             return
         self.measured = now
-        device = torch.cuda.memory_reserved() if self.model.model.device.type == "cuda" else 0
+        device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
         self.status = Heartbeat(
             began, len(self.jobs), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
         )
@@ -267,106 +251,6 @@ def resident_bytes() -> int:
         return 0
 
 
-def choose(settings: EngineSettings) -> auto.Choice:
-    device = find_device(settings.device)
-    return auto.choose(settings, memory_of(device), find_dtype(settings.dtype, device).itemsize)
-
-
-def load(settings: EngineSettings, send: Send) -> Gesso:
-    shown = -1
-
-    def progress(done: int, total: int) -> None:
-        nonlocal shown
-        if (percent := 100 * done // max(total, 1)) > shown:
-            shown = percent
-            send(Loading(percent / 100))
-
-    with huggingface.watched(progress):
-        return gesso.load(
-            settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            quantize=settings.quantize,
-            adapter=settings.adapters or None,
-            max_batch=settings.max_batch or 1,
-            max_length=settings.max_length,
-            memory=settings.memory,
-        )
-
-
-def keep_within(device: torch.device, budget: int) -> None:
-    """Limit the GPU allocator to the budget: it frees cached memory at the limit, and then fails."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / torch.cuda.mem_get_info(index)[1]), index)
-
-
-def warm_up(engine: Engine, max_batch: int) -> None:
-    """Run the largest work first, then passes that will recur, to compile kernels, allocate memory and capture graphs.
-
-    Three steps each: a pass runs uncaptured, is then captured as a graph, and then replayed.
-    """
-    canvas, prefill = engine.model.config.canvas_length, engine.scheduler.prefill
-
-    def request(length: int, seed: int, **settings: Any) -> Request:
-        diffusion = Diffusion(steps=3, stopping="fixed", **settings)
-        return Request(prompt=(0,) * length, max_new_tokens=canvas, diffusion=diffusion, seed=seed)
-
-    counts = [max_batch, *(count for count in (16, 8, 4, 3, 2, 1) if count < max_batch)]  # kernels differ by size
-    work: list[list[Request | Score]] = [[request(1, seed) for seed in range(count)] for count in counts]
-    work.append([request(max(1, min(prefill, engine.max_length - canvas)), 0)])
-    work.append([request(1, 0, top_k=1)])  # reads all logits
-    lengths = [n for bits in range(4, 9) for n in (3 * 2**bits // 4, 2**bits) if n < engine.max_length]
-    work += [[Score(prompt=(0,) * length, texts=((0,),))] for length in lengths for _ in range(2)]
-    for requests in work:
-        for each in requests:
-            engine.submit(each)
-        while engine.busy:
-            engine.step()
-
-
-def measured_bytes(engine: Engine, max_batch: int) -> int:
-    """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
-    torch.cuda.empty_cache()  # what remains from loading
-    torch.cuda.reset_peak_memory_stats(engine.model.device)
-    warm_up(engine, max_batch)
-    return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES
-
-
-def read(pipe: IO[bytes], inbox: Inbox) -> None:
-    while len(prefix := pipe.read(SIZES.size)) == SIZES.size:
-        head, blob = sizes(prefix)
-        inbox.put((decode(pipe.read(head)), pipe.read(blob)))
-    os._exit(0)  # the server is gone, so nobody can read an answer
-
-
-class Pipe:
-    """The pipe to the server. Several threads may send."""
-
-    def __init__(self) -> None:
-        self._pipe = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)  # keep stray prints out of the messages
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        try:
-            data = encode(message)
-        except FrameTooLarge as error:
-            data = encode(Failed(getattr(message, "id", 0), str(error), by_input=False))
-        with self._lock:
-            view = memoryview(data)
-            while view:
-                view = view[self._pipe.write(view) :]
-
-
-def beat(send: Send, status: Callable[[], Heartbeat]) -> None:
-    """Send a heartbeat once per second; `step_seconds` of the status is the time at which the current step began."""
-    while True:
-        now = status()
-        send(replace(now, step_seconds=time.monotonic() - now.step_seconds if now.step_seconds else 0.0))
-        time.sleep(BEAT_SECONDS)
-
-
 def main() -> None:
     send = Pipe().send
     inbox: Inbox = queue.SimpleQueue()
@@ -376,24 +260,16 @@ def main() -> None:
         target=beat, args=(send, lambda: Heartbeat() if worker is None else worker.status), daemon=True
     ).start()
     try:
-        choice = choose(EngineSettings(**json.loads(sys.argv[1])))
-        settings = choice.settings
-        keep_within(find_device(settings.device), choice.budget_bytes)
-        assert settings.max_batch and settings.max_length and settings.prefill
-        model = load(settings, send)
-        model.use_adapter(None)  # each request names its own
-        model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
-        if model.model.device.type == "cuda":
-            choice = auto.remeasure(choice, measured_bytes(model.engine, settings.max_batch))
-            model.engine.max_length = choice.settings.max_length or model.engine.max_length
+        model, choice = startup.start(EngineSettings(**json.loads(sys.argv[1])), send)
     except Exception as error:
         expected = isinstance(error, (GessoError, OSError))
         if not expected:
             traceback.print_exc()
         send(Broken(str(error) if expected else f"{type(error).__name__}: {error}", final=expected))
         return
+    settings, engine = choice.settings, model.engine
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
-    limits = settings.max_batch, model.engine.max_length, model.engine.scheduler.prefill
+    limits = len(engine.scheduler.rows), engine.max_length, engine.scheduler.prefill
     worker = Worker(model, send)
     send(Ready(device, dtype, settings.quantize, *limits, choice.why, choice.fixed_bytes, choice.budget_bytes))
     worker.run(inbox)

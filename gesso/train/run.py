@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.find import find
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.load import load
+from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.model.init import begin
@@ -29,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def directory_of(recipe: Recipe) -> Path:
-    return huggingface.find(recipe.model.path)
+    return find(recipe.model.path)
 
 
 def eos_of(directory: Path) -> int:
@@ -84,7 +86,7 @@ def train(
 
 def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device) -> DiffusionGemma:
     if not recipe.model.scratch:
-        return huggingface.load(directory, config, device, DTYPES[recipe.model.dtype])
+        return load(open_source(directory), device, DTYPES[recipe.model.dtype])
     with device:
         model = DiffusionGemma(config).to(DTYPES[recipe.model.dtype])
     begin(model, recipe.run.seed)

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gesso import adapters
-from gesso.checkpoint import huggingface, write
+from gesso.checkpoint import write
+from gesso.checkpoint.parameters import assign, empty_model
 from gesso.errors import GessoError, InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
@@ -288,12 +289,12 @@ class Trainer:
             partial = Path(parent) / target.name
             if self.recipe.lora:
                 for name, tensor in tensors.items():
-                    huggingface.assign(self.model, name, tensor)
+                    assign(self.model, name, tensor)
                 adapters.save(self.model, partial, self.recipe.lora)
             else:
-                model = huggingface.empty_model(self._trained_config())
+                model = empty_model(self._trained_config())
                 for name, tensor in tensors.items():
-                    huggingface.assign(model, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
+                    assign(model, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
                 write.save(model, partial, source=self.source, shard_bytes=self.recipe.run.export_shard)
             shutil.rmtree(target, ignore_errors=True)  # the export of fewer steps
             partial.rename(target)

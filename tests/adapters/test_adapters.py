@@ -14,9 +14,10 @@ from transformers import DiffusionGemmaForBlockDiffusion
 from gesso import adapters
 from gesso.adapters import TARGETS, LoraSettings, files
 from gesso.adapters.lora import attached
-from gesso.checkpoint import huggingface, write
+from gesso.checkpoint import write
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
-from gesso.model.config import Config
 from tests import oracle
 from tests.model.test_parity import ids, load_pair, steps
 
@@ -207,9 +208,7 @@ def test_a_merged_checkpoint_loads_in_transformers(tmp_path, seed):
     merged, report = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert furthest(merged.eval(), model) < 1e-4
-    again = huggingface.load(
-        tmp_path / "merged", Config.from_directory(tmp_path / "merged"), model.device, torch.float32
-    )
+    again = load_weights(open_source(tmp_path / "merged"), model.device, torch.float32)
     assert relative(unmerged, outputs(again)) < 1e-5
 
 

@@ -44,10 +44,10 @@ def test_a_hung_engine_is_replaced_and_its_requests_end_with_the_reason(server):
 UNEXPECTED = """
 import sys
 if "gesso.serve.worker" in sys.orig_argv:
-    from gesso.checkpoint import huggingface
+    from gesso import loading
     def load(*arguments):
         raise RuntimeError("unforeseen")
-    huggingface.load = load
+    loading.load_weights = load
 """
 
 

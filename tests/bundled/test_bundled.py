@@ -11,7 +11,8 @@ from transformers import DiffusionGemmaForBlockDiffusion
 import gesso
 from gesso import bundled
 from gesso.chat.tokenizer import FILL
-from gesso.checkpoint import huggingface
+from gesso.checkpoint.find import find
+from gesso.checkpoint.safetensors import weight_files
 from gesso.errors import CheckpointError
 from gesso.train.recipe import load as load_recipe
 from gesso.train.run import directory_of
@@ -35,15 +36,15 @@ def test_names_of_bundled_models():
 def test_bundled_name_takes_precedence_over_a_directory(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
-    assert huggingface.find(name) == bundled.directory(name) == bundled.DIRECTORIES[name]
-    assert huggingface.find(f"./{name}").samefile(tmp_path / name), "a path always means the directory"
-    assert huggingface.find(tmp_path / name) == tmp_path / name
+    assert find(name) == bundled.directory(name) == bundled.DIRECTORIES[name]
+    assert find(f"./{name}").samefile(tmp_path / name), "a path always means the directory"
+    assert find(tmp_path / name) == tmp_path / name
 
 
 def test_default_checkpoint_is_gesso_mini(loaded, caplog):
     with caplog.at_level(logging.WARNING, logger="gesso"):
         g = gesso.load()
-    assert g.directory == huggingface.find(None) == bundled.directory("gesso-mini")
+    assert g.directory == find(None) == bundled.directory("gesso-mini")
     assert torch.equal(g.model.head, loaded["gesso-mini"].model.head)
     assert caplog.records == [], "no warnings"
 
@@ -90,7 +91,7 @@ def test_bundled_model_computes_the_same_in_transformers(name, loaded):
 @names
 def test_bundled_files_are_small_and_in_bfloat16(name):
     directory = bundled.directory(name)
-    weights = huggingface.weight_files(directory)
+    weights = weight_files(directory)
     assert all(file.stat().st_size <= 15 * MB for file in weights)
     assert sum(file.stat().st_size for file in directory.iterdir()) <= 32 * MB
     values = 0

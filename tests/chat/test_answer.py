@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gesso.chat.answer import MAX_DEPTH, Answer, ToolCall, format_call, format_value, parse
+from gesso.chat.answer import MAX_DEPTH, QUOTE, Answer, ToolCall, format_call, format_value, parse
 from gesso.errors import InputError
 
 RICH = (
@@ -311,6 +313,84 @@ def test_any_deltas_add_up_to_the_whole_answer() -> None:
             assert not re.search(r":f ?[({]", whole.text), raw
 
 
+texts = st.sampled_from(["Paris", "two words", "it's", 'say "hi"', "a, b: c", "x{y}", "(z", ""])
+values = st.recursive(
+    st.none() | st.booleans() | st.sampled_from([3, -2.5]) | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=4,
+)
+calls = st.builds(ToolCall, st.just("find"), st.dictionaries(st.sampled_from(["city", "days"]), values))
+
+
+@st.composite
+def damaged_calls(draw: st.DrawFn) -> str:
+    """Draw a call of `find` with one kind of damage that models do."""
+    opening, body, ending = (
+        "<|tool_call>",
+        format_call(draw(calls))[len("<|tool_call>") : -len("<tool_call|>")],
+        "<tool_call|>",
+    )
+    at = draw(st.integers(len("call:find"), len(body)))
+    match draw(st.sampled_from(["opening", "ending", "doubled", "cut", "removed", "inserted", "quotes", "one quote"])):
+        case "opening":
+            opening = ""
+        case "ending":
+            ending = ""
+        case "doubled":
+            opening += opening
+        case "cut":
+            body, ending = body[:at], ""
+        case "removed":
+            body = body[:at] + body[at + 1 :]
+        case "inserted":
+            body = body[:at] + draw(st.sampled_from("{}[](),:\"'")) + body[at:]
+        case "quotes":
+            body = body.replace(QUOTE, draw(st.sampled_from("\"'")))
+        case "one quote":
+            body = body.replace(QUOTE, draw(st.sampled_from(["", '"', "'"])), 1)
+    return opening + body + ending
+
+
+@given(
+    source=damaged_calls(), before=st.sampled_from(["", "First. "]), after=st.sampled_from(["", " Last.", "<turn|>"])
+)
+@settings(max_examples=400)
+def test_damaged_call_is_neither_lost_nor_shown(source: str, before: str, after: str) -> None:
+    raw = before + source + after
+    answer = parse(raw, {"find"}, ended=True)
+    assert answer.tool_calls or answer.malformed
+    shown = answer.text.removeprefix("First. ").removesuffix("Last.").strip()
+    if answer.tool_calls or before:
+        assert not shown
+    else:  # the answer would be blank
+        assert "call:" not in shown and not any(tag in shown for tag in TAGS)
+    for cut in range(len(raw)):
+        part = parse(raw[:cut], {"find"})
+        assert answer.text.startswith(part.text), raw[:cut]
+        assert answer.tool_calls[: len(part.tool_calls)] == part.tool_calls, raw[:cut]
+        assert answer.malformed[: len(part.malformed)] == part.malformed, raw[:cut]
+
+
+@pytest.mark.parametrize(
+    ("rest", "malformed", "text"),
+    [
+        (",b:2}<tool_call|> Last.", (",b:2}",), " Last."),
+        (", b=2) Last.", (", b=2)",), "Last."),
+        (",b:2", (",b:2",), ""),
+        ("[<tool_call|>Last.", ("[",), "Last."),
+        ("5}<tool_call|>", ("5}",), ""),
+        (", and more.", (), ", and more."),
+        (" (as you asked)", (), "(as you asked)"),
+        ("Last. It is 5" + " more" * 60, (), "Last. It is 5" + " more" * 60),
+        (",call:f{a:1}<tool_call|>", (), ","),
+    ],
+)
+def test_arguments_after_the_last_bracket_of_a_call_are_not_text(rest: str, malformed: Any, text: str) -> None:
+    answer = parse(f"<|tool_call>call:f{{a:1}}{rest}", {"f"}, ended=True)
+    assert answer.tool_calls and all(call == ToolCall("f", {"a": 1}) for call in answer.tool_calls)
+    assert (answer.malformed, answer.text) == (malformed, text)
+
+
 def test_parse_inverts_format_call() -> None:
     for seed in range(3000):
         rng = random.Random(seed)
@@ -371,7 +451,10 @@ def test_parse_time_is_linear(opening: str, unit: str) -> None:
     assert grows_linearly(opening, unit)
 
 
-@pytest.mark.parametrize("unit", [":f{}", ":f{", ":f(a", ":", "a", "a ", ":g(", ":f{'", ":f(a=1) ", "a" * 16 + ":f"])
+@pytest.mark.parametrize(
+    "unit",
+    [":f{}", ":f{", ":f(a", ":", "a", "a ", ":g(", ":f{'", ":f(a=1) ", "a" * 16 + ":f", ":f{},", ":f{}x", ":f{},a:1"],
+)
 def test_parse_time_of_calls_without_tags_is_linear(unit: str) -> None:
     assert grows_linearly("", unit, length=4_000, tools={"f"})
 

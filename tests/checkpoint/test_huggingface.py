@@ -13,8 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
 import gesso
-from gesso.checkpoint import huggingface, write
+from gesso.checkpoint import transfer, write
+from gesso.checkpoint.find import find
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.safetensors import INDEX, SINGLE, weight_files
+from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
@@ -25,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def load(directory, dtype=torch.float32):
-    return huggingface.load(directory, Config.from_directory(directory), CPU, dtype)
+    return load_weights(open_source(directory), CPU, dtype)
 
 
 @pytest.fixture
@@ -36,9 +40,9 @@ def directory(tmp_path):
 
 def damage(directory, change):
     """Rewrite the weights after `change(tensors)`."""
-    tensors = load_file(directory / huggingface.SINGLE)
+    tensors = load_file(directory / SINGLE)
     change(tensors)
-    save_file(tensors, directory / huggingface.SINGLE, metadata={"format": "pt"})
+    save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
 
 
 def edit_config(directory, change):
@@ -72,7 +76,7 @@ def test_saved_checkpoint_loads_and_computes_the_same_in_transformers(tmp_path, 
 
 
 def load_tensors(directory):
-    return {name: t for file in huggingface.weight_files(directory) for name, t in load_file(file).items()}
+    return {name: t for file in weight_files(directory) for name, t in load_file(file).items()}
 
 
 def test_checkpoint_without_source_loads_in_transformers(directory):
@@ -135,7 +139,7 @@ def test_long_load_shows_progress_only_on_a_terminal(directory, monkeypatch):
         screen = io.StringIO()
         screen.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign]
         monkeypatch.setattr(sys, "stderr", screen)
-        monkeypatch.setattr(huggingface, "LONG_LOAD", 1)
+        monkeypatch.setattr(transfer, "LONG_LOAD", 1)
         load(directory)
         shown[terminal] = screen.getvalue()
     assert "loading weights" in shown[True]
@@ -147,11 +151,10 @@ PEAK = """
 import resource, sys, threading, time
 from pathlib import Path
 import torch
-from gesso.checkpoint import huggingface
-from gesso.model.config import Config
-directory = Path(sys.argv[1])
-config = Config.from_directory(directory)
-huggingface.problems(directory, config)
+from gesso.checkpoint.load import load
+from gesso.checkpoint.source import open_source
+source = open_source(Path(sys.argv[1]))
+source.check()
 
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -164,7 +167,7 @@ def watch():
         peak = max(peak, rss())
         time.sleep(0.0005)
 watcher = threading.Thread(target=watch); watcher.start()
-model = huggingface.load(directory, config, torch.device("cpu"), torch.float32)
+model = load(source, torch.device("cpu"), torch.float32)
 done = True; watcher.join()
 sizes = {p.data_ptr(): p.nbytes for p in model.parameters()}
 print(peak - before, sum(sizes.values()), max(sizes.values()))
@@ -204,24 +207,24 @@ def refused(directory, *words):
 
 
 def test_truncated_file_is_named(directory):
-    path = directory / huggingface.SINGLE
+    path = directory / SINGLE
     path.write_bytes(path.read_bytes()[:-100])
-    refused(directory, huggingface.SINGLE, "corrupt or truncated")
+    refused(directory, SINGLE, "corrupt or truncated")
 
 
 def test_corrupt_file_is_named(directory):
-    (directory / huggingface.SINGLE).write_bytes(b"\xff" * 1000)
-    refused(directory, huggingface.SINGLE, "corrupt")
+    (directory / SINGLE).write_bytes(b"\xff" * 1000)
+    refused(directory, SINGLE, "corrupt")
 
 
 def test_pickle_is_never_opened(directory):
-    (directory / huggingface.SINGLE).rename(directory / "pytorch_model.bin")
-    refused(directory, "no weights", huggingface.SINGLE)
+    (directory / SINGLE).rename(directory / "pytorch_model.bin")
+    refused(directory, "no weights", SINGLE)
 
 
 def test_a_missing_shard_is_named(tmp_path):
     oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
-    gone = huggingface.weight_files(tmp_path / "model")[1]
+    gone = weight_files(tmp_path / "model")[1]
     gone.unlink()
     refused(tmp_path / "model", gone.name, "missing")
 
@@ -296,25 +299,25 @@ def test_config_that_is_no_json_object_is_named(directory, text):
 @pytest.mark.parametrize("name", ["/etc/passwd", "../elsewhere.safetensors", 3, ""])
 def test_index_with_a_path_outside_its_directory_is_rejected(tmp_path, name):
     oracle.checkpoint(tmp_path / "model", 0, max_shard_size="20KB")
-    index = json.loads((tmp_path / "model" / huggingface.INDEX).read_text())
+    index = json.loads((tmp_path / "model" / INDEX).read_text())
     index["weight_map"]["model.decoder.norm.weight"] = name
-    (tmp_path / "model" / huggingface.INDEX).write_text(json.dumps(index))
-    refused(tmp_path / "model", huggingface.INDEX, repr(name))
+    (tmp_path / "model" / INDEX).write_text(json.dumps(index))
+    refused(tmp_path / "model", INDEX, repr(name))
 
 
 def test_missing_path_is_rejected_with_the_alternatives(tmp_path):
     for name in (tmp_path / "nowhere", "just-a-word", "", "./nothing", "../nothing", "a--b/c d"):
         with pytest.raises(CheckpointError, match="no directory"):
-            huggingface.find(name)
+            find(name)
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="is a file"):
-        huggingface.find(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="is not a GGUF file"):
+        find(tmp_path / "file")
 
 
 def test_hub_name_offline_names_the_setting(own_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(own_cache / "hub"))
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE"):
-        huggingface.find("nobody/nothing-at-all")
+        find("nobody/nothing-at-all")
 
 
 def test_hub_name_is_found_in_the_local_cache_offline(directory, tmp_path, monkeypatch):
@@ -327,7 +330,7 @@ def test_hub_name_is_found_in_the_local_cache_offline(directory, tmp_path, monke
     (repo / "snapshots").mkdir()
     directory.rename(repo / "snapshots" / ("0" * 40))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert load(huggingface.find("someone/small")).config.vocab_size == 384
+    assert load(find("someone/small")).config.vocab_size == 384
 
 
 # --- generation defaults ------------------------------------------------------------------------------------------

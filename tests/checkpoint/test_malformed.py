@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.generation import GenerationDefaults
-from gesso.checkpoint.huggingface import SINGLE
+from gesso.checkpoint.safetensors import SINGLE
+from gesso.checkpoint.source import open_source
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import CheckpointError
 from gesso.info.report import describe
@@ -124,7 +125,7 @@ def test_model_of_a_hundred_thousand_layers_is_rejected_at_once(directory):
     raw["text_config"] |= {"num_hidden_layers": 100_000, "layer_types": None}
     (directory / "config.json").write_text(json.dumps(raw))
     with bounded(), pytest.raises(CheckpointError, match="num_hidden_layers"):
-        describe(directory, "deep")
+        describe(open_source(directory), "deep")
 
 
 def test_vision_tower_of_a_billion_layers_is_rejected_at_once(directory):
@@ -132,14 +133,14 @@ def test_vision_tower_of_a_billion_layers_is_rejected_at_once(directory):
     raw["vision_config"]["num_hidden_layers"] = 10**9
     (directory / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match="vision_config.num_hidden_layers"):
-        describe(directory, "deep")
+        describe(open_source(directory), "deep")
 
 
 def test_integer_weights_are_reported_by_name(directory):
     tensors = load_file(directory / SINGLE)
     tensors["model.decoder.norm.weight"] = tensors["model.decoder.norm.weight"].to(torch.int16)
     save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
-    (problem,) = describe(directory, "whole").problems
+    (problem,) = describe(open_source(directory), "whole").problems
     assert "model.decoder.norm.weight" in problem and "I16" in problem
 
 
@@ -168,7 +169,7 @@ def test_integer_weights_are_reported_by_name(directory):
 )
 def test_info_reports_invalid_generation_setting(directory, raw, field):
     (directory / "generation_config.json").write_text(json.dumps(raw))
-    (problem,) = describe(directory, "model").problems
+    (problem,) = describe(open_source(directory), "model").problems
     assert "generation_config.json" in problem and field in problem
 
 
@@ -177,7 +178,7 @@ def test_info_reports_invalid_generation_setting(directory, raw, field):
 
 def test_info_reports_tokenizer_larger_than_the_vocabulary(tmp_path):
     directory = make(tmp_path / "small", vocab_size=300)
-    assert any("384" in problem and "300" in problem for problem in describe(directory, "small").problems)
+    assert any("384" in problem and "300" in problem for problem in describe(open_source(directory), "small").problems)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_info_reports_tokenizer_larger_than_the_vocabulary(tmp_path):
 )  # fmt: skip
 def test_info_reports_template_that_fails_to_render(directory, template):
     (directory / "chat_template.jinja").write_text(template)
-    assert any("template" in problem for problem in describe(directory, "model").problems)
+    assert any("template" in problem for problem in describe(open_source(directory), "model").problems)
 
 
 # --- named pipes and oversized files ------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def test_named_pipe_in_a_checkpoint_is_rejected_without_waiting(directory, name)
     (directory / name).unlink(missing_ok=True)
     os.mkfifo(directory / name)
     try:
-        problems = describe(directory, "model").problems
+        problems = describe(open_source(directory), "model").problems
     except CheckpointError as error:
         problems = (str(error),)
     assert any(name in problem and "named pipe" in problem for problem in problems)
@@ -212,7 +213,7 @@ def test_oversized_file_is_rejected_unread(directory, name):
     with open(directory / name, "wb") as file:
         file.truncate(1 << 40)  # sparse, so it takes no disk space
     try:
-        problems = describe(directory, "model").problems
+        problems = describe(open_source(directory), "model").problems
     except CheckpointError as error:
         problems = (str(error),)
     assert any(name in problem and "larger than" in problem for problem in problems)

@@ -26,7 +26,7 @@ import pytest
 
 import gesso
 from gesso.chat.answer import Answer, ToolCall
-from gesso.checkpoint.huggingface import INDEX
+from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.write import save
 from gesso.cli import chat, delivery, terminal
 from gesso.cli.options import Denoising
@@ -386,6 +386,7 @@ def test_chat_over_a_pipe_answers_every_line_with_history(main: Main, tiny: gess
     expected = tiny.chat(messages, steps=2, max_new_tokens=8, seed=3)
     assert done.code == 0
     assert (first["text"], first["thinking"]) == (expected.text, expected.thinking)
+    assert first["malformed_calls"] == list(expected.malformed_calls)
     messages += [{"role": "assistant", "content": expected.text}, {"role": "user", "content": "two"}]
     assert second["tokens"] == list(tiny.chat(messages, steps=2, max_new_tokens=8, seed=3).tokens)
 

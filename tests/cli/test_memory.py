@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gesso
-from gesso import api
+from gesso import loading
 from gesso.checkpoint import random_weights
 from gesso.cli.memory import advice
 from gesso.info import device
@@ -30,7 +30,7 @@ def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
     def memory_of(_: torch.device, *, ours: bool = False) -> DeviceMemory:
         return DeviceMemory(26 * 10**9, 26 * 10**9, "cpu")
 
-    monkeypatch.setattr(api, "memory_of", memory_of)
+    monkeypatch.setattr(loading, "memory_of", memory_of)
     monkeypatch.setattr(device, "memory_of", memory_of)
 
 
@@ -57,7 +57,7 @@ def test_auto_reports_the_precision_on_stderr(main: Main, tiny_directory: Path) 
     done = main("generate", "hi", "-m", str(tiny_directory), "--quantize", "auto", *short)
     plain = main("generate", "hi", "-m", str(tiny_directory), "--quantize", "none", *short)
     assert done.code == 0 and done.out == plain.out
-    assert "precision: as stored, the widest that fits" in done.err
+    assert "precision: as stored, chosen by the available memory" in done.err
 
 
 def test_a_model_that_does_not_fit_is_not_loaded_and_the_advised_command_fits(
@@ -66,7 +66,7 @@ def test_a_model_that_does_not_fit_is_not_loaded_and_the_advised_command_fits(
     class Loaded(Exception): ...
 
     def make(*given: Any) -> None:
-        raise Loaded(given[-1])
+        raise Loaded(given[3])
 
     monkeypatch.setattr(random_weights, "make", make)
     done = main("generate", "two words", *BIG)

@@ -120,3 +120,13 @@ def test_gesso_decide_prints_the_probability_of_each_choice(main, tiny_directory
     assert found["choice"] == ("yes", "no")[found["index"]]
     lines = main(*arguments).out.splitlines()
     assert lines == [f"{100 * p:5.1f} %  {choice}" for choice, p in found["probabilities"].items()]
+
+
+def test_gesso_decide_asks_a_question_or_continues_a_text(main, tiny, tiny_directory):
+    prompt, choices = "Is seven odd?", ["yes", "no"]
+    arguments = ("decide", prompt, "--choice", "yes", "--choice", "no", "--json", "--model", str(tiny_directory))
+    asked = tiny.decide([{"role": "user", "content": prompt}], choices).probabilities
+    continued = tiny.decide(prompt, choices).probabilities
+    assert asked != continued
+    assert json.loads(main(*arguments).out)["probabilities"] == asked
+    assert json.loads(main(*arguments, "--continue").out)["probabilities"] == continued

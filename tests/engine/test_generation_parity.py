@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
-from gesso.checkpoint import huggingface as gesso_checkpoint
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.source import open_source
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done
 from gesso.engine.request import Request
@@ -71,7 +72,7 @@ NEVER = Diffusion(steps=10, confidence=1e-9)
 def test_texts_equal_the_reference_token_for_token(tmp_path, seed, settings):
     reference = oracle.checkpoint(tmp_path / "model", seed, near_identity=True)
     config = Config.from_directory(tmp_path / "model")
-    model = gesso_checkpoint.load(tmp_path / "model", config, torch.device("cpu"), torch.float32)
+    model = load_weights(open_source(tmp_path / "model"), torch.device("cpu"), torch.float32)
     for prompt_length, eos in ((1, frozenset()), (5, frozenset({1, 7})), (3 * config.sliding_window, frozenset())):
         prompt = torch.randint(0, config.vocab_size, (prompt_length,)).tolist()
         torch.manual_seed(seed)
@@ -90,8 +91,7 @@ def test_some_canvases_of_these_tests_stop_early(tmp_path):
     converged = 0
     for seed in SEEDS:
         oracle.checkpoint(tmp_path / str(seed), seed, near_identity=True)
-        config = Config.from_directory(tmp_path / str(seed))
-        model = gesso_checkpoint.load(tmp_path / str(seed), config, torch.device("cpu"), torch.float32)
+        model = load_weights(open_source(tmp_path / str(seed)), torch.device("cpu"), torch.float32)
         torch.manual_seed(seed)
         result = generate(model, [2, 3, 4], EARLY, 4, frozenset())
         converged += result.usage.denoising_steps < 4 * EARLY.steps

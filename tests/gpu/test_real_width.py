@@ -5,43 +5,54 @@ import torch
 
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.torch import TorchBackend
-from gesso.checkpoint import huggingface
-from gesso.checkpoint.quantize.formats import pack_all
-from gesso.checkpoint.quantize.packed import Packed
+from gesso.checkpoint.parameters import assign
+from gesso.checkpoint.quantize.formats import FORMATS, format_of, is_expert
 from gesso.engine.engine import Engine
 from gesso.engine.request import Score
 from tests.backends.passes import CapturesPlainly
-from tests.gpu.device import DEVICE, DRY_RUN
+from tests.gpu.device import DRY_RUN
 from tests.gpu.real_width import errors, make_model, outputs
 
 pytestmark = pytest.mark.gpu
 
 
-def packed_model(format):
+# A pair: the formats of the two matrices of the experts, as in files of other tools. The other matrices are FP8 then.
+STORED = (None, "fp8", "int4", "nvfp4", ("uint4", "uint4"), ("uint4", "fp8"))
+
+
+def packed_model(stored):
     model = make_model(torch.bfloat16)
-    if format is not None:
-        stored = [(name, tensor.detach()) for name, tensor in model.named_parameters()]
-        for name, weight in pack_all(format, stored, DEVICE):
-            if isinstance(weight, Packed):
-                weight.dtype = torch.bfloat16
-            huggingface.assign(model, name, weight)
+    for name, tensor in list(model.named_parameters()) if stored else ():
+        if isinstance(stored, tuple) and is_expert(name):
+            format = FORMATS[stored[name.endswith("down_proj")]]
+        else:
+            format = format_of(name, tensor.shape, "fp8" if isinstance(stored, tuple) else stored)
+        if format is not None:
+            packed = format.quantize(name, tensor.detach())
+            packed.dtype = torch.bfloat16
+            assign(model, name, packed)
     return model
 
 
-@pytest.mark.parametrize("format", [None, "fp8", "int4", "nvfp4"])
-def test_kernels_match_plain_operations(record_property, format):
-    model = packed_model(format)
+def test_packed_model_has_the_formats_of_its_experts():
+    experts = packed_model(("uint4", "fp8")).decoder.layers[0].experts
+    assert (experts.gate_up_proj.format, experts.down_proj.format) == ("uint4", "fp8")
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_kernels_match_plain_operations(record_property, stored):
+    model = packed_model(stored)
     apart = errors(outputs(CudaBackend(model)), outputs(TorchBackend(model)))
     record_property("median", float(apart.median()))
     record_property("quantile_90", float(apart.quantile(0.9)))
     # With FP8 matrices, kernels also round activations, unlike the plain version: an error of about an eighth over
     # three layers of random weights. A defect gives an error above one.
-    assert apart.median() < (0.02 if format is None else 0.2)
+    assert apart.median() < (0.02 if stored is None else 0.2)
 
 
-@pytest.mark.parametrize("format", [None, "fp8", "int4", "nvfp4"])
-def test_padding_and_other_texts_of_a_captured_pass_change_no_bits(format):
-    model = packed_model(format)
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_padding_and_other_texts_of_a_captured_pass_change_no_bits(stored):
+    model = packed_model(stored)
     texts = [tuple(range(5, 5 + length)) for length in (3, 16, 17, 40, 100)]
 
     def scores(pads):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from gesso.backends.cuda import CudaBackend
-from gesso.checkpoint import huggingface, write
-from gesso.model.config import Config
+from gesso.checkpoint import write
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.source import open_source
 from tests.gpu.device import DEVICE
 from tests.gpu.real_width import errors, make_model, outputs
 
@@ -32,7 +33,7 @@ def test_float32_equals_the_reference_beyond_the_window(reference, record_proper
     later tokens by up to 1e-4. TF32 products would change all tokens by more.
     """
     _, truth, directory = reference
-    ours = huggingface.load(directory, Config.from_directory(directory), DEVICE, torch.float32)
+    ours = load_weights(open_source(directory), DEVICE, torch.float32)
     found = errors(outputs(CudaBackend(ours)), truth)
     record_property("quantile_5", float(found.quantile(0.05)))
     record_property("median", float(found.median()))
@@ -44,7 +45,7 @@ def test_float32_equals_the_reference_beyond_the_window(reference, record_proper
 
 def test_bfloat16_error_is_no_larger_than_that_of_the_reference(reference, record_property):
     exact, truth, directory = reference
-    ours = huggingface.load(directory, Config.from_directory(directory), DEVICE, torch.bfloat16)
+    ours = load_weights(open_source(directory), DEVICE, torch.bfloat16)
     low = type(exact).from_pretrained(directory, dtype=torch.bfloat16).to(DEVICE).eval()
     mine, theirs = errors(outputs(CudaBackend(ours)), truth), errors(outputs(low), truth)
     record_property("mean_error", float(mine.mean()))

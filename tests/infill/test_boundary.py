@@ -7,7 +7,7 @@ import random
 import pytest
 
 import gesso
-from gesso.checkpoint.huggingface import find
+from gesso.checkpoint.find import find
 from gesso.checkpoint.write import save
 from gesso.engine.request import Request
 from gesso.infill.infill import infill

@@ -7,20 +7,30 @@ import pytest
 import torch
 
 import gesso
-from gesso import api
+from gesso import loading
 from gesso.checkpoint import random_weights
+from gesso.checkpoint.source import Source
 from gesso.errors import DoesNotFitError, InputError
-from gesso.info.budget import CONTEXT, PRECISIONS, Budget, choose_precision
-from gesso.info.device import DeviceMemory, memory_of
+from gesso.info import device
+from gesso.info.budget import CONTEXT, HOST_RESERVE, PRECISIONS, Budget, Placement, choose_placement, spread
+from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
 from gesso.model.config import Config
 
 GB = 10**9
 REAL = random_weights.config_of("26b-a4b")
 
 
+def source_of(config: Config) -> Source:
+    return Source(None, Path(), config)
+
+
 def chosen(gb: float, quantize: str | None = "auto", *, max_batch: int = 1, config: Config = REAL) -> str | None:
     memory = DeviceMemory(round(gb * GB), round(gb * GB), "cuda")
-    return choose_precision(config, memory, 0.9, 2, quantize, max_batch=max_batch, max_length=None)
+    placement = choose_placement(
+        Source(None, Path(), config), memory, 0.9, 2, quantize, max_batch=max_batch, max_length=None
+    )
+    assert not placement.layers, "without host memory nothing streams"
+    return None if placement.quantize == "none" else placement.quantize
 
 
 @pytest.mark.parametrize(("gb", "precision"), [(141, None), (80, None), (48, "fp8"), (32, "fp8"), (24, "int4")])
@@ -64,7 +74,7 @@ def test_load_with_auto_packs_the_weights_only_as_far_as_needed(
 ) -> None:
     budget = Budget(Config.from_directory(tiny_directory), 0, 4, 256)
     size = budget.weights(precision) + budget.workspace(1) + budget.sequence(CONTEXT)
-    monkeypatch.setattr(api, "memory_of", lambda _: DeviceMemory(size, size, "cpu"))
+    monkeypatch.setattr(loading, "memory_of", lambda _: DeviceMemory(size, size, "cpu"))
     model = gesso.load(tiny_directory, quantize="auto", memory=1.0, max_batch=1)
     assert (model.config.quantization or "none") == precision
 
@@ -72,7 +82,101 @@ def test_load_with_auto_packs_the_weights_only_as_far_as_needed(
 def test_memory_that_torch_has_reserved_and_not_used_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"mem_get_info": (10, 80), "memory_reserved": 60, "memory_allocated": 20}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    monkeypatch.setattr(device, "host_memory", lambda: (9, 7))
     memory = memory_of(torch.device("cuda"))
-    assert memory == DeviceMemory(80, 50, "cuda")
+    assert memory == DeviceMemory(80, 50, "cuda", host=7)
     assert memory_of(torch.device("cuda"), ours=True) == replace(memory, free=70)
     assert memory.budget(0.5) == 40 and memory.budget(0.9) == 50
+
+
+# --- sizes of memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [
+        (0.9, 0.9), ("0.9", 0.9), (1, 1.0), ("12GB", 12 * GB), ("12 gb", 12 * GB), ("12GiB", 12 * 2**30),
+        ("800MB", 800 * 10**6), ("1.5GB", 1_500_000_000),
+    ],
+)  # fmt: skip
+def test_memory_is_a_share_or_a_size(given: float | str, limit: float) -> None:
+    found = read_memory(given)
+    assert found == limit and isinstance(found, int) == (limit > 1)
+    memory = DeviceMemory(16 * GB, 15 * GB, "cuda")
+    assert memory.budget(given) == min(limit if limit > 1 else round(limit * 16 * GB), 15 * GB)
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.1, 12, "12", "GB", "0GB", "12GB x", "nan", "12 parsecs", ""])
+def test_a_memory_that_is_neither_share_nor_size_is_rejected(given: float | str) -> None:
+    with pytest.raises(InputError, match="share of memory .* or a size such as 12GB"):
+        read_memory(given)
+
+
+def test_a_limit_counts_the_context_and_applies_to_the_given_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (1, {1: 80 * GB}[index]))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: {1: 4 * GB}[index])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given))
+    keep_within(torch.device("cuda:1"), 12 * GB)
+    assert calls == [((4 + 12 - 0.5) / 80, 1)]
+
+
+# --- streamed experts -----------------------------------------------------------------------------------------------
+
+
+def placed(
+    gb: float, quantize: str | None = "auto", *, host: float = 64, config: Config = REAL, max_batch: int = 8
+) -> Placement:
+    memory = DeviceMemory(80 * GB, 80 * GB, "cuda", round(host * GB))
+    return choose_placement(
+        Source(None, Path(), config), memory, f"{gb}GB", 2, quantize, max_batch=max_batch, max_length=None
+    )
+
+
+def test_experts_stream_only_if_no_precision_fits() -> None:
+    assert placed(48) == Placement("fp8") and placed(24) == Placement("int4")
+    for gb in (8, 12, 16):
+        found = placed(gb)
+        assert found.quantize == "int4" and 3 <= len(found.layers) < 30
+    assert placed(16, "fp8").quantize == "fp8" and placed(24, None).quantize == "none"
+    assert placed(16, config=REAL.quantized("int4")) == replace(placed(16), quantize="none")
+
+
+@pytest.mark.parametrize("gb", [8, 12, 16])
+def test_the_fewest_layers_stream_that_make_room_for_one_text(gb: int) -> None:
+    found, budget = placed(gb), Budget(REAL, gb * GB, 2, 2048)
+    needed = budget.workspace(1) + budget.sequence(CONTEXT)
+    assert budget.weights("int4", found.layers) + needed <= gb * GB
+    fewer = spread(len(found.layers) - 1, 30)
+    assert budget.weights("int4", fewer) + needed > gb * GB
+    layer = 128 * 3 * 704 * 2816 * 4.5 / 8
+    assert found.host_bytes == len(found.layers) * layer
+    assert budget.weights("int4", found.layers) == budget.weights("int4") - found.host_bytes + 2 * layer
+
+
+def test_less_memory_streams_more_layers() -> None:
+    counts = [len(placed(gb).layers) for gb in range(8, 22)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > 2 * counts[8]
+
+
+def test_too_little_host_memory_is_rejected_with_both_figures() -> None:
+    need = placed(12).host_bytes / GB
+    assert placed(12, host=need + HOST_RESERVE / GB + 0.001).layers
+    with pytest.raises(DoesNotFitError, match=rf"experts of \d+ layers in host memory, .* {need:.2f} GB and 5.00 GB"):
+        placed(12, host=5 + HOST_RESERVE / GB)
+
+
+def test_nothing_streams_without_a_gpu_or_below_the_size_of_the_other_weights() -> None:
+    memory = memory_of(torch.device("cpu"))
+    assert memory.host == 0
+    with pytest.raises(DoesNotFitError):
+        placed(4)
+
+
+def test_streamed_layers_are_spread_evenly() -> None:
+    assert spread(30, 30) == tuple(range(30))
+    assert spread(3, 30) == (9, 19, 29)
+    for count in range(1, 31):
+        layers = spread(count, 30)
+        gaps = [b - a for a, b in zip((-1, *layers), layers, strict=False)]
+        assert len(set(layers)) == count and layers[-1] == 29 and max(gaps) - min(gaps) <= 1

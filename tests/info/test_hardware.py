@@ -169,11 +169,31 @@ def test_larger_batch_is_never_faster_per_step_or_slower_per_token(real):
                 assert large.tokens_per_second >= small.tokens_per_second * (1 - 1e-9)
 
 
-def test_floor_is_the_larger_of_memory_and_compute(real):
+def test_floor_is_the_largest_of_memory_compute_and_copies(real):
     for card in CARDS.values():
-        for floor in (floor for fit in real(card).fits for floor in fit.floors):
-            assert floor.seconds == max(floor.memory_seconds, floor.compute_seconds)
-            assert floor.limit == ("memory" if floor.seconds == floor.memory_seconds else "compute")
+        for fit in real(card).fits:
+            copied = fit.streamed.host_bytes / (card.pcie_gbs * 1e9) if fit.streamed else 0
+            for floor in fit.floors:
+                assert floor.copy_seconds == copied
+                times = {"memory": floor.memory_seconds, "compute": floor.compute_seconds, "PCIe": copied}
+                assert floor.seconds == max(times.values()) == times[floor.limit]
+
+
+def test_experts_stream_where_a_precision_does_not_fit(real):
+    """Computed from the shape: a layer has 128 experts of three matrices 704 by 2816 at 4.5 bits per value."""
+    layer = 128 * 3 * 704 * 2816 * 4.5 / 8
+    for name, rate in {"rtx-5060": 0.8 * 31.5, "rtx-4070": 0.8 * 31.5, "rtx-4080": 0.8 * 31.5}.items():
+        fit = of(real(CARDS[name]), "4-bit")
+        assert fit.missing_bytes and fit.streamed and fit.floors[0].limit == "PCIe"
+        assert fit.streamed.host_bytes == fit.streamed.layers * layer
+        assert fit.floors[0].seconds == pytest.approx(fit.streamed.host_bytes / (rate * 1e9), rel=1e-3)
+        kept = fit.weight_bytes - fit.streamed.host_bytes + 2 * layer
+        assert fit.free_bytes == CARDS[name].usable_bytes - workspace(1) - kept
+    for card in CARDS.values():
+        for fit in real(card).fits:
+            assert (fit.streamed is not None) <= (fit.missing_bytes > 0 and card.pcie is not None)
+    text = " ".join(text_of(real(CARDS["rtx-4070"])).split())
+    assert "host memory, copied per step" in text and "every step copies them" in text
 
 
 def test_precision_not_in_hardware_computes_at_the_rate_of_bf16(real):
@@ -187,7 +207,7 @@ def test_precision_not_in_hardware_computes_at_the_rate_of_bf16(real):
     for wide, narrow in zip(bf16.floors, four.floors, strict=True):
         assert narrow.compute_seconds == wide.compute_seconds
     assert {name for name, card in CARDS.items() if card.has("4-bit")} == {
-        "rtx-5090", "rtx-pro-6000", "dgx-spark", "dgx-station",
+        "rtx-5060", "rtx-5090", "rtx-pro-6000", "dgx-spark", "dgx-station",
     }  # fmt: skip
     assert all(card.has("fp8") for card in CARDS.values())
 
@@ -209,7 +229,7 @@ def test_floors_cover_exactly_the_batches_that_fit(real):
 
 
 def test_model_that_does_not_fit_reports_missing_bytes(real):
-    small = replace(H200, driver_mib=8 * 1024)
+    small = replace(H200, driver_mib=8 * 1024, pcie=None)
     found = real(small)
     assert found.choice is None
     assert found.chosen() is None
@@ -222,7 +242,8 @@ def test_model_that_does_not_fit_reports_missing_bytes(real):
 
 def test_choice_is_fp8_where_it_fits_and_is_faster(real, tiny):
     choices = {name: real(card).choice for name, card in CARDS.items()}
-    assert choices == {name: "4-bit" if name == "rtx-4090" else "fp8" for name in CARDS}
+    small = ("rtx-5060", "rtx-4070", "rtx-4080", "rtx-4090")
+    assert choices == {name: "4-bit" if name in small else "fp8" for name in CARDS}
     assert "fp8 is 2.71 GB short" in real(CARDS["rtx-4090"]).reason
     assert "computes it in bf16" in real(CARDS["rtx-4090"]).reason
     assert "bf16 is" in real(CARDS["rtx-5090"]).reason and "short" in real(CARDS["rtx-5090"]).reason
@@ -335,9 +356,11 @@ def chosen_row(name: str, found: Plan) -> str:
 
 
 def precision_row(name: str, found: Plan) -> str:
-    """Return a row of the second table: each precision at batch 1, or the missing bytes."""
+    """Return a row of the second table: each precision at batch 1, with the missing bytes, or these alone."""
     cells = [
-        f"{fit.missing_bytes / 1e9:.1f} GB short"
+        f"{fit.floors[0].seconds * 1e3:,.0f} ({fit.floors[0].limit}; {fit.missing_bytes / 1e9:.1f} GB short)"
+        if fit.streamed
+        else f"{fit.missing_bytes / 1e9:.1f} GB short"
         if fit.missing_bytes
         else f"{fit.floors[0].seconds * 1e3:.1f} ({fit.floors[0].limit})"
         for fit in (of(found, precision) for precision in PRECISIONS)

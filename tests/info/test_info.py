@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError
 from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS
 from gesso.info.render import render_report
@@ -77,7 +78,7 @@ def text_of(report: Report, width: int = 80) -> str:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> Report:
-    return describe(write(tmp_path_factory.mktemp("real"), REAL), "google/diffusiongemma-26B-A4B-it")
+    return describe(open_source(write(tmp_path_factory.mktemp("real"), REAL)), "google/diffusiongemma-26B-A4B-it")
 
 
 @pytest.fixture
@@ -147,14 +148,14 @@ def test_parameter_counts_equal_reference(tied, tmp_path):
     raw = TINY | {"tie_word_embeddings": tied}
     with torch.device("meta"):
         model = transformers.DiffusionGemmaForBlockDiffusion(transformers.DiffusionGemmaConfig.from_dict(raw))
-    parameters = describe(write(tmp_path / "model", raw), "tiny").parameters
+    parameters = describe(open_source(write(tmp_path / "model", raw)), "tiny").parameters
     assert parameters.total == sum(p.numel() for p in model.parameters())
     assert parameters.vision == sum(p.numel() for name, p in model.named_parameters() if "vision" in name)
 
 
 def test_odd_matrix_sizes_round_up_to_whole_bytes(tmp_path):
     text = TINY["text_config"] | {"hidden_size": 5, "intermediate_size": 3, "moe_intermediate_size": 1}
-    report = describe(write(tmp_path / "odd", TINY | {"text_config": text}), "odd")
+    report = describe(open_source(write(tmp_path / "odd", TINY | {"text_config": text})), "odd")
     weights = {cell.precision: cell.weight_bytes for cell in report.memory}
     assert all(isinstance(size, int) for size in weights.values())
     assert weights["4-bit"] >= ceil(weights["bf16"] * 4.5 / 16)
@@ -172,7 +173,7 @@ def test_architecture_separates_sliding_and_global_layers(real):
 
 
 def test_context_beyond_the_model_is_marked_and_not_computed(tmp_path):
-    report = describe(write(tmp_path / "tiny", TINY), "tiny")
+    report = describe(open_source(write(tmp_path / "tiny", TINY)), "tiny")
     for cell in report.memory:
         assert cell.beyond_context == (cell.context > 32_768)
         assert (cell.cache_bytes is None) == (cell.total_bytes is None) == cell.beyond_context
@@ -187,7 +188,7 @@ def test_context_beyond_the_model_is_marked_and_not_computed(tmp_path):
 def test_directory_without_weights_is_reported(tmp_path):
     directory = write(tmp_path / "bare", TINY)
     add_tokenizer(directory)
-    report = describe(directory, "bare")
+    report = describe(open_source(directory), "bare")
     assert report.weights.files == 0
     assert report.problems == ()
     assert "No weights here" in text_of(report)
@@ -196,7 +197,7 @@ def test_directory_without_weights_is_reported(tmp_path):
 
 
 def test_valid_checkpoint_has_no_problems(saved):
-    report = describe(saved, "saved")
+    report = describe(open_source(saved), "saved")
     assert report.problems == ()
     assert report.weights.files == len(list(saved.glob("*.safetensors"))) > 1
     assert report.weights.vision
@@ -212,7 +213,7 @@ def test_checkpoint_without_vision_tower_is_reported(saved):
     for file in saved.glob("model*"):
         file.unlink()
     save_file({name: t for name, t in tensors.items() if "vision" not in name}, saved / "model.safetensors")
-    report = describe(saved, "saved")
+    report = describe(open_source(saved), "saved")
     assert report.problems == ()
     assert not report.weights.vision
     assert "without the vision tower" in text_of(report)
@@ -222,7 +223,7 @@ def test_every_file_is_listed_with_its_size_and_role(saved):
     (saved / "chat_template.jinja").write_text("{{ messages }}")
     (saved / "notes.txt").write_text("hello")
     (saved / "adapter.safetensors").write_bytes(b"not ours")
-    files = {file.name: file for file in describe(saved, "saved").files}
+    files = {file.name: file for file in describe(open_source(saved), "saved").files}
     assert {name: file.bytes for name, file in files.items()} == {f.name: f.stat().st_size for f in saved.iterdir()}
     roles = {name: file.role for name, file in files.items()}
     assert roles.pop("adapter.safetensors") == "other"
@@ -236,14 +237,14 @@ def test_every_file_is_listed_with_its_size_and_role(saved):
 
 
 def test_missing_tokenizer_is_a_problem(tmp_path):
-    (problem,) = describe(write(tmp_path / "mute", TINY), "mute").problems
+    (problem,) = describe(open_source(write(tmp_path / "mute", TINY)), "mute").problems
     assert "tokenizer.json" in problem
 
 
 def test_missing_shard_is_named_and_the_others_are_read(saved):
     shard = sorted(saved.glob("*.safetensors"))[0]
     shard.unlink()
-    report = describe(saved, "saved")
+    report = describe(open_source(saved), "saved")
     assert any(shard.name in problem for problem in report.problems)
     assert report.weights.values_by_dtype
     assert shard.name in text_of(report, width=200)
@@ -252,32 +253,32 @@ def test_missing_shard_is_named_and_the_others_are_read(saved):
 def test_damaged_shard_is_named(saved):
     shard = sorted(saved.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:20])
-    assert any(shard.name in problem for problem in describe(saved, "saved").problems)
+    assert any(shard.name in problem for problem in describe(open_source(saved), "saved").problems)
 
 
 def test_unreadable_index_is_a_problem(saved):
     (saved / "model.safetensors.index.json").write_text("{}")
-    assert any("weight_map" in problem for problem in describe(saved, "saved").problems)
+    assert any("weight_map" in problem for problem in describe(open_source(saved), "saved").problems)
 
 
 def test_weights_of_another_config_are_a_problem(saved):
     raw = json.loads((saved / "config.json").read_text())
     raw["text_config"]["vocab_size"] = 97
     (saved / "config.json").write_text(json.dumps(raw))
-    assert any("embed_tokens" in problem for problem in describe(saved, "saved").problems)
+    assert any("embed_tokens" in problem for problem in describe(open_source(saved), "saved").problems)
 
 
 def test_invalid_generation_defaults_are_a_problem(tmp_path):
     directory = write(tmp_path / "model", TINY)
     add_tokenizer(directory)
     (directory / "generation_config.json").write_text('{"max_denoising_steps": 0}')
-    (problem,) = describe(directory, "model").problems
+    (problem,) = describe(open_source(directory), "model").problems
     assert "generation_config.json" in problem
 
 
 def test_directory_without_config_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="config.json"):
-        describe(tmp_path, "empty")
+        describe(open_source(tmp_path), "empty")
 
 
 # --- output -------------------------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ def test_rendered_report_fits_80_columns_and_is_complete(real):
 def test_brackets_in_names_are_not_markup(tmp_path):
     directory = write(tmp_path / "model", TINY)
     (directory / "[red]notes.txt").touch()
-    text = text_of(describe(directory, "[/owner]"))
+    text = text_of(describe(open_source(directory), "[/owner]"))
     assert "[/owner]" in text
     assert "[red]notes.txt" in text
 
@@ -321,6 +322,6 @@ def test_control_characters_in_names_are_not_printed(tmp_path):
     save_file({**tensors, "evil\x1b]0;pwned\x07": torch.ones(3)}, weights)
     (tmp_path / "model" / "also\x1b[31m").touch()
     screen = StringIO()
-    render_report(describe(tmp_path / "model", "name\x1b[2J"), Console(file=screen, color_system=None))
+    render_report(describe(open_source(tmp_path / "model"), "name\x1b[2J"), Console(file=screen, color_system=None))
     assert "pwned" in screen.getvalue()
     assert not {"\x1b", "\x07"} & set(screen.getvalue())

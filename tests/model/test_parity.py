@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import DiffusionGemmaForBlockDiffusion
 
-from gesso.checkpoint import huggingface as gesso_checkpoint
-from gesso.model.config import Config
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.safetensors import weight_files
+from gesso.checkpoint.source import open_source
 from gesso.model.transformer import DiffusionGemma
 from tests import oracle
 
@@ -22,8 +23,7 @@ Pair = tuple[DiffusionGemmaForBlockDiffusion, DiffusionGemma]
 
 def load_pair(tmp_path, seed, dtype=torch.float32, **options) -> Pair:
     reference = oracle.checkpoint(tmp_path / "model", seed, **options)
-    config = Config.from_directory(tmp_path / "model")
-    ours = gesso_checkpoint.load(tmp_path / "model", config, torch.device("cpu"), dtype)
+    ours = load_weights(open_source(tmp_path / "model"), torch.device("cpu"), dtype)
     return reference, ours
 
 
@@ -103,7 +103,7 @@ def test_a_padded_row_equals_the_row_alone(tmp_path, seed):
 @pytest.mark.parametrize("seed", [1, 8, 15])
 def test_sharded_files_load_to_the_same_model(tmp_path, seed):
     reference, ours = load_pair(tmp_path, seed, max_shard_size="20KB")
-    assert len(gesso_checkpoint.weight_files(tmp_path / "model")) > 3
+    assert len(weight_files(tmp_path / "model")) > 3
     assert_close(steps(reference, ours, ids(reference, 1, 11)))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gesso.checkpoint.source import open_source
 from gesso.errors import InputError
 from gesso.info.device import DeviceMemory, host_memory
 from gesso.info.memory import sequence_bytes
@@ -41,7 +42,7 @@ def test_the_widest_precision_that_fits_with_the_worst_case_is_chosen(real, gb, 
     config, choice = Config.from_directory(Path(real.model)), on_gpu(real, gb)
     assert choice.settings.quantize == precision
     assert choice.settings.max_batch >= 1 and 8192 <= choice.settings.max_length <= LONGEST
-    weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
+    weights = {cell.precision: cell.weight_bytes for cell in describe(open_source(Path(real.model)), "26B").memory}
     assert weights[counted] + worst_case(choice.settings, config) < 0.9 * gb * GB
 
 
@@ -54,7 +55,7 @@ def test_less_memory_shortens_the_context_before_the_batch(real):
 
 def test_a_given_batch_gets_the_longest_context_that_fits(real):
     config = Config.from_directory(Path(real.model))
-    weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
+    weights = {cell.precision: cell.weight_bytes for cell in describe(open_source(Path(real.model)), "26B").memory}
     chosen = on_gpu(replace(real, max_batch=2), 21).settings
     assert (chosen.quantize, chosen.max_batch) == ("int4", 2) and chosen.max_length < 8192
     assert weights["4-bit"] + worst_case(chosen, config) < 0.9 * 21 * GB
@@ -100,7 +101,7 @@ def test_memory_in_use_and_memory_beyond_the_share_are_not_used(real):
 def test_the_largest_batch_that_fits_is_chosen(real, gb):
     """Logits of all canvases grow with the batch. One more request would not fit."""
     config = Config.from_directory(Path(real.model))
-    weights = {cell.precision: cell.weight_bytes for cell in describe(Path(real.model), "26B").memory}
+    weights = {cell.precision: cell.weight_bytes for cell in describe(open_source(Path(real.model)), "26B").memory}
     chosen = on_gpu(replace(real, max_length=8192), gb).settings
     used = weights[{None: "bf16", "fp8": "fp8", "int4": "4-bit"}[chosen.quantize]]
     assert used + worst_case(chosen, config) <= 0.9 * gb * GB
@@ -134,6 +135,26 @@ def test_the_choice_is_reported_with_its_reason(real):
     why = on_gpu(replace(real, max_batch=4), 24).why
     for part in ("24.00 GB", "21.60 GB may be used", "quantized to int4 (widest that fits)", "batch 4 (as requested)"):
         assert part in why
+
+
+@pytest.mark.parametrize("size", ["8GB", "12GB", "16GB"])
+def test_a_card_that_is_too_small_streams_experts_instead_of_refusing(real, size):
+    memory = DeviceMemory(141 * GB, 141 * GB, "cuda", host=64 * GB)
+    choice = choose(replace(real, memory=size), memory, 2)
+    assert choice.settings.quantize == "int4" and choice.settings.max_length >= 8192
+    assert choice.budget_bytes == int(size[:-2]) * GB
+    assert choice.fixed_bytes + choice.fit.sequence(choice.settings.max_length) <= choice.budget_bytes
+    count, copied = len(choice.placement.layers), choice.placement.host_bytes / GB
+    streaming = f"the experts of {count} of 30 layers stream from host memory: {copied:.2f} GB copied per step"
+    assert streaming in choice.why and "quantized to int4 (narrowest)" in choice.why
+
+
+def test_a_given_precision_and_batch_are_kept_when_experts_stream(real):
+    memory = DeviceMemory(24 * GB, 24 * GB, "cuda", host=64 * GB)
+    one, four = (choose(replace(real, quantize="fp8", max_batch=n), memory, 2) for n in (1, 4))
+    assert four.settings.quantize == "fp8" and four.settings.max_batch == 4
+    assert len(four.placement.layers) > len(one.placement.layers) > 0
+    assert choose(replace(real, max_length=100_000), memory, 2).settings.max_length == 100_000
 
 
 def test_on_a_cpu_values_are_wider_and_prefill_is_smaller(real):

@@ -73,12 +73,16 @@ def test_answers_are_streamed_as_lines_unless_stream_is_false(server, path, fiel
         assert each["total_duration"] == each["eval_duration"] > 1e6
 
 
-def test_thinking_and_calls_are_parts_of_the_message(server):
-    """The tiny model neither thinks nor calls tools by itself, so pins force the answer."""
-    text = '<|channel>thought hm<channel|>Yes<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><turn|>'
+def pinned(server, text):
+    """Return the length and the settings of an answer with this text: the tiny model calls no tools by itself."""
     tokens = server.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
-    pins = {str(at): token for at, token in enumerate(tokens)}
-    forced = options(num_predict=len(tokens) + 8, diffusion=QUICK | {"pins": pins})
+    return len(tokens) + 8, QUICK | {"pins": {str(at): token for at, token in enumerate(tokens)}}
+
+
+def test_thinking_and_calls_are_parts_of_the_message(server):
+    text = '<|channel>thought hm<channel|>Yes<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><turn|>'
+    length, diffusion = pinned(server, text)
+    forced = options(num_predict=length, diffusion=diffusion)
     asked = {"messages": HELLO, "tools": [WEATHER], "think": True, "options": forced}
     message = ask(server, "/api/chat", **asked)["message"]
     call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
@@ -86,6 +90,35 @@ def test_thinking_and_calls_are_parts_of_the_message(server):
     streamed = [part["message"] for part in lines(server, "/api/chat", **asked)]
     assert "".join(part.get("thinking", "") for part in streamed) == "hm"
     assert [call for part in streamed for call in part.get("tool_calls", ())] == [call]
+
+
+def test_malformed_call_is_reported_in_every_dialect_streamed_or_not(server):
+    length, diffusion = pinned(server, "Yes<|tool_call>call:weather{city:<tool_call|><turn|>")
+    forced = {"options": options(num_predict=length, diffusion=diffusion)}
+    chat = {"messages": HELLO, "max_tokens": length, "diffusion": diffusion, "seed": 1}
+    response = {"input": "Hello", "max_output_tokens": length, "diffusion": diffusion, "seed": 1}
+
+    def plain(path, fields):
+        return server.http.post(path, json=fields).json()
+
+    def last(path, fields, event=-1):
+        return list(server.events(path, fields))[event]
+
+    reports = [
+        plain("/v1/chat/completions", chat)["choices"][0]["message"],
+        last("/v1/chat/completions", chat)["choices"][0]["delta"],
+        plain("/v1/responses", response),
+        last("/v1/responses", response)["response"],
+        plain("/v1/messages", chat),
+        last("/v1/messages", chat, event=-2)["delta"],
+        ask(server, "/api/chat", messages=HELLO, tools=[WEATHER], **forced),
+        lines(server, "/api/chat", messages=HELLO, tools=[WEATHER], **forced)[-1],
+        ask(server, "/api/generate", prompt="Hello", **forced),
+        lines(server, "/api/generate", prompt="Hello", **forced)[-1],
+    ]
+    assert [report["malformed_tool_calls"] for report in reports] == [["call:weather{city:"]] * len(reports)
+    assert "malformed_tool_calls" not in ask(server, "/api/chat", messages=HELLO)
+    assert "malformed_tool_calls" not in plain("/v1/messages", {"messages": HELLO, "max_tokens": 4, "diffusion": QUICK})
 
 
 def test_format_is_a_constraint(server):

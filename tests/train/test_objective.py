@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gesso.checkpoint import huggingface as gesso_checkpoint
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.parameters import checkpoint_name
+from gesso.checkpoint.source import open_source
 from gesso.diffusion.noise import HashSource
 from gesso.errors import InputError
-from gesso.model.config import Config
 from gesso.train import objective as objectives
 from gesso.train.attention import dense_mask, visibility
 from gesso.train.batch import Corruption, canvases, collate, corrupt
@@ -30,8 +31,7 @@ TIED = [seed for seed in range(24) if oracle.random_config(seed).tie_word_embedd
 @pytest.fixture(params=TIED[2:4])
 def pair(request, tmp_path):
     reference = oracle.checkpoint(tmp_path / "model", request.param)
-    config = Config.from_directory(tmp_path / "model")
-    return reference, gesso_checkpoint.load(tmp_path / "model", config, CPU, torch.float32)
+    return reference, load_weights(open_source(tmp_path / "model"), CPU, torch.float32)
 
 
 def examples(config, count=5, seed=0):
@@ -140,7 +140,7 @@ def test_gradients_equal_reference(pair):
     for name, parameter in model.named_parameters():
         if "layer_scalars" in name:
             continue  # buffers in the reference
-        expected = theirs[gesso_checkpoint.checkpoint_name(name)].grad
+        expected = theirs[checkpoint_name(name)].grad
         assert (parameter.grad - expected).abs().max() < 1e-4 * expected.abs().max() + 1e-7, name
 
 
@@ -364,7 +364,7 @@ def test_invalid_objective_setting_is_named(options):
 def test_untied_model_is_rejected(tmp_path):
     seed = next(seed for seed in range(24) if seed not in TIED)
     oracle.checkpoint(tmp_path / "model", seed)
-    model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
+    model = load_weights(open_source(tmp_path / "model"), CPU, torch.float32)
     with pytest.raises(InputError, match="share their weights"):
         Objective(model, ObjectiveSettings())
 
@@ -376,7 +376,7 @@ def test_untied_model_is_rejected(tmp_path):
 def test_rollout_gradients_match_finite_differences(tmp_path, steps):
     """Compare with finite differences along random directions of all weights."""
     oracle.checkpoint(tmp_path / "model", TIED[0], near_identity=True)
-    model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
+    model = load_weights(open_source(tmp_path / "model"), CPU, torch.float32)
     objective = Objective(model, ObjectiveSettings())
     batch, noise = make(model.config, objective.settings, examples(model.config, count=2))
     weights = [p for n, p in model.named_parameters() if "layer_scalars" not in n and "router" not in n]
@@ -407,7 +407,7 @@ def test_rollout_gradients_match_finite_differences(tmp_path, steps):
 def test_rollout_loss_depends_on_the_first_step(tmp_path):
     """The embedding of the initial noise gets a gradient from the loss of the last step."""
     oracle.checkpoint(tmp_path / "model", TIED[0])
-    model = gesso_checkpoint.load(tmp_path / "model", Config.from_directory(tmp_path / "model"), CPU, torch.float32)
+    model = load_weights(open_source(tmp_path / "model"), CPU, torch.float32)
     objective = Objective(model, ObjectiveSettings())
     batch, noise = make(model.config, objective.settings, examples(model.config, count=1)[:1])
     start = objective.embed(noise.noisy_BKC).detach().requires_grad_(True)

@@ -4,7 +4,7 @@
 and tests compare the backend with it. T tokens of all canvases, H hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.linear import product
 from gesso.backends.cuda.network import Plan, flow, note, segments_of
 from gesso.backends.cuda.noise import KernelSource
+from gesso.backends.cuda.streaming import Copies, ExpertStream, GpuCopies
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
@@ -36,6 +37,11 @@ class CudaPasses(TorchBackend):
     """Passes with fused kernels, operation by operation."""
 
     source: HashSource = KernelSource()  # of the canvases in a captured pass
+    copies: Callable[[torch.device], Copies] = GpuCopies  # of streamed experts
+
+    def __init__(self, model: DiffusionGemma) -> None:
+        super().__init__(model)
+        self.stream = ExpertStream(model, self.copies)
 
     @torch.no_grad()
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
@@ -49,7 +55,7 @@ class CudaPasses(TorchBackend):
                 if chosen:
                     lengths = [len(pieces[i].ids_S) for i in chosen]
                     plan = self.plan([segments[i] for i in chosen], cache, lengths)
-                    outputs = flow(self.model, plan, [pieces[i] for i in chosen], stack)
+                    outputs = flow(self.model, plan, [pieces[i] for i in chosen], stack, self.stream)
                     for i, output in zip(chosen, outputs, strict=True):
                         hidden[i] = output
         note(segments, cache)
@@ -95,7 +101,7 @@ class CudaPasses(TorchBackend):
         return Plan(segments, cache, lengths)
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:
-        return flow(self.model, plan, pieces, self.model.decoder)
+        return flow(self.model, plan, pieces, self.model.decoder, self.stream)
 
 
 class CudaBackend(CudaPasses):
@@ -112,6 +118,8 @@ class CudaBackend(CudaPasses):
         return None if graph is None else graph.run(work, cache)
 
     def divides(self, work: Sequence[Work]) -> bool:
+        if self.stream.buffers:  # each part would copy all streamed experts
+            return False
         shape = shape_of(work, self.graphs.pads) if self.graphs.can_capture else None
         return shape is not None and shape.room > 0 and len(shape.pieces) > 0
 

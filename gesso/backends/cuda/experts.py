@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from gesso.adapters.lora import AdaptedExperts, add_fan_in, add_fan_out
-from gesso.backends.cuda.activations import ExpertOutputs, Matrix, Rows, activation_format, matrix
+from gesso.backends.cuda.activations import ExpertOutputs, Matrix, Rows, matrix
 from gesso.backends.cuda.kernels import products, rows
+from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
 from gesso.backends.cuda.linear import linear, product
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.model.experts import Experts, Router, gated_gelu, route, runs_all
 
-FOUR_BIT = ("int4", "nvfp4")
 FOUR_BIT_TILES = (128, 64)  # most inputs of a tile of four-bit weights, in the two products of an expert
 
 
@@ -65,20 +65,18 @@ def _matrices(module: Experts) -> tuple[Matrix, Matrix]:
 
 def kernels_fit(module: Experts, k: int) -> bool:
     """Return whether the grouped kernels apply. They fetch rows of multiples of 16 bytes, and whole tiles of four-bit
-    rows.
+    rows. The two matrices may have different formats.
     """
-    gate_up, down = _matrices(module)
-    if gate_up.lora or down.lora or runs_all(len(module.gate_up_proj), k):
+    matrices = _matrices(module)
+    if any(each.lora for each in matrices) or runs_all(len(module.gate_up_proj), k):
         return False
-    hidden, width = gate_up.weight.shape[-1], down.weight.shape[-1]
-    if activation_format([gate_up, down]) in FOUR_BIT:
-        return hidden % FOUR_BIT_TILES[0] == 0 and width % FOUR_BIT_TILES[1] == 0
-    return width % 16 == 0
+    steps = (tile if each.format in FOUR_BIT else 16 for each, tile in zip(matrices, FOUR_BIT_TILES, strict=True))
+    return all(each.weight.shape[-1] % step == 0 for each, step in zip(matrices, steps, strict=True))
 
 
 def input_format(module: Experts, k: int) -> str | None:
-    """Return the activation format of the experts' input."""
-    return activation_format(_matrices(module)) if kernels_fit(module, k) else None
+    """Return the activation format of the experts' input: that of the first matrices."""
+    return _matrices(module)[0].format if kernels_fit(module, k) else None
 
 
 def stays_on_device(module: Experts, k: int) -> bool:
@@ -89,6 +87,8 @@ def stays_on_device(module: Experts, k: int) -> bool:
 
 
 def is_memory_bound(module: Experts) -> bool:
-    """Return whether the products are memory-bound. With four-bit weights, the conversion to bfloat16 bounds them."""
+    """Return whether the products are memory-bound. With four-bit weights, the conversion to bfloat16 bounds them. The
+    first product is two thirds of the work, so its weights decide.
+    """
     weight = module.gate_up_proj
     return not isinstance(weight, Packed) or weight.format not in FOUR_BIT

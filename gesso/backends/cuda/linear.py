@@ -32,8 +32,8 @@ def linear(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tensor:
 
 
 def linears(x_TI: Rows, matrices: Sequence[Matrix], lengths: Sequence[int]) -> list[Tensor]:
-    """Multiply the same tokens by several matrices, in one launch if no adapter is active."""
-    if isinstance(x_TI, Tensor) and any(each.lora for each in matrices):
+    """Multiply the same tokens by several matrices, in one launch if they have the same format and no adapter."""
+    if isinstance(x_TI, Tensor) and not _alike(matrices):
         return [linear(x_TI, each, lengths) for each in matrices]
     return products.linears(x_TI, [each.weight for each in matrices])
 
@@ -47,9 +47,14 @@ def linear_split_k(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tens
 
 def gated(x_TI: Rows, gate: Matrix, up: Matrix, lengths: Sequence[int]) -> Tensor:
     """Return gelu(x gate) * (x up)."""
-    if isinstance(x_TI, Tensor) and (gate.lora or up.lora):
+    if isinstance(x_TI, Tensor) and not _alike([gate, up]):
         return F.gelu(linear(x_TI, gate, lengths), approximate="tanh") * linear(x_TI, up, lengths)
     return products.gated(x_TI, gate.weight, up.weight)
+
+
+def _alike(matrices: Sequence[Matrix]) -> bool:
+    """Return whether one kernel can multiply by all of these. Files of other tools may mix bfloat16 and FP8."""
+    return not any(each.lora for each in matrices) and len({each.format for each in matrices}) == 1
 
 
 def product(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:

@@ -19,6 +19,7 @@ from gesso.backends.cuda.kernels import attention, rows
 from gesso.backends.cuda.kernels.segments import Segment, move
 from gesso.backends.cuda.linear import gated, linear, linear_split_k, linears
 from gesso.backends.cuda.side_stream import SideStream
+from gesso.backends.cuda.streaming import ExpertStream
 from gesso.diffusion.hash import send
 from gesso.model.attention import Attend, Attention
 from gesso.model.cache import KVCache
@@ -69,8 +70,11 @@ def note(segments: Sequence[Segment], cache: KVCache) -> None:
         cache.lengths[segment.row] += segment.length if segment.causal else 0
 
 
-def flow(model: DiffusionGemma, plan: Plan, pieces: Sequence[Piece], stack: Stack) -> list[Tensor]:
+def flow(
+    model: DiffusionGemma, plan: Plan, pieces: Sequence[Piece], stack: Stack, stream: ExpertStream
+) -> list[Tensor]:
     """Return the hidden states of each piece. Nothing is read on the host, so this can be captured in a graph."""
+    stream.begin()
     x_TH = torch.cat([_embed(model, piece, stack) for piece in pieces])
     encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
     scalars_LT1 = torch.where(plan.causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
@@ -82,10 +86,12 @@ def flow(model: DiffusionGemma, plan: Plan, pieces: Sequence[Piece], stack: Stac
     next_norms = [*(_first_norm(layer) for layer in layers[1:]), NextNorm(stack.norm.weight, None)]
     first = layers[0]
     normed = rows.norm_for(x_TH, first.input_layernorm.weight, first.input_layernorm.eps, _first_norm(first).format)
-    for layer, attend, shape, scalar_T1, next_norm in zip(
-        layers, plan.attends, model.config.layers, scalars_LT1, next_norms, strict=True
+    for index, (layer, attend, shape, scalar_T1, next_norm) in enumerate(
+        zip(layers, plan.attends, model.config.layers, scalars_LT1, next_norms, strict=True)
     ):
+        stream.before(index)
         x_TH, normed = run_layer(layer, x_TH, normed, plan.lengths, attend, rotations[shape], scalar_T1, next_norm)
+        stream.after(index)
     assert isinstance(normed, Tensor)
     return list(normed.split(plan.lengths))
 

@@ -10,15 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from gesso.checkpoint import huggingface, write
+from gesso.checkpoint import transfer, write
+from gesso.checkpoint.find import find
+from gesso.checkpoint.huggingface import in_full
+from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.quantize.formats import check_known, format_of, is_table, stored_name
 from gesso.checkpoint.quantize.fp8 import ROWS
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.checkpoint.safetensors import weight_files
+from gesso.checkpoint.source import Source, open_source
 from gesso.checkpoint.vision import is_vision
 from gesso.errors import InputError
 from gesso.model.config import Config
@@ -39,18 +45,18 @@ class Report:
 
 def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> Report:
     check_known(to)
-    directory = huggingface.find(source)
-    config = Config.from_directory(directory)
+    opened = open_source(find(source))
+    directory, config = opened.directory, opened.config
     if config.quantization is not None:
         raise InputError(
             f"{directory} is already quantized to {config.quantization}; give the checkpoint it was quantized from"
         )
-    huggingface.check(directory, config)
+    opened.check()
     _check_sizes(to, config)
     errors: dict[str, float] = {}
     with write.whole(target) as partial:
         write.write_companions(partial, config.quantized(to).raw, directory)
-        write.write_shards(_packed(directory, to, errors), partial, shard_bytes)
+        write.write_shards(_packed(opened, to, errors), partial, shard_bytes)
     return Report(
         format=to,
         source=str(directory),
@@ -63,14 +69,16 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
 
 def _check_sizes(to: str, config: Config) -> None:
     """Reject matrices that cannot be cut into blocks, before anything is written."""
-    for name, parameter in huggingface.empty_model(config).named_parameters():
-        if format := format_of(name, parameter.shape, to):
-            format.stored(huggingface.checkpoint_name(name), parameter.shape)
+    for name, shape in parameters(config).items():
+        if format := format_of(name, shape, to):
+            format.stored(name, shape)
 
 
-def _packed(directory: Path, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
+def _packed(source: Source, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors to write with their names, and add the error of each matrix to `errors`."""
-    for name, tensor in huggingface.tensors(directory, f"quantizing to {to}"):
+    stored, _ = source.headers
+    recipes = ((name, in_full(part)) for name, part in stored.items())
+    for name, _, (tensor,) in transfer.fetched(recipes, torch.device("cpu"), f"quantizing to {to}"):
         format = None if is_vision(name) else format_of(name, tensor.shape, to)
         if format is None:
             yield name, tensor
@@ -96,7 +104,7 @@ def relative_error(weight: Tensor, packed: Packed) -> float:
 
 
 def _weight_bytes(directory: Path) -> int:
-    return sum(file.stat().st_size for file in huggingface.weight_files(directory))
+    return sum(file.stat().st_size for file in weight_files(directory))
 
 
 # --- rendering ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ GGUF's Q4_K and MLX's affine four-bit values become this format. `gesso quantize
 Nibbles are packed as in `int4`: value 8j + k of a row is at bit 4k of word j. Scale and offset of a group are one word
 of 32 bits, so that a kernel reads both in one load. Experts have a leading dimension E on both tensors. I must be a
 multiple of 32. Weights with one scale per 64 values have each pair twice. `pack` gives positive scales, and accepts
-values up to 1e38. Kernels accept scales of any sign, and scales and offsets below 2^35.
+values up to 1e38. Kernels accept scales of any sign, below 2^35.
 
 The 16 values of a group's grid span its smallest to its largest value. A search for a better scale would gain 3 % for
 normal values, where int4 gains 10 %: the offset already fits the grid to the group. O out, I in, G groups per row,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint import random_weights
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.source import locate
 from gesso.constraints.constraint import Guides
 from gesso.serve.errors import ApiError
 from gesso.serve.settings import ServerSettings
@@ -14,9 +14,10 @@ from gesso.serve.settings import ServerSettings
 class ModelFrontend:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        directory, self.config = random_weights.locate(settings.engine.model)
-        self.defaults = GenerationDefaults.from_directory(directory, self.config)
-        self.tokenizer = Tokenizer.from_directory(directory)
+        source = locate(settings.engine.model)
+        self.config = source.config
+        self.defaults = GenerationDefaults.from_directory(source.directory, self.config)
+        self.tokenizer = Tokenizer.from_directory(source.directory)
         eos = frozenset(self.defaults.eos_token_ids)
         self.guides = Guides(self.tokenizer, self.config.vocab_size, eos, apart=False)
 

@@ -6,6 +6,7 @@ import torch
 from gesso.model.experts import Experts
 
 kernel = pytest.importorskip("gesso.backends.cuda.kernels.experts")
+outputs = pytest.importorskip("gesso.backends.cuda.kernels.mixture").outputs
 quantize_rows = pytest.importorskip("gesso.backends.cuda.kernels.linear").quantize_rows
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -30,7 +31,7 @@ def plain(x_TH, index_TK, weight_TK, gate_up, down):
 
 def fast(x_TH, index_TK, weight_TK, gate_up, down):
     matrices = kernel.Matrices(gate_up), kernel.Matrices(down)
-    return weighted(kernel.outputs(x_TH, None, index_TK, *matrices, x_TH.dtype), weight_TK)
+    return weighted(outputs(x_TH, None, index_TK, *matrices, x_TH.dtype), weight_TK)
 
 
 def weighted(outputs_RH, weight_TK):
@@ -68,6 +69,13 @@ def test_group_sorts_pairs_by_expert_into_tiles_of_one_expert():
     assert covered == list(range(len(flat))), "every pair must be in exactly one tile"
 
 
+def test_group_for_both_equals_two_groups_of_the_same_order():
+    index_TK = draw(200, 8, 7, 3, 8)[1]
+    for both, rows in zip(kernel.group_for_both(index_TK, 7, 32, 64), (32, 64), strict=True):
+        alone = vars(kernel.group(index_TK, 7, rows))
+        assert all(torch.equal(tensor, alone[name]) for name, tensor in vars(both).items())
+
+
 def test_expert_outputs_are_batch_invariant():
     x_TH, index_TK, weight_TK, gate_up, down = draw(30, 64, 6, 2, 32)
     whole = fast(x_TH, index_TK, weight_TK, gate_up, down)
@@ -87,7 +95,7 @@ def test_fp8_expert_kernels_are_near_plain_experts_with_the_same_weights():
     up8, down8 = quantized(gate_up), quantized(down)
     dequantized = [(m.weight_EOI.float() * m.scale_EO[..., None]) for m in (up8, down8)]
     expected = plain(x_TH, index_TK, weight_TK, *dequantized)
-    found = weighted(kernel.outputs(*quantize_rows(x_TH), index_TK, up8, down8, x_TH.dtype), weight_TK)
+    found = weighted(outputs(*quantize_rows(x_TH), index_TK, up8, down8, x_TH.dtype), weight_TK)
     error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
     # Three bits of mantissa cost some 5 %. The interpreter gets the carry of some roundings wrong; a GPU does not.
     assert error.mean() < (0.06 if DEVICE == "cuda" else 0.1)
@@ -98,6 +106,6 @@ def test_fp8_expert_kernels_keep_zero_rows_zero():
     x_TH, index_TK, weight_TK, gate_up, down = draw(4, 64, 4, 2, 32)
     x_TH[1] = 0
     found = weighted(
-        kernel.outputs(*quantize_rows(x_TH), index_TK, quantized(gate_up), quantized(down), x_TH.dtype), weight_TK
+        outputs(*quantize_rows(x_TH), index_TK, quantized(gate_up), quantized(down), x_TH.dtype), weight_TK
     )
     assert found.isfinite().all() and not found[1].any() and found[0].any()

@@ -23,6 +23,10 @@ def words(pair: Tensor) -> Tensor:
     return low | high << 16
 
 
+def bits(number: Tensor) -> Tensor:
+    return number.view(torch.uint16).to(torch.int64)
+
+
 def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
     """Return the contents of $0, $1, … after the instructions. Words are int64, to hold their highest bit."""
     cells = {f"${outputs + i}": value for i, value in enumerate(inputs)}
@@ -58,7 +62,7 @@ def run(ptx: str, outputs: int, *inputs: Tensor) -> list[Tensor]:
     return [cells[f"${i}"] for i in range(outputs)]
 
 
-@pytest.mark.parametrize("kind", ["int4", "nvfp4"])
+@pytest.mark.parametrize("kind", four_bit.FOUR_BIT)
 def test_four_bit_ptx_converts_every_value(kind):
     g = torch.Generator().manual_seed(0)
     byte_N4 = torch.randint(0, 256, (20_000, 4), generator=g)
@@ -66,11 +70,25 @@ def test_four_bit_ptx_converts_every_value(kind):
     nibble_N8 = torch.stack((byte_N4 & 15, byte_N4 >> 4), -1).flatten(1)
     if kind == "int4":
         scale_N = torch.randn(len(word_N), generator=g).bfloat16()
-        given, text = (
-            run(four_bit.INT4_SCALES.value, 3, scale_N.view(torch.uint16).to(torch.int64)),
-            four_bit.INT4.value,
-        )
+        given, text = run(four_bit.INT4_SCALES.value, 3, bits(scale_N)), four_bit.INT4.value
         expected = (nibble_N8 - 8) * scale_N.float()[:, None] / 2**40
+    elif kind == "uint4":
+        # Scales from 2^-50 to the limit of 2^35, and offsets from a small part of the scale to many times it.
+        def draw(low: int, high: int) -> Tensor:
+            size_N = 2.0 ** torch.randint(low, high, (len(word_N),), generator=g)
+            sign_N = torch.randint(0, 2, (len(word_N),), generator=g) * 2 - 1
+            return (1 + 0.99 * torch.rand(len(word_N), generator=g)) * size_N * sign_N
+
+        scale_N = draw(-50, 35).bfloat16()
+        offset_N = (draw(-12, 13) * scale_N.float()).bfloat16()
+        offset_N[::50] = 0
+        assert 2**34 < scale_N.abs().max() < 2**35
+        given, text = run(four_bit.UINT4_SCALES.value, 3, bits(scale_N), bits(offset_N)), four_bit.INT4.value
+        exact_N8 = nibble_N8 * scale_N.double()[:, None] + offset_N.double()[:, None]
+        expected = exact_N8 / 2**40
+        # The plain expression of the kernel rounds to float32 first, and to the same bits.
+        plain_N8 = (nibble_N8.float() * scale_N.float()[:, None] + offset_N.float()[:, None]) * 2.0**-40
+        assert torch.equal(plain_N8.bfloat16(), expected.bfloat16())
     else:
         code_N = torch.arange(len(word_N)) % 127  # all finite scales; 127 is NaN
         given, text = run(four_bit.E4M3.value, 1, code_N), four_bit.E2M1.value

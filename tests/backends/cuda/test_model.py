@@ -4,17 +4,20 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from gesso.checkpoint import huggingface, random_weights
-from gesso.checkpoint.quantize.formats import pack_all
+from gesso.checkpoint import random_weights
+from gesso.checkpoint.parameters import assign
+from gesso.checkpoint.quantize.formats import FORMATS, pack_all
+from gesso.checkpoint.quantize.packed import Packed
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 
 pytest.importorskip("triton")
 from gesso.backends.base import Backend, Piece  # noqa: E402
-from gesso.backends.cuda import CudaBackend, supports  # noqa: E402
-from gesso.backends.cuda.activations import NextNorm  # noqa: E402
+from gesso.backends.cuda import CudaBackend, linear, supports  # noqa: E402
+from gesso.backends.cuda.activations import Matrix, NextNorm  # noqa: E402
 from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
 from gesso.backends.cuda.kernels import rows  # noqa: E402
 from gesso.backends.cuda.network import run_layer  # noqa: E402
@@ -42,7 +45,20 @@ def make(config: Config, format: str | None) -> DiffusionGemma:
     if format is not None:
         stored = [(name, tensor.detach()) for name, tensor in model.named_parameters() if name.startswith("decoder")]
         for name, packed in pack_all(format, stored, torch.device("cpu")):
-            huggingface.assign(model, name, packed)
+            assign(model, name, packed)
+    return model
+
+
+def mix(model: DiffusionGemma) -> DiffusionGemma:
+    """Pack matrices as files of other tools do: formats differ within a product, and between a layer's experts."""
+    endings = {
+        "embed_tokens.weight": "fp8", "q_proj.weight": "fp8", "v_proj.weight": "fp8", "mlp.gate_proj.weight": "fp8",
+        "self_conditioning.up_proj.weight": "fp8", "experts.gate_up_proj": "uint4", "experts.down_proj": "fp8",
+    }  # fmt: skip
+    for name, weight in list(model.named_parameters()):
+        for ending, format in endings.items():
+            if name.endswith(ending):
+                assign(model, name, FORMATS[format].quantize(name, weight.detach()))
     return model
 
 
@@ -64,6 +80,31 @@ def test_cuda_backend_matches_logits_of_the_plain_model(config, format, batch):
     # With FP8 matrices, activations are rounded too, unlike in the plain model (and the interpreter rounds badly).
     assert error < (1e-4 if format is None else 0.3)
     assert (error > 1e-3) == (format is not None)
+
+
+def test_cuda_backend_runs_a_model_of_mixed_formats():
+    config = random_weights.config_of("mini", **TEXT | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})
+    model = mix(make(config, None))
+    assert {module.format for module in model.modules() if isinstance(module, Packed)} == {"fp8", "uint4"}
+    backend = CudaBackend(model)
+    assert backend.graphs.backend.can_capture and backend.graphs.backend.can_pad
+    expected, found = logits(TorchBackend(model), 1), logits(backend, 1)
+    error = (found - expected).norm() / expected.norm()
+    assert 1e-3 < error < 0.2, "only FP8 matrices round activations"
+
+
+def test_dense_products_of_different_formats_equal_separate_products():
+    x_TI, weights = torch.randn(6, 64), [torch.randn(size, 64) for size in (32, 16, 16)]
+    fp8, plain, other = (FORMATS["fp8"].quantize("w", weights[0]), *weights[1:])
+    matrices = [Matrix(each) for each in (fp8, plain, other)]
+    found = linear.linears(x_TI, matrices, [2, 4])
+    for each, matrix in zip(found, matrices, strict=True):
+        assert torch.equal(each, linear.linear(x_TI, matrix, [6]))
+    torch.testing.assert_close(found[1], F.linear(x_TI, plain))
+    gate = Matrix(FORMATS["fp8"].quantize("w", plain))
+    for pair in ((gate, matrices[2]), (matrices[2], gate)):
+        one, two = (linear.linear(x_TI, matrix, [6]) for matrix in pair)
+        assert torch.equal(linear.gated(x_TI, *pair, [6]), F.gelu(one, approximate="tanh") * two)
 
 
 @dataclass

@@ -10,8 +10,8 @@ from gesso.model.rope import inverse_frequencies, rotation
 kernel = pytest.importorskip("gesso.backends.cuda.kernels.rows")
 from gesso.backends.cuda import reference  # noqa: E402
 from gesso.backends.cuda.activations import ExpertOutputs, Interleaved, NextNorm, SplitK  # noqa: E402
-from gesso.backends.cuda.kernels.experts_four_bit import up_depth  # noqa: E402
-from gesso.backends.cuda.kernels.four_bit import interleaved  # noqa: E402
+from gesso.backends.cuda.kernels.experts_four_bit import depth  # noqa: E402
+from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, interleaved  # noqa: E402
 from gesso.backends.cuda.kernels.linear import quantize_rows  # noqa: E402
 
 EPS = 1e-6
@@ -81,7 +81,7 @@ def test_fp8_norm_is_the_norm_quantized_to_fp8():
     assert torch.equal(low.float(), expected[0].float()) and torch.equal(scales, expected[1])
 
 
-@pytest.mark.parametrize("format", ["int4", "nvfp4"])
+@pytest.mark.parametrize("format", FOUR_BIT)
 def test_norm_for_four_bit_weights_is_interleaved(format):
     x, y = draw(5, 256), draw(5, 256, seed=1)
     weight, first, second, scale = (draw(256, seed=2 + i) for i in range(4))
@@ -89,7 +89,7 @@ def test_norm_for_four_bit_weights_is_interleaved(format):
     _, (_, found, _) = kernel.add_norms(
         x, y, weight, [NextNorm(first, None), NextNorm(second, format)], scale, 1.0, EPS
     )
-    assert isinstance(found, Interleaved) and torch.equal(found.interleaved_TI, interleaved(wide, up_depth(format)))
+    assert isinstance(found, Interleaved) and torch.equal(found.interleaved_TI, interleaved(wide, depth("up", format)))
     assert not torch.equal(found.interleaved_TI, wide)
 
 

@@ -12,10 +12,14 @@ from safetensors.torch import load_file, save_file
 import gesso
 from gesso import adapters
 from gesso.adapters.attach import split_encoder
-from gesso.checkpoint import huggingface, write
+from gesso.checkpoint import write
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize import packed as packed_module
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.checkpoint.safetensors import INDEX, SINGLE, weight_files
+from gesso.checkpoint.source import open_source
 from gesso.checkpoint.vision import is_vision
 from gesso.errors import CheckpointError, InputError
 from gesso.info.report import describe
@@ -30,11 +34,11 @@ CPU = torch.device("cpu")
 
 
 def load(directory, dtype=torch.float32, quantize=None):
-    return huggingface.load(directory, Config.from_directory(directory), CPU, dtype, quantize)
+    return load_weights(open_source(directory), CPU, dtype, quantize)
 
 
 def stored(directory):
-    return {name: t for file in huggingface.weight_files(directory) for name, t in load_file(file).items()}
+    return {name: t for file in weight_files(directory) for name, t in load_file(file).items()}
 
 
 def same(a, b):
@@ -58,9 +62,9 @@ def source(tmp_path_factory):
     made = tmp_path_factory.mktemp("quantize")
     tiny.make(made / "float32")
     write.save(load(made / "float32", torch.bfloat16), made / "source", source=made / "float32")
-    tensors = load_file(made / "source" / huggingface.SINGLE)
+    tensors = load_file(made / "source" / SINGLE)
     tensors |= {name: torch.randn_like(t) for name, t in tensors.items() if is_vision(name)}
-    save_file(tensors, made / "source" / huggingface.SINGLE, metadata={"format": "pt"})
+    save_file(tensors, made / "source" / SINGLE, metadata={"format": "pt"})
     (made / "source" / "chat_template.jinja").write_text("{{ messages }}")
     return made / "source"
 
@@ -93,7 +97,7 @@ def test_quantize_packs_exactly_the_matrices_and_embeddings(source, quantized):
     matrices = {key for key in matrices if parts & set(key.split("."))}
     assert report.errors.keys() == matrices
     packed = {name for name, module in load(target).named_modules() if isinstance(module, Packed)}
-    assert {huggingface.checkpoint_name(name) for name in packed} == matrices
+    assert {checkpoint_name(name) for name in packed} == matrices
 
 
 def test_stored_tensors_have_the_names_of_compressed_tensors(quantized):
@@ -127,20 +131,20 @@ def test_reported_errors_match_the_stored_values(source, quantized):
     name, target, report = quantized
     before, model = stored(source), load(target)
     for path in ("decoder.layers.0.self_attn.k_proj.weight", "decoder.layers.1.experts.gate_up_proj"):
-        exact = before[huggingface.checkpoint_name(path)].float()
+        exact = before[checkpoint_name(path)].float()
         off = (model.get_submodule(path).dense(torch.float32) - exact).norm() / exact.norm()
-        assert report.errors[huggingface.checkpoint_name(path)] == pytest.approx(off.item(), rel=1e-4)
+        assert report.errors[checkpoint_name(path)] == pytest.approx(off.item(), rel=1e-4)
     assert all(0 < error < 0.12 for error in report.errors.values())
-    assert report.bytes == sum(file.stat().st_size for file in huggingface.weight_files(target))
+    assert report.bytes == sum(file.stat().st_size for file in weight_files(target))
     assert report.bytes < 0.75 * report.source_bytes
 
 
 def test_shards_contain_the_same_tensors_and_have_an_index(source, quantized, tmp_path):
     name, target, _ = quantized
     convert.quantize(source, tmp_path / "sharded", name, shard_bytes=50_000)
-    files = huggingface.weight_files(tmp_path / "sharded")
+    files = weight_files(tmp_path / "sharded")
     assert len(files) > 3
-    index = json.loads((tmp_path / "sharded" / huggingface.INDEX).read_text())
+    index = json.loads((tmp_path / "sharded" / INDEX).read_text())
     one, many = stored(target), stored(tmp_path / "sharded")
     assert one.keys() == many.keys() == index["weight_map"].keys()
     assert all(same(one[key], many[key]) for key in one)
@@ -154,12 +158,12 @@ def test_shards_contain_the_same_tensors_and_have_an_index(source, quantized, tm
 def plain(model):
     """Return the same model with every packed matrix replaced by its dequantized values."""
     config = replace(model.config, quantization=None, raw={**model.config.raw, "quantization_config": None})
-    dense = huggingface.empty_model(config)
+    dense = empty_model(config)
     for name, parameter in model.named_parameters():
-        huggingface.assign(dense, name, parameter.detach())
+        assign(dense, name, parameter.detach())
     for name, module in model.named_modules():
         if isinstance(module, Packed):
-            huggingface.assign(dense, name, module.dense(model.dtype))
+            assign(dense, name, module.dense(model.dtype))
     return dense.eval()
 
 
@@ -208,7 +212,7 @@ def test_loaded_weights_stay_packed_in_memory(source, quantized):
     assert kept < (0.6 if name == "fp8" else 0.5) * sum(p.nbytes for p in dense.parameters())
     text = sum(t.nbytes for key, t in stored(target).items() if not is_vision(key))
     assert kept == text
-    promised = {cell.precision: cell.weight_bytes for cell in describe(source, "source").memory}
+    promised = {cell.precision: cell.weight_bytes for cell in describe(open_source(source), "source").memory}
     if name == "fp8":
         assert kept == promised["fp8"]
     else:  # plus a global scale or a shape per matrix, which is negligible at a real size
@@ -288,7 +292,7 @@ def damaged(quantized, tmp_path):
     def change(act):
         tensors = stored(tmp_path / "copy")
         act(tensors)
-        save_file(tensors, tmp_path / "copy" / huggingface.SINGLE, metadata={"format": "pt"})
+        save_file(tensors, tmp_path / "copy" / SINGLE, metadata={"format": "pt"})
         return tmp_path / "copy"
 
     return change

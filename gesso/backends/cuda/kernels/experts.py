@@ -1,6 +1,6 @@
 """Mixture of experts: sort the (token, choice) pairs by expert, then run two grouped products. `Experts` in
-`gesso/model/experts.py` is the specification. The weighted sum of a token's expert outputs is in `rows.py`, fused with
-the norms that follow.
+`gesso/model/experts.py` is the specification. `mixture.py` runs both products. The weighted sum of a token's expert
+outputs is in `rows.py`, fused with the norms that follow.
 
 With one canvas, each of 128 experts gets some 16 rows, so the products take as long as reading the weights. Every
 kernel here reads each weight once, at the speed of the memory. Weights are bfloat16 (or float32), or FP8 with one scale
@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gesso.backends.cuda.kernels.four_bit import interleaved_to
+from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, fp8_scale, gelu, precision
 
 # Each entry: the largest number of tokens, and the tiling up to there. With one canvas an expert has some 16 rows, and
@@ -30,15 +32,20 @@ from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, 
 # to three canvases; with eight canvases an expert has 128 rows. In bfloat16 the sums are the same to the last bit in
 # all tilings. In FP8 they are so from 64 rows on, where the tensor cores work by warp group; below, they add in another
 # order.
+#
+# FP8 rows between the products have one scale per BLOCK columns. A program of the first product computes as many, since
+# it has to know the largest of them; a step of the second product reads as many, since it multiplies its sum by the
+# scale.
+BLOCK = 64
 UP = {
-    torch.bfloat16: ((1536, Tiling(64, 64, 64, 4, 3)), (MANY, Tiling(128, 64, 64, 8, 3))),
-    torch.float32: ((MANY, Tiling(16, 32, 32, 4, 2)),),
-    FP8: ((MANY, Tiling(64, 64, 128, 4, 3)),),
+    torch.bfloat16: ((1536, Tiling(64, BLOCK, 64, 4, 3)), (MANY, Tiling(128, BLOCK, 64, 8, 3))),
+    torch.float32: ((MANY, Tiling(16, BLOCK, 32, 4, 2)),),
+    FP8: ((MANY, Tiling(64, BLOCK, 128, 4, 3)),),
 }
 DOWN = {
     torch.bfloat16: ((1536, Tiling(64, 128, 64, 4, 4)), (MANY, Tiling(128, 256, 64, 8, 4))),
     torch.float32: ((MANY, Tiling(16, 32, 32, 4, 2)),),
-    FP8: ((MANY, Tiling(64, 128, 64, 4, 6)),),
+    FP8: ((MANY, Tiling(64, 128, BLOCK, 4, 6)),),
 }
 
 
@@ -53,6 +60,14 @@ class Matrices:
     weight_EOI: Tensor
     scale_EO: Tensor | None = None
 
+    @property
+    def count(self) -> int:
+        return len(self.weight_EOI)
+
+    @property
+    def inputs(self) -> int:
+        return self.weight_EOI.shape[2]
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -64,75 +79,67 @@ class Groups:
     first_N: Tensor  # the place of its first pair
 
 
-def outputs(
-    x_TH: Tensor, scale_T: Tensor | None, index_TK: Tensor, gate_up: Matrices, down: Matrices, dtype: torch.dtype
-) -> Tensor:
-    """Return the unweighted outputs of each token's experts [R, H]. FP8 experts take FP8 rows, with their scales."""
-    k, count = index_TK.shape[1], len(gate_up.weight_EOI)
-    first, second = choose_tiling(UP, gate_up, len(x_TH)), choose_tiling(DOWN, down, len(x_TH))
-    groups = group(index_TK, count, first.rows)
-    h_RI, scale_RB = up_product(x_TH, scale_T, groups, k, gate_up)
-    if second.rows != first.rows:
-        groups = group(index_TK, count, second.rows)
-    return down_product(h_RI, scale_RB, groups, k, down, dtype)
-
-
-def up_product(
-    x_TH: Tensor, scale_T: Tensor | None, groups: Groups, k: int, gate_up: Matrices
-) -> tuple[Tensor, Tensor | None]:
-    """Return gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`; in FP8 with scales [R, B]."""
+def up_product(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, k: int, gate_up: Matrices, h: Hidden) -> None:
+    """Write gelu(x gate) * (x up) [R, I] of all pairs to `h`, in the order of `groups`."""
     (tokens, hidden), width = x_TH.shape, gate_up.weight_EOI.shape[1] // 2
-    tiling, low = choose_tiling(UP, gate_up, tokens), gate_up.scale_EO is not None
-    blocks = triton.cdiv(width, tiling.columns)
-    h_RI = x_TH.new_empty(tokens * k, width)
-    h_scale_RB = torch.empty(tokens * k, blocks, device=x_TH.device) if low else None
-    _up[blocks, len(groups.expert_N)](
-        x_TH, scale_T, _lines(gate_up, tiling), gate_up.scale_EO, h_RI, h_scale_RB,
+    tiling = choose_tiling(UP, gate_up, tokens)
+    h.check_block(tiling.columns, "first")
+    _up[triton.cdiv(width, tiling.columns), len(groups.expert_N)](
+        x_TH, scale_T, _lines(gate_up, tiling), gate_up.scale_EO, h.rows_RI, h.scale_RB,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, hidden, width,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=low, EVEN=hidden % tiling.depth == 0,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=gate_up.scale_EO is not None,
+        EVEN=hidden % tiling.depth == 0, INTERLEAVE=h.interleave,
         PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return h_RI, h_scale_RB
 
 
-def down_product(
-    h_RI: Tensor, scale_RB: Tensor | None, groups: Groups, k: int, matrices: Matrices, dtype: torch.dtype
-) -> Tensor:
+def down_product(h: Hidden, groups: Groups, k: int, matrices: Matrices, dtype: torch.dtype) -> Tensor:
     """Return h @ down [R, H], with rows in the order of the pairs."""
-    (pairs, width), hidden = h_RI.shape, matrices.weight_EOI.shape[1]
+    (pairs, width), hidden = h.rows_RI.shape, matrices.weight_EOI.shape[1]
     tiling = choose_tiling(DOWN, matrices, pairs // k)
-    if scale_RB is not None and scale_RB.shape[1] != triton.cdiv(width, tiling.depth):
-        raise ValueError(
-            f"FP8 rows with {scale_RB.shape[1]} scales cannot be read in steps of {tiling.depth} columns: "
-            "the columns of the first product's tiles must be the depth of the second's"
-        )
-    y_RH = torch.empty(pairs, hidden, device=h_RI.device, dtype=dtype)
+    h.check_block(tiling.depth, "second")
+    y_RH = torch.empty(pairs, hidden, device=h.rows_RI.device, dtype=dtype)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
-        TensorDescriptor.from_tensor(h_RI, [tiling.rows, tiling.depth]), scale_RB,
+        TensorDescriptor.from_tensor(h.rows_RI, [tiling.rows, tiling.depth]), h.scale_RB,
         _lines(matrices, tiling), matrices.scale_EO, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         width, hidden,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=scale_RB is not None,
-        PRECISION=precision(h_RI), num_warps=tiling.warps, num_stages=tiling.stages,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=h.scale_RB is not None,
+        PRECISION=precision(h.rows_RI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
 
 
 def group(index_TK: Tensor, experts: int, rows: int) -> Groups:
     """Sort pairs by expert, and divide them into tiles of `rows` rows."""
+    return group_for_both(index_TK, experts, rows, rows)[0]
+
+
+def group_for_both(index_TK: Tensor, experts: int, first_rows: int, second_rows: int) -> tuple[Groups, Groups]:
+    """Sort pairs by expert, and divide them into tiles of as many rows as each of the two products takes.
+
+    The order is the same for both.
+    """
     pairs, device = index_TK.numel(), index_TK.device
     order_R, end_E = (torch.empty(n, dtype=torch.int32, device=device) for n in (pairs, experts))
-    # An expert's tiles begin at slot (its first place) // rows + (its number). That leaves enough slots for all experts
-    # before it, without counting their tiles.
-    tiles = pairs // rows + experts
-    expert_N, first_N = (torch.empty(tiles, dtype=torch.int32, device=device) for _ in range(2))
+
+    def tiles(rows: int) -> tuple[Tensor, Tensor]:
+        # An expert's tiles begin at slot (its first place) // rows + (its number). That leaves enough slots for all
+        # experts before it, without counting their tiles.
+        count = pairs // rows + experts
+        expert_N, first_N = (torch.empty(count, dtype=torch.int32, device=device) for _ in range(2))
+        return expert_N, first_N
+
+    first = tiles(first_rows)
+    second = first if second_rows == first_rows else tiles(second_rows)
     chunk = min(max(triton.next_power_of_2(pairs), 1024), 4096)
     _group[(experts,)](
-        index_TK.contiguous(), order_R, end_E, expert_N, first_N, pairs, ROWS=rows, CHUNK=chunk, num_warps=chunk // 256
-    )
-    return Groups(order_R, end_E, expert_N, first_N)
+        index_TK.contiguous(), order_R, end_E, *first, *((None, None) if second is first else second), pairs,
+        ROWS=first_rows, SECOND_ROWS=second_rows, CHUNK=chunk, num_warps=chunk // 256,
+    )  # fmt: skip
+    return Groups(order_R, end_E, *first), Groups(order_R, end_E, *second)
 
 
 def _lines(matrices: Matrices, tiling: Tiling) -> TensorDescriptor:
@@ -142,8 +149,11 @@ def _lines(matrices: Matrices, tiling: Tiling) -> TensorDescriptor:
 
 
 @triton.jit
-def _group(index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, pairs, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """Sort the pairs of one expert, and list its tiles.
+def _group(
+    index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, second_expert_ptr, second_first_ptr, pairs,
+    ROWS: tl.constexpr, SECOND_ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Sort the pairs of one expert, and list its tiles, for both products if their tiles differ.
 
     Grid: (E,). index is [R]; the outputs are those of `Groups`. Every program reads all choices, a few kilobytes, so
     that none waits for another. Latency-bound.
@@ -167,6 +177,14 @@ def _group(index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, pairs, ROWS: tl
         tl.store(order_ptr + place + tl.cumsum(is_own, 0) - is_own, start + lane, mask=is_own == 1)
         place += tl.sum(is_own, 0)
 
+    _list_tiles(expert_ptr, first_ptr, expert, first, end, ROWS)
+    if second_expert_ptr is not None:
+        _list_tiles(second_expert_ptr, second_first_ptr, expert, first, end, SECOND_ROWS)
+
+
+@triton.jit
+def _list_tiles(expert_ptr, first_ptr, expert, first, end, ROWS: tl.constexpr):
+    """List the tiles of the pairs of one expert, at places `first` to `end`."""
     slot = first // ROWS + expert
     after = end // ROWS + expert + 1  # first slot of the next expert
     for tile in range(slot, after):
@@ -184,14 +202,14 @@ def _up(
     x_ptr, x_scale_ptr, weights, scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     choices, hidden, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    INTERLEAVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute gelu(x gate) * (x up) for one tile of rows and one block of columns.
 
     Grid: (I / COLUMNS, N). x is [T, H], weights a descriptor of [E 2I, H] with the gate's rows first, h [R, I] in
-    sorted order. LOW: operands are FP8, with scales x_scale [T] and scale [E, 2I], and h is quantized with h_scale [R,
-    I / COLUMNS]. EVEN: DEPTH divides H, so that loads of x need no column mask. With one canvas, memory-bound: it reads
-    the weights.
+    sorted order. LOW: operands are FP8, with scales x_scale [T] and scale [E, 2I]. If h_scale [R, I / COLUMNS] is
+    given, h is quantized to FP8. If INTERLEAVE is not 0, the columns of h are interleaved for tiles of that many bytes.
+    EVEN: DEPTH divides H, so that loads of x need no column mask. With one canvas, memory-bound: it reads the weights.
     """
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -220,16 +238,13 @@ def _up(
         gate *= x_scale * tl.load(scale_at, mask=valid_column, other=0.0)[None, :]
         up *= x_scale * tl.load(scale_at + width, mask=valid_column, other=0.0)[None, :]
     h = gelu(gate) * up
-    if LOW:
+    if h_scale_ptr is not None:
         h_scale = fp8_scale(tl.max(tl.where(valid_column[None, :], tl.abs(h), 0.0), 1))
         tl.store(h_scale_ptr + place * tl.num_programs(0) + tl.program_id(0), h_scale, mask=valid_row)
         h = fp8(h / h_scale[:, None])
-    h = h.to(h_ptr.dtype.element_ty)
-    tl.store(
-        h_ptr + place[:, None].to(tl.int64) * width + column[None, :],
-        h,
-        mask=valid_row[:, None] & valid_column[None, :],
-    )
+    target = interleaved_to(column, INTERLEAVE) if INTERLEAVE else column
+    h_at = h_ptr + place[:, None].to(tl.int64) * width + target[None, :]
+    tl.store(h_at, h.to(h_ptr.dtype.element_ty), mask=valid_row[:, None] & valid_column[None, :])
 
 
 @triton.jit

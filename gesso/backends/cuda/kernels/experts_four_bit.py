@@ -1,4 +1,4 @@
-"""The two grouped products of `experts.py` with four-bit weights, int4 or NVFP4, converted as they are read.
+"""The two grouped products of `experts.py` with four-bit weights, int4, uint4 or NVFP4, converted as they are read.
 
 Operands are exchanged: the weights are the left operand, and the rows of a tile are the columns of the result
 (`four_bit.py` gives the reason). Weights are fetched by the copy engine. A step reads fewer bytes of a row than one
@@ -7,12 +7,13 @@ memory access delivers; the copy engine keeps the rest in the cache for the next
 T tokens, H hidden, E experts, K experts per token, I expert width, R = T * K pairs, N tiles of rows.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels.experts import Groups, group
+from gesso.backends.cuda.kernels.experts import BLOCK, Groups
 from gesso.backends.cuda.kernels.four_bit import (
     FourBitMatrices,
     check_fits,
@@ -23,16 +24,20 @@ from gesso.backends.cuda.kernels.four_bit import (
     sum_scale,
     tile,
 )
-from gesso.backends.cuda.kernels.linear import MANY, Tiling, Tilings, precision
+from gesso.backends.cuda.kernels.hidden import Hidden
+from gesso.backends.cuda.kernels.linear import MANY, Tiling, Tilings, fp8, fp8_scale, precision
 
 # Each entry: the largest number of tokens, and the tiling up to there. Depth is in bytes of two values each. It is the
 # same for any number of tokens, because it defines the order of the sums. More stages are slower: scales pass through
 # the L1 cache, from which shared memory is taken, and NVFP4 has twice as many scales. A tile at most half full is
-# multiplied as one of half its rows, because some experts have several times as many rows as others.
+# multiplied as one of half its rows, because some experts have several times as many rows as others. The tilings of
+# uint4 are those of int4; no others have been measured.
 TILINGS: dict[tuple[str, str], Tilings] = {
-    ("up", "int4"): ((768, Tiling(32, 64, 64, 4, 3)), (MANY, Tiling(64, 64, 64, 8, 3))),
-    ("up", "nvfp4"): ((768, Tiling(32, 64, 32, 4, 3)), (MANY, Tiling(64, 64, 32, 4, 3))),
+    ("up", "int4"): ((768, Tiling(32, BLOCK, 64, 4, 3)), (MANY, Tiling(64, BLOCK, 64, 8, 3))),
+    ("up", "uint4"): ((768, Tiling(32, BLOCK, 64, 4, 3)), (MANY, Tiling(64, BLOCK, 64, 8, 3))),
+    ("up", "nvfp4"): ((768, Tiling(32, BLOCK, 32, 4, 3)), (MANY, Tiling(64, BLOCK, 32, 4, 3))),
     ("down", "int4"): ((768, Tiling(32, 128, 32, 4, 4)), (MANY, Tiling(64, 128, 32, 4, 4))),
+    ("down", "uint4"): ((768, Tiling(32, 128, 32, 4, 4)), (MANY, Tiling(64, 128, 32, 4, 4))),
     ("down", "nvfp4"): ((768, Tiling(32, 128, 32, 4, 4)), (MANY, Tiling(64, 128, 32, 4, 4))),
 }
 
@@ -41,53 +46,48 @@ def choose_tiling(product: str, format: str, tokens: int) -> Tiling:
     return next(tiling for limit, tiling in TILINGS[product, format] if tokens <= limit)
 
 
-def up_depth(format: str) -> int:
-    """Return the tile depth for which the input of the first product is interleaved."""
-    return choose_tiling("up", format, 1).depth
+def depth(product: str, format: str) -> int:
+    """Return the tile depth for which the input of a product is interleaved."""
+    return choose_tiling(product, format, 1).depth
 
 
-def outputs(x_TH: Tensor, index_TK: Tensor, gate_up: FourBitMatrices, down: FourBitMatrices) -> Tensor:
-    """Return the unweighted outputs of each token's experts [R, H].
-
-    The columns of x are interleaved for the first product, as those of h are for the second.
-    """
-    tokens, k = index_TK.shape
-    groups = group(index_TK, len(gate_up.packed_EOB), choose_tiling("up", gate_up.format, tokens).rows)
-    return down_product(up_product(x_TH, groups, k, gate_up), groups, k, down)
-
-
-def up_product(x_TH: Tensor, groups: Groups, k: int, gate_up: FourBitMatrices) -> Tensor:
-    """Return gelu(x gate) * (x up) [R, I] of all pairs, in the order of `groups`, interleaved for `down_product`."""
+def up_product(x_TH: Tensor, groups: Groups, k: int, gate_up: FourBitMatrices, h: Hidden) -> None:
+    """Write gelu(x gate) * (x up) [R, I] of all pairs to `h`, in the order of `groups`. x is interleaved."""
     (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
-    h_RI = x_TH.new_empty(tokens * k, width)
-    tiling, second_tiling = choose_tiling("up", gate_up.format, tokens), choose_tiling("down", gate_up.format, tokens)
+    tiling = choose_tiling("up", gate_up.format, tokens)
     check_fits(gate_up, tiling)
+    h.check_block(tiling.columns, "first")
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     _up[grid](
-        x_TH, _gate_up(gate_up, tiling), gate_up.scales, gate_up.global_scale_E, h_RI,
+        x_TH, _gate_up(gate_up, tiling), gate_up.scales, gate_up.global_scale_EX, h.rows_RI, h.scale_RB,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         k, HIDDEN=hidden, WIDTH=width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group,
-        IN_WORD=gate_up.scales_in_word, INTERLEAVE=second_tiling.depth, PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
+        IN_WORD=gate_up.scales_in_word, GLOBALS=gate_up.global_scales, FORMAT=gate_up.format, INTERLEAVE=h.interleave,
+        PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return h_RI
 
 
-def down_product(h_RI: Tensor, groups: Groups, k: int, matrices: FourBitMatrices) -> Tensor:
+def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices) -> Tensor:
     """Return h @ down [R, H], with rows in the order of the pairs. h is interleaved, the result is not."""
+    h_RI = h.rows_RI
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
-    y_RH = h_RI.new_empty(pairs, hidden)
     tiling = choose_tiling("down", matrices.format, pairs // k)
     check_fits(matrices, tiling)
+    if h.interleave != tiling.depth:
+        raise ValueError(f"expected rows interleaved for tiles of {tiling.depth} bytes, got {h.interleave}")
+    if matrices.global_scales != 1:
+        raise ValueError(f"expected one global scale per expert in the second product, got {matrices.global_scales}")
+    y_RH = torch.empty(pairs, hidden, dtype=h_RI.dtype, device=h_RI.device)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     _down[grid](
         h_RI, TensorDescriptor.from_tensor(matrices.words, [1, tiling.columns, tiling.depth // 4]),
-        matrices.scales, matrices.global_scale_E, y_RH,
+        matrices.scales, matrices.global_scale_EX, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
         WIDTH=width, HIDDEN=hidden,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group,
-        IN_WORD=matrices.scales_in_word, PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
+        IN_WORD=matrices.scales_in_word, FORMAT=matrices.format, PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
@@ -110,16 +110,17 @@ def _gate_up(gate_up: FourBitMatrices, tiling: Tiling) -> TensorDescriptor:
 
 @triton.jit
 def _up(
-    x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
+    x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, IN_WORD: tl.constexpr, INTERLEAVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
+    INTERLEAVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute gelu(x gate) * (x up) for one tile of rows and one block of columns.
 
     Grid: (I / COLUMNS, N). x is [T, H], interleaved; packed is the descriptor of `_gate_up`; h is [R, I] in sorted
-    order, interleaved for tiles of INTERLEAVE bytes. GROUP: bytes per scale. IN_WORD: scales per 32-bit word.
-    global_scale_ptr is None for int4. Bound by the conversion to bfloat16 rather than by memory or the tensor cores
-    alone.
+    order. If h_scale [R, I / COLUMNS] is given, h is quantized to FP8. If INTERLEAVE is not 0, the columns of h are
+    interleaved for tiles of that many bytes. GROUP: bytes per scale. IN_WORD: scales per 32-bit word. global_scale [E,
+    GLOBALS] is given for NVFP4. Bound by the conversion to bfloat16 rather than by memory or the tensor cores alone.
     """
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -128,21 +129,22 @@ def _up(
     end = tl.load(end_ptr + expert)
     if end - first <= ROWS // 2:
         _up_rows(
-            x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, order_ptr, expert, first, end, choices,
-            HIDDEN, WIDTH, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, INTERLEAVE, PTX, PRECISION,
+            x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
+            HIDDEN, WIDTH, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE, PTX, PRECISION,
         )  # fmt: skip
     else:
         _up_rows(
-            x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, order_ptr, expert, first, end, choices,
-            HIDDEN, WIDTH, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, INTERLEAVE, PTX, PRECISION,
+            x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
+            HIDDEN, WIDTH, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE, PTX, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _up_rows(
-    x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, order_ptr, expert, first, end, choices,
+    x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, IN_WORD: tl.constexpr, INTERLEAVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
+    INTERLEAVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_up`."""
     place = first + tl.arange(0, ROWS)
@@ -153,7 +155,6 @@ def _up_rows(
     column = tl.minimum(tl.program_id(0) * COLUMNS + column_in_tile, WIDTH - 1)
     row = (expert.to(tl.int64) * 2 + is_up) * WIDTH + column
     HALF: tl.constexpr = HIDDEN // 2
-    FLOAT: tl.constexpr = global_scale_ptr is not None
     SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     x_at = x_ptr + token[None, :].to(tl.int64) * HIDDEN + tl.arange(0, 2 * DEPTH)[:, None]
@@ -163,20 +164,28 @@ def _up_rows(
         x = tl.load(x_at + 2 * start, mask=valid_row[None, :], other=0.0)
         word = packed.load([expert, tl.program_id(0) * (COLUMNS // 8), 0, 0, start // 4])
         word = word.reshape((2 * COLUMNS, DEPTH // 4))
-        weight = tile(word, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, IN_WORD, FLOAT, PTX, dtype)
+        weight = tile(word, scale_at, start, 2 * COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, PTX, dtype)
         both = tl.dot(weight, x, both, input_precision=PRECISION)
-    both *= sum_scale(global_scale_ptr, expert)
-    h = gated_sum(both, COLUMNS, ROWS).to(h_ptr.dtype.element_ty)
+    if GLOBALS == 2:
+        both *= sum_scale(global_scale_ptr, 2 * expert + is_up)[:, None]
+    else:
+        both *= sum_scale(global_scale_ptr, expert)
+    h = gated_sum(both, COLUMNS, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + interleaved_to(column, INTERLEAVE)[:, None]
-    tl.store(h_at, h, mask=valid_row[None, :] & (column < WIDTH)[:, None])
+    if h_scale_ptr is not None:
+        h_scale = fp8_scale(tl.max(tl.where((column < WIDTH)[:, None], tl.abs(h), 0.0), 0))
+        tl.store(h_scale_ptr + place * tl.num_programs(0) + tl.program_id(0), h_scale, mask=valid_row)
+        h = fp8(h / h_scale[None, :])
+    target = interleaved_to(column, INTERLEAVE) if INTERLEAVE else column
+    h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + target[:, None]
+    tl.store(h_at, h.to(h_ptr.dtype.element_ty), mask=valid_row[None, :] & (column < WIDTH)[:, None])
 
 
 @triton.jit
 def _down(
     h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, IN_WORD: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute h @ down for one tile of rows and one block of columns, and store each row at the index of its pair.
 
@@ -191,12 +200,12 @@ def _down(
     if end - first <= ROWS // 2:
         _down_rows(
             h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end,
-            WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, PTX, PRECISION,
+            WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, PTX, PRECISION,
         )  # fmt: skip
     else:
         _down_rows(
             h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end,
-            WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, PTX, PRECISION,
+            WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, PTX, PRECISION,
         )  # fmt: skip
 
 
@@ -204,7 +213,7 @@ def _down(
 def _down_rows(
     h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, IN_WORD: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_down`."""
     place = first + tl.arange(0, ROWS)
@@ -213,7 +222,6 @@ def _down_rows(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     HALF: tl.constexpr = WIDTH // 2
-    FLOAT: tl.constexpr = global_scale_ptr is not None
     SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     dtype: tl.constexpr = h_ptr.dtype.element_ty
     h_at = h_ptr + place[None, :].to(tl.int64) * WIDTH + tl.arange(0, 2 * DEPTH)[:, None]
@@ -222,7 +230,7 @@ def _down_rows(
     for start in range(0, HALF, DEPTH):
         h = tl.load(h_at + 2 * start, mask=valid_row[None, :], other=0.0)
         word = packed.load([expert, tl.program_id(0) * COLUMNS, start // 4]).reshape((COLUMNS, DEPTH // 4))
-        weight = tile(word, scale_at, start, COLUMNS, DEPTH, GROUP, IN_WORD, FLOAT, PTX, dtype)
+        weight = tile(word, scale_at, start, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, PTX, dtype)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     y *= sum_scale(global_scale_ptr, expert)
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]

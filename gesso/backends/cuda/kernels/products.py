@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cuda.activations import Fp8Rows, Interleaved, Rows, SplitK
-from gesso.backends.cuda.kernels import experts as grouped
-from gesso.backends.cuda.kernels import experts_four_bit, linear
+from gesso.backends.cuda.kernels import linear, mixture
 from gesso.backends.cuda.kernels.experts import Matrices
-from gesso.backends.cuda.kernels.four_bit import FourBitMatrices
+from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, FourBitMatrices
 from gesso.backends.cuda.kernels.linear import Matrix
 from gesso.checkpoint.quantize.packed import Weight
 
@@ -42,11 +41,12 @@ def gated(x_TI: Rows, gate: Weight, up: Weight) -> Tensor:
 def experts(x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """Return the unweighted outputs of each token's experts [R, H]."""
     first, second = _stack(gate_up), _stack(down)
-    if isinstance(first, Matrices) and isinstance(second, Matrices):
+    if isinstance(first, Matrices):
         rows, scale_T = _rows(x_TH, first.scale_EO)
-        return grouped.outputs(rows, scale_T, index_TK, first, second, x_TH.dtype)
-    assert isinstance(first, FourBitMatrices) and isinstance(second, FourBitMatrices) and isinstance(x_TH, Interleaved)
-    return experts_four_bit.outputs(x_TH.interleaved_TI, index_TK, first, second)
+    else:
+        assert isinstance(x_TH, Interleaved), "four-bit experts need interleaved rows"
+        rows, scale_T = x_TH.interleaved_TI, None
+    return mixture.outputs(rows, scale_T, index_TK, first, second, x_TH.dtype)
 
 
 def _stack(weight: Weight) -> Matrices | FourBitMatrices:
@@ -57,12 +57,14 @@ def _stack(weight: Weight) -> Matrices | FourBitMatrices:
         case "fp8":
             return Matrices(tensors["weight"], tensors["weight_scale"].squeeze(-1))
         case "int4":
-            return FourBitMatrices(tensors["weight_packed"].view(torch.uint8), tensors["weight_scale"], None)
+            return FourBitMatrices("int4", tensors["weight_packed"].view(torch.uint8), tensors["weight_scale"])
+        case "uint4":
+            return FourBitMatrices("uint4", tensors["weight_packed"].view(torch.uint8), tensors["weight_scale_offset"])
         case "nvfp4":
             return FourBitMatrices(
-                tensors["weight_packed"], tensors["weight_scale"], tensors["weight_global_scale"].flatten()
+                "nvfp4", tensors["weight_packed"], tensors["weight_scale"], tensors["weight_global_scale"]
             )
-    raise ValueError(f"no kernel for experts in {weight.format}: expected bfloat16, float32, fp8, int4 or nvfp4")
+    raise ValueError(f"no kernel for experts in {weight.format}: expected bfloat16, float32, fp8 or {FOUR_BIT}")
 
 
 def _matrix(weight: Weight) -> Matrix:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gesso.backends.cuda.activations import ExpertOutputs, Fp8Rows, Interleaved, NextNorm, Rows, SplitK
-from gesso.backends.cuda.kernels.experts_four_bit import up_depth
+from gesso.backends.cuda.kernels.experts_four_bit import depth
 from gesso.backends.cuda.kernels.four_bit import interleaved_to
 from gesso.backends.cuda.kernels.linear import FP8, fp8, fp8_scale, precision
 
@@ -82,7 +82,7 @@ def add_norms(
     sum_TH, routed_TH, width = torch.empty_like(x_TH), torch.empty_like(x_TH), x_TH.shape[1]
     (first_H, first_format), (second_H, second_format) = then
     first, second = _rows_for(x_TH, first_format), _rows_for(x_TH, second_format)
-    interleave = up_depth(second_format) if isinstance(second, Interleaved) and second_format else 0
+    interleave = depth("up", second_format) if isinstance(second, Interleaved) and second_format else 0
     y, parts = (y_TH, 1) if isinstance(y_TH, Tensor) else (y_TH.sums_PTO, len(y_TH.sums_PTO))
     _add_norms[(len(x_TH),)](
         x_TH, y, weight_H, first_H, second_H, scale_H, factor, sum_TH, *_tensors(first), *_tensors(second), routed_TH,

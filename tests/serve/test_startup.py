@@ -2,7 +2,7 @@
 
 from gesso.backends.cuda.graphs import room_for
 from gesso.engine.engine import Engine
-from gesso.serve.worker import warm_up
+from gesso.serve.startup import warm_up
 from tests.backends.passes import CapturesPlainly
 
 

@@ -1,0 +1,8 @@
+"""GGUF, the format of llama.cpp (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): one file with everything.
+
+- `file`: parse the header into metadata and a table of tensors. `types`: sizes of the blocks of each tensor type.
+- `blocks`: unpack each type, bit for bit as the `gguf` package does. `native`: blocks to formats of the kernels.
+- `recipes`: the model's parameters from the tensors of a file.
+- `companions`: config.json, generation_config.json and the tokenizer files, from the metadata and `tokenizer`.
+- `write`: `gesso quantize --format gguf`. `quantize` rounds to blocks, `types_for` chooses the type of each tensor.
+"""

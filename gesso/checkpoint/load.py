@@ -1,0 +1,99 @@
+"""Load a checkpoint: fetch, build and place one parameter after another.
+
+Memory peaks at the model plus a few tensors on their way.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gesso.checkpoint import random_weights, streamed, transfer
+from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
+from gesso.checkpoint.quantize.formats import FORMATS, Format, check_known, clear, format_of
+from gesso.checkpoint.quantize.packed import Packed, Weight
+from gesso.checkpoint.source import Source
+from gesso.checkpoint.stored import Stored
+from gesso.checkpoint.vision import is_vision
+from gesso.errors import CheckpointError, InputError
+from gesso.model.config import LAYERS
+from gesso.model.transformer import DiffusionGemma
+
+logger = logging.getLogger("gesso")
+
+
+def load(
+    source: Source, device: torch.device, dtype: torch.dtype, quantize: str | None = None, stream: Sequence[int] = ()
+) -> DiffusionGemma:
+    """Load the text model. `dtype` is that of unpacked weights and of products.
+
+    `quantize` packs each matrix on its device as it is read: the same numbers as `gesso quantize`. The experts of the
+    layers in `stream` then move to host memory.
+    """
+    config = source.config
+    if quantize is not None:
+        check_known(quantize)
+        if config.quantization not in (None, quantize, quantize + LAYERS):
+            raise InputError(
+                f"{source.path} is already quantized to {config.quantization}; give the checkpoint it was quantized "
+                "from"
+            )
+    if source.path is None:
+        return random_weights.make(config, device, dtype, quantize, stream)
+    packs = quantize if config.quantization is None else None
+    model = empty_model(config.quantized(packs) if packs else config)
+
+    def format_for(name: str, shape: Sequence[int]) -> Format | None:
+        return format_of(name, shape, packs) if packs else FORMATS.get(source.recipes[checkpoint_name(name)].native)
+
+    streamed.attach(model, stream, device, dtype, format_for)
+    ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}
+    for name, weight in _weights(source, device):
+        if packs and isinstance(weight, Tensor) and (format := format_for(ours[name], weight.shape)):
+            weight = format.quantize(name, weight)
+            clear(device, weight.shape)
+        if isinstance(weight, Packed):
+            weight.dtype = dtype
+        else:
+            weight = weight.to(dtype)
+        assign(model, ours[name], weight)
+    _warn_of_vision(source)
+    return model.eval()
+
+
+def _weights(source: Source, device: torch.device) -> Iterator[tuple[str, Weight]]:
+    """Yield every parameter by its name in the checkpoint, in the format that the device runs."""
+    for name, recipe, parts in transfer.fetched(source.recipes.items(), device, "loading weights"):
+        weight = recipe.build(parts)
+        # The built weight has fewer tensors than there are parts, and every check waits for the device.
+        if not all(map(_is_finite, weight.tensors.values() if isinstance(weight, Packed) else (weight,))):
+            damaged = [part.name for part, tensor in zip(recipe.parts, parts, strict=True) if not _is_finite(tensor)]
+            raise CheckpointError(
+                f"tensor {(damaged or [name])[0]} in {source.path} contains NaN or infinite values; the file is damaged"
+            )
+        if device.type == "cuda" and recipe.repack is not None and isinstance(weight, Packed):
+            weight = recipe.repack(weight)
+            clear(device, weight.shape)
+        yield name, weight
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point():
+        return True
+    if tensor.dtype == torch.float8_e4m3fn:  # no infinity, one NaN per sign, and no aminmax in torch
+        return not (tensor.view(torch.uint8) & 0x7F == 0x7F).any()
+    return bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def _warn_of_vision(source: Source) -> None:
+    """Log that the vision tower is left out, unless it is zeros, as `write` saves a missing one."""
+    stored, _ = source.headers
+    vision = [part for name, part in stored.items() if is_vision(name)]
+    if any(_is_trained(part) for part in vision):
+        logger.warning("text only: %d tensors of the vision tower are left out", len(vision))
+
+
+def _is_trained(part: Stored) -> bool:
+    with transfer.DirectReader() as reader:
+        return any(tensor.any() for tensor in reader.begin((part,))())

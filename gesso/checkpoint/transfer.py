@@ -1,0 +1,273 @@
+"""Move stored tensors from files to a device.
+
+For a CPU each tensor is read when it is needed. For a GPU, threads read ahead into pinned memory and copy from there:
+one thread that waits for the disk, for the copy into pinned memory and for the bus in turn would use a fraction of
+each. At most AHEAD bytes are on their way at a time.
+"""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from gesso.checkpoint.stored import Recipe, Stored
+from gesso.errors import CheckpointError
+
+THREADS = 8
+CHUNK = 16 * 2**20  # bytes that a thread reads and copies at once
+AHEAD = 2**30  # bytes that are read before the caller asks for them
+GAP = 4096  # bytes between tensors that are read along with them rather than skipped
+LONG_LOAD = 10**9  # bytes from which on a progress bar is shown
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.uint8,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def fetched(
+    recipes: Iterable[tuple[str, Recipe]], device: torch.device, label: str
+) -> Iterator[tuple[str, Recipe, list[Tensor]]]:
+    """Yield every recipe with its parts as tensors on the device."""
+    recipes = list(recipes)
+    waiting: deque[tuple[str, Recipe, Wait]] = deque()
+    ahead = 0
+    with (
+        _progress(sum(recipe.nbytes for _, recipe in recipes), label) as advance,
+        ThreadedReader(device) if device.type == "cuda" else DirectReader() as reader,
+    ):
+        for position, (name, recipe) in enumerate(recipes):
+            waiting.append((name, recipe, reader.begin(recipe.parts)))
+            ahead += recipe.nbytes
+            while waiting and (ahead > reader.ahead or position == len(recipes) - 1):
+                first, done, wait = waiting.popleft()
+                ahead -= done.nbytes
+                yield first, done, wait()
+                advance(done.nbytes)
+
+
+Wait = Callable[[], list[Tensor]]
+
+
+class Reader(Protocol):
+    ahead: int  # bytes that may be read before the caller asks for them
+
+    def begin(self, parts: Sequence[Stored]) -> Wait:
+        """Begin to read tensors, and return a function that waits for them."""
+        ...
+
+
+def view(raw: Tensor, part: Stored) -> Tensor:
+    """Return bytes as the tensor that a file says they are. Blocks of a GGUF stay bytes: [..., rows, bytes per row]."""
+    if (dtype := DTYPES.get(part.dtype)) is None:
+        return raw.view(*part.shape[:-1], -1)
+    if raw.storage_offset() % dtype.itemsize:  # torch rejects a view that is not aligned
+        raw = raw.clone()
+    return raw.view(dtype).view(part.shape)
+
+
+# --- read ---------------------------------------------------------------------------------------------------------
+
+
+class Files:
+    """Open files by path."""
+
+    def __init__(self) -> None:
+        self.descriptors: dict[Path, int] = {}
+        self.lock = Lock()
+
+    def read(self, part: Stored, offset: int, memory: memoryview) -> None:
+        """Fill memory with the bytes of a file from `offset` on; errors name the tensor."""
+        done = 0
+        try:
+            with self.lock:
+                if part.file not in self.descriptors:
+                    self.descriptors[part.file] = os.open(part.file, os.O_RDONLY)
+            while done < len(memory):
+                count = os.preadv(self.descriptors[part.file], [memory[done:]], offset + done)
+                if not count:
+                    raise CheckpointError(f"weight file {part.file} ends in tensor {part.name}; download it again")
+                done += count
+        except OSError as error:
+            raise CheckpointError(f"weight file {part.file} cannot be read: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
+
+
+class DirectReader:
+    """Reads tensors into the memory of this machine."""
+
+    ahead = 0
+
+    def __init__(self) -> None:
+        self.files = Files()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.files.close()
+
+    def begin(self, parts: Sequence[Stored]) -> Wait:
+        return lambda: [self._read(part) for part in parts]
+
+    def _read(self, part: Stored) -> Tensor:
+        raw = torch.empty(part.nbytes, dtype=torch.uint8)
+        self.files.read(part, part.offset, raw.numpy().data)
+        return view(raw, part)
+
+
+# --- GPU ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tensors that lie next to each other in a file, read as one."""
+
+    file: Path
+    offset: int
+    nbytes: int
+    members: tuple[int, ...]  # indices of the parts
+
+
+def runs_of(parts: Sequence[Stored]) -> list[Run]:
+    runs: list[Run] = []
+    for index in sorted(range(len(parts)), key=lambda i: (str(parts[i].file), parts[i].offset)):
+        part = parts[index]
+        if runs and runs[-1].file == part.file and 0 <= part.offset - (runs[-1].offset + runs[-1].nbytes) <= GAP:
+            last = runs.pop()
+            end = part.offset + part.nbytes
+            runs.append(Run(part.file, last.offset, end - last.offset, (*last.members, index)))
+        else:
+            runs.append(Run(part.file, part.offset, part.nbytes, (index,)))
+    return runs
+
+
+class Lane:
+    """A pinned buffer and a stream, used by one thread at a time. Without a GPU, for tests, plain memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.buffer = torch.empty(CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, target: Tensor, ready: Any) -> None:
+        """Copy the buffer to the device, and wait until it has arrived.
+
+        `ready` is the event after which earlier kernels no longer use the memory of `target`.
+        """
+        if self.stream is None:
+            target.copy_(self.buffer[: len(target)])
+            return
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(ready)
+            target.copy_(self.buffer[: len(target)], non_blocking=True)
+        self.stream.synchronize()
+
+
+class ThreadedReader:
+    """Copies chunks of files to a GPU by several threads."""
+
+    ahead = AHEAD
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.files = Files()
+        self.lanes: SimpleQueue[Lane] = SimpleQueue()
+        self.pool = ThreadPoolExecutor(THREADS)
+
+    def __enter__(self) -> Self:
+        for _ in range(THREADS):
+            self.lanes.put(Lane(self.device))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        self.files.close()
+
+    def begin(self, parts: Sequence[Stored]) -> Wait:
+        runs = runs_of(parts)
+        memory = [torch.empty(run.nbytes, dtype=torch.uint8, device=self.device) for run in runs]
+        ready = None
+        if self.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(self.device))
+        tensors: list[Tensor] = [torch.empty(0)] * len(parts)
+        chunks: list[Future[None]] = []
+        for run, raw in zip(runs, memory, strict=True):
+            first = parts[run.members[0]]
+            for start in range(0, run.nbytes, CHUNK):
+                target = raw[start : start + CHUNK]
+                chunks.append(self.pool.submit(self._chunk, first, run.offset + start, target, ready))
+            for i in run.members:
+                start = parts[i].offset - run.offset
+                tensors[i] = raw[start : start + parts[i].nbytes]
+
+        def wait() -> list[Tensor]:
+            for chunk in chunks:
+                chunk.result()
+            return [view(raw, part) for raw, part in zip(tensors, parts, strict=True)]
+
+        return wait
+
+    def _chunk(self, part: Stored, offset: int, target: Tensor, ready: Any) -> None:
+        lane = self.lanes.get()
+        try:
+            self.files.read(part, offset, lane.buffer.numpy().data[: len(target)])
+            lane.copy(target, ready)
+        finally:
+            self.lanes.put(lane)
+
+
+# --- progress -----------------------------------------------------------------------------------------------------
+
+_progress_callback: ContextVar[Callable[[int, int], None] | None] = ContextVar("progress_callback", default=None)
+
+
+@contextmanager
+def watched(report: Callable[[int, int], None]) -> Iterator[None]:
+    """Call `report` with the bytes read so far and in total while a checkpoint is read in this block."""
+    token = _progress_callback.set(report)
+    try:
+        yield
+    finally:
+        _progress_callback.reset(token)
+
+
+@contextmanager
+def _progress(total: int, label: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that reports the bytes of a tensor: to the callback, to a progress bar, or nowhere."""
+    if report := _progress_callback.get():
+        done = 0
+
+        def advance(amount: int) -> None:
+            nonlocal done
+            done += amount
+            report(done, total)
+
+        yield advance
+        return
+    if total < LONG_LOAD or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda amount: bar.advance(task, amount)

@@ -1,0 +1,91 @@
+"""Load a model: choose the device, dtype and precision, read the checkpoint, and attach adapters."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gesso import adapters
+from gesso.api import Gesso
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.find import find
+from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.source import locate
+from gesso.errors import InputError
+from gesso.info.budget import Placement, choose_placement, streaming_cost
+from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
+
+logger = logging.getLogger("gesso")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    name: str | Path | None,
+    *,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+    quantize: str | None,
+    adapter: str | Path | Mapping[str, str | Path] | None,
+    max_batch: int,
+    max_length: int | None,
+    memory: float | str,
+    placement: Placement | None = None,
+) -> Gesso:
+    """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
+    where = find_device(device)
+    number = find_dtype(dtype, where)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
+    source = locate(name)
+    found = memory_for(where, number)
+    placed = placement or choose_placement(
+        source, found, memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
+    )
+    if isinstance(read_memory(memory), int):
+        keep_within(where, found.budget(memory))
+    if placed.layers:
+        logger.warning("%s", streaming_cost(placed, len(source.config.layers)))
+    packs = None if placed.quantize == "none" else placed.quantize
+    model = load_weights(source, where, number, packs, placed.layers)
+    defaults = GenerationDefaults.from_directory(source.directory, source.config)
+    tokenizer = Tokenizer.from_directory(source.directory)
+    named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
+    for adapter_name, path in named.items():
+        adapters.load(model, find(path), adapter_name)
+    adapters.activate(model, next(iter(named), None))
+    return Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
+
+
+def find_device(device: str | torch.device | None) -> torch.device:
+    """Return the named device, or else the first GPU or the CPU."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"unknown device {device!r}: {str(error).splitlines()[0]}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {str(found)!r} does not exist: torch finds {torch.cuda.device_count()} GPUs")
+    return found
+
+
+def memory_for(device: torch.device, dtype: torch.dtype) -> DeviceMemory:
+    """Return the memory of a device. Without host memory for experts if the kernels do not support the dtype."""
+    found = memory_of(device)
+    return replace(found, host=0) if dtype == torch.float16 else found
+
+
+def find_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the named dtype, or else the default of the device."""
+    if dtype is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found is None or found not in DTYPES.values():
+        raise InputError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    return found

@@ -1,0 +1,49 @@
+"""The engine process's end of the pipes: messages from the server on stdin, and events and heartbeats on stdout."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import IO
+
+from gesso.serve.protocol import SIZES, Failed, FrameTooLarge, Heartbeat, Message, decode, encode, sizes
+
+Send = Callable[[Message], None]
+Inbox = queue.SimpleQueue[tuple[Message, bytes] | Callable[[], None]]  # messages, and calls from the side thread
+BEAT_SECONDS = 1.0
+
+
+def read(pipe: IO[bytes], inbox: Inbox) -> None:
+    while len(prefix := pipe.read(SIZES.size)) == SIZES.size:
+        head, blob = sizes(prefix)
+        inbox.put((decode(pipe.read(head)), pipe.read(blob)))
+    os._exit(0)  # the server is gone, so nobody can read an answer
+
+
+class Pipe:
+    """The pipe to the server. Several threads may send."""
+
+    def __init__(self) -> None:
+        self._pipe = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)  # keep stray prints out of the messages
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        try:
+            data = encode(message)
+        except FrameTooLarge as error:
+            data = encode(Failed(getattr(message, "id", 0), str(error), by_input=False))
+        with self._lock:
+            view = memoryview(data)
+            while view:
+                view = view[self._pipe.write(view) :]
+
+
+def beat(send: Send, status: Callable[[], Heartbeat]) -> None:
+    """Send a heartbeat once per second; `step_seconds` of the status is the time at which the current step began."""
+    while True:
+        now = status()
+        send(replace(now, step_seconds=time.monotonic() - now.step_seconds if now.step_seconds else 0.0))
+        time.sleep(BEAT_SECONDS)

@@ -1,0 +1,42 @@
+"""Loading with experts in host memory: the same weights as without."""
+
+import pytest
+import torch
+
+from gesso.checkpoint import random_weights
+from gesso.checkpoint.load import load
+from gesso.checkpoint.source import open_source
+from gesso.checkpoint.streamed import SLOTS, streamed
+from gesso.errors import InputError
+from gesso.model.config import Config
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("quantize", [None, "fp8"])
+def test_a_slot_holds_the_weights_of_a_layer_after_its_copy(tiny_directory, quantize):
+    source = open_source(tiny_directory)
+    resident, model = (load(source, CPU, torch.bfloat16, quantize, stream=layers) for layers in ((), (0, 1)))
+    expected, found = (dict([*each.named_parameters(), *each.named_buffers()]) for each in (resident, model))
+    assert list(expected) == list(found), "streamed experts have the names of resident ones"
+    for slot, host in streamed(model).copies():
+        slot.copy_(host)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def test_random_weights_do_not_depend_on_where_they_are():
+    config = random_weights.config_of("mini")
+    layers = range(SLOTS)
+    resident, model = (random_weights.make(config, CPU, torch.bfloat16, None, stream=each) for each in ((), layers))
+    for slot, host in streamed(model).copies():
+        slot.copy_(host)
+    assert all(map(torch.equal, resident.parameters(), model.parameters()))
+    assert streamed(resident) is None
+
+
+def test_a_model_with_a_separate_encoder_is_rejected(tiny_directory):
+    raw = Config.from_directory(tiny_directory).raw
+    untied = Config.from_dict({**raw, "tie_word_embeddings": False})
+    with pytest.raises(InputError, match="separate weights for encoder and decoder"):
+        random_weights.make(untied, CPU, torch.float32, None, stream=(0,))
