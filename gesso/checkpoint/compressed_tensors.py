@@ -31,6 +31,7 @@ from gesso.checkpoint.linears import (
     Shape,
     Wanted,
     columns,
+    for_router,
     fused,
     ignore_matrices,
     ignore_unused,
@@ -78,15 +79,15 @@ _FIXED: Mapping[str, Numbers] = {
 }
 
 
-def recipes(config: Config, inventory: Inventory, settings: Mapping[str, Any]) -> dict[str, Recipe]:
-    """Return the recipe of every parameter. `settings` is the `quantization_config` of the checkpoint."""
-    groups = _groups(settings)
+def recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+    """Return the recipe of every parameter."""
+    groups = _groups(mapping(config.raw.get("quantization_config"), "config: quantization_config"))
     found = {}
     for parameter, shape in parameters(config).items():
         parts = matrices(inventory, parameter, shape)
         scheme = one_scheme(inventory, parameter, {name: _scheme(inventory, name) for name in parts})
         if scheme is not None and (made := _recipe(inventory, parts, shape, scheme, groups)) is not None:
-            found[parameter] = made
+            found[parameter] = for_router(made) if ".router." in parameter else made
         else:
             ignore_matrices(inventory, parts)  # the problem is noted
     ignore_unused(inventory, config)

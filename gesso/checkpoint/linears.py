@@ -6,12 +6,16 @@ The model has the experts of a layer in two parameters, `experts.gate_up_proj` [
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.checkpoint.quantize.packed import Packed, Weight
+from gesso.checkpoint.quantize.repack import to_dense
 from gesso.checkpoint.stored import FLOATS, Inventory, Recipe, Stored
 from gesso.model.config import Config
 
@@ -100,7 +104,7 @@ def plain(inventory: Inventory, found: Mapping[str, Shape], shape: Shape) -> Rec
     """Return the recipe of a parameter that is not quantized."""
     if (parts := take_each(inventory, found, lambda name, shape: {name: (shape, FLOATS)})) is None:
         return None
-    return recipe(parts, lambda tensors: fused(tensors, shape[:-1]), shape, parts[0].dtype.lower())
+    return recipe(parts, lambda tensors: fused(tensors, shape[:-1]).view(shape), shape, parts[0].dtype)
 
 
 def recipe(
@@ -112,6 +116,16 @@ def recipe(
     repack: Callable[[Packed], Weight] | None = None,
 ) -> Recipe:
     return Recipe(parts=parts, build=build, shape=shape, format=format, native=native or format, repack=repack)
+
+
+def for_router(made: Recipe) -> Recipe:
+    """Return the recipe of a router: it is small, and if a GPU rounded it once more, it would select other experts."""
+    return replace(made, native="BF16", repack=to_dense) if made.native in FORMATS else made
+
+
+def has_separate_experts(inventory: Inventory) -> bool:
+    """Return whether the file has a matrix of a single expert."""
+    return any(re.search(r"\.experts\.\d+\.", name) for name in inventory.stored)
 
 
 def ignore_unused(inventory: Inventory, config: Config) -> None:

@@ -29,6 +29,19 @@ def dense(weight):
     return weight.dense(torch.float32) if isinstance(weight, Packed) else weight.float()
 
 
+def linears(name, weight):
+    """Return the matrices of a parameter by the names that other tools give them."""
+    if weight.ndim < 3:
+        return {name: weight}
+    stem, _, leaf = name.rpartition(".")
+    halves = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
+    return {
+        f"{stem}.{expert}.{half}.weight": part
+        for expert, both in enumerate(weight)
+        for half, part in zip(halves, both.chunk(len(halves)), strict=True)
+    }
+
+
 def model_of(config, parameters, dtype=torch.float32):
     """Return the model with these weights. They keep their format."""
     model = empty_model(replace(config, quantization=None))

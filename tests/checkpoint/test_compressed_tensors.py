@@ -10,13 +10,15 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 
 from gesso.checkpoint import compressed_tensors
+from gesso.checkpoint.load import load
 from gesso.checkpoint.parameters import checkpoint_name, parameters
 from gesso.checkpoint.quantize.formats import FORMATS
+from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from tests import tiny
-from tests.checkpoint.reading import dense, inventory, logits, model_of, weights
+from tests.checkpoint.reading import dense, inventory, linears, logits, model_of, weights
 
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128, "num_experts": 4,
          "top_k_experts": 2, "vocab_size": 128, "num_attention_heads": 2, "head_dim": 64,
@@ -73,19 +75,6 @@ def compress(weight, scheme):
     return stored, compressor.decompress(stored, described)["weight"]
 
 
-def linears(name, weight):
-    """Return the matrices of a parameter by the names that other tools give them."""
-    if weight.ndim < 3:
-        return {name: weight}
-    stem, _, leaf = name.rpartition(".")
-    halves = ("gate_proj", "up_proj") if leaf == "gate_up_proj" else (leaf,)
-    return {
-        f"{stem}.{expert}.{half}.weight": part
-        for expert, both in enumerate(weight)
-        for half, part in zip(halves, both.chunk(len(halves)), strict=True)
-    }
-
-
 def is_quantized(name):
     return any(part in name for part in ("self_attn", "mlp", "experts")) and "norm" not in name
 
@@ -133,7 +122,8 @@ def read(directory, scheme, change=None):
     if change:
         change(given)
     found = inventory(directory)
-    return compressed_tensors.recipes(CONFIG, found, given), found.report()
+    config = Config.from_dict({**CONFIG.raw, "quantization_config": given})
+    return compressed_tensors.recipes(config, found), found.report()
 
 
 def test_weights_equal_the_decompressed_weights_of_the_library(checkpoint):
@@ -149,7 +139,12 @@ def test_weights_equal_the_decompressed_weights_of_the_library(checkpoint):
 def test_logits_equal_those_of_the_unpacked_weights(checkpoint):
     found = weights(read(checkpoint.directory, checkpoint.scheme)[0])
     plain = {name: dense(weight) for name, weight in found.items()}
-    assert torch.equal(logits(model_of(CONFIG, found)), logits(model_of(CONFIG, plain)))
+    expected = logits(model_of(CONFIG, plain))
+    assert torch.equal(logits(model_of(CONFIG, found)), expected)
+    # The configuration of some is the same as that of `gesso quantize`, whose experts are fused.
+    raw = {**CONFIG.raw, "quantization_config": settings(checkpoint.scheme)}
+    (checkpoint.directory / "config.json").write_text(json.dumps(raw))
+    assert torch.equal(logits(load(open_source(checkpoint.directory), torch.device("cpu"), FLOAT)), expected)
 
 
 def test_repacked_weights_stay_within_the_stated_bounds(checkpoint):
