@@ -4,6 +4,8 @@
   `transformers` loads.
 - `stored`: tensors in files, and recipes that make parameters from them. `transfer` moves their bytes to a device.
 - `huggingface`: recipes of the native layout. `safetensors`: headers of its files. `parameters`: names and shapes.
+- `compressed_tensors`, `modelopt`, `mlx`, `gguf`: recipes of the layouts of other tools. `linears`: experts that a file
+  stores one by one.
 - `random_weights`: models with random weights, for measurements.
 - `vision`: names and shapes of the vision tower, which gesso keeps but never runs.
 - `quantize`: FP8 and four-bit formats.
