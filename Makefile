@@ -1,5 +1,6 @@
 # Every target installs what it needs into .venv; Python 3.11 or newer is required.
 #   make demo       run the bundled models              make studio     open the studio in a browser
+#   make chat       download DiffusionGemma for this machine's GPU and chat with it
 #   make check      daily checks, under 90 s            make test       everything
 #   make docs       build the documentation into site/
 #   make test-gpu   GPU tests, on a machine with an NVIDIA GPU; uses the Python that has torch there, installs nothing
@@ -15,10 +16,13 @@ TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 # Cache compiled modules even if the environment disables that; otherwise every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo studio check test test-gpu test-clients lint properties docs mini-data sudoku-data clean
+.PHONY: demo chat studio check test test-gpu test-clients lint properties docs mini-data sudoku-data clean
 # One thread: the bundled models are too small for more, and on a busy machine threads wait for each other.
 demo: $(VENV)/.installed
 	@OMP_NUM_THREADS=1 $(BIN)/python -m examples.demo
+
+chat: $(VENV)/.installed
+	$(BIN)/gesso chat diffusiongemma
 
 studio: $(VENV)/.installed-serve
 	$(BIN)/gesso serve --open

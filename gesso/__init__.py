@@ -65,6 +65,8 @@ def load(
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
+    A hub model is downloaded when it is first used. "diffusiongemma" is the published checkpoint that suits the device.
+
     device: for example "cpu" or "cuda:1". Default: the first GPU, or else the CPU.
     dtype: default: bfloat16 on a GPU, float32 on the CPU.
     quantize: pack the weights while they load: "fp8", "int4" or "nvfp4"; with "-layers" appended, without the

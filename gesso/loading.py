@@ -10,6 +10,7 @@ import torch
 from gesso import adapters
 from gesso.api import Gesso
 from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint import aliases
 from gesso.checkpoint.find import find
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load as load_weights
@@ -38,8 +39,11 @@ def load(
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
     where = find_device(device)
     number = find_dtype(dtype, where)
-    if where.type == "cuda":
+    if where.index is not None and where.type == "cuda":
         torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
+    if aliases.is_automatic(name):
+        choice = choose_checkpoint(where, memory, quantize)
+        name, quantize = choice.name, choice.quantize or quantize
     source = locate(name)
     found = memory_for(where, number)
     placed = placement or choose_placement(
@@ -60,6 +64,12 @@ def load(
     return Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
 
 
+def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.Choice:
+    """Return the checkpoint that the alias diffusiongemma stands for on a device."""
+    found = memory_of(device)
+    return aliases.choose(found.device, found.budget(memory), quantize)
+
+
 def find_device(device: str | torch.device | None) -> torch.device:
     """Return the named device, or else the first GPU or the CPU."""
     if device is None:
@@ -71,7 +81,8 @@ def find_device(device: str | torch.device | None) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' is not available: torch finds no GPU; use device='cpu' or install a CUDA build")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {str(found)!r} does not exist: torch finds {torch.cuda.device_count()} GPUs")
+        last = f"cuda:{torch.cuda.device_count() - 1}"
+        raise InputError(f"device {str(found)!r} does not exist: the last GPU that torch finds is {last!r}")
     return found
 
 

@@ -27,12 +27,13 @@ SLOW = {
     "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py", "backends/cuda/test_mixture.py",
     "backends/cuda/test_model.py", "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py",
     "bench/test_bench.py", "bundled/test_bundled.py",
-    "checkpoint/quantize/test_convert.py", "checkpoint/test_huggingface.py", "checkpoint/test_malformed.py",
-    "cli/test_cli.py", "cli/test_completion.py", "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
+    "checkpoint/quantize/test_convert.py", "checkpoint/test_hub.py", "checkpoint/test_huggingface.py",
+    "checkpoint/test_malformed.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_models.py",
+    "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
     "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py", "docs/test_code.py",
-    "docs/test_examples.py", "docs/test_site.py", "engine/test_engine.py", "engine/test_faults.py",
-    "engine/test_final_text.py", "engine/test_generation_parity.py", "engine/test_graphs.py", "engine/test_scoring.py",
-    "eval/test_answers.py",
+    "docs/test_examples.py", "docs/test_outputs.py", "docs/test_site.py", "engine/test_engine.py",
+    "engine/test_faults.py", "engine/test_final_text.py", "engine/test_generation_parity.py", "engine/test_graphs.py",
+    "engine/test_scoring.py", "eval/test_answers.py",
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
     "test_settings.py", "test_wheel.py", "train/test_objective.py", "train/test_trainer.py",
@@ -106,6 +107,30 @@ def tiny(tiny_directory: Path):
     import gesso
 
     return gesso.load(tiny_directory)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for the Hugging Face hub and an empty cache, for this process and for those that it starts."""
+    from huggingface_hub import constants, file_download
+
+    from tests.hub import serving
+
+    with serving() as running:
+        settings = {"HF_ENDPOINT": running.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0",
+                    "HF_TOKEN": "", "HF_TOKEN_PATH": str(tmp_path / "token"), "NO_PROXY": "127.0.0.1"}  # fmt: skip
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        # huggingface_hub has read its environment already.
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", settings["HF_HUB_CACHE"])
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", settings["HF_TOKEN_PATH"])
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # bytes that a broken connection may lose
+        monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda _: None))  # before it tries again
+        yield running
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 Everything runs through the engine, as requests do. Canvases take a fixed number of steps and no text ends early, so
 every run does the same work. The floor is the time to read all weights of a step once, at the memory bandwidth
-measured in the same run.
+measured in the same run. If experts stream from host memory, it is at least the time to copy them, at the bandwidth of
+such copies in the same run.
 """
 
 import statistics
@@ -20,10 +21,12 @@ from gesso.bench import peer as peers
 from gesso.bench.device import wait
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.find import find
+from gesso.checkpoint.streamed import StreamedExperts, streamed
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.eval.plot import Point, Series, svg
+from gesso.info.budget import CONTEXT
 from gesso.model.transformer import DiffusionGemma
 
 STEPS = 16
@@ -94,7 +97,15 @@ def render(found: dict[str, Any], console: Console) -> None:
             f"{step / found['floor_ms']:.2f}",
         )
     console.print(table)
-    console.print(f"floor: {found['floor_ms']:.2f} ms to read the weights of a step at {found['memory_TBps']:.2f} TB/s")
+    if "copied_GB_a_step" in found:
+        console.print(
+            f"floor: {found['floor_ms']:.2f} ms to copy {found['copied_GB_a_step']:.2f} GB, the experts of "
+            f"{found['streamed_layers']} layers, at {found['copy_GBps']:.1f} GB/s"
+        )
+    else:
+        console.print(
+            f"floor: {found['floor_ms']:.2f} ms to read the weights of a step at {found['memory_TBps']:.2f} TB/s"
+        )
     for row in found["prefill"]:
         console.print(f"prompt of {row['tokens']:,}: {row['tokens_per_second']:,.0f} tokens/s")
     if (rate := found["autoregressive_tokens_per_second"]) is not None:
@@ -148,10 +159,19 @@ def measure(
         "seconds_until_ready": time.perf_counter() - loaded,
         "weights_GB": sum(t.nbytes for t in _tensors(g.model)) / 1e9,
     }
-    found["memory_TBps"] = read_speed(device) / 1e12
-    found["floor_ms"] = step_bytes(g.model) / read_speed(device) * 1e3
+    longest, held = g.engine.max_length, streamed(g.model)
+    speed = read_speed(device, 2**27 if held else READ_VALUES[device.type])
+    found["memory_TBps"] = speed / 1e12
+    found["floor_ms"] = step_bytes(g.model) / speed * 1e3
+    if held is not None:
+        longest = min(longest, CONTEXT + 1)  # memory was planned for this context
+        copies = copy_speed(held)
+        found |= {"streamed_layers": len(held.layers), "copied_GB_a_step": held.nbytes / 1e9, "copy_GBps": copies / 1e9}
+        found["floor_ms"] = max(found["floor_ms"], held.nbytes / copies * 1e3)
     found["batches"] = [_batch(g, size, prompt, new) for size in batches]
-    found["prefill"] = [_prefill(g, length) for length in prefills if length < g.engine.max_length]
+    for row in found["batches"]:
+        row["share_of_floor"] = found["floor_ms"] / row["ms_a_step"]
+    found["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
     found["autoregressive_tokens_per_second"] = _autoregressive(g, prompt, tokens) if tokens else None
     if device.type == "cuda":
         found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
@@ -242,12 +262,35 @@ def step_bytes(model: DiffusionGemma) -> int:
     """Return the bytes read per step: every weight once, a tied embedding twice (head and self-conditioning)."""
     table = model.decoder.embed_tokens
     again = (*table.parameters(), *table.buffers()) if model.lm_head is None else ()
-    return sum(tensor.nbytes for tensor in (*_tensors(model), *again))
+    held = streamed(model)  # its layers view two slots, each of which `_tensors` has once
+    hidden = 0 if held is None else held.nbytes - held.slot_bytes
+    return sum(tensor.nbytes for tensor in (*_tensors(model), *again)) + hidden
 
 
-def read_speed(device: torch.device) -> float:
-    """Return the bytes per second of a sum over more data than any cache holds."""
-    numbers = torch.ones(2**29 if device.type == "cuda" else 2**26, device=device)
+def copy_speed(held: StreamedExperts) -> float:
+    """Return the bytes per second of copies from pinned memory, in pieces of a streamed layer, without other work.
+
+    The memory is pinned by torch, so this also shows whether that of the experts is slower.
+    """
+    slot = held.slots[0]
+    source, count = torch.empty(slot.nbytes, dtype=torch.uint8, pin_memory=slot.is_cuda), -(-(10**9) // slot.nbytes)
+    times = []
+    for _ in range(5):
+        wait(slot.device)
+        began = time.perf_counter()
+        for _ in range(count):
+            slot.copy_(source, non_blocking=True)
+        wait(slot.device)
+        times.append(time.perf_counter() - began)
+    return count * slot.nbytes / min(times)
+
+
+READ_VALUES = {"cuda": 2**29, "cpu": 2**26}
+
+
+def read_speed(device: torch.device, values: int) -> float:
+    """Return the bytes per second of a sum over this many float32 values: more than any cache holds."""
+    numbers = torch.ones(values, device=device)
     times = []
     for _ in range(5):
         wait(device)

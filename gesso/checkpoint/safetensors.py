@@ -5,7 +5,8 @@ offsets, which it does not give away, are then read from the header itself.
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,23 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def weight_files(directory: Path) -> list[Path]:
     """Return the weight files that the index names, missing ones included."""
     if (directory / INDEX).exists():
-        names = read_json(directory / INDEX).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise CheckpointError(f"{directory / INDEX} has no weight_map")
-        if wrong := [name for name in names.values() if not _is_file_name(name)]:
-            raise CheckpointError(f"{directory / INDEX} names {wrong[0]!r}, which is not a file of this directory")
-        return [directory / name for name in sorted(set(names.values()))]
+        return [directory / name for name in sorted(weights_named(read_json(directory / INDEX), directory / INDEX))]
     return [directory / SINGLE] if (directory / SINGLE).exists() else []
 
 
-def _is_file_name(name: Any) -> bool:
-    """Return whether this is a plain file name, without a path to another directory."""
-    return isinstance(name, str) and name != "" and Path(name).name == name
+def weights_named(index: Mapping[str, Any], path: Path = Path(INDEX)) -> set[str]:
+    """Return the files that the index of the weights names. Reject paths to other directories, and pickles."""
+    names = index.get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError(f"{path} has no weight_map")
+    if wrong := [name for name in names.values() if not (is_plain(name) and name.endswith(".safetensors"))]:
+        raise CheckpointError(f"{path} names {wrong[0]!r}, which is not a safetensors file of the same directory")
+    return set(names.values())
+
+
+def is_plain(name: Any) -> bool:
+    """Return whether this names a file in the same directory, on any operating system."""
+    return isinstance(name, str) and re.fullmatch(r"[^/\\:\x00-\x1f]+", name) is not None and name not in (".", "..")
 
 
 def read_header(file: Path) -> dict[str, Stored]:

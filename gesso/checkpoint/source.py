@@ -90,9 +90,9 @@ def _recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
     """Return the recipes of the reader for the checkpoint's format."""
     match config.quantization:
         case "gguf":
-            from gesso.checkpoint.gguf import recipes as gguf
+            from gesso.checkpoint.gguf.recipes import recipes
 
-            return gguf.recipes(config, inventory)
+            return recipes(config, inventory)
         case "compressed-tensors":
             from gesso.checkpoint import compressed_tensors
 

@@ -20,6 +20,7 @@ from gesso.model.transformer import DiffusionGemma
 
 SLOTS = 2  # one is read while the next layer is copied into the other
 ALIGNMENT = 256  # bytes; as much as any kernel or copy requires
+PAGE = 4096  # bytes
 NAME = "streamed_experts"  # of the submodule
 RESIDENT = ("weight_global_scale", "weight_shape")  # a few bytes per expert, which stay on the device
 
@@ -152,11 +153,14 @@ class _Pinned:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.bytes = torch.empty(size, dtype=torch.uint8)
+        pages = -(-size // PAGE) * PAGE  # whole pages: two registered buffers must not share one
+        memory = torch.empty(pages + PAGE, dtype=torch.uint8)
+        start = -memory.data_ptr() % PAGE
+        self.bytes = memory[start : start + size]
         if device.type != "cuda":
             return
         runtime: Any = torch.cuda.cudart()
-        if failed := int(runtime.cudaHostRegister(self.bytes.data_ptr(), size, 0)):
+        if failed := int(runtime.cudaHostRegister(self.bytes.data_ptr(), pages, 0)):
             raise DoesNotFitError(
                 f"{size:,} bytes of host memory could not be pinned (CUDA error {failed}); free host memory, or use a "
                 "narrower --quantize or a larger --memory, with which fewer experts are in host memory"

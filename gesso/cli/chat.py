@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gesso.cli.delivery import deliver
-from gesso.cli.options import GenerationOptions, Json, Live, Loading, read_json, with_options
+from gesso.cli.options import GenerationOptions, Json, Live, Loading, ModelArgument, read_json, with_options
 from gesso.cli.terminal import complain, follow, lines, note
 from gesso.errors import InputError
 
@@ -28,6 +28,7 @@ SEEDS = 2**64
 
 @with_options
 def chat(
+    model_argument: ModelArgument = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Think before the answer.")] = False,
     schema_in_prompt: Annotated[
@@ -52,7 +53,8 @@ def chat(
     keywords = {**options.keywords(), "thinking": thinking, "schema_in_prompt": schema_in_prompt}
     if tools is not None:
         keywords["tools"] = read_json(tools)
-    conversation = Conversation(loading.load(max_batch=1), keywords, system, live=live, json=json)
+    model = replace(loading, model=model_argument or loading.model).load(max_batch=1)
+    conversation = Conversation(model, keywords, system, live=live, json=json)
     if interactive:
         note("/help lists the commands, Ctrl-D ends the chat.")
     for line in lines(interactive):

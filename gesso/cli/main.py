@@ -16,7 +16,9 @@ from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
 from gesso.cli.memory import advice, ran_out
+from gesso.cli.models import models, rm
 from gesso.cli.options import EXIT_CODES
+from gesso.cli.pull import pull
 from gesso.cli.quantize import quantize
 from gesso.cli.rewriting import edit, infill
 from gesso.cli.serve import serve
@@ -38,7 +40,7 @@ for command in (generate, chat, decide, infill, edit, trace, info, train, quanti
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)
-for command in (bench, serve):
+for command in (bench, serve, pull, models, rm):
     app.command(epilog=EXIT_CODES)(command)
 
 

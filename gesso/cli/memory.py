@@ -19,14 +19,18 @@ def shortage(
     model: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str
 ) -> DoesNotFitError:
     """Return the error to report after memory ran out, for the options that the model was loaded with."""
+    from gesso.checkpoint import aliases
     from gesso.checkpoint.source import locate
     from gesso.info import budget as budgets
     from gesso.info.device import memory_of
     from gesso.loading import find_device, find_dtype
 
     where = find_device(device)
-    source = locate(model)
     found = memory_of(where, ours=True)
+    if aliases.is_automatic(model):
+        choice = aliases.choose(found.device, found.budget(memory), quantize)
+        model, quantize = choice.name, choice.quantize or quantize
+    source = locate(model)
     budget = budgets.budget_of(source, found, memory, find_dtype(dtype, where).itemsize, None)
     context = min(budgets.CONTEXT, source.config.max_position_embeddings)
     allowed = budget.precisions() if quantize == "auto" else [quantize or "none"]

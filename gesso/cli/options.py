@@ -2,14 +2,16 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, make_dataclass
+from dataclasses import dataclass, is_dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 import gesso
 from gesso.bundled import BASE, SOLVER
+from gesso.checkpoint import aliases
+from gesso.cli.choosing import choose_here
 from gesso.cli.memory import ran_out, shortage
 from gesso.cli.terminal import note
 from gesso.errors import InputError
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 EXIT_CODES = (
     "Exit codes: 0 success; 1 unusable model or checkpoint; 2 unusable command or input; 130 stopped with Ctrl-C."
 )
-MODEL_HELP = f"Checkpoint directory, Hugging Face name, or bundled model: {BASE} (default) or {SOLVER}."
+MODEL_HELP = (
+    f"Checkpoint directory, Hugging Face name, {aliases.ALIAS} (chosen for the device), or bundled model: {BASE} "
+    f"(default) or {SOLVER}."
+)
 
 
 def setting_option(setting: Setting) -> Any:
@@ -55,6 +60,9 @@ def _constraint(help: str) -> Any:
 
 
 Model = Annotated[str | None, typer.Option("--model", "-m", envvar="GESSO_MODEL", help=MODEL_HELP)]
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="The model, as for --model. Takes precedence over --model.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the first GPU, or else the CPU.")]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, float32 on a CPU.")
@@ -99,6 +107,14 @@ class ModelOptions:
             "memory": self.memory,
         }
 
+    def chosen(self) -> Self:
+        """Return these options with the checkpoint that an alias stands for on this device, and print the reason."""
+        if not aliases.is_automatic(self.model):
+            return self
+        choice = choose_here(self.device, self.memory, self.quantize)
+        note(choice.reason)
+        return replace(self, model=choice.name, quantize=choice.quantize or self.quantize)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(ModelOptions):
@@ -107,8 +123,9 @@ class Loading(ModelOptions):
     adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
-        model = gesso.load(self.model or default, adapter=self.adapter, **self.keywords(), **engine)
-        if self.quantize == "auto":
+        chosen = self.chosen()
+        model = gesso.load(chosen.model or default, adapter=self.adapter, **chosen.keywords(), **engine)
+        if chosen.quantize == "auto":
             note(f"precision: {model.config.quantization or 'as stored'}, chosen by the available memory")
         return model
 
@@ -186,7 +203,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             loading = next((group for group in options.values() if isinstance(group, ModelOptions)), None)
             if loading is None or not ran_out(error):
                 raise
-            raise shortage(given.get("model") or loading.model, **loading.keywords()) from None
+            model = given.get("model_argument") or given.get("model") or loading.model
+            raise shortage(model, **loading.keywords()) from None
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     keyword_only = inspect.Parameter.KEYWORD_ONLY

@@ -6,22 +6,33 @@ from typing import Annotated
 import typer
 
 from gesso.cli.terminal import print_report
+from gesso.errors import InputError
 
 
 def quantize(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Directory or hub name of a checkpoint.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The directory to write; new or empty.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="The directory to write, new or empty; for gguf, a new file.")
+    ],
     to: Annotated[
         str,
         typer.Option(
             help="fp8 (half the size), int4 or nvfp4 (a third: experts at four bits, the rest fp8); "
-            "fp8-layers, int4-layers, nvfp4-layers: embeddings and head are not quantized."
+            "fp8-layers, int4-layers, nvfp4-layers: embeddings and head are not quantized. "
+            "For gguf: q8_0, q4_k_m, q4_0 or bf16."
         ),
     ],
+    format: Annotated[
+        str, typer.Option(help="gesso: a directory for gesso. gguf: one file, as llama.cpp's converter writes it.")
+    ] = "gesso",
     json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Write a quantized copy of a checkpoint and report the error of each matrix."""
+    from gesso.checkpoint.gguf import convert as gguf
     from gesso.checkpoint.quantize import convert
 
-    report = convert.quantize(source, target, to)
+    formats = {"gesso": convert.quantize, "gguf": gguf.quantize}
+    if format not in formats:
+        raise InputError(f"unknown format {format!r}; known are {', '.join(formats)}")
+    report = formats[format](source, target, to)
     print_report(report, lambda console: convert.render(report, console), json)

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from gesso.bundled import SOLVER
-from gesso.cli.options import Device, Dtype, Memory, Model, Quantize, setting_option, with_options
-from gesso.cli.terminal import print_text
+from gesso.checkpoint import aliases
+from gesso.cli.choosing import choose_apart
+from gesso.cli.options import Device, Dtype, Memory, Model, ModelArgument, Quantize, setting_option, with_options
+from gesso.cli.terminal import note, print_text
 from gesso.errors import InputError
 from gesso.info.device import SHARE
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
@@ -65,6 +67,7 @@ class LimitOptions:
 
 @with_options
 def serve(
+    model_argument: ModelArgument = None,
     model: Model = None,
     adapter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=DIR", help="An adapter to serve as a model; may be repeated.")
@@ -100,9 +103,20 @@ def serve(
     """Serve the OpenAI API and the studio. Without arguments, serve the bundled models to this machine only."""
     with _needs_extra("serve"):
         from gesso.serve import run
+    from gesso.checkpoint.find import find
+    from gesso.checkpoint.random_weights import is_random
     from gesso.serve.keys import read_keys
 
     keys = read_keys(api_key_file)
+    hosts = run.check_keys(host, keys, without_keys)
+    model = model_argument or model
+    name = name or ("gesso" if model is None else Path(model).name)
+    if aliases.is_automatic(model):
+        if on_ray:
+            raise InputError(f"{model} depends on the device, and with --ray that is another machine's; name a model")
+        choice = choose_apart(device, memory, quantize)
+        note(choice.reason)
+        model, quantize = choice.name, choice.quantize or quantize
     settings = ServerSettings(
         engine=EngineSettings(
             model=model,
@@ -116,15 +130,19 @@ def serve(
             prefill=prefill,
         ),
         limits=Limits(**vars(limits)),
-        name=name or ("gesso" if model is None else Path(model).name),
+        name=name,
         keys=keys,
         cors_origins=tuple(cors_origin or ()),
         settle=settle,
         strict=strict,
         also=(SOLVER,) if model is None else (),
-        hosts=run.check_keys(host, keys, without_keys),
+        hosts=hosts,
     )
     if not on_ray:
+        # A download may take an hour, so report an address in use before it.
+        run.listen(host, port, limits.io_timeout).close()
+        if not is_random(model):
+            find(model)
         run.serve(settings, host, port, open_browser=open)
         return
     with _needs_extra("ray"):

@@ -12,6 +12,7 @@ from gesso.bench import model as generation
 from gesso.bench import step
 from gesso.bench import train as bench
 from gesso.checkpoint import random_weights
+from gesso.checkpoint.streamed import streamed
 from gesso.errors import InputError
 
 TINY = {
@@ -112,3 +113,13 @@ def test_the_tested_tiling_is_the_one_that_runs():
                 assert set(found) == {tiling}, name
                 tried += 1
     assert tried > 100
+
+
+def test_the_floor_of_streamed_experts_counts_every_layer():
+    config, layers = random_weights.config_of("mini"), range(3)
+    resident, model = (
+        random_weights.make(config, torch.device("cpu"), torch.float32, None, stream) for stream in ((), layers)
+    )
+    held = streamed(model)
+    assert generation.step_bytes(model) == generation.step_bytes(resident)
+    assert held.nbytes > held.slot_bytes and generation.copy_speed(held) > 0

@@ -1,13 +1,16 @@
 """Loading with experts in host memory: the same weights as without."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.load import load
 from gesso.checkpoint.source import open_source
-from gesso.checkpoint.streamed import SLOTS, streamed
-from gesso.errors import InputError
+from gesso.checkpoint.streamed import PAGE, SLOTS, _Pinned, streamed
+from gesso.errors import DoesNotFitError, InputError
 from gesso.model.config import Config
 
 CPU = torch.device("cpu")
@@ -40,3 +43,31 @@ def test_a_model_with_a_separate_encoder_is_rejected(tiny_directory):
     untied = Config.from_dict({**raw, "tie_word_embeddings": False})
     with pytest.raises(InputError, match="separate weights for encoder and decoder"):
         random_weights.make(untied, CPU, torch.float32, None, stream=(0,))
+
+
+def test_pinned_memory_is_registered_and_released(monkeypatch):
+    """Simulates CUDA: the memory of each layer is registered in whole pages, and released with the model."""
+    registered = {}
+
+    class Runtime:
+        def cudaHostRegister(self, address, size, flags):
+            registered[address] = size
+            return 0
+
+        def cudaHostUnregister(self, address):
+            del registered[address]
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    buffers = [_Pinned(size, torch.device("cuda")) for size in (5, PAGE, 3 * PAGE + 1)]
+    assert registered == {each.bytes.data_ptr(): pages * PAGE for each, pages in zip(buffers, (1, 1, 4), strict=True)}
+    starts = sorted(registered)
+    assert all(start % PAGE == 0 for start in starts)
+    assert all(a + registered[a] <= b for a, b in pairwise(starts)), "no page is registered twice"
+    del buffers
+    assert not registered
+
+
+def test_memory_that_cannot_be_pinned_is_reported(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
+    with pytest.raises(DoesNotFitError, match=r"could not be pinned \(CUDA error 2\); free host memory"):
+        _Pinned(PAGE, torch.device("cuda"))

@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -17,7 +16,6 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from fcntl import ioctl
-from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +28,7 @@ from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.write import save
 from gesso.cli import chat, delivery, terminal
 from gesso.cli.options import Denoising
+from tests.hub import Hub
 from tests.tiny import fill_vision_tower, make
 from tests.waiting import PATIENCE
 
@@ -521,28 +520,17 @@ def test_info_with_problems_is_exit_code_0(main: Main, tiny_directory: Path, tmp
     assert any("tokenizer.json" in problem for problem in json.loads(done.out)["problems"])
 
 
-def test_info_of_a_hub_name_downloads_no_weights(
-    main: Main, tiny: gesso.Gesso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub, cache = tmp_path / "hub", tmp_path / "cache"
-    save(tiny.model, hub, source=tiny.directory, shard_bytes=100_000)
-    assert (hub / INDEX).exists()
-    cache.mkdir()
-
-    def download(name: str, *, allow_patterns: list[str]) -> str:
-        assert name == "owner/model"
-        for file in hub.iterdir():
-            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
-                assert file.suffix != ".safetensors", f"downloads {file.name}"
-                shutil.copy(file, cache)
-        return str(cache)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+def test_info_of_a_hub_name_downloads_no_weights(main: Main, tiny: gesso.Gesso, tmp_path: Path, hub: Hub) -> None:
+    source = tmp_path / "source"
+    save(tiny.model, source, source=tiny.directory, shard_bytes=100_000)
+    assert (source / INDEX).exists()
+    hub.add("owner/model", source)
     found = json.loads(main("info", "owner/model", "--gpu", "rtx-4090", "--json").out)
-    local = json.loads(main("info", str(hub), "--gpu", "rtx-4090", "--json").out)
+    assert not any(file.endswith(".safetensors") for file in hub.downloads())
+    local = json.loads(main("info", str(source), "--gpu", "rtx-4090", "--json").out)
     assert found["problems"] == [] and found["weights"]["files"] == 0 < local["weights"]["files"]
     for part in ("parameters", "architecture", "memory", "gpu"):
         assert found[part] == local[part]
     assert "No weights here." in main("info", "owner/model").out
-    with pytest.raises(AssertionError, match="downloads model-"):
-        main("generate", "hi", "-m", "owner/model")
+    main("generate", "hi", "-m", "owner/model", "--max-new-tokens", "4")
+    assert any(file.endswith(".safetensors") for file in hub.downloads())

@@ -18,7 +18,8 @@ def text_of(page: str) -> str:
 
 
 def code_blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE)
+    return [code for found, code in blocks if found == language]
 
 
 def prose(page: str) -> str:

@@ -4,8 +4,9 @@
     python -m tests.full_size measure MODEL             load it: seconds, memory of host and GPU, ms per step
     python -m tests.full_size native MODEL              ms per step of random weights in the same formats of the kernels
     python -m tests.full_size start MODEL               seconds from the start of a server to its first token
+    python -m tests.full_size stream --memory 12GB      int4 with experts that stream from host memory
 
-`--layers N` writes fewer layers. MODEL may be random:26b-a4b, with --quantize.
+LAYOUT is compressed-tensors, modelopt, mlx or gguf. MODEL may be random:26b-a4b, with --quantize.
 """
 
 import argparse
@@ -30,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = commands.add_parser(name)
         command.add_argument("model")
         command.add_argument("--quantize")
+    stream = commands.add_parser("stream")
+    stream.add_argument("--memory", default="0.9", help="share or size, as for gesso")
+    stream.add_argument("--model", default="random:26b-a4b")
+    stream.add_argument("--device", default="cuda")
     json.dump(run(parser.parse_args(arguments)), sys.stdout)
     print(flush=True)
 
@@ -41,6 +46,10 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         began = time.perf_counter()
         layouts.write(asked.layout, asked.directory, layouts.shape_config(**asked.changes))
         return {"layout": asked.layout, "seconds_to_write": time.perf_counter() - began}
+    if asked.command == "stream":
+        from tests.full_size.stream import stream
+
+        return stream(asked.memory, asked.model, asked.device)
     from tests.full_size import measures
 
     match asked.command:

@@ -8,6 +8,7 @@ E experts, O out, I in.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,11 @@ import torch
 from torch import Tensor
 
 from gesso import bundled
+from gesso.checkpoint.gguf import write as gguf
+from gesso.checkpoint.gguf.choose import choose
+from gesso.checkpoint.gguf.keys import global_shape, keys
+from gesso.checkpoint.gguf.names import ROPE_FREQUENCIES, names
+from gesso.checkpoint.gguf.types import TYPES
 from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.random_weights import SHAPES
 from gesso.checkpoint.write import write_shards
@@ -35,7 +41,10 @@ def shape_config(**changes: Any) -> dict[str, Any]:
 
 
 def write(layout: str, directory: Path, raw: Mapping[str, Any]) -> None:
-    """Write a checkpoint with the configuration `raw`."""
+    """Write a checkpoint with the configuration `raw`: a directory, or a GGUF file."""
+    if layout == "gguf":
+        write_gguf(directory, raw)
+        return
     directory.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         if (file := bundled.directory() / name).exists():
@@ -44,6 +53,44 @@ def write(layout: str, directory: Path, raw: Mapping[str, Any]) -> None:
     (directory / "config.json").write_text(json.dumps({**raw, **settings}))
     config = Config.from_dict(raw)
     write_shards(_tensors(config, matrix), directory, shard_bytes=5 * 10**9)
+
+
+# Bytes of each block that are float16 scales, and values for them that give the weights their standard deviation.
+_SCALES = {
+    "Q4_K": {0: STD / 160, 2: STD / 21}, "Q5_0": {0: STD / 9}, "Q6_K": {208: STD / 1300}, "Q8_0": {0: STD / 74},
+}  # fmt: skip
+
+
+def write_gguf(path: Path, raw: Mapping[str, Any]) -> None:
+    """Write a GGUF file with the mixture of types of Q4_K_M."""
+    config = Config.from_dict(raw)
+    shapes = {names(name)[0]: shape for name, shape in parameters(config).items()}
+    shapes[ROPE_FREQUENCIES] = (global_shape(config).head_dim // 2,)
+    types = choose(shapes, "q4_k_m")
+    offsets, size = gguf._places(shapes, types)
+    header = gguf._header(keys(config, bundled.directory(), "q4_k_m", path.stem), shapes, types, offsets)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + size)
+        for name, shape in shapes.items():
+            file.seek(len(header) + offsets[name])
+            if name == ROPE_FREQUENCIES:
+                file.write(gguf._rope_factors(config).numpy().data)
+            elif types[name] == "F32":
+                values = torch.ones(shape) if len(shape) == 1 else STD * torch.randn(shape)
+                file.write(values.numpy().data)
+            else:
+                file.write(_blocks(types[name], shape).numpy().data)
+
+
+def _blocks(type: str, shape: tuple[int, ...]) -> Tensor:
+    """Return random blocks with given scales."""
+    block = TYPES[type]
+    raw = torch.randint(0, 256, (math.prod(shape) // block.values, block.bytes), dtype=torch.uint8, device=DEVICE)
+    for start, scale in _SCALES[type].items():
+        raw[:, start : start + 2] = torch.tensor([scale], dtype=torch.float16).view(torch.uint8).to(DEVICE)
+    return raw.cpu()
 
 
 def _tensors(config: Config, matrix: Callable[[str, int, int], dict[str, Tensor]]) -> Tensors:

@@ -52,6 +52,7 @@ GROUPS = (
     Group("real-width", ("tests/gpu/test_real_width.py",), memory=20, limit=240),
     Group("26b-bf16", ("tests/gpu/test_26b_bf16.py",), memory=58, limit=200),
     Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
+    Group("streaming", ("tests/gpu/test_streaming.py",), memory=22, limit=240),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
     Group("engine", ("tests/gpu/test_engine.py",), memory=4, limit=200),
     Group(

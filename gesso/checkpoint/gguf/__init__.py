@@ -4,5 +4,6 @@
 - `blocks`: unpack each type, bit for bit as the `gguf` package does. `native`: blocks to formats of the kernels.
 - `recipes`: the model's parameters from the tensors of a file.
 - `companions`: config.json, generation_config.json and the tokenizer files, from the metadata and `tokenizer`.
-- `write`: `gesso quantize --format gguf`. `quantize` rounds to blocks, `types_for` chooses the type of each tensor.
+- `convert`: `gesso quantize --format gguf`. `write`: write a file. `choose`: the type of each tensor. `quantize`: round
+  weights to blocks. `keys`: the metadata.
 """

@@ -45,13 +45,8 @@ class Report:
 
 def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SHARD_BYTES) -> Report:
     check_known(to)
-    opened = open_source(find(source))
+    opened = open_unquantized(source)
     directory, config = opened.directory, opened.config
-    if config.quantization is not None:
-        raise InputError(
-            f"{directory} is already quantized to {config.quantization}; give the checkpoint it was quantized from"
-        )
-    opened.check()
     _check_sizes(to, config)
     errors: dict[str, float] = {}
     with write.whole(target) as partial:
@@ -67,6 +62,26 @@ def quantize(source: str | Path, target: Path, to: str, *, shard_bytes: int = SH
     )
 
 
+def open_unquantized(name: str | Path) -> Source:
+    """Open a checkpoint that is to be quantized."""
+    source = open_source(find(name))
+    if source.config.quantization is not None:
+        raise InputError(
+            f"{source.path} is already quantized to {source.config.quantization}; give the checkpoint it was "
+            "quantized from"
+        )
+    source.check()
+    return source
+
+
+def stored_tensors(source: Source, label: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor in the files of a checkpoint, also those of the vision tower."""
+    stored, _ = source.headers
+    recipes = ((name, in_full(part)) for name, part in stored.items())
+    for name, _, (tensor,) in transfer.fetched(recipes, torch.device("cpu"), label):
+        yield name, tensor
+
+
 def _check_sizes(to: str, config: Config) -> None:
     """Reject matrices that cannot be cut into blocks, before anything is written."""
     for name, shape in parameters(config).items():
@@ -76,9 +91,7 @@ def _check_sizes(to: str, config: Config) -> None:
 
 def _packed(source: Source, to: str, errors: dict[str, float]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors to write with their names, and add the error of each matrix to `errors`."""
-    stored, _ = source.headers
-    recipes = ((name, in_full(part)) for name, part in stored.items())
-    for name, _, (tensor,) in transfer.fetched(recipes, torch.device("cpu"), f"quantizing to {to}"):
+    for name, tensor in stored_tensors(source, f"quantizing to {to}"):
         format = None if is_vision(name) else format_of(name, tensor.shape, to)
         if format is None:
             yield name, tensor

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gesso import adapters
 from gesso.checkpoint import random_weights, write
-from gesso.checkpoint.streamed import ALIGNMENT, RESIDENT, SLOTS, streamed
+from gesso.checkpoint.streamed import ALIGNMENT, PAGE, RESIDENT, SLOTS, streamed
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -180,6 +180,7 @@ def test_streamed_layers_share_two_aligned_slots(format):
     held = streamed(model)
     sizes = [host.nbytes for _, host in held.copies()]
     assert held.nbytes == sum(sizes) and held.slot_bytes == SLOTS * max(sizes)
+    assert not any(host.data_ptr() % PAGE for _, host in held.copies())
     ends = [(slot.data_ptr(), slot.data_ptr() + slot.nbytes) for slot in held.slots]
     for place, layer in enumerate(STREAMED):
         experts = model.decoder.layers[layer].experts

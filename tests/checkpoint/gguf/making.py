@@ -1,5 +1,6 @@
 """Small GGUF files, written with the `gguf` package: random blocks of any type, and the metadata of a converter."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,11 +8,14 @@ from typing import Any
 
 import gguf
 import numpy as np
+import tokenizers
 import torch
 from gguf import GGMLQuantizationType as Kind
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from gesso.checkpoint.stored import Recipe
 from gesso.model.config import Config
+from gesso.train.vocabulary import RESERVED, SPECIALS
 from tests import tiny
 
 HIDDEN, WIDTH, EXPERT, EXPERTS, VOCABULARY = 256, 256, 64, 4, tiny.VOCABULARY
@@ -88,6 +92,14 @@ for i in range(2):
             "enc_layer_output_scale.weight": (1,),
         }.items()
     }
+TEXTS = (
+    "The quick brown fox  jumps over\n\n\tthe lazy dog.",
+    "def f(x: int) -> str:\n    return f'{x:>10}'  # comment\n",
+    "Zürich, naïve, 東京, 🦊🏳️‍🌈, \u0000\u200b, ▁, ﬁ",
+    "<bos><|turn>user\nhi<turn|>\n<|turn>model\n<|channel>thought\n<channel|>ok<turn|>",
+    "   leading and trailing   ",
+    "",
+)
 SCALES = {"Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes of float16 numbers; others at 0
 
 Tensors = dict[str, tuple[np.ndarray, str]]  # bytes of blocks or float32 values, and the type
@@ -171,3 +183,17 @@ def part(stored: Any) -> torch.Tensor:
 def config(raw: Mapping[str, Any]) -> Config:
     """Return a configuration without `quantization_config`."""
     return Config.from_dict({key: value for key, value in raw.items() if re.fullmatch("(?!quantization).*", key)})
+
+
+def gemma_tokenizer() -> dict[str, Any]:
+    """Learn a small tokenizer that is built like Gemma's, and return its tokenizer.json."""
+    core = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    core.normalizer = normalizers.Replace(" ", "▁")
+    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(vocab_size=1200, show_progress=False, special_tokens=RESERVED)
+    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    core.train_from_iterator(text.splitlines(keepends=True), trainer)
+    data: dict[str, Any] = json.loads(core.to_str())
+    data["added_tokens"] = [one for one in data["added_tokens"] if one["id"] in SPECIALS]  # not the bytes
+    return data

@@ -1,30 +1,18 @@
 """Configuration, generation settings and tokenizer files from the metadata of a GGUF file."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from gesso import bundled
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.gguf.companions import companions
 from gesso.errors import CheckpointError
-from gesso.train.vocabulary import RESERVED, SPECIALS
 from tests.checkpoint.gguf import making
 
 A = "diffusion-gemma."
-TEXTS = (
-    "The quick brown fox  jumps over\n\n\tthe lazy dog.",
-    "def f(x: int) -> str:\n    return f'{x:>10}'  # comment\n",
-    "Zürich, naïve, 東京, 🦊🏳️‍🌈, \u0000\u200b, ▁, ﬁ",
-    "<bos><|turn>user\nhi<turn|>\n<|turn>model\n<|channel>thought\n<channel|>ok<turn|>",
-    "   leading and trailing   ",
-    "",
-)
 
 
 def written(directory, changes=None, tensors=None):
@@ -137,20 +125,6 @@ def test_other_rotary_factors_are_rejected(tmp_path, factors):
 # --- tokenizer ----------------------------------------------------------------------------------------------------
 
 
-def gemma(directory):
-    """Learn a small tokenizer built like Gemma's and return it."""
-    core = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    core.normalizer = normalizers.Replace(" ", "▁")
-    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    trainer = trainers.BpeTrainer(vocab_size=1200, show_progress=False, special_tokens=RESERVED)
-    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    core.train_from_iterator(text.splitlines(keepends=True), trainer)
-    data = json.loads(core.to_str())
-    data["added_tokens"] = [one for one in data["added_tokens"] if one["id"] in SPECIALS]  # not the bytes
-    return data
-
-
 def ggml(data, template=None):
     """Return metadata as the converter stores this tokenizer."""
     vocabulary = sorted(data["model"]["vocab"], key=data["model"]["vocab"].get)
@@ -169,15 +143,15 @@ def ggml(data, template=None):
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory):
-    return gemma(tmp_path_factory.mktemp("gemma"))
+def learnt():
+    return making.gemma_tokenizer()
 
 
 def test_a_rebuilt_tokenizer_encodes_and_decodes_as_the_original(tmp_path, learnt):
     files = companions(written(tmp_path, ggml(learnt, "{{ messages }}")))
     rebuilt = Tokenizer.from_directory(save(tmp_path / "rebuilt", files))
     original = Tokenizer.from_directory(save(tmp_path / "original", {"tokenizer.json": json.dumps(learnt)}))
-    for text in TEXTS:
+    for text in making.TEXTS:
         ids = original.encode(text, bos=False)
         assert rebuilt.encode(text, bos=False) == ids, text
         assert rebuilt.decode(ids, special=True) == original.decode(ids, special=True)

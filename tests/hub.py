@@ -1,0 +1,124 @@
+"""A stand-in for the Hugging Face hub: a small HTTP server with the answers that a download needs, and with faults."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+COMMIT = "1" * 40
+LFS = (".safetensors", ".gguf", ".bin")
+
+
+@dataclass
+class Hub:
+    """The repositories, the faults, and the requests so far. A fault lasts until a test removes it."""
+
+    url: str = ""
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    commit: str = COMMIT
+    cut: dict[str, int] = field(default_factory=dict)  # close the connection at this byte of a file
+    stall: dict[str, int] = field(default_factory=dict)  # send a file up to this byte, then nothing
+    damaged: set[str] = field(default_factory=set)  # send other bytes of the same size
+    status: dict[str, int] = field(default_factory=dict)  # of every path that contains the key
+    sizes: dict[str, int] = field(default_factory=dict)  # sizes in the list of files that are not true
+    ignore_range: bool = False
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range
+    stalled: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, name: str, files: Mapping[str, bytes] | Path) -> None:
+        if isinstance(files, Path):
+            files = {path.name: path.read_bytes() for path in files.iterdir()}
+        self.repositories[name] = dict(files)
+
+    def downloads(self) -> dict[str, str | None]:
+        """Return the files that were requested since the last call, with the Range of the last request."""
+        found = {path.rpartition("/")[2]: part for path, part in self.requests if "/resolve/" in path}
+        self.requests.clear()
+        return found
+
+    def listing(self, name: str) -> dict[str, Any]:
+        files = []
+        for file, content in self.repositories[name].items():
+            size = self.sizes.get(file, len(content))
+            one: dict[str, Any] = {"rfilename": file, "size": size, "blobId": git_hash(content)}
+            if file.endswith(LFS):
+                one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": size, "pointerSize": 135}
+            files.append(one)
+        return {"_id": "1", "id": name, "sha": self.commit, "siblings": files, "private": False, "tags": [],
+                "downloads": 0, "likes": 0}  # fmt: skip
+
+
+def git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@contextmanager
+def serving() -> Iterator[Hub]:
+    """Yield a hub that listens on this machine."""
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            path = unquote(self.path.partition("?")[0])
+            hub.requests.append((path, self.headers.get("Range")))
+            for part, status in hub.status.items():
+                if part in path:
+                    return self._answer(status, b"{}")
+            parts = path.strip("/").split("/")
+            if parts[:2] == ["api", "models"] and "/".join(parts[2:4]) in hub.repositories:
+                return self._answer(200, json.dumps(hub.listing("/".join(parts[2:4]))).encode())
+            name, file = "/".join(parts[:2]), parts[-1]
+            if parts[2:4] == ["resolve", hub.commit] and file in hub.repositories.get(name, {}):
+                return self._file(file, hub.repositories[name][file])
+            return self._answer(404, b"{}")
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _file(self, file: str, content: bytes) -> None:
+            if file in hub.damaged:
+                content = bytes(byte ^ 255 for byte in content)
+            begin, end, given = 0, len(content), self.headers.get("Range")
+            if given and not hub.ignore_range:
+                first, _, last = given.removeprefix("bytes=").partition("-")
+                begin, end = int(first), min(int(last) + 1, end) if last else end
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
+            else:
+                self.send_response(200)
+            self.send_header("Content-Length", str(end - begin))
+            self.end_headers()
+            stop = min(end, hub.cut.get(file, end), hub.stall.get(file, end))
+            self.wfile.write(content[begin : max(stop, begin)])
+            self.wfile.flush()
+            if file in hub.stall:
+                hub.stalled.set()
+                hub.released.wait()
+            self.close_connection = stop < end
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
