@@ -110,8 +110,12 @@ def _recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
             from gesso.checkpoint import mlx
 
             return mlx.recipes(config, inventory)
-    from gesso.checkpoint import huggingface
+    from gesso.checkpoint import compressed_tensors, huggingface
+    from gesso.checkpoint.linears import has_separate_experts
 
+    # Other tools describe some of their layouts as `gesso quantize` describes its own: the names of experts differ.
+    if config.quantization is not None and has_separate_experts(inventory):
+        return compressed_tensors.recipes(config, inventory)
     return huggingface.recipes(config, inventory)
 
 
