@@ -17,6 +17,7 @@ from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.quantize.formats import FORMATS, clear
 from gesso.checkpoint.source import locate
+from gesso.model.init import begin_one
 from tests.load.processes import running_server
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,8 +46,10 @@ def native(path: str) -> dict[str, Any]:
     """Measure random weights, packed by gesso itself, in the formats that a checkpoint's matrices become on a GPU."""
     source = locate(path)
     model = empty_model(source.config)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     for name, parameter in list(model.named_parameters()):
-        weight = 0.02 * torch.randn(parameter.shape, device=DEVICE, dtype=DTYPE)
+        weight = torch.empty(parameter.shape, device=DEVICE, dtype=DTYPE)
+        begin_one(name, weight, len(source.config.layers), generator)
         format = FORMATS.get(source.recipes[checkpoint_name(name)].native)
         if format is None:
             assign(model, name, weight)
