@@ -54,8 +54,12 @@ def columns(parts: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
 
 
 def fused(parts: Sequence[Tensor], lead: Sequence[int]) -> Tensor:
-    """Return the rows of all matrices as one tensor [*lead, …]."""
-    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).view(*lead, -1)
+    """Return the rows of all matrices as one tensor [*lead, …]. FP8 is joined as bytes, which every device can."""
+    if len(parts) == 1:
+        return parts[0].view(*lead, -1)
+    if parts[0].dtype == torch.float8_e4m3fn:
+        return torch.cat([part.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn).view(*lead, -1)
+    return torch.cat(list(parts)).view(*lead, -1)
 
 
 def row_scales(parts: Sequence[Tensor], lead: Sequence[int]) -> Tensor:
