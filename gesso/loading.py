@@ -18,6 +18,7 @@ from gesso.checkpoint.source import locate
 from gesso.errors import InputError
 from gesso.info.budget import Placement, choose_placement, streaming_cost
 from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
+from gesso.info.memory import unpacks
 
 logger = logging.getLogger("gesso")
 
@@ -54,7 +55,8 @@ def load(
     if placed.layers:
         logger.warning("%s", streaming_cost(placed, len(source.config.layers)))
     packs = None if placed.quantize == "none" else placed.quantize
-    model = load_weights(source, where, number, packs, placed.layers)
+    unpack = where.type == "cpu" and unpacks(source, number.itemsize, found.budget(memory))
+    model = load_weights(source, where, number, packs, placed.layers, unpack=unpack)
     defaults = GenerationDefaults.from_directory(source.directory, source.config)
     tokenizer = Tokenizer.from_directory(source.directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}

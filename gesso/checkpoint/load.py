@@ -24,12 +24,18 @@ logger = logging.getLogger("gesso")
 
 
 def load(
-    source: Source, device: torch.device, dtype: torch.dtype, quantize: str | None = None, stream: Sequence[int] = ()
+    source: Source,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantize: str | None = None,
+    stream: Sequence[int] = (),
+    *,
+    unpack: bool = False,
 ) -> DiffusionGemma:
     """Load the text model. `dtype` is that of unpacked weights and of products.
 
     `quantize` packs each matrix on its device as it is read: the same numbers as `gesso quantize`. The experts of the
-    layers in `stream` then move to host memory.
+    layers in `stream` then move to host memory. With `unpack`, stored formats are unpacked instead of kept.
     """
     config = source.config
     if quantize is not None:
@@ -53,6 +59,8 @@ def load(
         if packs and isinstance(weight, Tensor) and (format := format_for(ours[name], weight.shape)):
             weight = format.quantize(name, weight)
             clear(device, weight.shape)
+        if isinstance(weight, Packed) and unpack:
+            weight = weight.dense(dtype)
         if isinstance(weight, Packed):
             weight.dtype = dtype
         else:

@@ -27,17 +27,22 @@ class Source:
     directory: Path  # of config.json, tokenizer and chat template
     config: Config
 
+    @property
+    def is_file(self) -> bool:
+        """Whether this is a GGUF file rather than a directory."""
+        return self.path is not None and self.path.is_file()
+
     @cached_property
     def files(self) -> list[Path]:
         """The files with weights, missing ones included."""
-        if self.path is None:
-            return []
-        return weight_files(self.path) if self.path.is_dir() else sorted({part.file for part in self._gguf.values()})
+        if self.is_file:
+            return sorted({part.file for part in self._gguf.values()})
+        return [] if self.path is None else weight_files(self.path)
 
     @cached_property
     def headers(self) -> tuple[dict[str, Stored], list[str]]:
         """All stored tensors by name, and the problems of files that cannot be read."""
-        if self.path is not None and self.path.is_file():
+        if self.is_file:
             return self._gguf, []
         stored: dict[str, Stored] = {}
         problems = []

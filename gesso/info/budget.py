@@ -14,7 +14,7 @@ from gesso.checkpoint.source import Source
 from gesso.checkpoint.streamed import SLOTS
 from gesso.errors import DoesNotFitError
 from gesso.info.device import DeviceMemory, shown_memory
-from gesso.info.memory import gigabytes, precision_of, recipe_bytes, sequence_bytes, weight_bytes
+from gesso.info.memory import gigabytes, precision_of, recipe_bytes, sequence_bytes, unpacks, weight_bytes
 from gesso.info.workspace import workspace_bytes
 from gesso.model.config import TOOLS, Config
 
@@ -181,8 +181,11 @@ def budget_of(
     on_gpu = found.device == "cuda"
     usual = PREFILL_GPU if on_gpu else PREFILL_CPU
     host = max(0, found.host - HOST_RESERVE)
-    sizes = recipe_bytes(source, value_bytes, on_gpu) if source.config.quantization in TOOLS else None
-    return Budget(source.config, found.budget(memory), value_bytes, prefill or usual, host, sizes)
+    size, sizes = found.budget(memory), None
+    if source.config.quantization in TOOLS:
+        unpacked = not on_gpu and unpacks(source, value_bytes, size)
+        sizes = recipe_bytes(source, value_bytes, on_gpu, unpacked=unpacked)
+    return Budget(source.config, size, value_bytes, prefill or usual, host, sizes)
 
 
 def choose_placement(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.stored import FLOATS
-from gesso.model.config import LAYERS, Config
+from gesso.model.config import LAYERS, TOOLS, Config
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from torch import Tensor
@@ -48,17 +48,26 @@ def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int =
 BITS = {"fp8": 8.0, "int4": 4.5, "uint4": 5.0, "nvfp4": 4.5}  # per value in the formats of the kernels, with scales
 
 
-def recipe_bytes(source: Source, value_bytes: int, on_gpu: bool) -> dict[str, int]:
+def unpacks(source: Source, value_bytes: int, size: int) -> bool:
+    """Return whether a CPU with `size` bytes unpacks the matrices of another tool's checkpoint while it loads.
+
+    Otherwise it unpacks them at every use, which takes several times as long as the products.
+    """
+    values = sum(math.prod(recipe.shape) for recipe in source.recipes.values())
+    return source.config.quantization in TOOLS and 2 * value_bytes * values <= size
+
+
+def recipe_bytes(source: Source, value_bytes: int, on_gpu: bool, *, unpacked: bool = False) -> dict[str, int]:
     """Return the bytes of every parameter of a checkpoint in memory, by its name in the model.
 
-    A CPU keeps packed matrices as they are stored; a GPU has them in a format of its kernels.
+    A CPU keeps packed matrices as they are stored, or unpacked; a GPU has them in a format of its kernels.
     """
     from gesso.checkpoint.parameters import checkpoint_name, empty_model
 
     sizes = {}
     for name, parameter in empty_model(source.config).named_parameters():
         recipe = source.recipes[checkpoint_name(name)]
-        if recipe.format in FLOATS:
+        if unpacked or recipe.format in FLOATS:
             sizes[name] = value_bytes * parameter.numel()
         elif not on_gpu:
             sizes[name] = recipe.nbytes

@@ -7,7 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gesso.info.memory import CONTEXTS, PRECISIONS, gigabytes, short
+from gesso.checkpoint.stored import FLOATS
+from gesso.info.formats import rounded
+from gesso.info.memory import CONTEXTS, gigabytes, short
 from gesso.printable import printable
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ def render_report(report: "Report", console: Console) -> None:
     _title(console, "Files")
     console.print(_file_table(report))
     console.print(Text(_stored(report.weights)))
+    if any(row.stored not in FLOATS for row in report.weights.formats):
+        console.print(_format_table(report.weights))
     console.print()
     if report.problems:
         console.print(Text("Would not load", style="bold red"))
@@ -96,7 +100,7 @@ def _memory_table(report: "Report", unit: float) -> Table:
         return "beyond" if size is None else f"{size / unit:,.2f}"
 
     table = _columns("", "weights", *(f"at {context // 1024}K tokens" for context in CONTEXTS))
-    for precision in PRECISIONS:
+    for precision in dict.fromkeys(cell.precision for cell in report.memory):
         cells = [cell for cell in report.memory if cell.precision == precision]
         table.add_row(precision, amount(cells[0].weight_bytes), *(amount(cell.total_bytes) for cell in cells))
     table.add_row("of this, cache", "", *(amount(cell.cache_bytes) for cell in cells))
@@ -122,6 +126,17 @@ def _stored(weights: "Weights") -> str:
     if weights.quantization:
         dtypes += f"; packed: {weights.quantization}"
     return f"Stored as {dtypes or 'nothing readable'}, {'with' if weights.vision else 'without'} the vision tower."
+
+
+def _format_table(weights: "Weights") -> Table:
+    """Return what each kind of matrix is stored as and becomes on a GPU. A CPU computes with the stored values."""
+    table = _columns("", "matrices", "values", "stored as", "on a GPU", "error")
+    for row in weights.formats:
+        error = f"{100 * row.error:.2g} %" if row.error else ""
+        table.add_row(row.kind, str(row.matrices), short(row.values), row.stored, row.on_gpu, error)
+    if rounded(weights.formats):
+        table.caption = "error: of the values on a GPU against the stored ones, by root mean square"
+    return table
 
 
 # --- a plan for a card ----------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.vision import is_buffer, is_vision, vision_tensors
 from gesso.errors import CheckpointError, InputError
-from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, weight_bytes
-from gesso.model.config import Config
+from gesso.info.formats import StoredAs, stored_formats
+from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, recipe_bytes, weight_bytes
+from gesso.model.config import TOOLS, Config
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from gesso.model.transformer import DiffusionGemma
@@ -101,7 +102,8 @@ class Weights:
     files: int
     values_by_dtype: dict[str, int]
     vision: bool
-    quantization: str | None  # fp8, int4, nvfp4, or one of them with -layers
+    quantization: str | None  # fp8, int4, nvfp4, or one of them with -layers; or the tool that wrote the files
+    formats: tuple[StoredAs, ...]  # of the matrices; empty if there is a problem with the files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +125,10 @@ def describe(source: Source, name: str) -> Report:
     weight_files, problems = _examine(source)
     return Report(
         name=name,
-        path=str(directory.resolve()),
+        path=str((source.path or directory).resolve()),
         architecture=_architecture(config),
         parameters=_parameters(config, model),
-        memory=tuple(_memory(config, model)),
+        memory=tuple(_memory(source, model, bool(weight_files) and not problems)),
         memory_rules=MEMORY_RULES,
         weights=_weights(source, weight_files),
         files=tuple(
@@ -135,7 +137,7 @@ def describe(source: Source, name: str) -> Report:
                 role="weights" if file in weight_files else _ROLES.get(file.name, "other"),
                 bytes=file.stat().st_size,
             )
-            for file in sorted(directory.iterdir())
+            for file in (source.files if source.is_file else sorted(directory.iterdir()))
             if file.is_file()
         ),
         problems=tuple(problems),
@@ -183,9 +185,17 @@ def _parameters(config: Config, model: "DiffusionGemma") -> Parameters:
     return Parameters(total=text + vision, text=text, vision=vision, active=text - idle)
 
 
-def _memory(config: Config, model: "DiffusionGemma") -> Iterator[Memory]:
-    for precision in PRECISIONS:
-        weights = sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
+def _memory(source: Source, model: "DiffusionGemma", readable: bool) -> Iterator[Memory]:
+    """Yield the table. The files of other tools have one row: what their formats become on a GPU."""
+    config = source.config
+    if readable and config.quantization in TOOLS:
+        sizes = {"these files": sum(recipe_bytes(source, 2, on_gpu=True).values())}
+    else:
+        sizes = {
+            precision: sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
+            for precision in PRECISIONS
+        }
+    for precision, weights in sizes.items():
         for context in CONTEXTS:
             beyond = context > config.max_position_embeddings
             cache = None if beyond else cache_bytes(config, context)
@@ -248,4 +258,5 @@ def _weights(source: Source, files: list[Path]) -> Weights:
         values_by_dtype=dict(values),
         vision=any(map(is_vision, stored)),
         quantization=source.config.quantization,
+        formats=stored_formats(source) if files and not source.problems else (),
     )

@@ -81,7 +81,7 @@ def test_alias_is_replaced_for_the_device_and_explained(main, hub: Hub, monkeypa
     monkeypatch.setattr(options, "choose_here", choose)
     monkeypatch.setattr("gesso.load", load)
     done = main("chat", "diffusiongemma", "--device", "cpu", "--memory", "0.5")
-    assert seen == [("cpu", 0.5, "none"), (NAME, None)] and "chosen for a reason" in done.err
+    assert seen == [("cpu", "0.5", "none"), (NAME, None)] and "chosen for a reason" in done.err
 
 
 def test_serve_checks_its_options_before_it_downloads(main, small: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def test_the_bundled_solver_is_the_default_model(main: Main, fake: Fake):
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
     assert fake.loaded == [
-        (SOLVER, {"device": None, "dtype": None, "adapter": None, "quantize": None, "memory": 0.9}),
-        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", "quantize": None, "memory": 0.9}),
+        (SOLVER, {"device": None, "dtype": None, "adapter": None, "quantize": None, "memory": "0.9"}),
+        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", "quantize": None, "memory": "0.9"}),
     ]
 
 

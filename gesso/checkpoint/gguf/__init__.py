@@ -1,4 +1,4 @@
-"""GGUF, the format of llama.cpp (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): one file with everything.
+"""GGUF, the format of llama.cpp (specified in github.com/ggml-org/ggml): one file with everything.
 
 - `file`: parse the header into metadata and a table of tensors. `types`: sizes of the blocks of each tensor type.
 - `blocks`: unpack each type, bit for bit as the `gguf` package does. `native`: blocks to formats of the kernels.
