@@ -24,7 +24,7 @@ Wanted = dict[str, tuple[Shape | None, Sequence[str]]]  # shape and dtypes of st
 
 # Calibration for the quantization of activations and of the KV cache, which weights do not depend on.
 _CALIBRATION = ("input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale")
-_ENCODER, _DECODER = "model.encoder.language_model.", "model.decoder."
+ENCODER, DECODER = "model.encoder.language_model.", "model.decoder."
 
 
 def matrices(inventory: Inventory, parameter: str, shape: Shape) -> dict[str, Shape]:
@@ -54,8 +54,12 @@ def columns(parts: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
 
 
 def fused(parts: Sequence[Tensor], lead: Sequence[int]) -> Tensor:
-    """Return the rows of all matrices as one tensor [*lead, …]."""
-    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).view(*lead, -1)
+    """Return the rows of all matrices as one tensor [*lead, …]. FP8 is joined as bytes, which every device can."""
+    if len(parts) == 1:
+        return parts[0].view(*lead, -1)
+    if parts[0].dtype == torch.float8_e4m3fn:
+        return torch.cat([part.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn).view(*lead, -1)
+    return torch.cat(list(parts)).view(*lead, -1)
 
 
 def row_scales(parts: Sequence[Tensor], lead: Sequence[int]) -> Tensor:
@@ -132,9 +136,9 @@ def ignore_unused(inventory: Inventory, config: Config) -> None:
     """Accept tensors that do not change the weights: calibration, and the decoder's tensors again for the encoder."""
     inventory.ignore(name for name in inventory.stored if name.rpartition(".")[2] in _CALIBRATION)
     if config.tie_word_embeddings:
-        modules = {_module(name) for name in inventory.stored if name.startswith(_DECODER)}
-        encoder = [name for name in inventory.stored if name.startswith(_ENCODER)]
-        inventory.ignore(name for name in encoder if _DECODER + _module(name).removeprefix(_ENCODER) in modules)
+        modules = {_module(name) for name in inventory.stored if name.startswith(DECODER)}
+        encoder = [name for name in inventory.stored if name.startswith(ENCODER)]
+        inventory.ignore(name for name in encoder if DECODER + _module(name).removeprefix(ENCODER) in modules)
 
 
 def _module(tensor: str) -> str:

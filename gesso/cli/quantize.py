@@ -23,15 +23,23 @@ def quantize(
         ),
     ],
     format: Annotated[
-        str, typer.Option(help="gesso: a directory for gesso. gguf: one file, as llama.cpp's converter writes it.")
+        str,
+        typer.Option(
+            help="gesso: a directory for gesso. compressed-tensors: one for vLLM and transformers. "
+            "gguf: one file, as llama.cpp's converter writes it."
+        ),
     ] = "gesso",
     json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Write a quantized copy of a checkpoint and report the error of each matrix."""
     from gesso.checkpoint.gguf import convert as gguf
-    from gesso.checkpoint.quantize import convert
+    from gesso.checkpoint.quantize import convert, export_compressed_tensors
 
-    formats = {"gesso": convert.quantize, "gguf": gguf.quantize}
+    formats = {
+        "gesso": convert.quantize,
+        "compressed-tensors": export_compressed_tensors.quantize,
+        "gguf": gguf.quantize,
+    }
     if format not in formats:
         raise InputError(f"unknown format {format!r}; known are {', '.join(formats)}")
     report = formats[format](source, target, to)

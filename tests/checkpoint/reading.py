@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.quantize.packed import Packed
@@ -17,12 +17,9 @@ def inventory(directory):
 
 def weights(recipes):
     """Return every parameter by name, as stored."""
-    return {name: recipe.build([read(part) for part in recipe.parts]) for name, recipe in recipes.items()}
-
-
-def read(part):
-    with safe_open(part.file, framework="pt") as tensors:
-        return tensors.get_tensor(part.name)
+    files = {part.file for recipe in recipes.values() for part in recipe.parts}
+    tensors = {file: load_file(file) for file in files}
+    return {name: recipe.build([tensors[p.file][p.name] for p in recipe.parts]) for name, recipe in recipes.items()}
 
 
 def dense(weight):

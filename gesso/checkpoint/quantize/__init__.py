@@ -4,5 +4,6 @@
 - `uint4`: the same for experts from files of other tools.
 - `packed`: a quantized matrix in place of a parameter.
 - `formats`: which tensors each format applies to, and their names in a file.
-- `convert`: `gesso quantize`, from one directory to another.
+- `convert`: `gesso quantize`, from one directory to another. `export_compressed_tensors`: the same for other programs.
+- `repack`: from the formats of other tools to those of the kernels. `codes`: values of a few bits in bytes.
 """

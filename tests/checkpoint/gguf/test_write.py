@@ -214,4 +214,4 @@ def test_the_command_writes_a_gguf_file_and_reports_errors_as_json(tmp_path, sou
     report = json.loads(done.out)
     assert report["format"] == "q8_0" and report["bytes"] == (tmp_path / "a.gguf").stat().st_size
     done = main(*arguments, "zip")
-    assert done.code == 2 and "unknown format 'zip'; known are gesso, gguf" in done.err
+    assert done.code == 2 and "unknown format 'zip'; known are gesso, compressed-tensors, gguf" in done.err
