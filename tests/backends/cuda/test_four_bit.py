@@ -1,6 +1,9 @@
 """The PTX that converts four-bit weights, emulated line by line on the CPU, against the values of the format."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -97,3 +100,16 @@ def test_four_bit_ptx_converts_every_value(kind):
         expected = E2M1[nibble_N8 & 7] * sign * scale_N[:, None] / 16384
     found = torch.stack(run(text, 8, word_N, *given), -1).to(torch.uint16).view(torch.bfloat16)
     assert torch.equal(found, expected.bfloat16())
+
+
+def test_the_conversions_compile_for_a_gpu_with_this_triton():
+    """In a process without the interpreter, which would accept what the compiler rejects."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.backends.cuda.compile_four_bit"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "compiled", done.stderr[-2000:]

@@ -169,12 +169,15 @@ def _eight_ptx(word, scale, offset, GROUPS: tl.constexpr, FORMAT: tl.constexpr):
     `offset` those of as many offsets.
     """
     WORDS: tl.constexpr = word.shape[1]
-    eight: tl.constexpr = (tl.bfloat16,) * 8
     if FORMAT == "nvfp4":
         pair = tl.inline_asm_elementwise(E4M3, "=r,r", [scale], dtype=tl.uint32, is_pure=True, pack=1)
         return tl.inline_asm_elementwise(
             E2M1, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [word, _each_word(pair, GROUPS, WORDS)],
-            dtype=eight, is_pure=True, pack=1,
+            dtype=(  # written out: Triton 3.9 takes no tuple that is a constexpr
+                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+            ),
+            is_pure=True, pack=1,
         )  # fmt: skip
     else:
         if FORMAT == "uint4":
@@ -190,7 +193,11 @@ def _eight_ptx(word, scale, offset, GROUPS: tl.constexpr, FORMAT: tl.constexpr):
         return tl.inline_asm_elementwise(
             INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r,r",
             [word, _each_word(bias, GROUPS, WORDS), _each_word(low, GROUPS, WORDS), _each_word(high, GROUPS, WORDS)],
-            dtype=eight, is_pure=True, pack=1,
+            dtype=(
+                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+            ),
+            is_pure=True, pack=1,
         )  # fmt: skip
 
 
