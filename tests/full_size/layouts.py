@@ -31,6 +31,13 @@ from gesso.model.config import Config, quantization_config
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STD = 0.02
+# Changes to the shape that keep everything but its size: for tests.
+SMALL = {
+    "vocab_size": 16_384, "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "global_head_dim": 256,
+    "num_global_key_value_heads": 1, "num_experts": 20, "top_k_experts": 2, "moe_intermediate_size": 128,
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64, "max_position_embeddings": 4096,
+}  # fmt: skip
 Tensors = Iterator[tuple[str, Tensor]]
 
 

@@ -53,6 +53,7 @@ GROUPS = (
     Group("26b-bf16", ("tests/gpu/test_26b_bf16.py",), memory=58, limit=200),
     Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
     Group("streaming", ("tests/gpu/test_streaming.py",), memory=22, limit=240),
+    Group("formats", ("tests/gpu/test_formats.py",), memory=4, limit=200),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
     Group("engine", ("tests/gpu/test_engine.py",), memory=4, limit=200),
     Group(

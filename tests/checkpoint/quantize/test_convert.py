@@ -331,7 +331,6 @@ def test_nan_scale_is_named(damaged):
     "change",
     [
         lambda given: given.update(quant_method="gptq"),
-        lambda given: given["config_groups"]["group_0"].update(format="marlin-24"),
         lambda given: given["config_groups"]["group_0"]["weights"].update(num_bits=3),
         lambda given: given["config_groups"]["group_0"]["weights"].update(symmetric=False),
         lambda given: given["config_groups"].update(group_1={}),
@@ -339,12 +338,13 @@ def test_nan_scale_is_named(damaged):
         lambda given: given.clear(),
     ],
 )
-def test_unsupported_quantization_config_is_rejected(change):
-    raw = json.loads(json.dumps(Config.from_dict(tiny.CONFIG).quantized("int4").raw, default=dict))
-    assert Config.from_dict(raw).quantization == "int4"
+def test_quantization_config_that_does_not_describe_the_weights_is_rejected(source, tmp_path, change):
+    convert.quantize(source, tmp_path / "int4", "int4")
+    raw = json.loads((tmp_path / "int4" / "config.json").read_text())
     change(raw["quantization_config"])
+    (tmp_path / "int4" / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match="quantization_config"):
-        Config.from_dict(raw)
+        load(tmp_path / "int4")
 
 
 # --- command ------------------------------------------------------------------------------------------------------
