@@ -53,8 +53,10 @@ def unpacks(source: Source, value_bytes: int, size: int) -> bool:
 
     Otherwise it unpacks them at every use, which takes several times as long as the products.
     """
+    if source.config.quantization not in TOOLS:
+        return False
     values = sum(math.prod(recipe.shape) for recipe in source.recipes.values())
-    return source.config.quantization in TOOLS and 2 * value_bytes * values <= size
+    return 2 * value_bytes * values <= size
 
 
 def recipe_bytes(source: Source, value_bytes: int, on_gpu: bool, *, unpacked: bool = False) -> dict[str, int]:

@@ -45,7 +45,7 @@ UNEXPECTED = """
 import sys
 if "gesso.serve.worker" in sys.orig_argv:
     from gesso import loading
-    def load(*arguments):
+    def load(*arguments, **options):
         raise RuntimeError("unforeseen")
     loading.load_weights = load
 """
