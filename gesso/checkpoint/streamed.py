@@ -5,6 +5,7 @@ layers in turn, and the modules of a layer view its slot. The slot holds the lay
 a backend copies them there in time (`gesso/backends/cuda/streaming.py`).
 """
 
+import mmap
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,9 +155,8 @@ class _Pinned:
 
     def __init__(self, size: int, device: torch.device) -> None:
         pages = -(-size // PAGE) * PAGE  # whole pages: two registered buffers must not share one
-        memory = torch.empty(pages + PAGE, dtype=torch.uint8)
-        start = -memory.data_ptr() % PAGE
-        self.bytes = memory[start : start + size]
+        # Mapped memory starts at a page. torch finds a tensor pinned if the start of its storage is.
+        self.bytes = torch.frombuffer(mmap.mmap(-1, pages), dtype=torch.uint8)[:size]
         if device.type != "cuda":
             return
         runtime: Any = torch.cuda.cudart()

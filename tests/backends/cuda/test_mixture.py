@@ -34,7 +34,7 @@ def make(gate_up: str | None, down: str | None, width: int = 128) -> Experts:
     module = Experts.__new__(Experts)
     torch.nn.Module.__init__(module)
     for name, weight, format in (("gate_up_proj", first, gate_up), ("down_proj", second, down)):
-        weight = weight.to(DTYPE)
+        weight = weight.to(DEVICE, DTYPE)
         setattr(module, name, FORMATS[format].quantize(name, weight) if format else weight)
     return module.to(DEVICE, DTYPE)
 
