@@ -5,7 +5,6 @@ one thread that waits for the disk, for the copy into pinned memory and for the 
 each. At most AHEAD bytes are on their way at a time.
 """
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock
 from typing import Any, Protocol, Self
 
 import torch
@@ -82,31 +80,21 @@ def view(raw: Tensor, part: Stored) -> Tensor:
 # --- read ---------------------------------------------------------------------------------------------------------
 
 
-class Files:
-    """Open files by path."""
+def read_into(memory: memoryview, part: Stored, offset: int) -> None:
+    """Fill memory with the bytes of a tensor's file from `offset` on; errors name the tensor.
 
-    def __init__(self) -> None:
-        self.descriptors: dict[Path, int] = {}
-        self.lock = Lock()
-
-    def read(self, part: Stored, offset: int, memory: memoryview) -> None:
-        """Fill memory with the bytes of a file from `offset` on; errors name the tensor."""
-        done = 0
-        try:
-            with self.lock:
-                if part.file not in self.descriptors:
-                    self.descriptors[part.file] = os.open(part.file, os.O_RDONLY)
-            while done < len(memory):
-                count = os.preadv(self.descriptors[part.file], [memory[done:]], offset + done)
+    The file is opened for each read: threads then share no position, and every system can do that.
+    """
+    try:
+        with part.file.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while memory:
+                count = file.readinto(memory)
                 if not count:
                     raise CheckpointError(f"weight file {part.file} ends in tensor {part.name}; download it again")
-                done += count
-        except OSError as error:
-            raise CheckpointError(f"weight file {part.file} cannot be read: {error.strerror or error}") from None
-
-    def close(self) -> None:
-        for descriptor in self.descriptors.values():
-            os.close(descriptor)
+                memory = memory[count:]
+    except OSError as error:
+        raise CheckpointError(f"weight file {part.file} cannot be read: {error.strerror or error}") from None
 
 
 class DirectReader:
@@ -114,21 +102,18 @@ class DirectReader:
 
     ahead = 0
 
-    def __init__(self) -> None:
-        self.files = Files()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.files.close()
+        pass
 
     def begin(self, parts: Sequence[Stored]) -> Wait:
         return lambda: [self._read(part) for part in parts]
 
     def _read(self, part: Stored) -> Tensor:
         raw = torch.empty(part.nbytes, dtype=torch.uint8)
-        self.files.read(part, part.offset, raw.numpy().data)
+        read_into(raw.numpy().data, part, part.offset)
         return view(raw, part)
 
 
@@ -186,7 +171,6 @@ class ThreadedReader:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.files = Files()
         self.lanes: SimpleQueue[Lane] = SimpleQueue()
         self.pool = ThreadPoolExecutor(THREADS)
 
@@ -197,7 +181,6 @@ class ThreadedReader:
 
     def __exit__(self, *_: object) -> None:
         self.pool.shutdown(cancel_futures=True)
-        self.files.close()
 
     def begin(self, parts: Sequence[Stored]) -> Wait:
         runs = runs_of(parts)
@@ -227,7 +210,7 @@ class ThreadedReader:
     def _chunk(self, part: Stored, offset: int, target: Tensor, ready: Any) -> None:
         lane = self.lanes.get()
         try:
-            self.files.read(part, offset, lane.buffer.numpy().data[: len(target)])
+            read_into(lane.buffer.numpy().data[: len(target)], part, offset)
             lane.copy(target, ready)
         finally:
             self.lanes.put(lane)

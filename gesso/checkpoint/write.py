@@ -14,6 +14,7 @@ from gesso.checkpoint.parameters import checkpoint_name, empty_model
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import InputError
+from gesso.model.config import TOOLS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,11 @@ def save(
     from gesso.checkpoint.streamed import check_resident
 
     check_resident(model, "save the model")
+    if model.config.quantization in TOOLS:
+        raise InputError(
+            f"cannot save a model with the formats of {model.config.quantization}; load the checkpoint that the files "
+            "were quantized from"
+        )
     known = {name for name, _ in empty_model(model.config).named_parameters()}
     if surplus := [name for name, _ in model.named_parameters() if name not in known]:
         raise InputError(

@@ -15,7 +15,8 @@ from gesso.checkpoint import modelopt
 from gesso.checkpoint.load import load
 from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.source import open_source
-from gesso.errors import CheckpointError
+from gesso.checkpoint.write import save
+from gesso.errors import CheckpointError, InputError
 from gesso.model.config import Config
 from tests.checkpoint.fixtures.source import digest
 from tests.checkpoint.reading import dense, inventory, linears, logits, model_of, weights
@@ -54,6 +55,20 @@ def test_logits_equal_those_of_the_unpacked_weights(fixture):
     expected = logits(model_of(config, plain))
     assert torch.equal(logits(model_of(config, found)), expected)
     assert torch.equal(logits(load(open_source(fixture), torch.device("cpu"), torch.float32)), expected)
+
+
+def test_a_model_with_these_formats_cannot_be_saved(fixture, tmp_path):
+    model = load(open_source(fixture), torch.device("cpu"), torch.float32)
+    with pytest.raises(InputError, match="modelopt; load the checkpoint"):
+        save(model, tmp_path / "saved", source=fixture)
+    assert not (tmp_path / "saved").exists()
+
+
+def test_unpacking_while_loading_gives_the_same_logits(fixture):
+    source = open_source(fixture)
+    packed, dense = (load(source, torch.device("cpu"), torch.float32, unpack=each) for each in (False, True))
+    assert torch.equal(logits(packed), logits(dense))
+    assert not list(dense.buffers()) and list(packed.buffers())
 
 
 def test_experts_become_nvfp4_with_the_stated_error():
