@@ -11,7 +11,7 @@ from gesso import adapters
 from gesso.api import Gesso
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import aliases
-from gesso.checkpoint.find import find
+from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import locate
@@ -61,7 +61,7 @@ def load(
     tokenizer = Tokenizer.from_directory(source.directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
-        adapters.load(model, find(path), adapter_name)
+        adapters.load(model, find_directory(path), adapter_name)
     adapters.activate(model, next(iter(named), None))
     return Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
 

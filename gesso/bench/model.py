@@ -20,7 +20,7 @@ from gesso import loading
 from gesso.bench import peer as peers
 from gesso.bench.device import wait
 from gesso.checkpoint import random_weights
-from gesso.checkpoint.find import find
+from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.streamed import StreamedExperts, streamed
 from gesso.engine.events import Draft
 from gesso.engine.request import Request
@@ -63,7 +63,7 @@ def bench(
     if peer is not None:
         random = isinstance(name, str) and random_weights.is_random(name)
         config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
-        directory = None if config else find(name)
+        directory = None if config else find_directory(name)
         number = loading.find_dtype(dtype, where)
         seconds = peers.measure(config, directory, where, number, found["prompt"])
         found["peer_ms_a_step"] = seconds * 1e3

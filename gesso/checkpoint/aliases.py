@@ -14,7 +14,7 @@ GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
-class Source:
+class Published:
     """A published checkpoint: its hub name, and the size of its files."""
 
     name: str
@@ -23,10 +23,10 @@ class Source:
 
 
 SOURCES = {
-    "bf16": Source("google/diffusiongemma-26B-A4B-it", 51.6, "Google's checkpoint"),
-    "fp8": Source("RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic", 27.2, "FP8"),
-    "nvfp4": Source("nvidia/diffusiongemma-26B-A4B-it-NVFP4", 18.8, "experts in NVFP4"),
-    "q4": Source("unsloth/diffusiongemma-26B-A4B-it-GGUF:Q4_K_M", 16.8, "GGUF in Q4_K_M"),
+    "bf16": Published("google/diffusiongemma-26B-A4B-it", 51.6, "Google's checkpoint"),
+    "fp8": Published("RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic", 27.2, "FP8"),
+    "nvfp4": Published("nvidia/diffusiongemma-26B-A4B-it-NVFP4", 18.8, "experts in NVFP4"),
+    "q4": Published("unsloth/diffusiongemma-26B-A4B-it-GGUF:Q4_K_M", 16.8, "GGUF in Q4_K_M"),
 }
 # By usable GPU memory in GB, the first row that applies: the source, what to quantize it to, and why.
 GPU = (
@@ -74,6 +74,8 @@ def choose(device: str, usable: int, quantize: str | None) -> Choice:
         return _choice("bf16", quantize, f"quantized to {quantize} as requested")
     if device != "cuda":
         need = f"the 26B model needs about {HOST} GB of host memory and is slow on a CPU"
+        if usable < HOST * GIGABYTE:
+            raise DoesNotFitError(f"no GPU; {need}; {here}")
         return _choice("q4", None, f"no GPU; {need}; {here}")
     for least, source, packed, why in GPU:
         if usable >= least * GIGABYTE:

@@ -44,7 +44,7 @@ def download(url: str, target: Path, entry: Entry, headers: dict[str, str], adva
         # hub has no more bytes to send.
         if type(error) is OSError and error.errno is None:
             partial.unlink(missing_ok=True)
-            raise CheckpointError(f"{url} has not the size that the hub lists, {entry.size} bytes") from error
+            raise CheckpointError(f"{url} does not have the size that the hub lists, {entry.size} bytes") from error
         raise
     if (found := hash_of(partial, entry)) != entry.hash:
         partial.unlink()

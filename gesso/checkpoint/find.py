@@ -8,8 +8,18 @@ from gesso.checkpoint.cache import HubName
 from gesso.errors import CheckpointError
 
 
+def find_directory(name: str | Path | None) -> Path:
+    """Return the directory of a checkpoint, for uses that a GGUF file does not suit."""
+    path = find(name)
+    if path.is_file():
+        raise CheckpointError(f"{path} is a GGUF file; this needs a checkpoint's directory")
+    return path
+
+
 def find(name: str | Path | None, *, weights: bool = True) -> Path:
-    """Return the directory of a checkpoint: a bundled model (None: gesso-mini), a local directory or a hub name.
+    """Return the directory, or the GGUF file, of a checkpoint.
+
+    It is a bundled model (None: gesso-mini), a local directory or file, or a hub name.
 
     The name of a bundled model always means that model, and so does an alias; a local directory of the same name is
     given as `./name` or as a `Path`. A GGUF file is a checkpoint of its own. A hub checkpoint is downloaded once, and

@@ -6,7 +6,6 @@ The model has the experts of a layer in two parameters, `experts.gate_up_proj` [
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -125,11 +124,6 @@ def recipe(
 def for_router(made: Recipe) -> Recipe:
     """Return the recipe of a router: it is small, and if a GPU rounded it once more, it would select other experts."""
     return replace(made, native="BF16", repack=to_dense) if made.native in FORMATS else made
-
-
-def has_separate_experts(inventory: Inventory) -> bool:
-    """Return whether the file has a matrix of a single expert."""
-    return any(re.search(r"\.experts\.\d+\.", name) for name in inventory.stored)
 
 
 def ignore_unused(inventory: Inventory, config: Config) -> None:

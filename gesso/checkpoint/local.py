@@ -145,8 +145,8 @@ def removable(name: HubName) -> list[LocalModel]:
     rows = list(_rows(name.repository, repository))
     if name.file is None:
         return rows
-    files = {row.path for row in rows if name.matches([Path(row.path).name])}
-    return [row for row in rows if row.path in files]
+    files = name.matches({Path(row.path).name for row in rows})
+    return [row for row in rows if Path(row.path).name in files]
 
 
 def remove(name: HubName) -> int:
@@ -159,13 +159,13 @@ def remove(name: HubName) -> int:
     if not rows:
         raise CheckpointError(f"{name} is not in {cache_directory()}; gesso models lists the models that are")
     with repository.locked(timeout=1):
-        others = {row.path for row in _rows(name.repository, repository)} - {row.path for row in rows}
-        if not others:
+        if name.file is None:
             return _remove_all(repository)
-        freed = 0
+        # Only the files that were named: other programs may have put more into the same snapshot.
+        chosen, freed = {Path(row.path).name for row in rows}, 0
         for commit in repository.commits():
             manifest = dict(repository.manifest(commit))
-            for file in name.matches(list(manifest)):
+            for file in [file for file in manifest if file in chosen]:
                 hash = manifest.pop(file).hash
                 for path in (
                     repository.snapshot(commit) / file,
@@ -174,7 +174,8 @@ def remove(name: HubName) -> int:
                 ):
                     freed += _unlink(path)
             repository.write_manifest(commit, manifest)
-        return freed
+        snapshots = repository.path / "snapshots"
+        return freed + (0 if any(files for _, _, files in os.walk(snapshots)) else _remove_all(repository))
 
 
 def _unlink(path: Path) -> int:

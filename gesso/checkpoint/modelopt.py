@@ -132,7 +132,7 @@ def _nvfp4(inventory: Inventory, found: Mapping[str, Shape], shape: Shape) -> Re
 
 def _unpack_nvfp4(tensors: Mapping[str, Tensor]) -> Tensor:
     scale, second = tensors["weight_scale"].float(), tensors["weight_scale_2"]
-    if second.ndim < scale.ndim:  # one per matrix of an expert; a matrix that is no expert has one per row
+    if second.ndim < scale.ndim:  # one per matrix of an expert; other matrices have one per row
         second = second.repeat_interleave(scale.shape[-2] // second.shape[-1], -1)[..., None]
     return scaled(e2m1(unpack_bits(tensors["weight_packed"], 4)), scale * second)
 

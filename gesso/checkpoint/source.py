@@ -4,7 +4,8 @@ Only headers are read, and those only when they are needed. All problems of a ch
 move. The readers import torch, so they are imported when a header is examined: a server's front end needs none.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,12 @@ from gesso.checkpoint.random_weights import PREFIX, config_of, is_random
 from gesso.checkpoint.safetensors import INDEX, SINGLE, read_header, weight_files
 from gesso.checkpoint.stored import Inventory, Recipe, Stored
 from gesso.errors import CheckpointError, InputError
-from gesso.model.config import Config
+from gesso.model.config import TOOLS, Config
+
+
+def has_separate_experts(names: Iterable[str]) -> bool:
+    """Return whether there is a matrix of a single expert."""
+    return any(re.search(r"\.experts\.\d+\.", name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,15 @@ class Source:
         self.check()
         return self._examined[0]
 
+    @cached_property
+    def is_foreign(self) -> bool:
+        """Whether the weights have the formats of another tool, so that only the recipes know them.
+
+        Other tools describe some of their layouts as `gesso quantize` describes its own: the names of experts differ.
+        """
+        tool = self.config.quantization
+        return tool in TOOLS or (tool is not None and has_separate_experts(self.headers[0]))
+
     @property
     def problems(self) -> list[str]:
         """All problems that would prevent loading the weights, from the headers alone."""
@@ -78,7 +93,7 @@ class Source:
             return {}, problems
         inventory = Inventory(stored)
         try:
-            recipes = _recipes(self.config, inventory)
+            recipes = _recipes(self, inventory)
         except (CheckpointError, InputError) as error:
             return {}, [str(error)]
         return recipes, inventory.report()
@@ -91,8 +106,9 @@ class Source:
         return dict(file.read(self.path).tensors)
 
 
-def _recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
+def _recipes(source: Source, inventory: Inventory) -> dict[str, Recipe]:
     """Return the recipes of the reader for the checkpoint's format."""
+    config = source.config
     match config.quantization:
         case "gguf":
             from gesso.checkpoint.gguf.recipes import recipes
@@ -111,10 +127,8 @@ def _recipes(config: Config, inventory: Inventory) -> dict[str, Recipe]:
 
             return mlx.recipes(config, inventory)
     from gesso.checkpoint import compressed_tensors, huggingface
-    from gesso.checkpoint.linears import has_separate_experts
 
-    # Other tools describe some of their layouts as `gesso quantize` describes its own: the names of experts differ.
-    if config.quantization is not None and has_separate_experts(inventory):
+    if source.is_foreign:
         return compressed_tensors.recipes(config, inventory)
     return huggingface.recipes(config, inventory)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gesso.checkpoint.parameters import checkpoint_name, empty_model
+from gesso.checkpoint.parameters import checkpoint_name, empty_model, parameters
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import InputError
-from gesso.model.config import TOOLS
+from gesso.model.config import TOOLS, Config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,16 +38,17 @@ def save(
     from gesso.checkpoint.streamed import check_resident
 
     check_resident(model, "save the model")
-    if model.config.quantization in TOOLS:
-        raise InputError(
-            f"cannot save a model with the formats of {model.config.quantization}; load the checkpoint that the files "
-            "were quantized from"
-        )
     known = {name for name, _ in empty_model(model.config).named_parameters()}
     if surplus := [name for name, _ in model.named_parameters() if name not in known]:
         raise InputError(
             f"the model has weights that a checkpoint cannot hold, such as {surplus[0]}. If these are adapters, "
             "merge one first (gesso.adapters.merge), or save the adapter alone (gesso.adapters.save)"
+        )
+    tensors = _text_tensors(model)
+    if model.config.quantization in TOOLS or _shapes(tensors) != _own_layout(model.config):
+        raise InputError(
+            f"cannot save a model with the formats of {model.config.quantization}; load the checkpoint that the files "
+            "were quantized from"
         )
     raw = {**model.config.raw, "dtype": str(model.dtype).removeprefix("torch.")}
     raw["architectures"] = ["DiffusionGemmaForBlockDiffusion"]
@@ -55,7 +56,7 @@ def save(
         write_companions(partial, raw, source)
         for name, text in files.items():
             (partial / name).write_text(text, encoding="utf-8")
-        write_shards(chain(_text_tensors(model).items(), _vision_tensors(model, source)), partial, shard_bytes)
+        write_shards(chain(tensors.items(), _vision_tensors(model, source)), partial, shard_bytes)
 
 
 @contextmanager
@@ -132,6 +133,22 @@ def _text_tensors(model: "DiffusionGemma") -> dict[str, "Tensor"]:
         if isinstance(module, Packed):
             tensors |= {stored_name(checkpoint_name(name), key): tensor for key, tensor in module.tensors.items()}
     return tensors
+
+
+def _shapes(tensors: Mapping[str, "Tensor"]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _own_layout(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor that a checkpoint with this configuration has."""
+    from gesso.checkpoint.quantize.formats import format_of
+
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in parameters(config).items():
+        format = None if config.quantization is None else format_of(name, shape, config.quantization)
+        stored = {} if format is None else format.stored(name, shape)
+        found |= {key: size for key, (size, _) in stored.items()} or {name: shape}
+    return found
 
 
 def _vision_tensors(model: "DiffusionGemma", source: Path | None) -> Iterator[tuple[str, "Tensor"]]:

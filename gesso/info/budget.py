@@ -16,7 +16,7 @@ from gesso.errors import DoesNotFitError
 from gesso.info.device import DeviceMemory, shown_memory
 from gesso.info.memory import gigabytes, precision_of, recipe_bytes, sequence_bytes, unpacks, weight_bytes
 from gesso.info.workspace import workspace_bytes
-from gesso.model.config import TOOLS, Config
+from gesso.model.config import Config
 
 CONTEXT = 8192  # tokens; preferred to a larger batch and to a wider precision
 PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU, one prefill chunk takes as long as a denoising step
@@ -182,7 +182,7 @@ def budget_of(
     usual = PREFILL_GPU if on_gpu else PREFILL_CPU
     host = max(0, found.host - HOST_RESERVE)
     size, sizes = found.budget(memory), None
-    if source.config.quantization in TOOLS:
+    if source.is_foreign:
         unpacked = not on_gpu and unpacks(source, value_bytes, size)
         sizes = recipe_bytes(source, value_bytes, on_gpu, unpacked=unpacked)
     return Budget(source.config, size, value_bytes, prefill or usual, host, sizes)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.stored import FLOATS
-from gesso.model.config import LAYERS, TOOLS, Config
+from gesso.model.config import LAYERS, Config
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from torch import Tensor
@@ -53,7 +53,7 @@ def unpacks(source: Source, value_bytes: int, size: int) -> bool:
 
     Otherwise it unpacks them at every use, which takes several times as long as the products.
     """
-    if source.config.quantization not in TOOLS:
+    if not source.is_foreign:
         return False
     values = sum(math.prod(recipe.shape) for recipe in source.recipes.values())
     return 2 * value_bytes * values <= size

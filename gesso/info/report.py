@@ -20,7 +20,7 @@ from gesso.checkpoint.vision import is_buffer, is_vision, vision_tensors
 from gesso.errors import CheckpointError, InputError
 from gesso.info.formats import StoredAs, stored_formats
 from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, recipe_bytes, weight_bytes
-from gesso.model.config import TOOLS, Config
+from gesso.model.config import Config
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from gesso.model.transformer import DiffusionGemma
@@ -188,7 +188,7 @@ def _parameters(config: Config, model: "DiffusionGemma") -> Parameters:
 def _memory(source: Source, model: "DiffusionGemma", readable: bool) -> Iterator[Memory]:
     """Yield the table. The files of other tools have one row: what their formats become on a GPU."""
     config = source.config
-    if readable and config.quantization in TOOLS:
+    if readable and source.is_foreign:
         sizes = {"these files": sum(recipe_bytes(source, 2, on_gpu=True).values())}
     else:
         sizes = {

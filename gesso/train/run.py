@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.checkpoint.find import find
+from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load
 from gesso.checkpoint.source import open_source
@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def directory_of(recipe: Recipe) -> Path:
-    return find(recipe.model.path)
+    return find_directory(recipe.model.path)
 
 
 def eos_of(directory: Path) -> int:

@@ -27,8 +27,13 @@ def test_each_card_gets_a_checkpoint_and_the_reason(card: int, source: str, quan
 
 
 def test_a_cpu_gets_the_smallest_file_and_a_warning() -> None:
-    choice = aliases.choose("cpu", 16 * GIB, "auto")
+    choice = aliases.choose("cpu", 24 * GIB, "auto")
     assert choice.name == aliases.SOURCES["q4"].name and "about 20 GB" in choice.reason and "slow" in choice.reason
+
+
+def test_a_cpu_with_too_little_memory_is_an_error_before_the_download() -> None:
+    with pytest.raises(DoesNotFitError, match="about 20 GB"):
+        aliases.choose("cpu", 16 * GIB, "auto")
 
 
 def test_a_card_that_is_too_small_is_an_error() -> None:

@@ -99,6 +99,14 @@ def test_one_gguf_file_is_removed_and_the_others_stay(filled: Hub) -> None:
     assert not Repository.of(str(PACKED)).path.exists()
 
 
+def test_removing_a_gguf_file_keeps_those_of_other_programs_and_of_longer_names(filled: Hub) -> None:
+    path = hubs.pull(HubName(str(PACKED), "Q4_K_M"))
+    for name in ("b-Q6_K.gguf", "UD-a-Q4_K_M.gguf"):
+        path.with_name(name).write_bytes(b"y")
+    assert local.remove(HubName(str(PACKED), path.name)) == 100
+    assert sorted(file.name for file in path.parent.iterdir()) == ["UD-a-Q4_K_M.gguf", "b-Q6_K.gguf"]
+
+
 def test_removal_does_not_follow_links_out_of_the_cache(filled: Hub, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -40,6 +40,21 @@ def split(type: str, raw: Tensor) -> Tensor:
     return raw.unflatten(-1, (-1, TYPES[type].bytes))
 
 
+# Bytes of a block at which float16 numbers are.
+_HALVES = {
+    "Q4_0": (0,), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "IQ4_NL": (0,),
+}  # fmt: skip
+
+
+def is_finite(type: str, raw: Tensor) -> bool:
+    """Return whether all values of these blocks are finite, which their scales decide."""
+    block = split(type, raw)
+    if type == "MXFP4":
+        return not (block[..., 0] == 255).any()
+    return all(bool(half(block, at).isfinite().all()) for at in _HALVES.get(type, ()))
+
+
 # --- parts of blocks ----------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,8 @@
 
 Matrices have the type that the file is named after. The exceptions: the embedding, which is also the head, is Q6_K in
 four-bit files; in `q4_k_m`, about half of the layers have Q6_K in place of Q4_K for values and second matrices of MLP
-and experts. A row that is no whole number of blocks takes a type with smaller blocks, or F16. In the 26B, that is each
-second matrix: 704 and 2112 are no multiples of 256. The router, norms and scales are F32.
+and experts. A row that is not a whole number of blocks takes a type with smaller blocks, or F16. In the 26B, that is
+each second matrix: 704 and 2112 are not multiples of 256. The router, norms and scales are F32.
 """
 
 import re

@@ -219,7 +219,7 @@ def _entry(header: _Header) -> _Entry:
         )
     type = BY_NUMBER[number]
     if 0 in shape or shape[-1] % type.values:
-        raise header.error(f"{what} has shape {list(shape)}, which is no whole number of {type.name} blocks")
+        raise header.error(f"{what} has shape {list(shape)}, which is not a whole number of {type.name} blocks")
     return _Entry(name, shape, type, offset)
 
 
@@ -233,7 +233,7 @@ def _placed(header: _Header, entries: list[_Entry], alignment: int) -> dict[str,
         if entry.name in tensors:
             raise header.error(f"{what} appears twice")
         if entry.offset % alignment:
-            raise header.error(f"{what} is at offset {entry.offset:,}, which is no multiple of {alignment}")
+            raise header.error(f"{what} is at offset {entry.offset:,}, which is not a multiple of {alignment}")
         if offset + entry.nbytes > header.size:
             missing = offset + entry.nbytes - header.size
             raise header.error(

@@ -20,6 +20,7 @@ from gesso.checkpoint.quantize.formats import is_expert
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.checkpoint.quantize.repack import to_fp8
 from gesso.checkpoint.stored import Inventory, Recipe, Stored
+from gesso.errors import CheckpointError
 from gesso.model.config import Config
 
 
@@ -95,6 +96,9 @@ def _packed(parts: Sequence[Tensor], found: Sequence[Stored], format: str, shape
         part.view(torch.uint8).reshape(*stored.shape[:-1], -1)
         for part, stored in zip(parts, found, strict=False)  # scales follow
     ]
+    for part, stored in zip(raw, found, strict=True):
+        if not blocks.is_finite(stored.dtype, part):
+            raise CheckpointError(f"tensor {stored.name} contains NaN or infinite values; {stored.file} is damaged")
     types = tuple(stored.dtype for stored in found)
     if len(set(types)) > 1:
         tensors = dict(zip(("gate_blocks", "up_blocks"), raw, strict=True))

@@ -47,7 +47,7 @@ def tokenizer_json(file: File) -> str:
         raise _lacking(file, "two tokens of tokenizer.ggml.tokens have the same name")
     pairs = [merge.split(" ") for merge in merges]
     if wrong := [p for p in pairs if len(p) != 2 or any(t not in vocabulary for t in (*p, "".join(p)))]:
-        raise _lacking(file, f"tokenizer.ggml.merges has {shown(' '.join(wrong[0]))}, which is no pair of tokens")
+        raise _lacking(file, f"tokenizer.ggml.merges has {shown(' '.join(wrong[0]))}, which is not a pair of tokens")
     added = [
         _added(i, tokens[i], bool(types[i] == CONTROL) or tokens[i] in PRINTED)
         for i in np.flatnonzero(np.isin(types, (CONTROL, USER_DEFINED))).tolist()

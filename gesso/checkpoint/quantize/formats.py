@@ -8,7 +8,7 @@ would only add to that. The suffix `-layers` leaves the embeddings, which are al
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -92,38 +92,6 @@ def format_of(name: str, shape: Sequence[int], quantization: str) -> Format | No
     if len(shape) < 2 or packed.isdisjoint(name.split(".")):
         return None
     return FORMATS[quantization.removesuffix(LAYERS) if is_expert(name) else "fp8"]
-
-
-# --- load ---------------------------------------------------------------------------------------------------------
-
-
-def gather(
-    quantization: str, shapes: Mapping[str, Sequence[int]], stored: Iterable[tuple[str, Tensor]], device: torch.device
-) -> Iterator[tuple[str, Tensor | Packed]]:
-    """Yield packed matrices from their stored tensors, in any order, and all other tensors unchanged."""
-    formats = {name: format for name, shape in shapes.items() if (format := format_of(name, shape, quantization))}
-    layouts = {parameter: format.layout(shapes[parameter]) for parameter, format in formats.items()}
-    parts = {stored_name(parameter, key): (parameter, key) for parameter, keys in layouts.items() for key in keys}
-    collected: dict[str, Tensors] = {parameter: {} for parameter in layouts}
-    for name, tensor in stored:
-        if name not in parts:
-            yield name, tensor
-            continue
-        parameter, key = parts[name]
-        _, dtype = layouts[parameter][key]
-        collected[parameter][key] = tensor.to(device=device, dtype=dtype, copy=True)
-        if len(collected[parameter]) == len(layouts[parameter]):
-            yield parameter, formats[parameter].packed(shapes[parameter], collected.pop(parameter))
-
-
-def pack_all(
-    quantization: str, stored: Iterable[tuple[str, Tensor]], device: torch.device
-) -> Iterator[tuple[str, Tensor | Packed]]:
-    """Pack every matrix as it is read, from its stored values: the same numbers as `gesso quantize`."""
-    for name, tensor in stored:
-        format = format_of(name, tensor.shape, quantization)
-        yield name, format.quantize(name, tensor.to(device)) if format else tensor
-        clear(device, tensor.shape)
 
 
 LARGE = 10**8  # values; experts and embeddings of a large model have more

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.parameters import assign
-from gesso.checkpoint.quantize.formats import FORMATS, pack_all
+from gesso.checkpoint.quantize.formats import FORMATS, format_of
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.model.config import Config
 from gesso.model.init import begin
@@ -43,9 +43,9 @@ def make(config: Config, format: str | None) -> DiffusionGemma:
     model = DiffusionGemma(config)
     begin(model, seed=0)
     if format is not None:
-        stored = [(name, tensor.detach()) for name, tensor in model.named_parameters() if name.startswith("decoder")]
-        for name, packed in pack_all(format, stored, torch.device("cpu")):
-            assign(model, name, packed)
+        for name, tensor in list(model.named_parameters()):
+            if name.startswith("decoder") and (found := format_of(name, tensor.shape, format)):
+                assign(model, name, found.quantize(name, tensor.detach()))
     return model
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gesso import bundled
 from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.companions import directory_of
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.gguf.companions import companions
 from gesso.errors import CheckpointError
@@ -170,8 +171,8 @@ def test_a_rebuilt_tokenizer_encodes_and_decodes_as_the_original(tmp_path, learn
         ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer.ggml.token_type": ("array", [1, 1])}, "token_type does not have a type for each"),
         ({"tokenizer.ggml.tokens": ("array", ["a", "a"]), "tokenizer.ggml.token_type": ("array", [1, 1])}, "same name"),
-        ({"tokenizer.ggml.merges": ("array", ["t h", "xyzzy q"])}, "has 'xyzzy q', which is no pair of tokens"),
-        ({"tokenizer.ggml.merges": ("array", ["t h e"])}, "has 't h e', which is no pair of tokens"),
+        ({"tokenizer.ggml.merges": ("array", ["t h", "xyzzy q"])}, "has 'xyzzy q', which is not a pair of tokens"),
+        ({"tokenizer.ggml.merges": ("array", ["t h e"])}, "has 't h e', which is not a pair of tokens"),
     ],
 )
 def test_an_incomplete_tokenizer_is_rejected_with_the_file_to_add(tmp_path, learnt, changes, message):
@@ -189,3 +190,16 @@ def test_files_beside_a_gguf_file_take_precedence(tmp_path):
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         assert files[name] == (source / name).read_text(encoding="utf-8")
     assert config.eos_token_ids == (1, 106)
+
+
+def test_files_beside_a_link_to_a_gguf_file_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = written(tmp_path)
+    templates = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.gguf").symlink_to(path)
+        (tmp_path / name / "chat_template.jinja").write_text(name)
+        templates.add((directory_of(tmp_path / name / "model.gguf") / "chat_template.jinja").read_text())
+    assert templates == {"one", "two"}
+    assert directory_of(path) == directory_of(path), "unpacked once"

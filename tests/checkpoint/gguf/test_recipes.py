@@ -5,15 +5,18 @@ import pytest
 import torch
 
 from gesso.checkpoint.gguf import metadata
-from gesso.checkpoint.gguf.blocks import k_scales, split
+from gesso.checkpoint.gguf.blocks import is_finite, k_scales, split
 from gesso.checkpoint.gguf.file import read
 from gesso.checkpoint.gguf.native import NATIVE
 from gesso.checkpoint.gguf.recipes import recipes
 from gesso.checkpoint.gguf.types import BLOCKS, FLOATS, TYPES
+from gesso.checkpoint.load import load
 from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model, parameters
 from gesso.checkpoint.quantize.formats import is_expert
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.checkpoint.source import open_source
 from gesso.checkpoint.stored import Inventory
+from gesso.errors import CheckpointError
 from tests.checkpoint.gguf import making
 
 LAYER = "model.decoder.layers.0."
@@ -235,3 +238,24 @@ def test_one_scale_of_two_is_reported_as_missing(tmp_path):
     found = recipes(making.config(metadata.config(read(path), {})), inventory)
     assert inventory.report() == ["missing tensors: blk.0.ffn_up_exps.scale"]
     assert LAYER + "experts.gate_up_proj" not in found
+
+
+@pytest.mark.parametrize("type", sorted(BLOCKS))
+def test_damaged_scales_are_found(type):
+    """Q6_K has its scale at the end; MXFP4 has an exponent, and the NaN of NVFP4 counts as zero."""
+    raw = torch.zeros(2, 256 // TYPES[type].values * TYPES[type].bytes, dtype=torch.uint8)
+    assert is_finite(type, raw)
+    at = TYPES[type].bytes - 2 if type == "Q6_K" else 0
+    raw[1, at : at + 2] = torch.tensor([0xFF, 0xFF], dtype=torch.uint8)
+    assert is_finite(type, raw) == (type == "NVFP4")
+
+
+def test_a_block_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = making.write(tmp_path / "model.gguf", making.tensors(lambda name: "Q8_0"))
+    part = read(path).tensors["blk.0.ffn_down.weight"]
+    with path.open("r+b") as file:
+        file.seek(part.offset)
+        file.write(b"\x00\x7e")
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_down\.weight contains NaN"):
+        load(open_source(path), torch.device("cpu"), torch.float32)

@@ -61,6 +61,14 @@ def test_gesso_loads_what_it_exports(source, exported):
     assert torch.equal(logits(model), logits(model_of(model.config, {n: dense(w) for n, w in found.items()})))
 
 
+def test_a_loaded_export_cannot_be_saved_in_the_layout_of_gesso(exported, tmp_path):
+    """Its configuration may be one that gesso writes, too, but its formats differ: embeddings and self-conditioning."""
+    found = open_source(exported[1])
+    assert found.is_foreign
+    with pytest.raises(InputError, match="cannot save a model with the formats of"):
+        write.save(load(found, CPU, torch.float32), tmp_path / "saved")
+
+
 def test_only_layers_are_quantized(source, exported):
     """vLLM rejects or misreads quantized embeddings and self-conditioning."""
     name, target, report = exported
