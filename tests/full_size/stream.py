@@ -20,7 +20,7 @@ from gesso.checkpoint.streamed import streamed
 from gesso.engine.events import Done, Draft
 from gesso.info.workspace import CONTEXT_BYTES
 
-PROMPT, NEW, STEPS = 1024, 512, 16
+PROMPT, NEW, STEPS = 512, 512, 16
 
 
 def stream(memory: str, model: str, device: str) -> dict[str, Any]:
