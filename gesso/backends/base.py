@@ -22,12 +22,16 @@ from gesso.model.transformer import DiffusionGemma
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens for one row of the cache: text to encode, or a canvas to denoise with its self-conditioning."""
+    """Tokens for one row of the cache: text to encode, or a canvas to denoise with its self-conditioning.
+
+    `adapter` is the name of the adapter to run it with; None: the base model.
+    """
 
     row: int
     ids_S: Tensor
     causal: bool
     soft_SH: Tensor | None = None
+    adapter: str | None = None
 
 
 # "next": text whose last token predicts the next one; "scored": text whose hidden states are read.
@@ -59,6 +63,9 @@ class Work(Protocol):
 
     @property
     def row(self) -> int: ...
+
+    @property
+    def adapter(self) -> str | None: ...
 
     @property
     def texts(self) -> tuple[tuple[int, ...], ...]: ...
@@ -122,6 +129,10 @@ class Backend(Protocol):
 
         Each of them is more likely to be captured. The results are the same.
         """
+        ...
+
+    def adapters_changed(self) -> None:
+        """Take note that adapters were attached to the model or removed from it."""
         ...
 
     def drop_captured(self) -> None:

@@ -62,6 +62,9 @@ class TorchBackend:
     def divides(self, work: Sequence[Work]) -> bool:
         return False
 
+    def adapters_changed(self) -> None:
+        pass
+
     def drop_captured(self) -> None:
         pass
 

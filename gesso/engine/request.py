@@ -56,6 +56,7 @@ class Request:
     resume: Resumable | None = None  # continue from a draft of an earlier run of the same request
     # Report the log-probability of each of these texts in the first prediction and write nothing: see `Runner.compare`.
     compared: tuple[tuple[int, ...], ...] = ()
+    adapter: str | None = None  # None: the base model
 
     @property
     def cache_tokens(self) -> int:
@@ -166,6 +167,7 @@ class Score:
     texts: tuple[tuple[int, ...], ...]
     # Report the log-probability of each token and of this many of the likeliest tokens; None: sums only.
     top_logprobs: int | None = None
+    adapter: str | None = None  # None: the base model
 
     @property
     def cache_tokens(self) -> int:

@@ -39,6 +39,10 @@ class Work:
         return self.running.row
 
     @property
+    def adapter(self) -> str | None:
+        return self.running.request.adapter
+
+    @property
     def denoising(self) -> Running | None:
         """The request whose canvas, or next token, this pass predicts."""
         return self.running if self.denoise and isinstance(self.running, Running) else None
