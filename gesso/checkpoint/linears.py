@@ -64,7 +64,7 @@ def fused(parts: Sequence[Tensor], lead: Sequence[int]) -> Tensor:
 def row_scales(parts: Sequence[Tensor], lead: Sequence[int]) -> Tensor:
     """Return one float32 scale per row, [*lead, 1], of matrices that have one per row, or one each."""
     rows = math.prod(lead) // len(parts)
-    return fused([part.float().reshape(-1, 1).expand(rows, 1) for part in parts], lead).contiguous()
+    return torch.cat([part.reshape(-1).expand(rows) for part in parts]).float().view(*lead, 1)
 
 
 def matrix_scales(parts: Sequence[Tensor], lead: Sequence[int]) -> Tensor:
