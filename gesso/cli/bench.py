@@ -22,10 +22,16 @@ def bench(
         ),
     ] = "model",
     shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
+    rank: Annotated[int | None, typer.Option(min=1, help="train: rank of the adapter.")] = None,
+    targets: Annotated[str | None, typer.Option(metavar="GROUP,GROUP", help="train: weights with an adapter.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="train, constraints: timed steps, after warm-up.")] = 5,
-    batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: batch sizes; one for step.")] = None,
-    prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens per prompt.")] = None,
-    new: Annotated[int | None, typer.Option(min=1, help="model, serve: tokens to generate per request.")] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="N,N", help="model, step, train: batch sizes; only one for the last two.")
+    ] = None,
+    prompt: Annotated[int | None, typer.Option(min=2, help="model, step, train: tokens per prompt.")] = None,
+    new: Annotated[
+        int | None, typer.Option(min=1, help="model, serve, train: tokens to generate per request, or to train.")
+    ] = None,
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
@@ -59,9 +65,21 @@ def bench(
         print_json([row.to_dict() for row in kernels.best(kernels.measure(only))])
     elif what == "train":
         from gesso.bench import train
+        from gesso.info.device import memory_of
         from gesso.loading import find_device
 
-        print_json(train.measure(shape, steps, find_device(loading.device), compile))
+        device = find_device(loading.device)
+        setup = train.shape_of(
+            shape,
+            quantize=loading.keywords()["quantize"],
+            rank=rank,
+            targets=None if targets is None else targets.split(","),
+            examples=None if batches is None else int(batches),
+            prompt=prompt,
+            response=new,
+        )
+        memory = memory_of(device).budget(loading.memory)
+        print_json(train.measure(shape, setup, steps, device, memory, compiled=compile))
     elif what == "constraints":
         from gesso.bench import constraints
 

@@ -46,11 +46,8 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Divide by the root mean square over the last dimension, in float32 whatever the working dtype."""
-    x32 = x.float()
-    normed = x32 * (x32.square().mean(-1, keepdim=True) + eps).rsqrt()
-    if weight is not None:
-        normed = normed * weight.float()
-    return normed.to(x.dtype)
+    wide = x if weight is None else x.to(weight.dtype)
+    return F.rms_norm(wide, wide.shape[-1:], weight, eps).to(x.dtype)
 
 
 class GatedMLP(nn.Module):

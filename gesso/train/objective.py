@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
@@ -23,13 +22,12 @@ from torch.utils.checkpoint import checkpoint
 from gesso.errors import InputError
 from gesso.model.attention import Attend
 from gesso.model.experts import chosen
-from gesso.model.transformer import DiffusionGemma, softcapped_logits
+from gesso.model.transformer import DiffusionGemma
 from gesso.train.attention import block_attention, dense_mask, masked_attention, split_attention, visibility
 from gesso.train.batch import Batch, Corruption
+from gesso.train.head import chunk_loss, chunk_rows, token_losses
 from gesso.train.processes import in_any_process
 from gesso.train.recipe import ObjectiveSettings
-
-CHUNK_BYTES = 512 * 2**20  # of float32 logits in memory at once
 
 
 @dataclass(frozen=True)
@@ -216,35 +214,3 @@ def balance_loss(scores_TE: Tensor, share_T1: Tensor, k: int) -> Tensor:
     probability_TE = scores_TE.softmax(-1, dtype=torch.float32)
     often_E = (chosen(probability_TE, k) * share_T1).sum(0) / k
     return scores_TE.shape[-1] * (often_E * (probability_TE * share_T1).sum(0)).sum()
-
-
-def token_losses(
-    hidden: Tensor, head_VH: Tensor, target: Tensor, softcap: float, observed: Tensor | None = None,
-    bonus: Tensor | None = None, of_chunk: Callable[..., Tensor] | None = None,
-) -> Tensor:  # fmt: skip
-    """Return the cross-entropy of every token, in the shape of `target`, with logits in chunks, backward pass too."""
-    losses = []
-    rows, of_chunk = chunk_rows(head_VH), of_chunk or chunk_loss
-    extras = [None if x is None else x.flatten().split(rows) for x in (observed, bonus)]
-    for i, (hidden_RH, target_R) in enumerate(
-        zip(hidden.flatten(0, -2).split(rows), target.flatten().split(rows), strict=True)
-    ):
-        observed_R, bonus_R = (None if parts is None else parts[i] for parts in extras)
-        losses.append(
-            checkpoint(of_chunk, hidden_RH, head_VH, target_R, softcap, observed_R, bonus_R, use_reentrant=False)
-        )
-    return torch.cat(losses).view(target.shape) if losses else hidden.new_zeros(target.shape, dtype=torch.float32)
-
-
-def chunk_loss(
-    hidden_RH: Tensor, head_VH: Tensor, target_R: Tensor, softcap: float, observed_R: Tensor | None,
-    bonus_R: Tensor | None,
-) -> Tensor:  # fmt: skip
-    logits_RV = softcapped_logits(hidden_RH, head_VH, softcap)
-    if observed_R is not None and bonus_R is not None:
-        logits_RV = logits_RV.scatter_add(-1, observed_R[:, None], bonus_R[:, None].to(logits_RV.dtype))
-    return F.cross_entropy(logits_RV, target_R, reduction="none")
-
-
-def chunk_rows(head_VH: Tensor) -> int:
-    return max(1, CHUNK_BYTES // (4 * head_VH.shape[0]))

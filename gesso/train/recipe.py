@@ -26,6 +26,7 @@ class ModelSettings:
     path: str | None = None  # directory, hub name or bundled model; None: gesso-mini
     scratch: bool = False  # start from random weights in the shape of that checkpoint
     dtype: str = "float32"  # of the weights; frozen weights under an adapter may be bfloat16
+    quantize: str | None = None  # "fp8", "int4" or "nvfp4": pack frozen weights while they are loaded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gesso.errors import InputError
 from gesso.train.batch import Batch
-from gesso.train.objective import Objective, token_losses
+from gesso.train.head import token_losses
+from gesso.train.objective import Objective
 
 
 def rollout(objective: Objective, batch: Batch, noisy_BKC: Tensor, steps: int, temperature: float = 1.0) -> Tensor:

@@ -64,6 +64,8 @@ def train(
     make_source = find_source(recipe.data.source) if recipe.data.source else Dataset
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
+    if recipe.model.quantize and (recipe.lora is None or recipe.model.scratch):
+        raise InputError("model.quantize packs frozen weights, so an adapter has to be trained on them; add [lora]")
     device = join_processes()
     try:
         directory = directory_of(recipe)
@@ -86,7 +88,7 @@ def train(
 
 def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device) -> DiffusionGemma:
     if not recipe.model.scratch:
-        return load(open_source(directory), device, DTYPES[recipe.model.dtype])
+        return load(open_source(directory), device, DTYPES[recipe.model.dtype], recipe.model.quantize)
     with device:
         model = DiffusionGemma(config).to(DTYPES[recipe.model.dtype])
     begin(model, recipe.run.seed)

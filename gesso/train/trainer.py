@@ -33,6 +33,7 @@ from gesso.train.data import Example, Source
 from gesso.train.metrics import MetricsLog
 from gesso.train.objective import Losses, Objective
 from gesso.train.optimizers import learning_rate, make_optimizers
+from gesso.train.prepare import prepare
 from gesso.train.processes import BatchStream, Prepared, in_any_process, shard
 from gesso.train.recipe import Recipe
 
@@ -99,6 +100,7 @@ class Trainer:
         else:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_("layer_scalars" not in name)
+        prepare(model)
         self.objective = Objective(model, recipe.objective, recipe.run.checkpoint_activations)
         if self.world > 1:
             shard(self.objective, model.decoder.layers)

@@ -14,6 +14,7 @@ from gesso.bench import train as bench
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.streamed import streamed
 from gesso.errors import InputError
+from gesso.train.objective import Objective
 
 TINY = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -24,21 +25,35 @@ TINY = {
 
 @pytest.mark.parametrize("name", bench.SHAPES)
 def test_training_is_measured_for_every_shape(monkeypatch, name):
-    shape = bench.SHAPES[name]
-    small = replace(shape, batch=2, prompt=32, response=32, dtype=torch.float32)
+    shape = replace(bench.shape_of(name, examples=2, prompt=32, response=32), dtype=torch.float32)
     monkeypatch.setitem(random_weights.SHAPES, name, TINY)
-    monkeypatch.setitem(bench.SHAPES, name, small)
-    found = bench.measure(name, steps=2, device=torch.device("cpu"))
+    found = bench.measure(name, shape, steps=2, device=torch.device("cpu"), memory=0)
     assert found["tokens_a_step"] == 2 * (64 + 256)
     assert found["tokens_per_second"] == pytest.approx(found["tokens_a_step"] / found["seconds_a_step"])
     assert found["loss_last"] < found["loss_first"], "the steps train the model"
-    assert found["trained"] < found["parameters"]
-    assert (found["trained"] < found["parameters"] / 2) is shape.lora
+    assert (found["trained"] < found["active"] / 2) is (shape.lora is not None)
+
+
+def test_half_of_the_examples_are_conditioned_on_a_first_pass(monkeypatch):
+    monkeypatch.setitem(random_weights.SHAPES, "mini", TINY)
+    first_passes = []
+    hidden = Objective.hidden
+    monkeypatch.setattr(
+        Objective, "hidden", lambda self, batch, *rest: first_passes.append(not torch.is_grad_enabled())
+        or hidden(self, batch, *rest),
+    )  # fmt: skip
+    bench.measure("mini", bench.shape_of("mini", examples=1, prompt=8, response=8), 4, torch.device("cpu"), memory=0)
+    assert (sum(first_passes), len(first_passes)) == (3, 9)
 
 
 def test_an_unknown_shape_is_rejected():
     with pytest.raises(InputError, match="mini, 26b-a4b"):
-        bench.measure("huge", 1, torch.device("cpu"))
+        bench.shape_of("huge")
+
+
+def test_a_shape_without_an_adapter_has_no_rank():
+    with pytest.raises(InputError, match="--rank"):
+        bench.shape_of("mini", rank=8)
 
 
 def test_the_cost_of_a_constraint_is_measured(main, monkeypatch):

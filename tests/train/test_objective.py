@@ -14,11 +14,11 @@ from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.source import open_source
 from gesso.diffusion.noise import HashSource
 from gesso.errors import InputError
-from gesso.train import objective as objectives
+from gesso.train import head
 from gesso.train.attention import dense_mask, visibility
 from gesso.train.batch import Corruption, canvases, collate, corrupt
 from gesso.train.data import Example
-from gesso.train.objective import Objective, token_losses
+from gesso.train.objective import Objective
 from gesso.train.recipe import ObjectiveSettings
 from gesso.train.rollout import rollout_loss
 from tests import oracle
@@ -149,8 +149,8 @@ def test_gradients_unchanged_by_checkpointing_and_chunking(pair, monkeypatch):
     settings = ObjectiveSettings()
     batch, noise = make(model.config, settings, examples(model.config))
     grads = []
-    for recompute, chunk in ((False, objectives.CHUNK_BYTES), (True, 4 * model.config.vocab_size * 3)):
-        monkeypatch.setattr(objectives, "CHUNK_BYTES", chunk)
+    for recompute, chunk in ((False, head.CHUNK_BYTES), (True, 4 * model.config.vocab_size * 3)):
+        monkeypatch.setattr(head, "CHUNK_BYTES", chunk)
         for parameter in model.parameters():
             parameter.requires_grad_(True).grad = None
         Objective(model, settings, checkpoint_activations=recompute)(batch, noise).total_B.mean().backward()
@@ -161,7 +161,8 @@ def test_gradients_unchanged_by_checkpointing_and_chunking(pair, monkeypatch):
 
 def test_logits_of_all_positions_are_never_in_memory_at_once(pair, monkeypatch):
     _, model = pair
-    monkeypatch.setattr(objectives, "CHUNK_BYTES", 4 * model.config.vocab_size * 4)
+    model.requires_grad_(True)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 4 * model.config.vocab_size * 4)
     made = []
     cross_entropy = F.cross_entropy
     monkeypatch.setattr(F, "cross_entropy", lambda x, *a, **k: (made.append(len(x)), cross_entropy(x, *a, **k))[1])
@@ -294,7 +295,7 @@ def test_example_without_targets_has_zero_loss(pair):
     losses = Objective(model, ObjectiveSettings())(batch, noise)
     assert losses.encoder_B.tolist() == [0.0]
     assert losses.decoder_B.isfinite().all()
-    assert token_losses(torch.zeros(0, 4), torch.zeros(7, 4), torch.zeros(0, dtype=torch.long), 30.0).shape == (0,)
+    assert head.token_losses(torch.zeros(0, 4), torch.zeros(7, 4), torch.zeros(0, dtype=torch.long), 30.0).shape == (0,)
 
 
 def test_balance_loss_is_one_for_even_routing_and_more_otherwise(pair):

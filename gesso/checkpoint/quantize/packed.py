@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 
 Unpack = Callable[[Mapping[str, Tensor]], Tensor]
 TABLE_ROWS = 32768  # of a large matrix, unpacked at once
@@ -88,9 +89,23 @@ Weight = Tensor | Packed
 
 
 def _linear(input: Tensor, weight: Packed, bias: None = None) -> Tensor:
-    if len(weight) <= TABLE_ROWS:
-        return F.linear(input, weight.dense(input.dtype))
-    return torch.cat([F.linear(input, part.dense(input.dtype)) for part in weight.split(TABLE_ROWS)], -1)
+    product: Tensor = _Product.apply(input, weight)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _Product(Function):
+    """A product whose backward pass unpacks the weight again. Autograd would keep the unpacked one until then."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Packed) -> Tensor:
+        ctx.weight = weight
+        if len(weight) <= TABLE_ROWS:
+            return F.linear(input, weight.dense(input.dtype))
+        return torch.cat([F.linear(input, part.dense(input.dtype)) for part in weight.split(TABLE_ROWS)], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _matmul(gradients[0], ctx.weight), None
 
 
 def _embedding(input: Tensor, weight: Packed, *args: Any, **kwargs: Any) -> Tensor:
@@ -98,6 +113,8 @@ def _embedding(input: Tensor, weight: Packed, *args: Any, **kwargs: Any) -> Tens
 
 
 def _matmul(input: Tensor, other: Packed) -> Tensor:
+    if len(other) <= TABLE_ROWS:
+        return input @ other.dense(input.dtype)
     parts = zip(input.split(TABLE_ROWS, -1), other.split(TABLE_ROWS), strict=True)
     sums = torch.stack([(part @ table.dense(input.dtype)).float() for part, table in parts])
     return sums.sum(0).to(input.dtype)

@@ -1,0 +1,131 @@
+"""Experts of a training pass: one grouped product for all experts, instead of one product per expert.
+
+`Experts` in `gesso/model/experts.py` is the specification; at the 26B shape it launches 128 products where this
+launches one. Nothing is read on the host, so layers can be compiled. A token's weights multiply the narrow rows between
+the two products instead of their outputs, which is the same sum.
+
+T tokens, H hidden, E experts, K experts per token, R = T·K pairs of a token and its expert, sorted by expert, I inputs
+(or expert width), O outputs, L rank.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from gesso.adapters.lora import AdaptedExperts, Lora
+from gesso.checkpoint.quantize.packed import Packed, Weight
+from gesso.model.experts import Experts, gated_gelu
+
+ALIGNED = 8  # grouped products need rows of multiples of 16 bytes
+
+
+class Pairs(NamedTuple):
+    order_R: Tensor  # the pair at each place of the sorted order
+    place_R: Tensor  # the place of each pair
+    end_E: Tensor  # the place after each expert's last pair, int32
+
+
+def sort_pairs(index_TK: Tensor, experts: int) -> Pairs:
+    """Sort the pairs by expert; those of one expert stay in the order of the tokens."""
+    sorted_R, order_R = index_TK.flatten().sort(stable=True)
+    ends_E = torch.searchsorted(sorted_R, torch.arange(experts, device=sorted_R.device), right=True)
+    return Pairs(order_R, order_R.argsort(), ends_E.int())
+
+
+class GroupedExperts(AdaptedExperts):
+    """Experts with the parameters and adapters of others."""
+
+    def __init__(self, base: Experts) -> None:
+        super().__init__(base)
+        if isinstance(base, AdaptedExperts):
+            self.gate_up_proj_adapters = base.gate_up_proj_adapters
+            self.down_proj_adapters = base.down_proj_adapters
+
+    def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        if index_TK.shape[1] == len(self.gate_up_proj):  # `runs_all`: two dense products
+            return super().forward(x_TH, index_TK, weight_TK)
+        dtype = x_TH.dtype
+        if torch.is_autocast_enabled(x_TH.device.type):  # which does not know grouped products
+            x_TH = x_TH.to(torch.get_autocast_dtype(x_TH.device.type))
+        k, pairs = index_TK.shape[1], sort_pairs(index_TK, len(self.gate_up_proj))
+        x_RH: Tensor = Spread.apply(x_TH, pairs, k)  # type: ignore[no-untyped-call]
+        h_RI = gated_gelu(self._product("gate_up_proj", x_RH, pairs))
+        h_RI = (h_RI * weight_TK.flatten()[pairs.order_R, None]).to(x_TH.dtype)
+        y_RH = self._product("down_proj", h_RI, pairs)
+        y_TH: Tensor = Collect.apply(y_RH, pairs, k)  # type: ignore[no-untyped-call]
+        return y_TH.to(dtype)
+
+    def _product(self, name: str, x_RI: Tensor, pairs: Pairs) -> Tensor:
+        y_RO = grouped(x_RI, getattr(self, name), pairs.end_E)
+        return y_RO if (lora := self.lora(name)) is None else y_RO + low_rank(x_RI, lora, pairs.end_E)
+
+
+def make_grouped(model: nn.Module) -> None:
+    """Replace all experts. Parameters and adapters keep their names."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, Experts) and not isinstance(child, GroupedExperts):
+                setattr(parent, name, GroupedExperts(child))
+
+
+def grouped(x_RI: Tensor, weight: Weight, end_E: Tensor) -> Tensor:
+    """Multiply each expert's rows by its matrix of [E, O, I]."""
+    if isinstance(weight, Packed):
+        y_RO: Tensor = PackedProduct.apply(x_RI, weight, end_E)  # type: ignore[no-untyped-call]
+        return y_RO
+    return F.grouped_mm(x_RI, weight.to(x_RI.dtype).transpose(1, 2), offs=end_E)
+
+
+def low_rank(x_RI: Tensor, lora: Lora, end_E: Tensor) -> Tensor:
+    padding = -lora.rank % ALIGNED
+    a_ELI, b_EOL = (factor.to(x_RI.dtype) for factor in (lora.A, lora.B))
+    a_ELI, b_EOL = F.pad(a_ELI, (0, 0, 0, padding)), F.pad(b_EOL, (0, padding))
+    low_RL = F.grouped_mm(x_RI, a_ELI.transpose(1, 2), offs=end_E) * lora.scale
+    return F.grouped_mm(low_RL, b_EOL.transpose(1, 2), offs=end_E)
+
+
+# Autograd would keep the unpacked matrices for the backward pass, and add the gradients of a token's pairs in no fixed
+# order.
+
+
+class PackedProduct(Function):
+    """A grouped product with a quantized weight, which is unpacked again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x_RI: Tensor, weight: Packed, end_E: Tensor) -> Tensor:
+        ctx.weight, ctx.end_E = weight, end_E
+        return F.grouped_mm(x_RI, weight.dense(x_RI.dtype).transpose(1, 2), offs=end_E)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        gradient_RO = gradients[0].contiguous()
+        return F.grouped_mm(gradient_RO, ctx.weight.dense(gradient_RO.dtype), offs=ctx.end_E), None, None
+
+
+class Spread(Function):
+    """Repeat each token for its pairs, in sorted order."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TH: Tensor, pairs: Pairs, k: int) -> Tensor:
+        ctx.pairs, ctx.k = pairs, k
+        return x_TH[pairs.order_R // k]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.pairs.place_R].unflatten(0, (-1, ctx.k)).sum(1), None, None
+
+
+class Collect(Function):
+    """Sum the pairs of each token."""
+
+    @staticmethod
+    def forward(ctx: Any, y_RH: Tensor, pairs: Pairs, k: int) -> Tensor:
+        ctx.pairs, ctx.k = pairs, k
+        return y_RH[pairs.place_R].unflatten(0, (-1, k)).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.pairs.order_R // ctx.k], None, None

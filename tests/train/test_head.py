@@ -1,0 +1,49 @@
+"""The loss under a frozen head, whose gradient is computed in the forward pass, against autograd."""
+
+import pytest
+import torch
+
+from gesso.checkpoint.quantize.formats import FORMATS
+from gesso.train import head
+
+T, H, V = 23, 32, 96
+
+
+@pytest.fixture
+def case(monkeypatch):
+    monkeypatch.setattr(head, "FROZEN_CHUNK_BYTES", 4 * V * 5)  # five rows at once
+    torch.manual_seed(0)
+    return torch.randn(T, H), torch.randn(V, H), torch.randint(V, (T,)), torch.randint(V, (T,)), torch.rand(T) * 5
+
+
+def losses_and_gradient(hidden, table, target, *extras):
+    hidden = hidden.clone().requires_grad_()
+    losses = head.token_losses(hidden, table, target, 30.0, *extras)
+    (losses * torch.linspace(0.1, 2.0, len(losses))).sum().backward()
+    return losses.detach(), hidden.grad
+
+
+@pytest.mark.parametrize("with_bonus", [False, True])
+def test_losses_under_a_frozen_head_equal_those_under_a_trained_one(case, with_bonus):
+    hidden, table, target, *extras = case
+    extras = extras if with_bonus else []
+    frozen = losses_and_gradient(hidden, table, target, *extras)
+    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target, *extras)
+    for found, expected in zip(frozen, trained, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_losses_under_a_quantized_head_equal_those_under_its_unpacked_weights(case):
+    hidden, table, target, *_ = case
+    packed = FORMATS["fp8"].quantize("head", table)
+    for found, expected in zip(
+        losses_and_gradient(hidden, packed, target), losses_and_gradient(hidden, packed.dense(), target), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_gradient_only_losses_are_computed(case):
+    hidden, table, target, *_ = case
+    found = head.token_losses(hidden, table, target, 30.0)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, losses_and_gradient(hidden, table, target)[0])
