@@ -80,8 +80,8 @@ class AdaptedLinear(Linear):
         y_TO = F.linear(x_TI, self.weight)
         if (lora := self.weight_adapters.acting) is None:
             return y_TO
-        low_TL = F.linear(x_TI, lora.A.to(x_TI.dtype)) * lora.scale
-        return y_TO + F.linear(low_TL, lora.B.to(x_TI.dtype))
+        low_TL = F.linear(x_TI, lora.A.to(x_TI.dtype))
+        return y_TO.addmm_(low_TL, lora.B.to(y_TO.dtype).t(), alpha=lora.scale)
 
 
 class AdaptedExperts(Experts):

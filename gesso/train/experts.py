@@ -30,9 +30,13 @@ class Pairs(NamedTuple):
 
 def sort_pairs(index_TK: Tensor, experts: int) -> Pairs:
     """Sort the pairs by expert; those of one expert stay in the order of the tokens."""
-    sorted_R, order_R = index_TK.flatten().sort(stable=True)
-    ends_E = torch.searchsorted(sorted_R, torch.arange(experts, device=sorted_R.device), right=True)
-    return Pairs(order_R, order_R.argsort(), ends_E.int())
+    index_R = index_TK.flatten().to(torch.int16)  # a GPU sorts fewer bits in less time
+    sorted_R, order_R = index_R.sort(stable=True)
+    number_R = torch.arange(len(index_R), device=index_R.device)
+    end_E = torch.searchsorted(
+        sorted_R, torch.arange(experts, dtype=torch.int16, device=index_R.device), right=True, out_int32=True
+    )
+    return Pairs(order_R, torch.empty_like(order_R).scatter_(0, order_R, number_R), end_E)
 
 
 class GroupedExperts(AdaptedExperts):
