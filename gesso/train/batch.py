@@ -5,12 +5,15 @@ B examples, S text, K canvases per example, C canvas.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gesso.diffusion.hash import send
 from gesso.diffusion.noise import HashDraws, HashSource
 from gesso.train.data import Example
 
@@ -123,10 +126,22 @@ def corrupt(
         open_BC = (position_C >= end_B2[:, :1]) & (position_C <= end_B2[:, 1:])
         replaced_BKC &= (open_BC | whole_B1)[:, None]
     noisy_BKC = torch.where(replaced_BKC, draws(3).tokens(shape[1:].numel(), vocab_size).view(shape), clean_BKC)
-    # Spread evenly instead of drawn: every batch has the same number of them, and so one shape.
-    conditioned = [b for b in range(rows) if int((first + b + 1) * conditioning) > int((first + b) * conditioning)]
-    conditioned_R = torch.tensor(conditioned, dtype=torch.long, pin_memory=device.type == "cuda")
-    return Corruption(t_BK, noisy_BKC, conditioned_R.to(device, non_blocking=True))
+    conditioned_R = send(torch.from_numpy(conditioned_examples(conditioning, seed, first, rows)), device)
+    return Corruption(t_BK, noisy_BKC, conditioned_R)
+
+
+def conditioned_examples(share: float, seed: int, first: int, count: int) -> npt.NDArray[np.int64]:
+    """Return the offsets of the examples `first`, `first + 1`, … that get a first pass, out of `count`.
+
+    Of every n consecutive examples, k are drawn, where k / n is the share. So batches of a multiple of n examples have
+    one shape, and the choice does not follow settings that take turns by batch, such as the canvas length.
+    """
+    ratio = Fraction(share).limit_denominator(100)
+    k, n = ratio.numerator, ratio.denominator
+    block_B, place_B = np.divmod(np.arange(first, first + count), n)
+    draws = HashSource().at(seed, torch.from_numpy(block_B), 6, torch.device("cpu"))
+    drawn_Bn = draws.uniform(n).argsort(-1).numpy()[:, :k]
+    return np.flatnonzero((drawn_Bn == place_B[:, None]).any(-1))
 
 
 def _uniform(seed: int, example: int, use: int, count: int) -> Tensor:

@@ -57,7 +57,7 @@ def make(config, settings, rows, seed=3, draws=1):
     return batch, noise
 
 
-def reference_losses(reference, config, settings, rows, batch, seed=3):
+def reference_losses(reference, config, settings, rows, batch, noise, seed=3):
     """Compute the losses one canvas at a time, with the passes and the cache of the reference."""
     decoder, encoder = [], []
     softmax_size = config.vocab_size
@@ -68,20 +68,19 @@ def reference_losses(reference, config, settings, rows, batch, seed=3):
         levels = batch.clean_BKC.shape[1]
         t_K = 1e-3 + (1 - 1e-3) * ((u_time + 0.6180339887 * torch.arange(levels)) % 1)
         replaced = draws[2].uniform(size) < t_K.repeat_interleave(size // levels)
-        noise = draws[3].tokens(size, config.vocab_size)
+        uniform = draws[3].tokens(size, config.vocab_size)
         present = int(batch.present_BK[b].sum())
         losses = []
         for k in range(present):
             start = int(batch.start_BK[b, k])
             clean = batch.clean_BKC[b, k]
             part = slice(k * config.canvas_length, (k + 1) * config.canvas_length)
-            noisy = torch.where(replaced[part], noise[part], clean)
+            noisy = torch.where(replaced[part], uniform[part], clean)
             cache = oracle.new_cache(reference)
             reference.model.encoder(input_ids=torch.tensor([example.tokens[:start]]), past_key_values=cache)
             arguments = {"decoder_input_ids": noisy[None], "past_key_values": cache}
             before = None
-            share = settings.self_conditioning
-            if int((101 + b) * share) > int((100 + b) * share):
+            if b in noise.conditioned_R:
                 with torch.no_grad():
                     before = reference(**arguments).logits
             logits = reference(**arguments, self_conditioning_logits=before).logits[0]
@@ -119,7 +118,7 @@ def test_loss_equals_reference_canvas_by_canvas(pair, options):
     rows = examples(model.config)
     batch, noise = make(model.config, settings, rows)
     losses = Objective(model, settings)(batch, noise)
-    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch)
+    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch, noise)
     assert (losses.decoder_B - decoder_B).abs().max() < 1e-5 * decoder_B.abs().max()
     assert (losses.encoder_B - encoder_B).abs().max() < 1e-5 * encoder_B.abs().max()
     total = decoder_B + settings.encoder_weight * encoder_B
@@ -134,7 +133,7 @@ def test_gradients_equal_reference(pair):
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     Objective(model, settings)(batch, noise).total_B.mean().backward()
-    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch)
+    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch, noise)
     (decoder_B + encoder_B).mean().backward()
     theirs = dict(reference.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters():
@@ -239,9 +238,25 @@ def test_noise_replaces_tokens_with_probability_t():
     assert (changed_B - noise.t_BK[:, 0]).abs().mean() < 0.05
     assert abs(noise.t_BK.mean().item() - 0.5) < 0.05
     assert noise.t_BK.min() >= 1e-3
-    assert noise.conditioned_R.tolist() == list(range(1, 400, 2)), "every second example"
+    assert (noise.conditioned_R // 2).tolist() == list(range(200)), "one of every two examples"
     again = corrupt(clean[10:12], 1000, conditioning=0.5, seed=1, first=10)
     assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "noise does not depend on the batch"
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4])
+def test_self_conditioning_does_not_depend_on_the_turn_of_a_batch(turns):
+    """Canvas lengths, draws and prompt lengths take turns, and batches may have one example."""
+    clean = torch.zeros(1, 1, 4, dtype=torch.long)
+    chosen = [len(corrupt(clean, 9, conditioning=0.5, seed=1, first=n).conditioned_R) for n in range(120 * turns)]
+    for turn in range(turns):
+        assert 40 < sum(chosen[turn::turns]) < 80, f"turn {turn}"
+
+
+@pytest.mark.parametrize(("share", "size", "count"), [(0.0, 4, 0), (0.25, 8, 2), (0.3, 10, 3), (1.0, 3, 3)])
+def test_batches_have_equal_numbers_of_self_conditioned_examples(share, size, count):
+    for batch in range(20):
+        clean = torch.zeros(size, 1, 4, dtype=torch.long)
+        assert len(corrupt(clean, 9, conditioning=share, seed=1, first=batch * size).conditioned_R) == count
 
 
 def test_noise_is_drawn_on_the_device_of_the_canvases():
