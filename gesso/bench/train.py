@@ -59,7 +59,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
         seed=0, first=0,
     )  # fmt: skip
     batch = batch.to(device)
-    noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=0.5, seed=0, first=0)
+    noise = corrupt(batch, config.vocab_size, conditioning=0.5, seed=0, first=0)
     if compiled:
         objective.compile_parts()
     times, losses = [], []
@@ -76,7 +76,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
         if step >= 2:
             times.append(time.perf_counter() - began)
     seconds = sorted(times)[len(times) // 2]
-    tokens = batch.text_BS.numel() + batch.clean_BKC.numel()
+    tokens = batch.layout.tokens
     active = _active(model)
     # Per weight and token, forward takes 2 operations and backward 4, or 2 for frozen weights, which need no gradient.
     # Recomputed activations, the first pass of self-conditioning and attention are not counted.
