@@ -107,7 +107,7 @@ def measure(
             wait(device)
             began = time.perf_counter()
         noise = corrupt(
-            batch.clean_BKC, config.vocab_size, conditioning=settings.self_conditioning, seed=0,
+            batch, config.vocab_size, conditioning=settings.self_conditioning, seed=0,
             first=step % 2 * shape.examples,
         )  # fmt: skip
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
@@ -119,7 +119,7 @@ def measure(
         losses.append(loss.detach())
     wait(device)
     seconds = (time.perf_counter() - began) / steps
-    tokens = batch.text_BS.numel() + batch.clean_BKC.numel()
+    tokens = batch.layout.tokens
     active, is_gpu = _active(model), device.type == "cuda"
     # Per weight and token, a forward pass takes 2 operations and the backward pass 4, or 2 if the weight is frozen. The
     # first pass of self-conditioning counts for the examples that have one. Recomputed activations and attention do not

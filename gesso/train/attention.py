@@ -1,82 +1,179 @@
-"""Attention of a training pass, in which text and canvases of an example run side by side.
+"""Attention of a training pass, on dense blocks of the sequence or with a compiled GPU kernel.
 
-B examples, S text, K canvases per example, C canvas, L = S + K·C, T = B·L, N query heads, M key/value heads, D head
-dim.
+T tokens, N query heads, M key/value heads, G = N/M queries per key head, D head dim, U blocks of a group, Q queries of
+a block, L keys of a block, P = U·M.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from gesso.train.batch import Batch
+from gesso.diffusion.hash import send
+from gesso.train.blocks import Group
+from gesso.train.layout import Layout
 
-Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # example, head, query, key (indices of any shape) to bool
+FUSED_DIM = 256  # largest head of the fused GPU kernels; FlexAttention exceeds the shared memory of an H200 above it
+TILE = 128  # of FlexAttention
 
 
-def visibility(batch: Batch, canvas_length: int, window: int | None) -> Sees:
-    """Return the mask as a function: text attends causally, a canvas to itself and to the text before its start.
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # groups change with the batch, and each would be compiled
+def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Attend group by group. Memory for the backward pass grows with the tokens, not with their pairs."""
+    # Rotary embedding leaves queries and keys in the dtype of the weights, whatever autocast has chosen for the values.
+    with torch.autocast(v_TMD.device.type, enabled=False):
+        q_TND, k_TMD = q_TND.to(v_TMD.dtype), k_TMD.to(v_TMD.dtype)
+        out: Tensor = _BlockAttention.apply(q_TND, k_TMD, v_TMD, groups)  # type: ignore[no-untyped-call]
+    return out
 
-    In a sliding layer, text attends to the last `window` tokens including its own. Every position of a canvas attends
-    to the last `window - 1` tokens before the canvas. Padding attends to itself only, so that no row is empty.
-    """
-    width = batch.text_BS.shape[1]
-    reach = width + 1 if window is None else window
-    length_B, start_BK, present_BK = batch.valid_BS.sum(-1), batch.start_BK, batch.present_BK
+
+class _BlockAttention(torch.autograd.Function):
+    """Attention whose scores are computed again in the backward pass, one group at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, groups: Sequence[Group]) -> Tensor:
+        attend = _fused if q_TND.shape[-1] <= FUSED_DIM else _products
+        out_TND = torch.empty_like(q_TND)
+        for group in groups:
+            key_UL = group.key_UL
+            out_TND[group.query_UQ] = attend(q_TND[group.query_UQ], k_TMD[key_UL], v_TMD[key_UL], group)
+        ctx.groups = groups
+        ctx.save_for_backward(q_TND, k_TMD, v_TMD, out_TND)
+        return out_TND
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_TND: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q_TND, k_TMD, v_TMD, out_TND = ctx.saved_tensors
+        gradients = _fused_gradients if q_TND.shape[-1] <= FUSED_DIM else _product_gradients
+        dq_TND = torch.empty_like(q_TND)
+        # A key is in many blocks: add up in float32.
+        dk_TMD, dv_TMD = (torch.zeros_like(x, dtype=torch.float32) for x in (k_TMD, v_TMD))
+        for group in ctx.groups:
+            query_UQ, key_UL = group.query_UQ, group.key_UL
+            given = (q_TND[query_UQ], k_TMD[key_UL], v_TMD[key_UL], out_TND[query_UQ], gradient_TND[query_UQ])
+            dq_TND[query_UQ], dk_ULMD, dv_ULMD = gradients(*given, group)
+            for total, part in ((dk_TMD, dk_ULMD), (dv_TMD, dv_ULMD)):
+                total.index_add_(0, key_UL.flatten(), part.flatten(0, 1).float())
+        return dq_TND, dk_TMD.to(k_TMD.dtype), dv_TMD.to(v_TMD.dtype), None
+
+
+# --- one group, with a fused kernel ---------------------------------------------------------------------------------
+
+
+def _fused(q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, group: Group) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q_UQND, k_ULMD, v_ULMD))
+    mask = None if group.mask_UQL is None else group.mask_UQL[:, None]
+    shared = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=group.causal, scale=1.0, enable_gqa=shared)
+    return out.transpose(1, 2)
+
+
+def _fused_gradients(
+    q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, out_UQND: Tensor, gradient_UQND: Tensor, group: Group
+) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        q, k, v = (x.requires_grad_() for x in (q_UQND, k_ULMD, v_ULMD))
+        return torch.autograd.grad(_fused(q, k, v, group), (q, k, v), gradient_UQND)
+
+
+# --- one group, as matrix products: heads too large for fused kernels -----------------------------------------------
+
+
+def _products(q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, group: Group) -> Tensor:
+    heads = k_ULMD.shape[2]
+    q, k, v = (_by_key_head(x, heads) for x in (q_UQND, k_ULMD, v_ULMD))
+    return _by_query(torch.bmm(_probabilities(q, k, group).to(v.dtype), v), q_UQND)
+
+
+def _product_gradients(
+    q_UQND: Tensor, k_ULMD: Tensor, v_ULMD: Tensor, out_UQND: Tensor, gradient_UQND: Tensor, group: Group
+) -> tuple[Tensor, ...]:
+    heads = k_ULMD.shape[2]
+    q, k, v, out, dout = (_by_key_head(x, heads) for x in (q_UQND, k_ULMD, v_ULMD, out_UQND, gradient_UQND))
+    p = _probabilities(q, k, group)
+    dv = _product(p.to(v.dtype).mT, dout)
+    # The gradient of a softmax: p (dp - sum(p dp)), where the sum equals that of dout and out over the head.
+    dp = _product(dout, v.mT)
+    ds = dp.sub_((dout.float() * out.float()).sum(-1, keepdim=True)).mul_(p).to(q.dtype)
+    dk = _product(ds.mT, q)
+    return _by_query(torch.bmm(ds, k), q_UQND), _by_query(dk, k_ULMD), _by_query(dv, v_ULMD)
+
+
+def _probabilities(q_PQD: Tensor, k_PLD: Tensor, group: Group) -> Tensor:
+    blocks, queries = group.query_UQ.shape
+    scores = _product(q_PQD, k_PLD.mT)
+    mask_UQL = group.mask_UQL
+    if group.causal:
+        mask_UQL = torch.ones(1, queries, queries, dtype=torch.bool, device=scores.device).tril()
+    if mask_UQL is not None:
+        scores.view(blocks, -1, *mask_UQL.shape[1:]).masked_fill_(~mask_UQL[:, None], -torch.inf)
+    return scores.softmax(-1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the batched product in float32. Scores rounded to bfloat16 would be wrong by several percent."""
+    if a.dtype == torch.float32:
+        return torch.bmm(a, b)
+    # Only the GPU multiplies narrow factors into a wide result.
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
+
+
+def _by_key_head(x_UQND: Tensor, heads: int) -> Tensor:
+    """Return [P, G·Q, D]: the queries that share a key head are rows of one product, so keys are never repeated."""
+    return x_UQND.unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3).flatten(0, 1)
+
+
+def _by_query(x: Tensor, like_UQND: Tensor) -> Tensor:
+    """Undo `_by_key_head`."""
+    blocks, queries, _, dim = like_UQND.shape
+    return x.view(blocks, -1, queries, dim).transpose(1, 2)
+
+
+# --- the compiled kernel --------------------------------------------------------------------------------------------
+
+
+def compiled_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, blocks: BlockMask) -> Tensor:
+    """Attend with FlexAttention, which skips tiles without visible pairs. It is a GPU kernel only if compiled."""
+    q, k, v = (x.to(v_TMD.dtype).transpose(0, 1)[None] for x in (q_TND, k_TMD, v_TMD))
+    out = flex_attention(q, k, v, block_mask=blocks, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+    return out[0].transpose(0, 1)
+
+
+def tile_mask(layout: Layout, window: int | None, device: torch.device) -> BlockMask:
+    """Return the mask for `compiled_attention`. Tiles are compared by their ranges, not pair by pair."""
+    ranges = np.stack([*layout.ranges(window), *layout.canvas_ranges()]).astype(np.int32)
+    low_T, high_T, start_T, end_T = send(torch.from_numpy(ranges), device)
 
     def sees(b: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        text_q, text_k = q < width, k < width
-        canvas_q, canvas_k = (torch.clamp(i - width, min=0) // canvas_length for i in (q, k))
-        start = start_BK[b, canvas_q]
-        of_text = (k <= q) & (k > q - reach)
-        of_canvas = (k < start) & (k > start - reach)
-        text = text_k & (k < length_B[b]) & torch.where(text_q, of_text, of_canvas)
-        canvas = ~text_q & ~text_k & (canvas_q == canvas_k) & present_BK[b, canvas_k]
-        return text | canvas | (q == k)
+        return (k >= low_T[q]) & (k < high_T[q]) | (k >= start_T[q]) & (k < end_T[q])
 
-    return sees
+    tiles = -(-layout.tokens // TILE)
+    left = torch.arange(tiles, device=device) * TILE
+    right = left + TILE
 
+    def extremes(x_T: Tensor, after_end: int) -> Tensor:
+        return F.pad(x_T, (0, tiles * TILE - layout.tokens), value=after_end).view(tiles, TILE)
 
-def dense_mask(sees: Sees, rows: int, width: int, device: torch.device) -> Tensor:
-    """Return the mask of all pairs [B, 1, L, L]."""
-    b, head, q, k = torch.meshgrid(
-        *(torch.arange(size, device=device) for size in (rows, 1, width, width)), indexing="ij"
-    )
-    return sees(b, head, q, k)
+    some = torch.zeros(tiles, tiles, dtype=torch.bool, device=device)
+    every = some.clone()
+    for first_T, past_T in ((low_T, high_T), (start_T, end_T)):
+        # Queries after the end of the sequence attend to nothing and must not count.
+        first, past = extremes(first_T, layout.tokens).amin(1), extremes(past_T, 0).amax(1)
+        some |= (left < past[:, None]) & (right > first[:, None])
+        last, least = extremes(first_T, 0).amax(1), extremes(past_T, layout.tokens).amin(1)
+        every |= (left >= last[:, None]) & (right <= least[:, None])
 
+    def ordered(dense: Tensor) -> tuple[Tensor, Tensor]:
+        count = dense.sum(-1, dtype=torch.int32)
+        return count[None, None], dense.int().argsort(dim=-1, descending=True, stable=True).int()[None, None]
 
-def masked_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, mask_BLL: Tensor) -> Tensor:
-    q, k, v = (x.unflatten(0, (len(mask_BLL), -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BLL, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2).flatten(0, 1)
-
-
-def split_attention(
-    q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, rows: int, width: int, canvases: int, start: int
-) -> Tensor:
-    """Attend without a mask, for batches whose canvases all start at `start` and windows that cover the text."""
-    q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
-    attend = partial(F.scaled_dot_product_attention, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
-    text_BNSD = attend(q[:, :, :width], k[:, :, :width], v[:, :, :width], is_causal=True)
-
-    def of_canvases(x: Tensor) -> Tensor:  # [B, K, N, C, D]
-        return x[:, :, width:].unflatten(2, (canvases, -1)).transpose(1, 2)
-
-    def seen(x: Tensor) -> Tensor:
-        text = x[:, None, :, :start].expand(-1, canvases, -1, -1, -1)
-        return torch.cat([text, of_canvases(x)], dim=3).flatten(0, 1)
-
-    canvas = attend(of_canvases(q).flatten(0, 1), seen(k), seen(v)).unflatten(0, (rows, canvases))
-    canvas_BNLD = canvas.transpose(1, 2).flatten(2, 3)
-    return torch.cat([text_BNSD, canvas_BNLD], dim=2).transpose(1, 2).flatten(0, 1)
-
-
-def block_attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, blocks: BlockMask, rows: int) -> Tensor:
-    """Attend with a compiled GPU kernel that skips fully masked blocks."""
-    # Autocast does not cover this operation: rotary embedding leaves queries and keys in the dtype of the weights.
-    q, k, v = (x.to(v_TMD.dtype).unflatten(0, (rows, -1)).transpose(1, 2) for x in (q_TND, k_TMD, v_TMD))
-    out = flex_attention(q, k, v, block_mask=blocks, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2).flatten(0, 1)
+    return BlockMask.from_kv_blocks(
+        *ordered(some & ~every), *ordered(every), BLOCK_SIZE=TILE, mask_mod=sees,
+        seq_lengths=(layout.tokens, layout.tokens),
+    )  # fmt: skip

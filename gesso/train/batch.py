@@ -1,10 +1,11 @@
 """Examples as tensors: the text, the canvases of its responses, and the noise on these canvases.
 
-B examples, S text, K canvases per example, C canvas.
+B examples, S text of all examples, K canvases of all examples, C canvas, R tokens to predict.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from gesso.diffusion.noise import HashDraws, HashSource
 from gesso.train.data import Example
+from gesso.train.layout import Ints, Layout
 
 MIN_NOISE = 1e-3  # smallest share of replaced tokens
 GOLDEN = 0.6180339887  # the fractional parts of its multiples are evenly spread for any count
@@ -20,13 +22,20 @@ GOLDEN = 0.6180339887  # the fractional parts of its multiples are evenly spread
 
 @dataclass(frozen=True)
 class Batch:
-    text_BS: Tensor
-    valid_BS: Tensor  # text, not padding
-    target_BS: Tensor  # tokens that the encoder is trained to predict
-    clean_BKC: Tensor  # canvases without noise, filled up with eos
-    start_BK: Tensor  # position of a canvas in the text
-    present_BK: Tensor  # canvas, not padding
-    common_start: int | None  # start of all canvases, if they share one
+    """Examples as one sequence: see `layout`, which stays on the host."""
+
+    text_S: Tensor
+    valid_S: Tensor  # text, not padding
+    owner_S: Tensor  # example of each token
+    target_R: Tensor  # indices in the text of the tokens that the encoder is trained to predict
+    clean_KC: Tensor  # canvases without noise, filled up with eos
+    owner_K: Tensor  # example of each canvas
+    place_K: Tensor  # number of each canvas in its example
+    layout: Layout
+
+    @property
+    def size(self) -> int:
+        return len(self.layout.width_B)
 
     def to(self, device: torch.device) -> Self:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
@@ -35,19 +44,16 @@ class Batch:
         """Copy to pinned memory, for asynchronous transfers; torch's DataLoader calls this."""
         return self._each(Tensor.pin_memory)
 
-    def rows(self, rows_R: Tensor) -> Self:
-        return self._each(lambda tensor: tensor[rows_R])
-
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        tensors = [item.name for item in fields(self) if item.name != "common_start"]
-        return replace(self, **{name: change(getattr(self, name)) for name in tensors})  # type: ignore[arg-type]
+        tensors = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Corruption:
-    t_BK: Tensor  # share of tokens replaced
-    noisy_BKC: Tensor
-    conditioned_R: Tensor  # rows with self-conditioning: they get a first pass
+    t_K: Tensor  # share of tokens replaced
+    noisy_KC: Tensor
+    conditioned: Ints  # examples with self-conditioning: they get a first pass
 
 
 def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[int]]]:
@@ -62,13 +68,14 @@ def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[in
 
 def collate(
     examples: Sequence[Example], *, canvas_length: int, per_example: int | None, eos: int, pad: int, learn_text: str,
-    seed: int, first: int, multiple: int = 1, draws: int = 1,
+    seed: int, first: int, multiple: int = 1, draws: int = 1, pack: bool = False,
 ) -> Batch:  # fmt: skip
     """Return a batch with `per_example` canvases per example, drawn uniformly without repetition, or all (None).
 
     The encoder is trained on the text that `learn_text` selects: "all", "response" or "none". Text that is no target
-    and that no canvas attends to is left out. `first` is the number of the first example in the run. The text is padded
-    to a `multiple`. Every canvas is repeated `draws` times, to be shown at that many noise levels.
+    and that no canvas attends to is left out. `first` is the number of the first example in the run. Every canvas is
+    repeated `draws` times, to be shown at that many noise levels. Every text is padded to the longest of the batch,
+    rounded up to a `multiple`. With `pack`, texts follow each other without padding; only their sum is rounded up.
     """
     chosen, texts = [], []
     for offset, example in enumerate(examples):
@@ -78,55 +85,79 @@ def collate(
             found = [found[i] for i in sorted(order[:per_example])]
         chosen.append(found * draws)
         texts.append(example.tokens[: found[-1][0]] if learn_text == "none" else example.tokens)
-    rows, most = len(examples), max(map(len, chosen))
-    width = -(-max(map(len, texts)) // multiple) * multiple
-    text_BS = np.full((rows, width), pad)
-    valid_BS, target_BS = (np.zeros((rows, width), dtype=bool) for _ in range(2))
-    clean_BKC = np.full((rows, most, canvas_length), pad)
-    start_BK = np.zeros((rows, most), dtype=np.int64)
-    present_BK = np.zeros((rows, most), dtype=bool)
-    for b, (example, read, found) in enumerate(zip(examples, texts, chosen, strict=True)):
-        text_BS[b, : len(read)] = read
-        valid_BS[b, : len(read)] = True
-        targets = {"all": [(1, len(read))], "response": example.spans, "none": []}[learn_text]
-        for begin, end in targets:
-            target_BS[b, max(begin, 1) : end] = True  # no token precedes the first, so it cannot be predicted
-        for k, (at, tokens) in enumerate(found):
-            clean_BKC[b, k], start_BK[b, k], present_BK[b, k] = tokens, at, True
-    text, valid, target, clean, start, present = map(
-        torch.from_numpy, (text_BS, valid_BS, target_BS, clean_BKC, start_BK, present_BK)
+    layout = Layout(
+        width_B=_widths(np.array([len(text) for text in texts]), multiple, pack),
+        owner_K=np.repeat(np.arange(len(examples)), [len(found) for found in chosen]),
+        at_K=np.array([at for found in chosen for at, _ in found]),
+        canvas_length=canvas_length,
     )
-    common_start = int(start_BK[0, 0]) if present_BK.all() and (start_BK == start_BK[0, 0]).all() else None
-    return Batch(text, valid, target, clean, start, present, common_start)
+    text_S, valid_S = np.full(layout.text, pad), np.zeros(layout.text, dtype=bool)
+    targets = []
+    for begin, example, text in zip(layout.begin_B, examples, texts, strict=True):
+        text_S[begin : begin + len(text)] = text
+        valid_S[begin : begin + len(text)] = True
+        spans = {"all": ((1, len(text)),), "response": example.spans, "none": ()}[learn_text]
+        # No token precedes the first, so it cannot be predicted.
+        targets += [np.arange(begin + max(start, 1), begin + end) for start, end in spans]
+    target_R = np.concatenate(targets) if targets else np.zeros(0, dtype=np.int64)
+    clean_KC = np.array([tokens for found in chosen for _, tokens in found])
+    place_K = np.concatenate([np.arange(len(found)) for found in chosen])
+    arrays = (text_S, valid_S, layout.owner_S, target_R, clean_KC, layout.owner_K, place_K)
+    tokens, valid, owner, target, clean, canvas_owner, place = map(torch.from_numpy, arrays)
+    return Batch(tokens, valid, owner, target, clean, canvas_owner, place, layout)
+
+
+def _widths(lengths_B: Ints, multiple: int, pack: bool) -> Ints:
+    """Return the tokens of each text with its padding."""
+    if not pack:
+        return np.full_like(lengths_B, -(-lengths_B.max() // multiple) * multiple)
+    padding = -lengths_B.sum() % multiple
+    return np.concatenate([lengths_B[:-1], lengths_B[-1:] + padding])
 
 
 def corrupt(
-    clean_BKC: Tensor, vocab_size: int, *, conditioning: float, seed: int, first: int, pinned: float = 0.0
+    batch: Batch, vocab_size: int, *, conditioning: float, seed: int, first: int, pinned: float = 0.0
 ) -> Corruption:
     """Replace each token by a uniform one with probability t, one t per canvas: a function of seed and example.
 
     Each t is uniform, and those of an example's canvases are spread evenly. A share `pinned` of the examples has noise
     in one random section of each canvas only; the rest is unchanged, as in an edit of part of a text.
     """
-    rows, shape, device = len(clean_BKC), clean_BKC.shape, clean_BKC.device
-    number_B = torch.arange(first, first + rows, device=device)
+    length, device = batch.clean_KC.shape[1], batch.clean_KC.device
+    number_B = torch.arange(first, first + batch.size, device=device)
+    owner_K, place_K = batch.owner_K, batch.place_K
+    most = int(np.bincount(batch.layout.owner_K).max()) * length  # tokens in the canvases of one example
 
     def draws(use: int) -> HashDraws:
         return HashSource().at(seed, number_B, use, device)
 
-    level_BK = (draws(1).uniform(1) + GOLDEN * torch.arange(shape[1], device=device)) % 1
-    t_BK = MIN_NOISE + (1 - MIN_NOISE) * level_BK
-    replaced_BKC = draws(2).uniform(shape[1:].numel()).view(shape) < t_BK[..., None]
+    def of_canvas(drawn_BX: Tensor) -> Tensor:
+        return drawn_BX.unflatten(1, (-1, length))[owner_K, place_K]
+
+    level_K = (draws(1).uniform(1)[owner_K, 0] + GOLDEN * place_K) % 1
+    t_K = MIN_NOISE + (1 - MIN_NOISE) * level_K
+    replaced_KC = of_canvas(draws(2).uniform(most)) < t_K[:, None]
     if pinned:
-        whole_B1, end_B2 = draws(4).uniform(1) >= pinned, (draws(5).uniform(2).sort(-1).values * shape[-1]).floor()
-        position_C = torch.arange(shape[-1], device=device)
+        whole_B1, end_B2 = draws(4).uniform(1) >= pinned, (draws(5).uniform(2).sort(-1).values * length).floor()
+        position_C = torch.arange(length, device=device)
         open_BC = (position_C >= end_B2[:, :1]) & (position_C <= end_B2[:, 1:])
-        replaced_BKC &= (open_BC | whole_B1)[:, None]
-    noisy_BKC = torch.where(replaced_BKC, draws(3).tokens(shape[1:].numel(), vocab_size).view(shape), clean_BKC)
-    # Spread evenly instead of drawn: every batch has the same number of them, and so one shape.
-    conditioned = [b for b in range(rows) if int((first + b + 1) * conditioning) > int((first + b) * conditioning)]
-    conditioned_R = torch.tensor(conditioned, dtype=torch.long, pin_memory=device.type == "cuda")
-    return Corruption(t_BK, noisy_BKC, conditioned_R.to(device, non_blocking=True))
+        replaced_KC &= (open_BC | whole_B1)[owner_K]
+    noisy_KC = torch.where(replaced_KC, of_canvas(draws(3).tokens(most, vocab_size)), batch.clean_KC)
+    return Corruption(t_K, noisy_KC, conditioned_examples(conditioning, seed, first, batch.size))
+
+
+def conditioned_examples(share: float, seed: int, first: int, count: int) -> Ints:
+    """Return the offsets of the examples `first`, `first + 1`, … that get a first pass, out of `count`.
+
+    Of every n consecutive examples, k are drawn, where k / n is the share. So batches of a multiple of n examples have
+    one shape, and the choice does not follow settings that take turns by batch, such as the canvas length.
+    """
+    ratio = Fraction(share).limit_denominator(100)
+    k, n = ratio.numerator, ratio.denominator
+    block_B, place_B = np.divmod(np.arange(first, first + count), n)
+    draws = HashSource().at(seed, torch.from_numpy(block_B), 6, torch.device("cpu"))
+    drawn_Bn = draws.uniform(n).argsort(-1).numpy()[:, :k]
+    return np.flatnonzero((drawn_Bn == place_B[:, None]).any(-1))
 
 
 def _uniform(seed: int, example: int, use: int, count: int) -> Tensor:

@@ -215,10 +215,10 @@ class Trainer:
     def _losses(self, batch: Batch, number: int) -> tuple[Losses, int]:
         """Return the losses of a batch and its number of tokens."""
         run, objective, device = self.recipe.run, self.recipe.objective, self.model.device
-        tokens = int(batch.valid_BS.sum()) + int(batch.present_BK.sum()) * batch.clean_BKC.shape[-1]
+        tokens = int(batch.valid_S.sum()) + batch.clean_KC.numel()
         batch = batch.to(device)
         noise = corrupt(
-            batch.clean_BKC, self.model.config.vocab_size, conditioning=objective.self_conditioning, seed=run.seed,
+            batch, self.model.config.vocab_size, conditioning=objective.self_conditioning, seed=run.seed,
             first=self._first_example(number), pinned=objective.pinned,
         )  # fmt: skip
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.autocast == "bfloat16"):

@@ -1,10 +1,11 @@
 """The training loss for every option, compared with a computation by `transformers`.
 
-B examples, K canvases, C canvas, V vocabulary.
+B examples, S text of all examples, K canvases of all examples, C canvas, V vocabulary.
 """
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,7 @@ from gesso.checkpoint.source import open_source
 from gesso.diffusion.noise import HashSource
 from gesso.errors import InputError
 from gesso.train import head
-from gesso.train.attention import dense_mask, visibility
-from gesso.train.batch import Corruption, canvases, collate, corrupt
+from gesso.train.batch import canvases, collate, conditioned_examples, corrupt
 from gesso.train.data import Example
 from gesso.train.objective import Objective
 from gesso.train.recipe import ObjectiveSettings
@@ -48,40 +48,36 @@ def examples(config, count=5, seed=0):
     return found
 
 
-def make(config, settings, rows, seed=3, draws=1):
+def make(config, settings, rows, seed=3, draws=1, first=100, **options):
     batch = collate(
         rows, canvas_length=config.canvas_length, per_example=settings.per_example, eos=1, pad=0,
-        learn_text=settings.learn_text, seed=seed, first=100, draws=draws,
+        learn_text=settings.learn_text, seed=seed, first=first, draws=draws, **options,
     )  # fmt: skip
-    noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=settings.self_conditioning, seed=seed, first=100)
+    noise = corrupt(batch, config.vocab_size, conditioning=settings.self_conditioning, seed=seed, first=first)
     return batch, noise
 
 
-def reference_losses(reference, config, settings, rows, batch, seed=3):
+def reference_losses(reference, config, settings, rows, batch, noise, seed=3):
     """Compute the losses one canvas at a time, with the passes and the cache of the reference."""
     decoder, encoder = [], []
     softmax_size = config.vocab_size
     for b, example in enumerate(rows):
         draws = [HashSource().at(seed, 100 + b, use, CPU) for use in range(4)]
         (u_time,) = draws[1].uniform(1).tolist()
-        size = batch.clean_BKC[b].numel()
-        levels = batch.clean_BKC.shape[1]
-        t_K = 1e-3 + (1 - 1e-3) * ((u_time + 0.6180339887 * torch.arange(levels)) % 1)
-        replaced = draws[2].uniform(size) < t_K.repeat_interleave(size // levels)
-        noise = draws[3].tokens(size, config.vocab_size)
-        present = int(batch.present_BK[b].sum())
+        clean_KC, at_K = batch.clean_KC[batch.owner_K == b], batch.layout.at_K[batch.layout.owner_K == b].tolist()
+        size = clean_KC.numel()
+        t_K = 1e-3 + (1 - 1e-3) * ((u_time + 0.6180339887 * torch.arange(len(at_K))) % 1)
+        replaced = draws[2].uniform(size) < t_K.repeat_interleave(config.canvas_length)
+        uniform = draws[3].tokens(size, config.vocab_size)
         losses = []
-        for k in range(present):
-            start = int(batch.start_BK[b, k])
-            clean = batch.clean_BKC[b, k]
+        for k, (start, clean) in enumerate(zip(at_K, clean_KC, strict=True)):
             part = slice(k * config.canvas_length, (k + 1) * config.canvas_length)
-            noisy = torch.where(replaced[part], noise[part], clean)
+            noisy = torch.where(replaced[part], uniform[part], clean)
             cache = oracle.new_cache(reference)
             reference.model.encoder(input_ids=torch.tensor([example.tokens[:start]]), past_key_values=cache)
             arguments = {"decoder_input_ids": noisy[None], "past_key_values": cache}
             before = None
-            share = settings.self_conditioning
-            if int((101 + b) * share) > int((100 + b) * share):
+            if b in noise.conditioned:
                 with torch.no_grad():
                     before = reference(**arguments).logits
             logits = reference(**arguments, self_conditioning_logits=before).logits[0]
@@ -119,7 +115,7 @@ def test_loss_equals_reference_canvas_by_canvas(pair, options):
     rows = examples(model.config)
     batch, noise = make(model.config, settings, rows)
     losses = Objective(model, settings)(batch, noise)
-    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch)
+    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch, noise)
     assert (losses.decoder_B - decoder_B).abs().max() < 1e-5 * decoder_B.abs().max()
     assert (losses.encoder_B - encoder_B).abs().max() < 1e-5 * encoder_B.abs().max()
     total = decoder_B + settings.encoder_weight * encoder_B
@@ -134,7 +130,7 @@ def test_gradients_equal_reference(pair):
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     Objective(model, settings)(batch, noise).total_B.mean().backward()
-    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch)
+    decoder_B, encoder_B = reference_losses(reference, model.config, settings, rows, batch, noise)
     (decoder_B + encoder_B).mean().backward()
     theirs = dict(reference.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters():
@@ -179,10 +175,10 @@ def test_soft_embedding_is_zero_without_self_conditioning(pair):
     model.self_conditioning.condition = lambda e, soft: (seen.append(soft.clone()), condition(e, soft))[1]
     rows = examples(model.config)
     batch, noise = make(model.config, ObjectiveSettings(), rows)
-    mixed = Corruption(noise.t_BK, noise.noisy_BKC, torch.arange(0, len(rows), 2))
+    mixed = replace(noise, conditioned=np.arange(0, len(rows), 2))
     Objective(model, ObjectiveSettings())(batch, mixed)
-    soft_BKCH = seen[-1].view(len(rows), -1)
-    assert [bool((row == 0).all()) for row in soft_BKCH] == [i % 2 == 1 for i in range(len(rows))]
+    soft_KX = seen[-1].view(len(batch.owner_K), -1)
+    assert [bool((soft_X == 0).all()) for soft_X in soft_KX] == (batch.owner_K % 2 == 1).tolist()
 
 
 def test_canvas_attends_only_to_itself_and_the_text_before_it(pair):
@@ -192,20 +188,22 @@ def test_canvas_attends_only_to_itself_and_the_text_before_it(pair):
     rows = [examples(model.config)[2]]
     batch, noise = make(model.config, settings, rows)
     objective = Objective(model, settings)
-    zeros = torch.zeros(*noise.noisy_BKC.shape, model.config.hidden_size)
-    base = objective.hidden(batch, objective.embed(noise.noisy_BKC), zeros)[1]
-    start = int(batch.start_BK[0, 1])
-    other = batch.text_BS.clone()
-    other[0, start:] = (other[0, start:] + 1) % model.config.vocab_size
-    later = objective.hidden(replace(batch, text_BS=other), objective.embed(noise.noisy_BKC), zeros)[1]
-    assert torch.allclose(base[0, :2], later[0, :2], atol=1e-5)
-    neighbour = noise.noisy_BKC.clone()
-    neighbour[0, 0] = (neighbour[0, 0] + 1) % model.config.vocab_size
-    assert torch.allclose(base[0, 1], objective.hidden(batch, objective.embed(neighbour), zeros)[1][0, 1], atol=1e-5)
-    before = batch.text_BS.clone()
-    before[0, start - 1] = (before[0, start - 1] + 1) % model.config.vocab_size
-    seen = objective.hidden(replace(batch, text_BS=before), objective.embed(noise.noisy_BKC), zeros)[1]
-    assert not torch.allclose(base[0, 1], seen[0, 1], atol=1e-5)
+    zeros = torch.zeros(*noise.noisy_KC.shape, model.config.hidden_size)
+
+    def hidden(text_S, noisy_KC):
+        return objective.hidden(batch.layout, text_S, objective.embed(noisy_KC), zeros)[1]
+
+    base = hidden(batch.text_S, noise.noisy_KC)
+    start = int(batch.layout.at_K[1])
+    other = batch.text_S.clone()
+    other[start:] = (other[start:] + 1) % model.config.vocab_size
+    assert torch.allclose(base[:2], hidden(other, noise.noisy_KC)[:2], atol=1e-5)
+    neighbour = noise.noisy_KC.clone()
+    neighbour[0] = (neighbour[0] + 1) % model.config.vocab_size
+    assert torch.allclose(base[1], hidden(batch.text_S, neighbour)[1], atol=1e-5)
+    before = batch.text_S.clone()
+    before[start - 1] = (before[start - 1] + 1) % model.config.vocab_size
+    assert not torch.allclose(base[1], hidden(before, noise.noisy_KC)[1], atol=1e-5)
 
 
 def test_last_canvas_of_a_response_is_filled_with_eos():
@@ -224,7 +222,7 @@ def test_canvas_choice_is_uniform_and_deterministic():
     def start(first):
         chosen = {"per_example": 1, "seed": 5, "first": first}
         rows = collate([example], canvas_length=8, eos=1, pad=0, learn_text="response", **chosen)
-        return int(rows.start_BK[0, 0])
+        return int(rows.layout.at_K[0])
 
     found = [start(i) for i in range(1000)]
     assert found[:50] == [start(i) for i in range(50)]
@@ -233,33 +231,52 @@ def test_canvas_choice_is_uniform_and_deterministic():
     assert all(150 < count < 250 for count in counts)
 
 
+def threes(examples, canvases=1, length=64):
+    """Return a batch whose canvases contain the token 3 only."""
+    rows = [Example((2,) + (3,) * (canvases * length), ((1, 1 + canvases * length),), "test", 1)] * examples
+    return collate(rows, canvas_length=length, per_example=None, eos=1, pad=0, learn_text="response", seed=0, first=0)
+
+
 def test_noise_replaces_tokens_with_probability_t():
-    clean = torch.full((400, 1, 64), 3)
-    noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
-    changed_B = (noise.noisy_BKC != 3).float().mean((1, 2))
-    assert (changed_B - noise.t_BK[:, 0]).abs().mean() < 0.05
-    assert abs(noise.t_BK.mean().item() - 0.5) < 0.05
-    assert noise.t_BK.min() >= 1e-3
-    assert noise.conditioned_R.tolist() == list(range(1, 400, 2)), "every second example"
-    again = corrupt(clean[10:12], 1000, conditioning=0.5, seed=1, first=10)
-    assert torch.equal(again.noisy_BKC, noise.noisy_BKC[10:12]), "noise does not depend on the batch"
+    noise = corrupt(threes(400), 1000, conditioning=0.5, seed=1, first=0)
+    changed_K = (noise.noisy_KC != 3).float().mean(-1)
+    assert (changed_K - noise.t_K).abs().mean() < 0.05
+    assert abs(noise.t_K.mean().item() - 0.5) < 0.05
+    assert noise.t_K.min() >= 1e-3
+    assert (noise.conditioned // 2).tolist() == list(range(200)), "one of every two examples"
+    again = corrupt(threes(2), 1000, conditioning=0.5, seed=1, first=10)
+    assert torch.equal(again.noisy_KC, noise.noisy_KC[10:12]), "noise does not depend on the batch"
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4])
+def test_self_conditioning_does_not_depend_on_the_turn_of_a_batch(turns):
+    """Canvas lengths, draws and prompt lengths take turns, and batches may have one example."""
+    chosen = [len(conditioned_examples(0.5, seed=1, first=n, count=1)) for n in range(120 * turns)]
+    for turn in range(turns):
+        assert 40 < sum(chosen[turn::turns]) < 80, f"turn {turn}"
+
+
+@pytest.mark.parametrize(("share", "size", "count"), [(0.0, 4, 0), (0.25, 8, 2), (0.3, 10, 3), (1.0, 3, 3)])
+def test_batches_have_equal_numbers_of_self_conditioned_examples(share, size, count):
+    for batch in range(20):
+        assert len(conditioned_examples(share, seed=1, first=batch * size, count=size)) == count
 
 
 def test_noise_is_drawn_on_the_device_of_the_canvases():
     """The seed of a run is an integer, but the numbers of its examples are a tensor on the model's device."""
-    clean = torch.zeros(3, 2, 8, dtype=torch.long, device="meta")  # rejects tensors on the CPU, as a GPU does
-    noise = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
-    assert noise.t_BK.device == noise.noisy_BKC.device == clean.device
-    assert noise.noisy_BKC.shape == clean.shape
+    batch = threes(3, 2, 8).to(torch.device("meta"))  # rejects tensors on the CPU, as a GPU does
+    noise = corrupt(batch, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
+    assert noise.t_K.device == noise.noisy_KC.device == batch.clean_KC.device
+    assert noise.noisy_KC.shape == (6, 8)
 
 
 def test_pinned_share_has_noise_in_one_section_only():
-    clean = torch.full((400, 2, 64), 3)
-    whole = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0)
-    half = corrupt(clean, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5)
-    same_B = (half.noisy_BKC == whole.noisy_BKC).flatten(1).all(-1)
+    batch = threes(400, canvases=2)
+    whole = corrupt(batch, 1000, conditioning=0.5, seed=1, first=0).noisy_KC.view(400, 2, 64)
+    half = corrupt(batch, 1000, conditioning=0.5, seed=1, first=0, pinned=0.5).noisy_KC.view(400, 2, 64)
+    same_B = (half == whole).flatten(1).all(-1)
     assert 150 < same_B.sum() < 250
-    for noisy_KC, free_KC in zip(half.noisy_BKC[~same_B], whole.noisy_BKC[~same_B], strict=True):
+    for noisy_KC, free_KC in zip(half[~same_B], whole[~same_B], strict=True):
         places = (noisy_KC != 3).any(0).nonzero().flatten().tolist()
         if places:
             inside = slice(places[0], places[-1] + 1)
@@ -270,12 +287,12 @@ def test_draws_set_the_noise_levels_per_canvas():
     rows = [Example(tuple(range(10, 30)), ((12, 20),), "test", i) for i in range(500)]
     shape = {"canvas_length": 8, "per_example": 1, "eos": 1, "pad": 0, "learn_text": "all", "seed": 0, "first": 0}
     batch = collate(rows, **shape, draws=4)
-    assert batch.clean_BKC.shape == (500, 4, 8) and batch.common_start == 12
-    t_BK = corrupt(batch.clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
-    alone = corrupt(collate(rows, **shape).clean_BKC, 1000, conditioning=0.5, seed=1, first=0).t_BK
-    assert torch.equal(t_BK[:, :1], alone), "the first level is the same with one draw"
-    assert (t_BK.sort(-1).values.diff(dim=-1) > 0.1).all(), "levels are far apart"
-    assert ((t_BK * 4).long().flatten().bincount(minlength=4) - 500).abs().max() < 75, "levels are evenly spread"
+    assert batch.clean_KC.shape == (2000, 8) and (batch.layout.at_K == 12).all()
+    t_B4 = corrupt(batch, 1000, conditioning=0.5, seed=1, first=0).t_K.view(500, 4)
+    alone_B = corrupt(collate(rows, **shape), 1000, conditioning=0.5, seed=1, first=0).t_K
+    assert torch.equal(t_B4[:, 0], alone_B), "the first level is the same with one draw"
+    assert (t_B4.sort(-1).values.diff(dim=-1) > 0.1).all(), "levels are far apart"
+    assert ((t_B4 * 4).long().flatten().bincount(minlength=4) - 500).abs().max() < 75, "levels are evenly spread"
 
 
 def test_text_without_targets_or_canvases_is_left_out():
@@ -283,9 +300,9 @@ def test_text_without_targets_or_canvases_is_left_out():
     batch = collate(
         rows, canvas_length=8, per_example=None, eos=1, pad=0, learn_text="none", seed=0, first=0, multiple=16
     )
-    assert batch.start_BK.tolist() == [[10, 18, 26], [4, 0, 0]]
-    assert batch.valid_BS.sum(-1).tolist() == [26, 4]
-    assert batch.text_BS.shape == (2, 32) and not batch.target_BS.any()
+    assert batch.layout.at_K.tolist() == [10, 18, 26, 4] and batch.owner_K.tolist() == [0, 0, 0, 1]
+    assert batch.valid_S.view(2, 32).sum(-1).tolist() == [26, 4]
+    assert not len(batch.target_R)
 
 
 def test_example_without_targets_has_zero_loss(pair):
@@ -311,36 +328,6 @@ def test_balance_loss_is_one_for_even_routing_and_more_otherwise(pair):
             layer.router.proj.weight.zero_()  # every expert equally likely
     even = Objective(model, settings)(batch, noise).balance
     assert abs(even.item() - 1.0) < 1e-5
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("attention", ["split", "blocks"])
-def test_attention_variants_agree(pair, attention, monkeypatch):
-    """Compare the mask with split attention, for examples of one shape, and with block attention, run on the CPU."""
-    _, model = pair
-    settings, length = ObjectiveSettings(), model.config.sliding_window - 1
-    if attention == "split":
-        rows = [Example(tuple(range(3 + i, 3 + i + length)), ((length // 2, length),), "test", i) for i in range(3)]
-    else:
-        rows = examples(model.config)
-    batch, noise = make(model.config, settings, rows, draws=3 if attention == "split" else 1)
-    assert (batch.common_start is not None) == (attention == "split")
-    objective = Objective(model, settings)
-    masked, soft = replace(batch, common_start=None), torch.zeros_like(objective.embed(noise.noisy_BKC))
-    with torch.no_grad():
-        expected = objective.hidden(masked, objective.embed(noise.noisy_BKC), soft)
-        objective.flex = attention == "blocks"
-        found = objective.hidden(batch, objective.embed(noise.noisy_BKC), soft)
-    torch.testing.assert_close(found[0][batch.valid_BS], expected[0][batch.valid_BS], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found[1][batch.present_BK], expected[1][batch.present_BK], atol=1e-4, rtol=1e-4)
-
-
-def test_no_row_of_the_mask_is_empty():
-    rows = [Example((5, 6, 7), ((1, 3),), "test", 1), Example(tuple(range(20)), ((4, 20),), "test", 2)]
-    batch = collate(rows, canvas_length=4, per_example=None, eos=1, pad=0, learn_text="response", seed=0, first=0)
-    for window in (None, 4):
-        sees = visibility(batch, 4, window)
-        assert dense_mask(sees, 2, 20 + 4 * batch.start_BK.shape[1], CPU).any(-1).all()
 
 
 @pytest.mark.parametrize(
@@ -385,7 +372,7 @@ def test_rollout_gradients_match_finite_differences(tmp_path, steps):
         weight.requires_grad_(True)
 
     def loss():
-        return rollout_loss(objective, batch, noise.noisy_BKC, steps).mean()
+        return rollout_loss(objective, batch, noise.noisy_KC, steps).mean()
 
     loss().backward()
     gradients = [weight.grad.double() for weight in weights]
@@ -411,9 +398,9 @@ def test_rollout_loss_depends_on_the_first_step(tmp_path):
     model = load_weights(open_source(tmp_path / "model"), CPU, torch.float32)
     objective = Objective(model, ObjectiveSettings())
     batch, noise = make(model.config, objective.settings, examples(model.config, count=1)[:1])
-    start = objective.embed(noise.noisy_BKC).detach().requires_grad_(True)
-    objective.embed = lambda ids: start if ids is noise.noisy_BKC else Objective.embed(objective, ids)
-    rollout_loss(objective, batch, noise.noisy_BKC, 3).sum().backward()
+    start = objective.embed(noise.noisy_KC).detach().requires_grad_(True)
+    objective.embed = lambda ids: start if ids is noise.noisy_KC else Objective.embed(objective, ids)
+    rollout_loss(objective, batch, noise.noisy_KC, 3).sum().backward()
     assert start.grad.abs().sum() > 0
     with pytest.raises(InputError, match="at least one step"):
-        rollout_loss(objective, batch, noise.noisy_BKC, 0)
+        rollout_loss(objective, batch, noise.noisy_KC, 0)

@@ -242,7 +242,7 @@ def test_batches_take_the_canvas_lengths_in_turn(tmp_path, rows, small, monkeypa
     monkeypatch.setattr(
         Objective,
         "forward",
-        lambda self, batch, noise: (seen.append(batch.clean_BKC.shape[-1]), forward(self, batch, noise))[1],
+        lambda self, batch, noise: (seen.append(batch.clean_KC.shape[-1]), forward(self, batch, noise))[1],
     )
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
     train(replace(recipe, objective=replace(recipe.objective, canvas_lengths=(8, 32))), lambda _: None)

@@ -1,0 +1,111 @@
+"""Attention of a training pass as few calls on dense blocks: which queries share a call, and with which keys.
+
+A block is a run of queries and all keys that any of them attends to: one range of text and, for a canvas, the canvas.
+Blocks of one shape form a group, which is attended in one call.
+
+S text of all examples, C canvas, T tokens, U blocks of a group, Q queries of a block, L keys of a block.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gesso.diffusion.hash import send
+from gesso.train.layout import Ints, Layout
+
+BLOCK = 512  # queries of a block, at most
+ROUND = 256  # blocks whose numbers of keys are equal when rounded up to this multiple share a group, under a mask
+PAIRS = 1 << 21  # queries times keys of a group, at most, unless one block has more: bounds the memory of the scores
+
+
+@dataclass(frozen=True)
+class Group:
+    query_UQ: Tensor
+    key_UL: Tensor
+    mask_UQL: Tensor | None
+    causal: bool  # the mask is a triangle: queries and keys of a block are the same tokens of one example
+
+
+def attention_groups(layout: Layout, window: int | None, device: torch.device) -> list[Group]:
+    """Return groups whose blocks contain every query once, without waiting for the device."""
+    low_T, high_T = layout.ranges(window)
+    blocks = _Blocks.of(layout, low_T, high_T)
+    shape = np.stack([blocks.queries, -(-blocks.keys // ROUND), blocks.causal, blocks.dense], axis=1)
+    members = []
+    for wanted in np.unique(shape, axis=0):
+        alike = np.flatnonzero((shape == wanted).all(1))
+        most = max(1, PAIRS // int(wanted[0] * blocks.keys[alike].max()))
+        members += np.split(alike, range(most, len(alike), most))
+    range_2T = send(torch.from_numpy(np.stack([low_T, high_T])), device)
+    table = np.stack([blocks.first, blocks.low, blocks.high, blocks.canvas, blocks.keys], axis=1)
+    tables = send(torch.from_numpy(table[np.concatenate(members)]), device).split([len(chosen) for chosen in members])
+    groups = []
+    for chosen, table_U5 in zip(members, tables, strict=True):
+        keys_U, causal = blocks.keys[chosen], bool(blocks.causal[chosen[0]])
+        masked = not causal and not (blocks.dense[chosen[0]] and (keys_U == keys_U[0]).all())
+        queries, keys = int(blocks.queries[chosen[0]]), int(keys_U.max())
+        groups.append(_group(table_U5, range_2T if masked else None, layout, queries, keys, causal))
+    return groups
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """One value per block."""
+
+    first: Ints  # query
+    queries: Ints
+    low: Ints  # range of the text
+    high: Ints
+    canvas: Ints  # first token of the canvas; 0 in text
+    keys: Ints  # text and canvas
+    causal: Ints  # see Group
+    dense: Ints  # every query attends to every key
+
+    @classmethod
+    def of(cls, layout: Layout, low_T: Ints, high_T: Ints) -> "_Blocks":
+        text, length = layout.text, layout.canvas_length
+        # Texts of one length are cut separately: their blocks have few shapes and need no mask between examples.
+        # Otherwise a block may contain the end of one text and the next ones.
+        alike = len(layout.width_B) > 0 and np.ptp(layout.width_B) == 0
+        first, queries = _cut(0, text, int(layout.width_B[0]) if alike else text)
+        low, high = low_T[first], high_T[first + queries - 1]  # neither decreases along the text
+        causal = (low == first) & (low_T[first + queries - 1] == first)
+        first_K, queries_K = _cut(text, layout.tokens, length)
+        low_K, high_K = low_T[first_K], high_T[first_K]
+        canvas_K = text + (first_K - text) // length * length
+        ones, zeros = np.ones_like(first_K), np.zeros_like(first)
+        return cls(
+            np.concatenate([first, first_K]), np.concatenate([queries, queries_K]), np.concatenate([low, low_K]),
+            np.concatenate([high, high_K]), np.concatenate([zeros, canvas_K]),
+            np.concatenate([high - low, high_K - low_K + length]), np.concatenate([causal, 0 * ones]),
+            np.concatenate([zeros, ones]),
+        )  # fmt: skip
+
+
+def _cut(begin: int, end: int, period: int) -> tuple[Ints, Ints]:
+    """Return starts and lengths of blocks over a range that is cut at multiples of `period` too."""
+    offset = np.arange(0, period, BLOCK)
+    first = (np.arange(begin, end, period)[:, None] + offset).ravel()
+    queries = np.minimum(BLOCK, period - offset)
+    return first, np.tile(queries, len(first) // len(offset))
+
+
+def _group(
+    table_U5: Tensor, range_2T: Tensor | None, layout: Layout, queries: int, keys: int, causal: bool
+) -> Group:  # fmt: skip
+    device = table_U5.device
+    first_U1, low_U1, high_U1, canvas_U1, keys_U1 = table_U5.split(1, dim=1)
+    query_UQ = first_U1 + torch.arange(queries, device=device)
+    place_L = torch.arange(keys, device=device)
+    text_U1 = high_U1 - low_U1
+    # A block with fewer keys than its group repeats some tokens, which the mask excludes.
+    canvas_UL = (canvas_U1 + place_L - text_U1).clamp(0, layout.tokens - 1)
+    key_UL = torch.where(place_L < text_U1, low_U1 + place_L, canvas_UL)
+    if range_2T is None:
+        return Group(query_UQ, key_UL, None, causal)
+    low_UQ1, high_UQ1 = range_2T[:, query_UQ][..., None]
+    key_U1L = key_UL[:, None]
+    seen_UQL = (key_U1L >= low_UQ1) & (key_U1L < high_UQ1) | (key_U1L >= layout.text)
+    return Group(query_UQ, key_UL, seen_UQL & (place_L < keys_U1)[:, None], causal)
