@@ -67,6 +67,7 @@ def bench(
         from gesso.bench import train
         from gesso.info.device import memory_of
         from gesso.loading import find_device
+        from gesso.train.memory import explained
 
         device = find_device(loading.device)
         setup = train.shape_of(
@@ -79,7 +80,8 @@ def bench(
             response=new,
         )
         memory = memory_of(device).budget(loading.memory)
-        print_json(train.measure(shape, setup, steps, device, memory, compiled=compile))
+        with explained():
+            print_json(train.measure(shape, setup, steps, device, memory, compiled=compile))
     elif what == "constraints":
         from gesso.bench import constraints
 

@@ -96,17 +96,24 @@ def low_rank(x_RI: Tensor, lora: Lora, end_E: Tensor) -> Tensor:
 
 
 class PackedProduct(Function):
-    """A grouped product with a quantized weight, which is unpacked again in the backward pass."""
+    """A grouped product with a quantized weight, which is unpacked again in the backward pass, half by half."""
 
     @staticmethod
     def forward(ctx: Any, x_RI: Tensor, weight: Packed, end_E: Tensor) -> Tensor:
         ctx.weight, ctx.end_E = weight, end_E
-        return F.grouped_mm(x_RI, weight.dense(x_RI.dtype).transpose(1, 2), offs=end_E)
+        parts = [F.grouped_mm(x_RI, half.dense(x_RI.dtype).transpose(1, 2), offs=end_E) for half in weight.halves()]
+        return torch.cat(parts, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        gradient_RO = gradients[0].contiguous()
-        return F.grouped_mm(gradient_RO, ctx.weight.dense(gradient_RO.dtype), offs=ctx.end_E), None, None
+        total_RI: Tensor | None = None
+        for half, gradient_RO in zip(ctx.weight.halves(), gradients[0].chunk(2, dim=1), strict=True):
+            unpacked_EOI = half.dense(gradient_RO.dtype)
+            part_RI = F.grouped_mm(gradient_RO.contiguous(), unpacked_EOI, offs=ctx.end_E)
+            total_RI = part_RI if total_RI is None else total_RI.add_(part_RI)
+            del unpacked_EOI  # before the other half is unpacked
+        assert total_RI is not None
+        return total_RI, None, None
 
 
 class Spread(Function):

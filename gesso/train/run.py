@@ -22,6 +22,7 @@ from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import data_report
 from gesso.train.data import Dataset
+from gesso.train.memory import explained
 from gesso.train.processes import join_processes
 from gesso.train.recipe import Recipe
 from gesso.train.source import find_source
@@ -72,15 +73,16 @@ def train(
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
         data = make_source(recipe.data, tokenizer, eos)
-        model = _model(recipe, directory, config, device)
-        trainer = Trainer(recipe, model, data, directory, eos, score)
-        if report is not None:
-            trainer.run(report, minutes)
-        elif trainer.rank == 0:
-            with _progress(recipe.run.steps) as show:
-                trainer.run(show, minutes)
-        else:
-            trainer.run(minutes=minutes)
+        with explained():
+            model = _model(recipe, directory, config, device)
+            trainer = Trainer(recipe, model, data, directory, eos, score)
+            if report is not None:
+                trainer.run(report, minutes)
+            elif trainer.rank == 0:
+                with _progress(recipe.run.steps) as show:
+                    trainer.run(show, minutes)
+            else:
+                trainer.run(minutes=minutes)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -89,3 +89,9 @@ def test_under_autocast_products_are_in_its_dtype_and_the_output_in_that_of_the_
         found = GroupedExperts(module)(x, index, weight)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, module(x, index, weight), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("format", ["fp8", "int4", "uint4", "nvfp4"])
+def test_the_halves_of_a_quantized_stack_are_those_of_its_rows(format):
+    packed = FORMATS[format].quantize("experts", torch.randn(3, 8, 64))
+    torch.testing.assert_close(torch.cat([half.dense() for half in packed.halves()], dim=1), packed.dense())

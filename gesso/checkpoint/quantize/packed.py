@@ -57,6 +57,17 @@ class Packed(nn.Module):
         parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
         return [self._with((len(part[0]), *self.shape[1:]), part) for part in parts]
 
+    def halves(self) -> "tuple[Packed, Packed]":
+        """Return the first and the second half of the rows of all experts. NVFP4 may have a global scale for each."""
+        experts, rows, inputs = self.shape
+        parts: tuple[list[Tensor], list[Tensor]] = [], []
+        for key, tensor in self.tensors.items():
+            is_split = tensor.shape[1] == rows or (key == "weight_global_scale" and tensor.shape[1] == 2)
+            for part, half in zip(parts, tensor.chunk(2, dim=1) if is_split else (tensor, tensor), strict=True):
+                part.append(half)
+        first, second = (self._with((experts, rows // 2, inputs), part) for part in parts)
+        return first, second
+
     def rows(self, index: Tensor) -> Tensor:
         """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
         picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}

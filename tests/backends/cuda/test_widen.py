@@ -22,7 +22,12 @@ def test_two_global_scales_per_expert_apply_to_the_two_halves_of_its_rows():
     torch.manual_seed(0)
     packed = FORMATS["nvfp4"].quantize("weight", torch.randn(3, 4, 32))
     tensors = packed.tensors | {"weight_global_scale": torch.rand(3, 2) + 0.5}
-    torch.testing.assert_close(widened(tensors, "nvfp4", torch.float32), packed.unpack(tensors), rtol=1e-6, atol=0)
+    expected = packed.unpack(tensors)
+    torch.testing.assert_close(widened(tensors, "nvfp4", torch.float32), expected, rtol=1e-6, atol=0)
+    packed.weight_global_scale = tensors["weight_global_scale"]
+    use_kernels(packed, torch.float32)
+    halves = torch.cat([half.dense() for half in packed.halves()], dim=1)
+    torch.testing.assert_close(halves, expected, rtol=1e-6, atol=0)
 
 
 def test_all_matrices_of_a_model_unpack_with_kernels():

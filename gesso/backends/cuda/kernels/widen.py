@@ -40,7 +40,7 @@ def widened(tensors: Mapping[str, Tensor], format: str, dtype: torch.dtype) -> T
     if format == "fp8":
         _widen_fp8[(rows,)](codes, scale, out, size, BLOCK=triton.next_power_of_2(size), num_warps=4)
         return out
-    divisor = tensors["weight_global_scale"] if format == "nvfp4" else None
+    divisor = tensors["weight_global_scale"].contiguous() if format == "nvfp4" else None
     _widen[(rows,)](
         codes, scale, divisor, out, 1 if divisor is None else rows // divisor.numel(), size,
         GROUP=8 if format == "nvfp4" else 16, FORMAT=format, BLOCK=triton.next_power_of_2(size), num_warps=4,
