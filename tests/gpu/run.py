@@ -44,6 +44,7 @@ class Group:
 # Longest first, so that the suite ends soon.
 GROUPS = (
     Group("26b-int4", ("tests/gpu/test_26b_int4.py",), memory=20, limit=150, alone=True),
+    Group("training-memory", ("tests/gpu/test_training_memory.py",), memory=20, limit=100, alone=True),
     Group("reference", ("tests/gpu/test_reference.py",), memory=40, limit=240),
     Group("serve", ("tests/gpu/test_serve.py",), memory=5, limit=240),
     Group("training", ("tests/gpu/test_training.py",), memory=10, limit=240),
@@ -53,6 +54,7 @@ GROUPS = (
     Group("26b-bf16", ("tests/gpu/test_26b_bf16.py",), memory=58, limit=200),
     Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
     Group("streaming", ("tests/gpu/test_streaming.py",), memory=22, limit=240),
+    Group("training-26b", ("tests/gpu/test_training_26b.py",), memory=14, limit=200),
     Group("formats", ("tests/gpu/test_formats.py",), memory=4, limit=200),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
     Group("engine", ("tests/gpu/test_engine.py",), memory=4, limit=200),

@@ -1,0 +1,27 @@
+"""The memory of training at the shape of the 26B. Nothing else may use the GPU, this process included: all used memory
+of the card counts.
+"""
+
+import json
+
+import pytest
+
+from tests.gpu.device import DRY_RUN
+from tests.gpu.test_training import gesso_command
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.skipif(DRY_RUN, reason="needs the real size")
+def test_int4_trains_an_adapter_of_attention_and_mlp_within_18_gb(tmp_path, record_property):
+    """With examples of 2,048 tokens of text and a canvas, under a hard limit."""
+    options = ("--quantize", "int4", "--targets", "attention,mlp", "--batches", "1", "--prompt", "1792", "--new", "256")
+    found = json.loads(
+        gesso_command(
+            "bench", "train", "--shape", "26b-a4b", *options, "--steps", "2", "--memory", "18GB", cwd=tmp_path
+        )
+    )
+    record_property("on_the_card_GB", round(found["memory_of_card_GB"], 2))
+    record_property("tokens_per_second", round(found["tokens_per_second"]))
+    assert found["tokens_a_step"] == 2304 and found["loss_last"] < found["loss_first"]
+    assert found["memory_of_card_GB"] < 18
