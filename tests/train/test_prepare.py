@@ -22,7 +22,7 @@ LORA = LoraSettings(rank=4, targets=("attention", "mlp", "experts"))
 @pytest.fixture
 def rows(tmp_path):
     path = tmp_path / "rows.jsonl"
-    words = "one two three four five six seven eight".split()
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
     lines = [{"prompt": f"{i}: ", "completion": f"{word} and {word[::-1]}"} for i, word in enumerate(words)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
