@@ -17,6 +17,7 @@ class TextOptions(DiffusionOptions, total=False):
 
     max_new_tokens: int | None  # None: the checkpoint's default, or less where the context ends
     seed: int | None  # None: random; `Result.seed` has the seed that was used
+    adapter: str | None  # None: the one of `Gesso.use_adapter`
     preset: PresetName | Diffusion | None  # settings to start from; None: the checkpoint's
     stop: str | Sequence[str]  # end the text before any of these strings
     top_logprobs: int | None  # add the logprobs of tokens, and of this many alternatives, to commit events

@@ -1,11 +1,13 @@
 """The engine loop. `generate()` runs an engine with one request; a server runs the same engine with many."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from gesso.backends import Backend, for_model
+from gesso.checks import shown
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
@@ -48,7 +50,9 @@ class Engine:
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
         self.runner = Runner(backend or for_model(model), self.source)
         self.cache = model.new_cache(0, 0)
-        self.ids = itertools.count()
+        self.ids, self.generations = itertools.count(), itertools.count(1)
+        self.adapters: dict[str, int] = {}  # generation of each adapter that a request may name
+        self.retired: dict[str, Callable[[], None]] = {}  # frees each adapter that only running requests may use
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
         self.outbox: list[Event] = []  # events until `step` returns, so that an error loses none of them
@@ -70,17 +74,21 @@ class Engine:
                 pass_error = error
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
+        self._free_retired()
         events, self.outbox = self.outbox, []
         return events
 
     def check(self, request: Request | Score) -> None:
         """Raise InputError for a request that `submit` would reject."""
         request.check(self.model.config, self.max_length)
+        if request.adapter is not None:
+            self.check_adapter(request.adapter)
 
     def submit(self, request: Request | Score) -> int:
         """Queue a request and return its id, which identifies it in events and in `cancel`."""
         self.check(request)
         job = Scoring(next(self.ids), request) if isinstance(request, Score) else self._start(request)
+        job.generation = 0 if request.adapter is None else self.adapters[request.adapter]
         self.running[job.id] = job
         self.scheduler.waiting.append(job)
         return job.id
@@ -109,15 +117,42 @@ class Engine:
         if request_id in self.running:
             self.cancelled.add(request_id)
 
-    def forget(self) -> None:
-        """Discard all reusable cache contents and captured passes, because the weights have changed."""
-        self.scheduler.rows = [Row() for _ in self.scheduler.rows]
-        self.runner.backend.drop_captured()
-
     @property
     def busy(self) -> bool:
         """Whether there are requests that have neither ended nor been cancelled."""
         return bool(self.running.keys() - self.cancelled)
+
+    # --- adapters -----------------------------------------------------------------------------------------------
+
+    def add_adapter(self, name: str) -> None:
+        """Allow requests with an adapter that has been attached to the model, also while others run.
+
+        It gets a generation of its own. A cache row is reused only by requests of the same generation, so an adapter
+        that is replaced by another of the same name never leaves it its keys and values.
+        """
+        self.adapters[name] = next(self.generations)
+        self.runner.backend.adapters_changed()
+
+    def retire_adapter(self, name: str, free: Callable[[], None]) -> None:
+        """Reject new requests with an adapter. Those that run end with it; then call `free`, which detaches it."""
+        self.check_adapter(name)
+        del self.adapters[name]
+        self.retired[name] = free
+        self._free_retired()
+
+    def check_adapter(self, name: str) -> None:
+        """Raise InputError unless a request may name this adapter."""
+        if not isinstance(name, str) or name not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise InputError(f"there is no adapter called {shown(name)}; loaded are: {known}")
+
+    def _free_retired(self) -> None:
+        if not self.retired:
+            return
+        used = {job.request.adapter for job in self.running.values() if job.id not in self.cancelled}
+        for name in [name for name in self.retired if name not in used]:
+            self.retired.pop(name)()
+            self.runner.backend.adapters_changed()
 
     # --- admission ----------------------------------------------------------------------------------------------
 
@@ -143,7 +178,7 @@ class Engine:
             # Scoring and autoregressive decoding need the hidden state of the last prompt token, so that token must be
             # encoded.
             needs_last = isinstance(running, Scoring) or running.request.diffusion.autoregressive
-            cached = self.scheduler.reusable(row, prompt[:-1] if needs_last else prompt, self.cache)
+            cached = self.scheduler.reusable(row, running, prompt[:-1] if needs_last else prompt, self.cache)
             running.row = row
             running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
@@ -158,7 +193,8 @@ class Engine:
     def _read_from(self, running: Job, start: int) -> None:
         """Cut the request's cache row back to `start` tokens, and queue the rest of its text."""
         self.cache.cut(running.row, start)
-        self.scheduler.rows[running.row] = Row(list(running.request.prompt[:start]), whole=start, used=running.id + 1)
+        held = list(running.request.prompt[:start])
+        self.scheduler.rows[running.row] = Row(held, start, running.generation, used=running.id + 1)
         running.pending = running.pieces(start, self.scheduler.piece)
 
     # --- one pass -----------------------------------------------------------------------------------------------
