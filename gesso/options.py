@@ -17,9 +17,9 @@ class TextOptions(DiffusionOptions, total=False):
 
     max_new_tokens: int | None  # None: the checkpoint's default, or less where the context ends
     seed: int | None  # None: random; `Result.seed` has the seed that was used
-    adapter: str | None  # None: the one of `Gesso.use_adapter`
     preset: PresetName | Diffusion | None  # settings to start from; None: the checkpoint's
     stop: str | Sequence[str]  # end the text before any of these strings
+    adapter: str | None  # name of the adapter; None: the one of `Gesso.use_adapter`
     top_logprobs: int | None  # add the logprobs of tokens, and of this many alternatives, to commit events
     draft_logprobs: int | None  # the same for draft events; every step takes longer
     # A constraint on the text, one at most:
