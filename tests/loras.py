@@ -30,10 +30,13 @@ def write(model: Path | None, directory: Path, names: Sequence[str], size: float
     return found
 
 
-def untie(directory: Path) -> None:
-    """Change the encoder's part of an adapter, so that it differs from the decoder's, as in one that peft trained."""
+def negate(directory: Path, part: str) -> None:
+    """Reverse the part of an adapter whose tensors have this in their names.
+
+    With "encoder.language_model", the encoder's part differs from the decoder's, as in an adapter that peft trained.
+    """
     tensors = load_file(directory / WEIGHTS)
     for name in tensors:
-        if "encoder.language_model" in name and "lora_B" in name:
+        if part in name and "lora_B" in name:
             tensors[name] = -tensors[name]
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})

@@ -203,11 +203,14 @@ def test_a_pass_leaves_the_model_with_the_adapter_it_had(model, monkeypatch):
 
 
 def test_a_split_encoder_works_in_one_batch_with_tied_adapters(tiny_directory, alone, written, tmp_path):
-    shutil.copytree(written["b"], tmp_path / "split")
-    loras.untie(tmp_path / "split")
-    single = gesso.load(tiny_directory, adapter=tmp_path / "split")
-    split = result(single.engine, short(adapter="default")).tokens
-    assert split != alone["b"][0], "the encoder's part counts"
+    texts = []
+    for name, part in (("split", "encoder.language_model"), ("reverse", ".layers.")):
+        shutil.copytree(written["b"], tmp_path / name)
+        loras.negate(tmp_path / name, part)
+        single = gesso.load(tiny_directory, adapter=tmp_path / name)
+        texts.append(result(single.engine, short(adapter="default")).tokens)
+    split = texts[0]
+    assert len({*texts, alone["b"][0]}) == 3, "the parts of encoder and decoder count"
     g = gesso.load(tiny_directory, adapter={"a": written["a"]})
     running = [g.engine.submit(short(adapter="a"))]
     g.engine.step()
@@ -221,7 +224,7 @@ def test_a_split_encoder_works_in_one_batch_with_tied_adapters(tiny_directory, a
 
 def test_a_running_model_with_graphs_rejects_an_adapter_that_splits_the_encoder(model, written, tmp_path, monkeypatch):
     shutil.copytree(written["b"], tmp_path / "split")
-    loras.untie(tmp_path / "split")
+    loras.negate(tmp_path / "split", "encoder.language_model")
     monkeypatch.setattr(model.engine.runner, "captures", True)
     with pytest.raises(InputError, match="changes encoder and decoder differently.*--adapter"):
         model.load_adapter("split", tmp_path / "split")

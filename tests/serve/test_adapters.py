@@ -202,10 +202,22 @@ def test_only_adapters_inside_the_directory_are_loaded(server, directory):
     (inside / "files").mkdir()
     for name in (CONFIG, WEIGHTS):
         (inside / "files" / name).symlink_to(directory / "outside" / name)
+    (directory / "links").mkdir()
+    for name in (CONFIG, WEIGHTS):
+        (directory / "links" / name).symlink_to(inside / "a" / name)
     (inside / "half").mkdir()
     shutil.copy(inside / "a" / CONFIG, inside / "half" / CONFIG)
     (inside / "alias").symlink_to(inside / "a")
-    outside = ["../outside", str(directory / "outside"), "a/../../outside", "link", "files", "/etc", "/proc/self"]
+    outside = [
+        "../outside",
+        str(directory / "outside"),
+        "a/../../outside",
+        "../links",
+        "link",
+        "files",
+        "/etc",
+        "/proc/self",
+    ]
     impossible = ["missing", "circle", "half", "a/" + CONFIG, "x" * 300, "a\0b", "../inside-not/a", "~", "a/" * 2000]
     messages = set()
     for path in outside + impossible:
