@@ -58,7 +58,7 @@ class Gesso:
         self.driver = Driver(self.engine)
         self.adapter: str | None = None  # of new requests that name none
         for name in adapters.attached(model):
-            self.engine.add_adapter(name)
+            self.engine.adapters.add(name, partial(adapters.remove, model, name))
 
     @property
     def config(self) -> Config:
@@ -269,8 +269,7 @@ class Gesso:
 
     def use_adapter(self, name: str | None) -> None:
         """Use an adapter for new requests that name none; with None, the base model. Running requests keep theirs."""
-        if name is not None:
-            self.engine.check_adapter(name)
+        self.engine.adapters.check(name)
         self.adapter = name
         adapters.activate(self.model, name)  # for callers of `Gesso.model`; the engine switches by request
 
@@ -283,25 +282,24 @@ class Gesso:
 
     def attach_adapter(self, name: str, stored: StoredAdapter) -> None:
         """Attach an adapter that `gesso.adapters.read` has read, maybe in another thread. Call between two steps."""
-        if name in self.engine.retired:
+        if name in self.engine.adapters.retired:
             raise InputError(f"running requests still use the unloaded adapter {name!r}; load it after they have ended")
         if not stored.is_tied and self.model.is_tied and self.engine.runner.captures:
             raise InputError(
-                f"{name!r} changes encoder and decoder differently, as peft trains adapters; on a GPU such an adapter "
-                "must be loaded with the model: gesso.load(adapter=…), or gesso serve --adapter"
+                f"{name!r} changes encoder and decoder differently, as peft trains adapters. All requests would run "
+                "without CUDA graphs; load it with the model instead: gesso.load(adapter=…), or gesso serve --adapter"
             )
         adapters.attach(self.model, name, stored)
-        self.engine.add_adapter(name)
+        self.engine.adapters.add(name, partial(adapters.remove, self.model, name))
 
     def unload_adapter(self, name: str) -> None:
         """Reject new requests with an adapter, and free it as soon as those that run have ended.
 
         If it is the one of `use_adapter`, new requests use the base model.
         """
-        self.engine.check_adapter(name)
+        self.engine.retire_adapter(name)
         if self.adapter == name:
             self.use_adapter(None)
-        self.engine.retire_adapter(name, partial(adapters.remove, self.model, name))
 
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint directory that `transformers` can load, too."""

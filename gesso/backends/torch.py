@@ -32,7 +32,7 @@ class TorchBackend:
 
     def __init__(self, model: DiffusionGemma) -> None:
         self.model = model
-        self.adapters_changed()
+        TorchBackend.adapters_changed(self)  # not the method of a subclass, which is not initialized yet
 
     @torch.no_grad()
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:

@@ -1,15 +1,14 @@
 """The engine loop. `generate()` runs an engine with one request; a server runs the same engine with many."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from gesso.backends import Backend, for_model
-from gesso.checks import shown
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
+from gesso.engine.adapters import AdapterTable
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.final_text import Decode, fewest_with, final_text, would_be_empty
@@ -50,9 +49,8 @@ class Engine:
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
         self.runner = Runner(backend or for_model(model), self.source)
         self.cache = model.new_cache(0, 0)
-        self.ids, self.generations = itertools.count(), itertools.count(1)
-        self.adapters: dict[str, int] = {}  # generation of each adapter that a request may name
-        self.retired: dict[str, Callable[[], None]] = {}  # frees each adapter that only running requests may use
+        self.adapters = AdapterTable(self.runner.backend.adapters_changed)
+        self.ids = itertools.count()
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
         self.outbox: list[Event] = []  # events until `step` returns, so that an error loses none of them
@@ -74,21 +72,20 @@ class Engine:
                 pass_error = error
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
-        self._free_retired()
+        self._free_adapters()
         events, self.outbox = self.outbox, []
         return events
 
     def check(self, request: Request | Score) -> None:
         """Raise InputError for a request that `submit` would reject."""
         request.check(self.model.config, self.max_length)
-        if request.adapter is not None:
-            self.check_adapter(request.adapter)
+        self.adapters.check(request.adapter)
 
     def submit(self, request: Request | Score) -> int:
         """Queue a request and return its id, which identifies it in events and in `cancel`."""
         self.check(request)
         job = Scoring(next(self.ids), request) if isinstance(request, Score) else self._start(request)
-        job.generation = 0 if request.adapter is None else self.adapters[request.adapter]
+        job.generation = self.adapters.generation(request.adapter)
         self.running[job.id] = job
         self.scheduler.waiting.append(job)
         return job.id
@@ -117,42 +114,20 @@ class Engine:
         if request_id in self.running:
             self.cancelled.add(request_id)
 
+    def retire_adapter(self, name: str) -> None:
+        """Reject new requests with an adapter, and free it as soon as those that run have ended."""
+        self.adapters.retire(name)
+        self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        if self.adapters.retired:
+            unfinished = self.running.keys() - self.cancelled
+            self.adapters.free_unused({self.running[job_id].request.adapter for job_id in unfinished})
+
     @property
     def busy(self) -> bool:
         """Whether there are requests that have neither ended nor been cancelled."""
         return bool(self.running.keys() - self.cancelled)
-
-    # --- adapters -----------------------------------------------------------------------------------------------
-
-    def add_adapter(self, name: str) -> None:
-        """Allow requests with an adapter that has been attached to the model, also while others run.
-
-        It gets a generation of its own. A cache row is reused only by requests of the same generation, so an adapter
-        that is replaced by another of the same name never leaves it its keys and values.
-        """
-        self.adapters[name] = next(self.generations)
-        self.runner.backend.adapters_changed()
-
-    def retire_adapter(self, name: str, free: Callable[[], None]) -> None:
-        """Reject new requests with an adapter. Those that run end with it; then call `free`, which detaches it."""
-        self.check_adapter(name)
-        del self.adapters[name]
-        self.retired[name] = free
-        self._free_retired()
-
-    def check_adapter(self, name: str) -> None:
-        """Raise InputError unless a request may name this adapter."""
-        if not isinstance(name, str) or name not in self.adapters:
-            known = ", ".join(self.adapters) or "none"
-            raise InputError(f"there is no adapter called {shown(name)}; loaded are: {known}")
-
-    def _free_retired(self) -> None:
-        if not self.retired:
-            return
-        used = {job.request.adapter for job in self.running.values() if job.id not in self.cancelled}
-        for name in [name for name in self.retired if name not in used]:
-            self.retired.pop(name)()
-            self.runner.backend.adapters_changed()
 
     # --- admission ----------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Work:
 class Row:
     """The contents of a cache row: tokens, of which the first `whole` were encoded in prompt pieces of full length.
 
-    `generation` is that of the adapter they were encoded with, see `Engine.add_adapter`.
+    `generation` is that of the adapter they were encoded with, see `gesso.engine.adapters`.
     """
 
     tokens: list[int] = field(default_factory=list)

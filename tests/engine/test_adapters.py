@@ -142,7 +142,7 @@ def test_an_adapter_is_loaded_and_unloaded_while_requests_run(tiny_directory, wr
     assert done == [alone[name][0] for name in (None, *NAMES)]
     assert adapters.attached(g.model) == ["d"], "the others are free"
     finish(g.engine, last)
-    assert adapters.attached(g.model) == [] and not g.engine.retired
+    assert adapters.attached(g.model) == [] and not g.engine.adapters.retired
     g.load_adapter("d", written["a"])
     assert result(g.engine, short(adapter="d")).tokens == alone["a"][0]
 
@@ -180,10 +180,14 @@ def test_a_failed_load_changes_nothing(model, alone, written, tmp_path, monkeypa
     def short_of_memory(*arguments):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("gesso.adapters.lora.Lora.requires_grad_", short_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        patched.setattr("gesso.adapters.lora.Lora.requires_grad_", short_of_memory)
         model.load_adapter("new", written["a"])
-    assert adapters.attached(model.model) == list(model.engine.adapters) == list(NAMES)
+    changed = iter([short_of_memory, model.engine.runner.backend.adapters_changed])
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        patched.setattr(model.engine.adapters, "_changed", lambda: next(changed)())
+        model.load_adapter("new", written["a"])
+    assert adapters.attached(model.model) == list(model.engine.adapters.known) == list(NAMES)
     assert result(model.engine, short(adapter="b")).tokens == alone["b"][0]
 
 
