@@ -72,8 +72,8 @@ def load(
     quantize: pack the weights while they load: "fp8", "int4" or "nvfp4"; with "-layers" appended, without the
         embeddings. "auto" is the widest precision that fits: as stored, fp8 or int4. A directory that
         `gesso quantize` wrote does not need it.
-    adapter: directory of an adapter in peft's format, or several by name. The first is active until
-        `Gesso.use_adapter` switches to another.
+    adapter: directory of an adapter in peft's format, or several by name. Requests name one of them (`adapter=`), or
+        use the first until `Gesso.use_adapter` chooses another. `Gesso.load_adapter` loads more.
     max_batch: most requests that run at once.
     max_length: most tokens of prompt and answer together, if less than the model's own limit.
     memory: share of the device's memory that may be used, or a size such as "12GB", which also limits what this

@@ -3,15 +3,17 @@
 import secrets
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
 from gesso import adapters
+from gesso.adapters import StoredAdapter
 from gesso.chat.answer import Answer, read
 from gesso.chat.messages import check_tools, tool_names, with_schema
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import write
+from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
@@ -54,6 +56,9 @@ class Gesso:
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self.driver = Driver(self.engine)
+        self.adapter: str | None = None  # of new requests that name none
+        for name in adapters.attached(model):
+            self.engine.adapters.add(name, partial(adapters.remove, model, name))
 
     @property
     def config(self) -> Config:
@@ -72,10 +77,11 @@ class Gesso:
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
         """Continue a prompt, given as text or as token ids.
 
-        Length and seed:
+        Length, seed and adapter:
             max_new_tokens: most tokens to write. Default: the checkpoint's, or less where the context ends.
             seed: the same seed gives the same text. Default: random; the result has it.
             stop: a string, or several, before which the text ends.
+            adapter: name of the adapter to write it with. Default: the one of `use_adapter`.
 
         Diffusion:
             preset: "quality", "balanced" or "fast", or a `gesso.Diffusion`. Default: the checkpoint's settings.
@@ -150,17 +156,24 @@ class Gesso:
             messages = with_schema(messages, options.get("json_schema"))
         return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
 
-    def decide(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], choices: Sequence[str]) -> Decision:
+    def decide(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        choices: Sequence[str],
+        *,
+        adapter: str | None = None,
+    ) -> Decision:
         """Choose among several texts, with a probability for each, in one pass of the network.
 
         prompt: messages, or text or token ids to continue. After messages, a choice is a whole answer and its end
             counts. After a text, a choice may continue, so none may begin another.
         choices: 2 to 256 different texts. The cost does not depend on their number.
+        adapter: name of the adapter to decide with. Default: the one of `use_adapter`.
 
         The same arguments always give the same result: no random seed is involved.
         """
         texts = choice_tokens(self.tokenizer, choices)
-        scored = self.driver.run(compare(self.decision_request(prompt, texts)))
+        scored = self.driver.run(compare(self.decision_request(prompt, texts, adapter)))
         found = probabilities(scored.log_likelihoods)
         index = found.index(max(found))
         return Decision(
@@ -172,13 +185,17 @@ class Gesso:
         )
 
     def decision_request(
-        self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]], texts: Sequence[Sequence[int]]
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        texts: Sequence[Sequence[int]],
+        adapter: str | None = None,
     ) -> Request:
         """Return the engine request of `decide`, with choices as token ids."""
         messages = _messages(prompt)
         ids = self._ids(cast(str | Sequence[int], prompt)) if messages is None else self.tokenizer.chat(messages)
         eos = frozenset(() if messages is None else self.defaults.eos_token_ids)
-        return decision_request(ids, texts, eos, self.config, self.defaults.max_new_tokens, self.max_length)
+        usual, adapter = self.defaults.max_new_tokens, self.adapter if adapter is None else adapter
+        return decision_request(ids, texts, eos, self.config, usual, self.max_length, adapter)
 
     def infill(
         self,
@@ -251,11 +268,38 @@ class Gesso:
         return self.tokenizer.decode([t for t in tokens if t < self.tokenizer.vocab_size], special=special)
 
     def use_adapter(self, name: str | None) -> None:
-        """Switch to the named adapter, or with None to the base model. Rejected while requests run."""
-        if self.engine.busy:
-            raise InputError("requests are running; switch the adapter after they finish")
-        adapters.activate(self.model, name)
-        self.engine.forget()  # the KV cache was computed with the other adapter
+        """Use an adapter for new requests that name none; with None, the base model. Running requests keep theirs."""
+        self.engine.adapters.check(name)
+        self.adapter = name
+        adapters.activate(self.model, name)  # for callers of `Gesso.model`; the engine switches by request
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load an adapter beside the others, also while requests run. New requests may name it.
+
+        path: directory of an adapter in peft's format, or its name on the hub.
+        """
+        self.attach_adapter(name, adapters.read(adapters.adaptable_weights(self.model), find_directory(path)))
+
+    def attach_adapter(self, name: str, stored: StoredAdapter) -> None:
+        """Attach an adapter that `gesso.adapters.read` has read, maybe in another thread. Call between two steps."""
+        if name in self.engine.adapters.retired:
+            raise InputError(f"running requests still use the unloaded adapter {name!r}; load it after they have ended")
+        if not stored.is_tied and self.model.is_tied and self.engine.runner.captures:
+            raise InputError(
+                f"{name!r} changes encoder and decoder differently, as peft trains adapters. All requests would run "
+                "without CUDA graphs; load it with the model instead: gesso.load(adapter=…), or gesso serve --adapter"
+            )
+        adapters.attach(self.model, name, stored)
+        self.engine.adapters.add(name, partial(adapters.remove, self.model, name))
+
+    def unload_adapter(self, name: str) -> None:
+        """Reject new requests with an adapter, and free it as soon as those that run have ended.
+
+        If it is the one of `use_adapter`, new requests use the base model.
+        """
+        self.engine.retire_adapter(name)
+        if self.adapter == name:
+            self.use_adapter(None)
 
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint directory that `transformers` can load, too."""
@@ -278,6 +322,7 @@ class Gesso:
         regex: str | None = None,
         json_schema: Mapping[str, Any] | bool | None = None,
         grammar: str | None = None,
+        adapter: str | None = None,
         **diffusion: Unpack[DiffusionOptions],
     ) -> Request:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
@@ -310,6 +355,7 @@ class Gesso:
             top_logprobs=top_logprobs,
             draft_logprobs=draft_logprobs,
             resume=resume,
+            adapter=self.adapter if adapter is None else adapter,
         )
 
     def _ids(self, prompt: str | Sequence[int]) -> list[int]:

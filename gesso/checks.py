@@ -1,10 +1,11 @@
 """Check type and bounds of values from files and callers, with errors that name the field and the bounds."""
 
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from gesso.errors import CheckpointError, GessoError
+from gesso.errors import CheckpointError, GessoError, InputError
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
@@ -55,3 +56,9 @@ def strings(value: Any, name: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise CheckpointError(f"{name} must be a list of strings, got {shown(value)}")
     return value
+
+
+def check_adapter_name(name: Any) -> None:
+    """Raise InputError unless this can be the name of an adapter, which is part of the names of its parameters."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        raise InputError(f"the name of an adapter must consist of letters, digits, - and _, got {shown(name)}")

@@ -62,8 +62,9 @@ def load(
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
         adapters.load(model, find_directory(path), adapter_name)
-    adapters.activate(model, next(iter(named), None))
-    return Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
+    loaded = Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
+    loaded.use_adapter(next(iter(named), None))
+    return loaded
 
 
 def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.Choice:

@@ -19,6 +19,7 @@ class TextOptions(DiffusionOptions, total=False):
     seed: int | None  # None: random; `Result.seed` has the seed that was used
     preset: PresetName | Diffusion | None  # settings to start from; None: the checkpoint's
     stop: str | Sequence[str]  # end the text before any of these strings
+    adapter: str | None  # name of the adapter; None: the one of `Gesso.use_adapter`
     top_logprobs: int | None  # add the logprobs of tokens, and of this many alternatives, to commit events
     draft_logprobs: int | None  # the same for draft events; every step takes longer
     # A constraint on the text, one at most:

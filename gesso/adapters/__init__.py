@@ -1,6 +1,21 @@
 """LoRA adapters: `lora.py` has the modules, `attach.py` attaches and merges them, `files.py` reads and writes them."""
 
-from gesso.adapters.attach import TARGETS, LoraSettings, activate, add, merge
-from gesso.adapters.files import load, save
+from gesso.adapters.attach import TARGETS, LoraSettings, StoredAdapter, activate, add, attach, merge, remove
+from gesso.adapters.files import load, read, save
+from gesso.adapters.lora import adaptable_weights, attached
 
-__all__ = ["TARGETS", "LoraSettings", "activate", "add", "load", "merge", "save"]
+__all__ = [
+    "TARGETS",
+    "LoraSettings",
+    "StoredAdapter",
+    "activate",
+    "adaptable_weights",
+    "add",
+    "attach",
+    "attached",
+    "load",
+    "merge",
+    "read",
+    "remove",
+    "save",
+]

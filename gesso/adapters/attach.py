@@ -1,19 +1,22 @@
-"""Attach adapters to a model, switch between them, and merge one into the weights. O outputs, I inputs, L rank."""
+"""Attach adapters to a model, switch between them, remove them, and merge one into the weights.
+
+O outputs, I inputs, L rank.
+"""
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gesso.adapters.lora import Lora, adapter_sites, attached, make_adaptable, weight_of
+from gesso.adapters.lora import Lora, adapter_sites, attached, make_adaptable, switch, weight_of
 from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.streamed import check_resident
-from gesso.checks import shown
+from gesso.checks import check_adapter_name, shown
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -69,6 +72,46 @@ def add(model: DiffusionGemma, settings: LoraSettings, name: str = "default", se
     train_only(model, name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredAdapter:
+    """An adapter that has been read and is not attached: its factors A and B by the name of the parameter."""
+
+    settings: LoraSettings
+    factors: Mapping[str, tuple[Tensor, Tensor]]  # in the shapes of `Lora`, float32
+    is_tied: bool  # whether every weight with two names has the same change under both
+
+
+def attach(model: DiffusionGemma, name: str, stored: StoredAdapter) -> None:
+    """Attach an adapter, frozen and not active. After an error, such as lack of memory, nothing is attached."""
+    check_new(model, name)
+    make_adaptable(model)
+    made: dict[object, Lora] = {}
+    loras: dict[str, Lora] = {}
+    for path, (a, b) in stored.factors.items():
+        weight = weight_of(model, path)
+        key = id(weight) if stored.is_tied else path
+        if key not in made:
+            lora = made[key] = Lora(weight, stored.settings.rank, stored.settings.alpha).requires_grad_(False)
+            lora.A.data.copy_(a)
+            lora.B.data.copy_(b)
+        loras[path] = made[key]
+    if not stored.is_tied:
+        split_encoder(model)
+    sites = adapter_sites(model)
+    for path, lora in loras.items():
+        sites[path].put(name, lora)
+
+
+def remove(model: DiffusionGemma, name: str) -> None:
+    """Remove an adapter and free its memory. If it was active, the base model is.
+
+    An encoder that was split for it (`split_encoder`) stays split, since other adapters may depend on that.
+    """
+    check_known(model, name)
+    for site in set(adapter_sites(model).values()):
+        site.drop(name)
+
+
 def activate(model: DiffusionGemma, name: str | None) -> None:
     """Activate this adapter and no other, or with None the base model.
 
@@ -76,8 +119,7 @@ def activate(model: DiffusionGemma, name: str | None) -> None:
     """
     if name is not None:
         check_known(model, name)
-    for site in adapter_sites(model).values():
-        site.active = name
+    switch(adapter_sites(model).values(), name)
 
 
 @torch.no_grad()
@@ -108,9 +150,7 @@ def merge(model: DiffusionGemma, name: str = "default") -> None:
     for paths in by_weight.values():
         if (lora := sites[paths[0]].get(name)) is not None:
             _fold(lora, model.get_parameter(paths[0]).detach())
-    for site in set(sites.values()):
-        if site.get(name) is not None:
-            site.drop(name)
+    remove(model, name)
     if model.config.tie_word_embeddings:
         model.encoder.layers = model.decoder.layers  # undo `split_encoder`
 
@@ -141,8 +181,7 @@ def train_only(model: DiffusionGemma, name: str) -> None:
 
 
 def check_new(model: DiffusionGemma, name: str) -> None:
-    if not re.fullmatch(r"[\w-]+", name):
-        raise InputError(f"the name of an adapter must consist of letters, digits, - and _, got {name!r}")
+    check_adapter_name(name)
     if name in attached(model):
         raise InputError(f"the model already has an adapter called {name!r}; use another name")
 

@@ -25,8 +25,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gesso.adapters.attach import LoraSettings, activate, check_known, check_new, groups_of, split_encoder, train_only
-from gesso.adapters.lora import Adapters, Lora, adapter_sites, make_adaptable, weight_of
+from gesso.adapters.attach import (
+    LoraSettings,
+    StoredAdapter,
+    activate,
+    attach,
+    check_known,
+    check_new,
+    groups_of,
+    train_only,
+)
+from gesso.adapters.lora import Lora, adaptable_weights, adapter_sites
 from gesso.checkpoint.load import logger
 from gesso.checkpoint.parameters import checkpoint_name
 from gesso.checkpoint.quantize.packed import Weight
@@ -97,10 +106,10 @@ def _to_file(lora: Lora) -> tuple[Tensor, Tensor]:
     return (a, b) if a.ndim == 2 else (a.flatten(0, 1), b.permute(1, 2, 0).flatten(1).contiguous())
 
 
-def _from_file(a: Tensor, b: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
-    if lora.A.ndim == 2:
-        return a, b
-    return a.view(lora.A.shape), b.view(len(b), lora.rank, -1).permute(2, 0, 1)
+def _from_file(a: Tensor, b: Tensor, weight: Weight, rank: int) -> tuple[Tensor, Tensor]:
+    if len(weight.shape) == 3:
+        a, b = a.view(-1, rank, a.shape[-1]), b.view(len(b), rank, -1).permute(2, 0, 1)
+    return a.float().contiguous(), b.float().contiguous()
 
 
 def _file_shapes(weight: Weight, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -115,46 +124,41 @@ def _file_shapes(weight: Weight, rank: int) -> tuple[tuple[int, int], tuple[int,
 def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool = False) -> LoraSettings:
     """Attach an adapter saved by gesso or `peft`, and activate it. It is frozen unless `trainable`."""
     check_new(model, name)
-    config = read_json(directory / CONFIG)
-    rank, alpha = _read_scale(config, directory)
-    make_adaptable(model)
-    sites = adapter_sites(model)
-    targets = _read_targets(config, sites, directory / CONFIG)
-    paths = [path for path in sites if _is_target(path, targets)]
-    stored = _stored_names(paths)
-    tensors = _read_tensors(directory / WEIGHTS)
-    if wrong := _problems(model, config, targets, stored, tensors, rank):
-        raise CheckpointError(f"cannot load the adapter {directory}:\n  " + "\n  ".join(wrong))
-
-    pairs = {p: (tensors[f"{stored[p]}.lora_A.weight"], tensors[f"{stored[p]}.lora_B.weight"]) for p in paths}
-    tied = _equal_where_tied(model, sites, pairs)
-    if not tied:
-        split_encoder(model)
-        sites = adapter_sites(model)
-    made: dict[object, Lora] = {}
-    for path in paths:
-        weight = weight_of(model, path)
-        key = id(weight) if tied else path
-        if key not in made:
-            lora = made[key] = Lora(weight, rank, alpha)
-            for factor, tensor in zip((lora.A, lora.B), _from_file(*pairs[path], lora), strict=True):
-                factor.data.copy_(tensor)
-            lora.requires_grad_(False)
-        sites[path].put(name, made[key])
+    stored = read(adaptable_weights(model), directory)
+    attach(model, name, stored)
     activate(model, name)
     if trainable:
         train_only(model, name)
-    return LoraSettings(rank=rank, alpha=alpha, targets=groups_of(paths))
+    return stored.settings
 
 
-def _equal_where_tied(
-    model: DiffusionGemma, sites: Mapping[str, Adapters], pairs: Mapping[str, tuple[Tensor, Tensor]]
-) -> bool:
+def read(weights: Mapping[str, Weight], directory: Path) -> StoredAdapter:
+    """Return an adapter saved by gesso or `peft` for a model with these `adaptable_weights`.
+
+    It reads no module of the model, so another thread may run the model meanwhile.
+    """
+    config = read_json(directory / CONFIG)
+    rank, alpha = _read_scale(config, directory)
+    targets = _read_targets(config, weights, directory / CONFIG)
+    paths = [path for path in weights if _is_target(path, targets)]
+    stored = _stored_names(paths)
+    tensors = _read_tensors(directory / WEIGHTS)
+    if wrong := _problems(weights, config, targets, stored, tensors, rank):
+        raise CheckpointError(f"cannot load the adapter {directory}:\n  " + "\n  ".join(wrong))
+    pairs = {p: (tensors[f"{stored[p]}.lora_A.weight"], tensors[f"{stored[p]}.lora_B.weight"]) for p in paths}
+    return StoredAdapter(
+        settings=LoraSettings(rank=rank, alpha=alpha, targets=groups_of(paths)),
+        factors={path: _from_file(*pair, weights[path], rank) for path, pair in pairs.items()},
+        is_tied=_equal_where_tied(weights, pairs),
+    )
+
+
+def _equal_where_tied(weights: Mapping[str, Weight], pairs: Mapping[str, tuple[Tensor, Tensor]]) -> bool:
     """Return whether every weight with two names has the same change under both."""
     first: dict[int, tuple[Tensor, Tensor] | None] = {}
-    for path in sites:
+    for path, weight in weights.items():
         pair = pairs.get(path)
-        other = first.setdefault(id(weight_of(model, path)), pair)
+        other = first.setdefault(id(weight), pair)
         if (pair is None) != (other is None):
             return False
         if pair is not None and other is not None and not all(map(torch.equal, pair, other)):
@@ -263,7 +267,7 @@ def _matches(wanted: Wanted, name: str) -> bool:
 
 
 def _problems(
-    model: DiffusionGemma,
+    weights: Mapping[str, Weight],
     config: Mapping[str, Any],
     targets: Mapping[str, Wanted],
     stored: Mapping[str, str],
@@ -278,13 +282,13 @@ def _problems(
         given = config.get(field) or []
         for target in [given] if isinstance(given, str) else given:
             one: dict[str, Wanted] = {field: targets[field] if isinstance(given, str) else [target]}
-            if not any(_is_target(path, one) for path in adapter_sites(model)) and not any(target in n for n in seeing):
+            if not any(_is_target(path, one) for path in weights) and not any(target in n for n in seeing):
                 wrong.append(f"{field}: {shown(target)} matches nothing in this model that can have an adapter")
     if not stored and not wrong:
         wrong.append("it has no targets: neither target_modules nor target_parameters")
     expected: dict[str, tuple[int, int]] = {}
     for path, prefix in stored.items():
-        shapes = _file_shapes(weight_of(model, path), rank)
+        shapes = _file_shapes(weights[path], rank)
         expected |= {f"{prefix}.lora_{factor}.weight": shape for factor, shape in zip("AB", shapes, strict=True)}
     if missing := expected.keys() - found.keys():
         wrong.append(f"missing tensors: {_some(missing)}")

@@ -13,6 +13,8 @@ products are computed in the working dtype.
 T tokens, R tokens of one expert, H hidden, I inputs (or expert width), O outputs, E experts, L rank.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -56,7 +58,7 @@ class Adapters(nn.Module):
         return lora
 
     def drop(self, name: str) -> None:
-        delattr(self, _PREFIX + name)
+        self._modules.pop(_PREFIX + name, None)
         self.active = None if self.active == name else self.active
 
     def names(self) -> list[str]:
@@ -138,6 +140,25 @@ def make_adaptable(model: nn.Module) -> None:
                 setattr(parent, name, AdaptedExperts(child))
 
 
+# The weights that can have an adapter, by the exact type of their module: a subclass may store its weight otherwise.
+_ADAPTABLE: dict[type[nn.Module], tuple[str, ...]] = {
+    **dict.fromkeys((Linear, AdaptedLinear), ("weight",)),
+    **dict.fromkeys((Experts, AdaptedExperts), ("gate_up_proj", "down_proj")),
+}
+
+
+def adaptable_weights(model: nn.Module) -> dict[str, Weight]:
+    """Return every weight that can have an adapter, by the name of the parameter, whether or not it can have one yet.
+
+    A weight that encoder and decoder share is listed under both names.
+    """
+    return {
+        f"{path}.{name}": getattr(module, name)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in _ADAPTABLE.get(type(module), ())
+    }
+
+
 def weight_of(model: nn.Module, path: str) -> Weight:
     """Return the parameter of this name, or the quantized weight in its place."""
     parent, _, leaf = path.rpartition(".")
@@ -161,3 +182,21 @@ def adapter_sites(model: nn.Module) -> dict[str, Adapters]:
 def attached(model: nn.Module) -> list[str]:
     """Return the names of the model's adapters, active or not."""
     return sorted({name for module in adapter_sites(model).values() for name in module.names()})
+
+
+def switch(sites: Iterable[Adapters], name: str | None) -> None:
+    """Activate an adapter of a model with these sites, or with None the base model."""
+    for site in sites:
+        if site.active != name:  # reading is much cheaper than setting an attribute of a module
+            site.active = name
+
+
+@contextmanager
+def kept_active(sites: Sequence[Adapters]) -> Iterator[None]:
+    """Restore the active adapters at the end, whatever was activated meanwhile."""
+    before = [site.active for site in sites]
+    try:
+        yield
+    finally:
+        for site, name in zip(sites, before, strict=True):
+            switch([site], name)

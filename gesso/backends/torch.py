@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gesso.adapters.lora import adapter_sites, kept_active, switch
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.diffusion.hash import draw
 from gesso.diffusion.prediction import Prediction
@@ -31,11 +32,17 @@ class TorchBackend:
 
     def __init__(self, model: DiffusionGemma) -> None:
         self.model = model
+        TorchBackend.adapters_changed(self)  # not the method of a subclass, which is not initialized yet
 
     @torch.no_grad()
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
-        with fast_products():
-            return [self.model.run(p.ids_S, cache, p.row, causal=p.causal, soft_SH=p.soft_SH) for p in pieces]
+        hidden = []
+        with fast_products(), kept_active(self._sites):
+            for piece in pieces:
+                switch(self._sites, piece.adapter)
+                causal, soft_SH = piece.causal, piece.soft_SH
+                hidden.append(self.model.run(piece.ids_S, cache, piece.row, causal=causal, soft_SH=soft_SH))
+        return hidden
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -63,7 +70,7 @@ class TorchBackend:
         return False
 
     def adapters_changed(self) -> None:
-        pass
+        self._sites = list(set(adapter_sites(self.model).values()))
 
     def drop_captured(self) -> None:
         pass

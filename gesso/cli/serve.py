@@ -46,6 +46,7 @@ def _ray(help: str, *, name: str | None = None, metavar: str | None = None) -> A
 class LimitOptions:
     """The limits of `gesso.serve.settings.Limits` that can be set on the command line."""
 
+    max_adapters: Annotated[int, _limit("Adapters loaded at once.", min=1)] = Limits.max_adapters
     queue: Annotated[int, _limit("Requests that may wait; more get 429.", min=1)] = Limits.queue
     request_tokens: Annotated[int | None, _limit("Tokens of one request.", min=1)] = Limits.request_tokens
     total_tokens: Annotated[int | None, _limit("Tokens of all current requests.", min=1)] = Limits.total_tokens
@@ -71,6 +72,9 @@ def serve(
     model: Model = None,
     adapter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=DIR", help="An adapter to serve as a model; may be repeated.")
+    ] = None,
+    adapter_dir: Annotated[
+        Path | None, typer.Option(help="Directory of adapters that requests may load while the server runs.")
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -117,6 +121,10 @@ def serve(
         choice = choose_apart(device, memory, quantize)
         note(choice.reason)
         model, quantize = choice.name, choice.quantize or quantize
+    if adapter_dir is not None and not adapter_dir.is_dir():
+        raise InputError(f"--adapter-dir: there is no directory {str(adapter_dir)!r}")
+    if adapter_dir is not None and on_ray:
+        raise InputError("--adapter-dir does not go with --ray: a request would reach one replica only; use --adapter")
     settings = ServerSettings(
         engine=EngineSettings(
             model=model,
@@ -137,6 +145,7 @@ def serve(
         strict=strict,
         also=(SOLVER,) if model is None else (),
         hosts=hosts,
+        adapter_dir=None if adapter_dir is None else str(adapter_dir.resolve()),
     )
     if not on_ray:
         # A download may take an hour, so report an address in use before it.

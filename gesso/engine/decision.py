@@ -35,7 +35,13 @@ def choice_tokens(tokenizer: Tokenizer, choices: Sequence[str]) -> tuple[tuple[i
 
 
 def decision_request(
-    prompt: Sequence[int], texts: Sequence[Sequence[int]], eos: frozenset[int], config: Config, usual: int, limit: int
+    prompt: Sequence[int],
+    texts: Sequence[Sequence[int]],
+    eos: frozenset[int],
+    config: Config,
+    usual: int,
+    limit: int,
+    adapter: str | None,
 ) -> Request:
     """Return the request that compares texts after a prompt.
 
@@ -56,6 +62,7 @@ def decision_request(
         diffusion=Diffusion(steps=1),
         eos=eos,
         compared=tuple(map(tuple, texts)),
+        adapter=adapter,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
+from gesso.engine.adapters import AdapterTable
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.final_text import Decode, fewest_with, final_text, would_be_empty
@@ -48,6 +49,7 @@ class Engine:
         self.scheduler = Scheduler(max_batch, max(prefill, piece), piece)
         self.runner = Runner(backend or for_model(model), self.source)
         self.cache = model.new_cache(0, 0)
+        self.adapters = AdapterTable(self.runner.backend.adapters_changed)
         self.ids = itertools.count()
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
@@ -70,17 +72,20 @@ class Engine:
                 pass_error = error
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
+        self._free_adapters()
         events, self.outbox = self.outbox, []
         return events
 
     def check(self, request: Request | Score) -> None:
         """Raise InputError for a request that `submit` would reject."""
         request.check(self.model.config, self.max_length)
+        self.adapters.check(request.adapter)
 
     def submit(self, request: Request | Score) -> int:
         """Queue a request and return its id, which identifies it in events and in `cancel`."""
         self.check(request)
         job = Scoring(next(self.ids), request) if isinstance(request, Score) else self._start(request)
+        job.generation = self.adapters.generation(request.adapter)
         self.running[job.id] = job
         self.scheduler.waiting.append(job)
         return job.id
@@ -109,10 +114,15 @@ class Engine:
         if request_id in self.running:
             self.cancelled.add(request_id)
 
-    def forget(self) -> None:
-        """Discard all reusable cache contents and captured passes, because the weights have changed."""
-        self.scheduler.rows = [Row() for _ in self.scheduler.rows]
-        self.runner.backend.drop_captured()
+    def retire_adapter(self, name: str) -> None:
+        """Reject new requests with an adapter, and free it as soon as those that run have ended."""
+        self.adapters.retire(name)
+        self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        if self.adapters.retired:
+            unfinished = self.running.keys() - self.cancelled
+            self.adapters.free_unused({self.running[job_id].request.adapter for job_id in unfinished})
 
     @property
     def busy(self) -> bool:
@@ -143,7 +153,7 @@ class Engine:
             # Scoring and autoregressive decoding need the hidden state of the last prompt token, so that token must be
             # encoded.
             needs_last = isinstance(running, Scoring) or running.request.diffusion.autoregressive
-            cached = self.scheduler.reusable(row, prompt[:-1] if needs_last else prompt, self.cache)
+            cached = self.scheduler.reusable(row, running, prompt[:-1] if needs_last else prompt, self.cache)
             running.row = row
             running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
@@ -158,7 +168,8 @@ class Engine:
     def _read_from(self, running: Job, start: int) -> None:
         """Cut the request's cache row back to `start` tokens, and queue the rest of its text."""
         self.cache.cut(running.row, start)
-        self.scheduler.rows[running.row] = Row(list(running.request.prompt[:start]), whole=start, used=running.id + 1)
+        held = list(running.request.prompt[:start])
+        self.scheduler.rows[running.row] = Row(held, start, running.generation, used=running.id + 1)
         running.pending = running.pieces(start, self.scheduler.piece)
 
     # --- one pass -----------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ def generate(requests: Sequence[Request]) -> Plan[list[Result]]:
     return [cast(Result, output) for output in (yield requests)] if requests else []
 
 
-def score(prompt: Sequence[int], texts: Sequence[Sequence[int]], max_length: int) -> Plan[list[float]]:
+def score(
+    prompt: Sequence[int], texts: Sequence[Sequence[int]], max_length: int, adapter: str | None
+) -> Plan[list[float]]:
     """Return the log-probability of each text after the prompt, in nats, by the causal encoder.
 
     An empty text has 0. A text that exceeds the context of `max_length` tokens is not read and has minus infinity:
@@ -36,7 +38,7 @@ def score(prompt: Sequence[int], texts: Sequence[Sequence[int]], max_length: int
     longest = max_length - len(prompt) + 1  # the last token of a text is not read
     readable = tuple(text for text in known if 0 < len(text) <= longest)
     if readable:
-        (output,) = yield [Score(prompt=tuple(prompt), texts=readable)]
+        (output,) = yield [Score(prompt=tuple(prompt), texts=readable, adapter=adapter)]
         known |= zip(readable, cast(Scored, output).log_likelihoods, strict=True)
     return [known[tuple(text)] for text in texts]
 
@@ -56,14 +58,15 @@ class Echo:
     usage: Usage
 
 
-def echo(prompt: Sequence[int], top_logprobs: int, new: int) -> Plan[Echo]:
+def echo(prompt: Sequence[int], top_logprobs: int, new: int, adapter: str | None) -> Plan[Echo]:
     """Return the log-probability of each token of a prompt by the causal encoder.
 
     With `new` = 1, add the most probable token after the prompt.
     """
     # The last token of a text is not read, so any token will do: its place shows the prediction after the prompt.
     text = (*prompt[1:], prompt[0])
-    (output,) = yield [Score(prompt=tuple(prompt[:1]), texts=(text,), top_logprobs=max(1, top_logprobs))]
+    top = max(1, top_logprobs)
+    (output,) = yield [Score(prompt=tuple(prompt[:1]), texts=(text,), top_logprobs=top, adapter=adapter)]
     *likely, after = cast(Scored, output).likely[0]
     (token, value), tokens = after.top[0], tuple(prompt)
     if new:

@@ -134,6 +134,8 @@ class Request:
             raise InputError("resume: this draft is the last of its canvas; give an earlier draft")
         if self.prompt != draft.request.prompt:
             raise InputError("resume: the prompt of the draft differs from that of this request")
+        if self.adapter != draft.request.adapter:
+            raise InputError("resume: the adapter of the draft differs from that of this request")
         if canvas.step >= self.diffusion.steps:
             raise InputError(f"resume: the draft has already taken {canvas.step} steps; set steps to more than that")
         length = self.length_after(done, config)

@@ -107,10 +107,11 @@ class Runner:
         return _joined([*self._predict(requests, predicting), *_encoded(work, scored)])
 
     def _pieces(self, item: Work) -> list[Piece]:
-        device, row = self.model.device, item.row
-        pieces = [Piece(row, torch.tensor(text, device=device), causal=True) for text in item.texts]
+        device, row, adapter = self.model.device, item.row, item.adapter
+        pieces = [Piece(row, torch.tensor(text, device=device), causal=True, adapter=adapter) for text in item.texts]
         if item.pieces[-1][1] == "canvas" and (running := item.denoising):
-            pieces.append(Piece(row, running.canvas.tokens_C, causal=False, soft_SH=running.canvas.soft_CH))
+            canvas = running.canvas
+            pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH, adapter=adapter))
         return pieces
 
     def _predict(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:

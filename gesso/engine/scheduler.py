@@ -64,10 +64,14 @@ class Work:
 
 @dataclass
 class Row:
-    """The contents of a cache row: tokens, of which the first `whole` were encoded in prompt pieces of full length."""
+    """The contents of a cache row: tokens, of which the first `whole` were encoded in prompt pieces of full length.
+
+    `generation` is that of the adapter they were encoded with, see `gesso.engine.adapters`.
+    """
 
     tokens: list[int] = field(default_factory=list)
     whole: int = 0
+    generation: int = 0
     used: int = 0  # when it was last assigned to a request
 
 
@@ -88,10 +92,11 @@ class Scheduler:
         free = [row for row in range(len(self.rows)) if row not in busy]
         if not self.waiting or not free:
             return None
-        prompt = self.waiting[0].request.prompt
+        job = self.waiting[0]
 
         def worth(row: int) -> tuple[int, bool, int, int]:
-            return self.reusable(row, prompt, cache), self.rows[row].whole == 0, -self.rows[row].used, -row
+            reusable = self.reusable(row, job, job.request.prompt, cache)
+            return reusable, self.rows[row].whole == 0, -self.rows[row].used, -row
 
         return max(free, key=worth)
 
@@ -155,9 +160,14 @@ class Scheduler:
         else:
             self.waiting.remove(running)
 
-    def reusable(self, row: int, prompt: tuple[int, ...], cache: KVCache) -> int:
-        """Return how many tokens of the prompt can be reused from the row with the same bits: whole pieces only."""
+    def reusable(self, row: int, job: Job, prompt: tuple[int, ...], cache: KVCache) -> int:
+        """Return how many tokens of a job's prompt can be reused from the row with the same bits: whole pieces only.
+
+        Keys and values of another adapter, or of a former one with the same name, are never reused.
+        """
         held = self.rows[row]
+        if held.generation != job.generation:
+            return 0
         limit = min(held.whole, len(prompt))
         common = next((i for i in range(limit) if held.tokens[i] != prompt[i]), limit)
         cuts = range(common - common % self.piece, 0, -self.piece)

@@ -101,7 +101,7 @@ def _log_probability(g: Gesso, item: Item) -> Plan[float]:
     encode = g.tokenizer.encode
     prompt = encode(item.prompt) if isinstance(item.prompt, str) else g.tokenizer.chat(item.prompt)
     texts = tuple(tuple(encode(answer, bos=False)) for answer in item.meta["answers"])
-    (scored,) = yield [Score(prompt=tuple(prompt), texts=texts)]
+    (scored,) = yield [Score(prompt=tuple(prompt), texts=texts, adapter=g.adapter)]
     sums = cast(Scored, scored).log_likelihoods
     return max(total / len(text) for total, text in zip(sums, texts, strict=True))
 
@@ -138,7 +138,7 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
 def _decision(g: Gesso, task: Decide, item: Item, seed: int) -> Plan[Result]:
     prompt, texts = _prompt(g, item), choice_tokens(g.tokenizer, item.choices)
     if task.method == "encoder":
-        scores: Sequence[float] = yield from score(prompt, texts, g.max_length)
+        scores: Sequence[float] = yield from score(prompt, texts, g.max_length, g.adapter)
         usage = Usage(prompt_tokens=len(prompt), denoising_steps=len(texts))
     else:
         scored = yield from compare(g.decision_request(prompt, texts))

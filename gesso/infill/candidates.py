@@ -17,14 +17,14 @@ def likeliest(model: InfillModel, request: Request, count: int) -> Plan[Result]:
     results = yield from generate(candidates_of(request, count))
     if count == 1:
         return results[0]
-    scores = yield from log_likelihoods(model, request.prompt, [result.text for result in results])
+    scores = yield from log_likelihoods(model, request, [result.text for result in results])
     best = scores.index(max(scores))
     usages = [result.usage for result in results]
     return replace(results[best], usage=total_usage(usages, results[best].usage.completion_tokens))
 
 
-def log_likelihoods(model: InfillModel, prompt: Sequence[int], texts: Sequence[str]) -> Plan[list[float]]:
-    """Return the log-probability of each text as an answer to the prompt, by the causal encoder, in nats.
+def log_likelihoods(model: InfillModel, request: Request, texts: Sequence[str]) -> Plan[list[float]]:
+    """Return the log-probability of each text as an answer to a request's prompt, by the causal encoder, in nats.
 
     For a prompt with a hole: log p(text and the text after the hole | text before the hole), without markers. The
     likelihood of the text after the hole says more about a candidate than its own. Sums compare candidates of different
@@ -32,11 +32,12 @@ def log_likelihoods(model: InfillModel, prompt: Sequence[int], texts: Sequence[s
 
     The text is encoded again, because a reader sees the text and not the tokens that it was generated with.
     """
-    sides = fill_sides(model.tokenizer, prompt)
-    before, end, after = prompt, [model.eos_token_id], ""
+    sides = fill_sides(model.tokenizer, request.prompt)
+    before: Sequence[int] = request.prompt
+    end, after = [model.eos_token_id], ""
     if sides is not None:
         before, end, after = sides[0], [], model.decode(sides[1][:SCORED])
     encoded = {text: [*model.tokenizer.encode(text + after, bos=False), *end] for text in dict.fromkeys(texts)}
-    scores = yield from score(before, list(encoded.values()), model.max_length)
+    scores = yield from score(before, list(encoded.values()), model.max_length, request.adapter)
     known = dict(zip(encoded, scores, strict=True))
     return [known[text] for text in texts]

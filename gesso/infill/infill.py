@@ -91,7 +91,7 @@ def fill(
     tried: tuple[Candidate, ...] = ()
     best = 0
     if candidates > 1:
-        scores = yield from log_likelihoods(model, request.prompt, [dropped + text for text in filled.texts])
+        scores = yield from log_likelihoods(model, request, [dropped + text for text in filled.texts])
         best = scores.index(max(scores))
         tried = tuple(map(Candidate, map(len, filled.tokens), filled.texts, scores))
     reason, usage = filled.results[best].finish_reason, filled.usage(best)
@@ -155,7 +155,7 @@ def _search(
                    for one in candidates_of(requests[length].request, candidates)]  # fmt: skip
         filled = yield from fill_holes(model, of_each, dropped, stop)
         joined = [model.tokenizer.encode(dropped + text + after, bos=False) for text in filled.texts]
-        scores = yield from score(base.prompt, joined, model.max_length)
+        scores = yield from score(base.prompt, joined, model.max_length, base.adapter)
         for i, length in enumerate(each):
             candidate = Candidate(length, filled.texts[i], scores[i])
             if length not in found or candidate.log_likelihood > found[length].log_likelihood:

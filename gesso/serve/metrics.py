@@ -16,8 +16,8 @@ class Metrics:
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"gesso_{name}", help, labels, registry=registry)
 
-        def gauge(name: str, help: str) -> Gauge:
-            return Gauge(f"gesso_{name}", help, ["model"], registry=registry)
+        def gauge(name: str, help: str, *labels: str) -> Gauge:
+            return Gauge(f"gesso_{name}", help, ["model", *labels], registry=registry)
 
         def seconds(name: str, help: str, *labels: str) -> Histogram:
             return Histogram(f"gesso_{name}_seconds", help, labels, buckets=SECONDS, registry=registry)
@@ -37,6 +37,8 @@ class Metrics:
         self.rejected = counter("requests_rejected", "Requests rejected because the queue is full")
         self.restarts = counter("engine_restarts", "Engine processes that died")
         self.up = gauge("engine_up", "1 while the engine accepts requests")
+        self.adapters = gauge("adapters", "Adapters that requests can name")
+        self.adapter_requests = gauge("adapter_requests", "Requests with this adapter, waiting or running", "adapter")
         self.batch = gauge("batch_limit", "Requests that can run at once")
         self.engine = {
             "requests": gauge("engine_requests", "Requests in the engine process"),

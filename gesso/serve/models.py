@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from gesso.chat.tokenizer import Tokenizer
+from gesso.serve.errors import ApiError
 from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.metrics import Metrics
 from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
@@ -19,6 +20,7 @@ class ServedModel:
         self.settings, self.stored = settings, stored
         self.frontend = ModelFrontend(settings)
         self.supervisor = Supervisor(settings.engine, settings.limits, metrics, settings.name, settings.shared)
+        self.frontend.adapters = self.supervisor.adapters.served
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -51,7 +53,8 @@ class Models:
     async def prepare(self, endpoint: str, body: bytes, client: str) -> tuple[bytes, bytes]:
         """Run the task of an endpoint in the prepare process. Return a JSON head and a blob."""
         contexts = {model.frontend.name: model.context for model in self.all}
-        return await self.pool.prepare(endpoint, body, client, contexts, partial(self.stored.fetch, client))
+        adapters = {model.frontend.name: list(model.frontend.adapters) for model in self.all}
+        return await self.pool.prepare(endpoint, body, client, contexts, adapters, partial(self.stored.fetch, client))
 
     async def prepare_jobs(
         self, endpoint: str, body: bytes, client: str
@@ -75,6 +78,13 @@ class Models:
             for index, prepared in enumerate(request.jobs)
         ]
         return model, request, jobs
+
+    async def load_adapter(self, name: str, directory: str) -> None:
+        """Load an adapter of the main model, and serve it under a name that no other model has."""
+        if any(name == model.frontend.name for model in self.all):
+            message = f"{name!r} is the name of a model; give the adapter another name"
+            raise ApiError(400, message, param="lora_name", code="adapter_exists")
+        await self.main.supervisor.adapters.load(name, directory)
 
     async def start(self) -> None:
         await self.pool.start()

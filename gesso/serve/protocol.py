@@ -47,6 +47,21 @@ class Cancel:
     id: int
 
 
+@dataclass(frozen=True)
+class LoadAdapter:
+    """Answered by AdapterLoaded or AdapterFailed. Requests may name it after the former."""
+
+    name: str
+    directory: str
+
+
+@dataclass(frozen=True)
+class UnloadAdapter:
+    """Sent after the last request with this adapter has ended."""
+
+    name: str
+
+
 # --- from the engine --------------------------------------------------------------------------------------------------
 
 
@@ -151,9 +166,21 @@ class Failed:
     by_input: bool  # whether the request is at fault, not the engine
 
 
-Message = (
-    Submit | Cancel | Loading | Ready | Broken | Heartbeat | Started | Settled | Drafted | Logprobs | Ended | Failed
-)
+@dataclass(frozen=True)
+class AdapterLoaded:
+    name: str
+
+
+@dataclass(frozen=True)
+class AdapterFailed:
+    name: str
+    message: str
+    by_input: bool  # whether the adapter is at fault, not the engine
+
+
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
+OfRequest = Started | Settled | Drafted | Logprobs | Ended | Failed
+Message = ToEngine | OfRequest | Loading | Ready | Broken | Heartbeat | AdapterLoaded | AdapterFailed
 _KINDS = {kind.__name__: kind for kind in Message.__args__}
 
 # --- frames -----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Limits:
     request_tokens: int | None = None  # prompt and answer of one request; by default the context
     total_tokens: int | None = None  # of all waiting and running requests; by default unlimited
     choices: int = 16  # `n` of one request
+    max_adapters: int = 32  # loaded at once, those of `--adapter` included
     body_bytes: int = 8 * 2**20
     timeout: float = 600.0  # seconds for an answer, including the time in the queue
     head_timeout: float = 10.0  # seconds for a client to send a complete request head
@@ -80,6 +81,7 @@ class ServerSettings:
     also: tuple[str, ...] = ()  # bundled models; the engine of each starts with its first request
     strict: bool = False  # reject fields that would be ignored with a warning
     hosts: tuple[str, ...] | None = None  # accepted values of the Host header; None accepts any
+    adapter_dir: str | None = None  # requests may load the adapters in this directory; None: they may load none
 
     @property
     def shared(self) -> bool:

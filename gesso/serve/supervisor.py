@@ -26,12 +26,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from gesso.serve.adapters import ServedAdapters
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
 from gesso.serve.jobs import Job
 from gesso.serve.keys import without_keys
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import (
+    AdapterFailed,
+    AdapterLoaded,
     Broken,
     Cancel,
     Drafted,
@@ -73,7 +76,9 @@ class Supervisor:
         self.ids = itertools.count(1)
         self.waiting: FairQueue[Job] = FairQueue()
         self.running: dict[int, Job] = {}  # sent to the engine
-        self.adapter: str | None = None  # of the running jobs
+        self.adapters = ServedAdapters(
+            settings.adapters, limits.max_adapters, metrics, name, lambda message: self._send(encode(message))
+        )
         self.beat = 0.0  # time of the last heartbeat
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +92,7 @@ class Supervisor:
             raise ApiError(503, f"the model cannot be loaded: {self.failure}")
         if not jobs:
             return  # a request that only starts the engine
+        self.adapters.check(jobs[0].adapter)
         if len(self.waiting) + len(jobs) > self.limits.queue:
             raise self._queue_full(f"{len(self.waiting)} requests are already waiting")
         own = sum(job.client == jobs[0].client for job in self.waiting)
@@ -108,6 +114,11 @@ class Supervisor:
                 self._send(encode(Cancel(job.id)))
         self._send_jobs()
 
+    def unload_adapter(self, name: str) -> None:
+        """Serve an adapter to no new request. Its memory is freed after the last request that has been accepted."""
+        self.adapters.unload(name)
+        self._send_jobs()
+
     @property
     def max_batch(self) -> int:
         return self.ready.max_batch if self.ready else self.settings.max_batch or 1
@@ -119,24 +130,23 @@ class Supervisor:
         return ApiError(429, f"{why}; try again in {seconds} s", code="queue_full", retry_after=seconds)
 
     def _send_jobs(self) -> None:
-        """Send waiting jobs to the engine. Only one adapter is active at a time; a job for another waits."""
+        """Send waiting jobs to the engine."""
         most = self.max_batch + max(1, self.max_batch // 4)
         while self.state == "ready" and len(self.running) < most:
-            job = self.waiting.take_first(self._leaves_a_slot)
+            job = self.waiting.take_first(self._can_run)
             if job is None:
                 break
-            if self.running and job.adapter != self.adapter:
-                self.waiting.put_back(job)
-                break
-            self.adapter = job.adapter
             self.running[job.id] = job
             job.sent_count += 1
             self._send(job.frame())
+        self.adapters.note_requests(job.adapter for job in [*self.running.values(), *self.waiting])
         self.metrics.waiting.labels(self.name).set(len(self.waiting))
         self.metrics.running.labels(self.name).set(len(self.running))
 
-    def _leaves_a_slot(self, job: Job) -> bool:
-        """Whether a slot of the batch stays free for other clients if this job runs as well."""
+    def _can_run(self, job: Job) -> bool:
+        """Whether the engine has the job's adapter, and a slot of the batch stays free for other clients."""
+        if job.adapter is not None and job.adapter not in self.adapters.attached:
+            return False
         if not self.shared or self.max_batch == 1:
             return True
         own = [other for other in self.running.values() if other.client == job.client]
@@ -192,11 +202,12 @@ class Supervisor:
     async def _run_once(self) -> int:
         """Run one engine process until it ends and return its exit status."""
         self.progress = 0.0
+        settings = dataclasses.replace(self.settings, adapters=self.adapters.first)
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "gesso.serve.worker",
-            json.dumps(dataclasses.asdict(self.settings)),
+            json.dumps(dataclasses.asdict(settings)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C must reach only the server, which lets the engine finish
@@ -241,7 +252,8 @@ class Supervisor:
             case Loading(share):
                 self.progress = share
             case Ready():
-                self.ready, self.progress, self.adapter, self.failure = message, 1.0, None, None
+                self.ready, self.progress, self.failure = message, 1.0, None
+                self.adapters.engine_ready()
                 self.metrics.batch.labels(self.name).set(message.max_batch)
                 self._set_state("ready")
                 logger.info("engine ready", extra={"fields": dataclasses.asdict(message)})
@@ -250,6 +262,10 @@ class Supervisor:
                 self.failure = failure
                 if final:
                     self._set_state("broken")
+            case AdapterLoaded() | AdapterFailed():
+                if (lost := self.adapters.take(message)) is not None:
+                    self._fail_waiting(lost)
+                self._send_jobs()
             case Heartbeat():
                 self.beat = time.monotonic()
                 if self.state == "stalled":
@@ -270,6 +286,7 @@ class Supervisor:
 
     def _engine_died(self, code: int | None) -> None:
         """Fail the jobs that a dead engine had started. The others wait for the next engine."""
+        self.adapters.engine_died()
         if self.state in ("broken", "stopped"):
             return
         if self.failure is None:
@@ -285,6 +302,13 @@ class Supervisor:
         lost = {"exit": code, "lost": len(started), "kept": len(self.waiting), "reason": self.failure}
         logger.error("engine died", extra={"fields": {"model": self.name, **lost}})
         self._fail_all(started, "the engine died while generating this answer and is being restarted; try again")
+
+    def _fail_waiting(self, adapter: str) -> None:
+        """Fail the jobs that wait for an adapter which the new engine cannot load."""
+        jobs = [job for job in self.waiting if job.adapter == adapter]
+        for job in jobs:
+            self.waiting.remove(job)
+        self._fail_all(jobs, f"the engine was restarted and cannot load the adapter {adapter} again")
 
     def _fail_all(self, jobs: Sequence[Job], message: str) -> None:
         for job in jobs:

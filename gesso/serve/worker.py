@@ -32,6 +32,7 @@ from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
 from gesso.serve import startup
+from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.drafts import drafted
 from gesso.serve.pipe import BEAT_SECONDS, Inbox, Pipe, Send, beat, read
 from gesso.serve.protocol import (
@@ -40,12 +41,14 @@ from gesso.serve.protocol import (
     Ended,
     Failed,
     Heartbeat,
+    LoadAdapter,
     Logprobs,
     Message,
     Ready,
     Settled,
     Started,
     Submit,
+    UnloadAdapter,
 )
 from gesso.serve.settings import EngineSettings, places_of_plan
 
@@ -69,9 +72,8 @@ class Worker:
     def __init__(self, model: Gesso, send: Send) -> None:
         self.model, self.engine, self.driver, self.send = model, model.engine, model.driver, send
         self.jobs: dict[int, Job] = {}  # by the server's id
-        self.adapter: str | None = None
         self.share = places_of_plan(len(self.engine.scheduler.rows), model.model.device.type)
-        self.side = ThreadPoolExecutor(1)
+        self.side, self.loader = ThreadPoolExecutor(1), AdapterLoader(model, send)
         self.status = Heartbeat()
         self.measured = float("-inf")  # time of the last measurement of usage
 
@@ -114,6 +116,10 @@ class Worker:
                     self.fail(job, error)
             case Cancel(id), _:
                 self.forget(id)
+            case LoadAdapter() as asked, _:
+                self.loader.load(asked, self.inbox)
+            case UnloadAdapter(name), _:
+                self.model.unload_adapter(name)
             case Callable():
                 message()
 
@@ -121,9 +127,6 @@ class Worker:
 
     def submit(self, job: Job, blob: bytes) -> None:
         asked = job.asked
-        if asked.adapter != self.adapter:
-            self.model.use_adapter(asked.adapter)
-            self.adapter = asked.adapter
         # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
         aside = asked.hole is not None or asked.constraint is not None
         job.run = self.driver.submit(
@@ -136,14 +139,14 @@ class Worker:
 
     def plan(self, asked: Submit, blob: bytes) -> Plan[Any]:
         """Return a plan for a client's request; its code runs when the driver advances it."""
-        hole, options = asked.hole, asked.options
+        hole, options = asked.hole, asked.options | {"adapter": asked.adapter}
         if asked.echo is not None:
-            return (yield from echo(asked.prompt, *asked.echo))
+            return (yield from echo(asked.prompt, *asked.echo, asked.adapter))
         if asked.choices:
             defaults = self.model.defaults
             eos, usual = frozenset(defaults.eos_token_ids if asked.ends else ()), defaults.max_new_tokens
-            limit = self.model.max_length
-            request = decision_request(asked.prompt, asked.choices, eos, self.model.config, usual, limit)
+            limit, adapter = self.model.max_length, asked.adapter
+            request = decision_request(asked.prompt, asked.choices, eos, self.model.config, usual, limit, adapter)
             return (yield from compare(request))
         if hole is None:
             return (yield [self.request(asked, blob)])[0]
@@ -158,7 +161,7 @@ class Worker:
             guide = self.model.guides.restored(constraint.key, compiled, tools=constraint.tools)
         options = dict(asked.options)
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
-        request = self.model.request(asked.prompt, guide=guide, **options)
+        request = self.model.request(asked.prompt, guide=guide, adapter=asked.adapter, **options)
         if guide is not None:
             request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest
         return request

@@ -47,7 +47,7 @@ def test_scoring_runs_in_passes_of_the_engine_beside_other_requests(driver):
     drafts = []
     long = request(seed=9, diffusion=Diffusion(canvas_length=16, steps=40, stopping="fixed"))
     other = driver.submit(generate([long]), on_event=drafts.append)
-    scores = driver.submit(score((2,) * 600, [(5, 6), (7, 8, 9)], max_length=8192))
+    scores = driver.submit(score((2,) * 600, [(5, 6), (7, 8, 9)], 8192, None))
     while not scores.ended:
         driver.step()
         assert isinstance(drafts.pop(), Draft)

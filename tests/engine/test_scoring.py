@@ -153,5 +153,5 @@ def test_invalid_scores_are_rejected(tiny, wanted, words):
 
 def test_text_that_exceeds_the_context_scores_minus_infinity(tiny):
     limit = tiny.engine.max_length
-    run = Driver(tiny.engine).submit(scores((2,) * (limit - 1), [(5, 6, 7), (), (5, 6, 7)], limit))
+    run = Driver(tiny.engine).submit(scores((2,) * (limit - 1), [(5, 6, 7), (), (5, 6, 7)], limit, None))
     assert run.ended and run.outcome() == [-float("inf"), 0.0, -float("inf")]

@@ -335,7 +335,7 @@ def test_usage_is_measured_once_per_second_and_when_idle(tiny, monkeypatch):
 
 
 def test_a_message_that_takes_long_is_timed_like_a_step(tiny, monkeypatch):
-    """Switching adapters may hang. Waiting for a message is not timed."""
+    """Attaching an adapter may hang. Waiting for a message is not timed."""
     during, waiting = [], []
     worker = Worker(tiny, lambda message: None)
     monkeypatch.setattr(worker, "take", lambda message: during.append(worker.status.step_seconds))

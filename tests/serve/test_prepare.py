@@ -46,7 +46,7 @@ def compile(pool, client, regex):
 
 
 def tokenize(pool, client, body):
-    return pool.prepare("tokenize", body, client, {"tiny": 100})
+    return pool.prepare("tokenize", body, client, {"tiny": 100}, {})
 
 
 async def settle():

@@ -15,12 +15,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
-from starlette.requests import ClientDisconnect
 
 import gesso
 from gesso.serve import anthropic, ollama
 from gesso.serve.anthropic import MessagesFields
-from gesso.serve.errors import ApiError
 from gesso.serve.fields import (
     ChatFields,
     CompletionFields,
@@ -32,6 +30,8 @@ from gesso.serve.fields import (
 )
 from gesso.serve.generation import Generation
 from gesso.serve.http import error_handlers
+from gesso.serve.http.adapter_routes import add_adapter_routes
+from gesso.serve.http.body import json_body
 from gesso.serve.http.disconnect import CLIENT_LEFT, ClientDisconnected, cancel_on_disconnect
 from gesso.serve.http.middleware import RequestGuard, add_to_log
 from gesso.serve.http.openapi import document, install_schemas
@@ -70,6 +70,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     add_stored_responses(app, models)
     _add_token_endpoints(app, models)
     _add_operation_endpoints(app, models, metrics)
+    add_adapter_routes(app, models)
     add_studio(app)
     install_schemas(app)
     if settings.cors_origins:
@@ -97,7 +98,7 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
         The task that prepares the request has the name of the module, unless it is given.
         """
         try:
-            body = await _json_body(request)
+            body = await json_body(request)
             task = task or endpoint.__name__.rpartition(".")[2]
             preparing = models.prepare_jobs(task, body, request.state.client)
             model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
@@ -170,16 +171,6 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
         return await generate(ollama, request, "ollama_generate", LINES)
 
 
-async def _json_body(request: Request) -> bytes:
-    """Return the body. Other content types are rejected because web pages can post them without a CORS preflight."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(400, "send the body as JSON: the header Content-Type must be application/json")
-    try:
-        return await request.body()
-    except ClientDisconnect:
-        raise ClientDisconnected from None
-
-
 def _warnings_field(prepared: PreparedRequest) -> dict[str, Any]:
     return {"warnings": prepared.warnings} if prepared.warnings else {}
 
@@ -193,7 +184,7 @@ def _usage_fields(generation: Generation) -> dict[str, Any]:
 def _add_token_endpoints(app: FastAPI, models: Models) -> None:
     async def convert(endpoint: str, request: Request) -> Response:
         try:
-            work = models.prepare(endpoint, await _json_body(request), request.state.client)
+            work = models.prepare(endpoint, await json_body(request), request.state.client)
             _, answer = await cancel_on_disconnect(request.receive, work)
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)

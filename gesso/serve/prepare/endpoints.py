@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from gesso.chat.messages import tool_names
 from gesso.errors import InputError
 from gesso.infill.span import check_span
+from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
 from gesso.serve.anthropic import MessagesFields
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
@@ -31,7 +32,8 @@ from gesso.serve.prepare.response_items import chat_messages, conversation
 
 F = TypeVar("F", bound=Fields)
 C = TypeVar("C", bound=Common)
-# `endpoint`, `contexts` (the context of each model by name), and `fetch` (returns stored items)
+# `endpoint`, `contexts` and `adapters` (the context of each model and the names of its adapters, by the name of the
+# model), and `fetch` (returns stored items)
 Task = dict[str, Any]
 Frontends = Sequence[ModelFrontend]
 Outcome = tuple[bytes, bytes]  # a JSON head and a blob
@@ -39,6 +41,8 @@ Outcome = tuple[bytes, bytes]  # a JSON head and a blob
 
 def run(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     """Run a task. The head of the outcome is {"error": …} if the request is rejected."""
+    for frontend in frontends:  # of this child; the process that forked it knows only the adapters of its start
+        frontend.adapters = task.get("adapters", {}).get(frontend.name, frontend.adapters)
     try:
         try:
             return TASKS[task["endpoint"]](task, body, frontends)
@@ -296,6 +300,14 @@ def _ollama(task: Task, fields: OllamaChatFields | OllamaGenerateFields, fronten
     return _completions(task, translated, frontends, echo=echo)
 
 
+def load_lora_adapter(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    return b"{}", json.dumps(parse(LoadAdapterFields, body).model_dump()).encode()
+
+
+def unload_lora_adapter(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    return b"{}", json.dumps(parse(UnloadAdapterFields, body).model_dump()).encode()
+
+
 def show(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     frontend = frontend_of(frontends, parse(ShowFields, body).model)
     return b"{}", json.dumps(description(task["contexts"][frontend.name])).encode()
@@ -321,6 +333,8 @@ TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
         ollama_chat,
         ollama_generate,
         show,
+        load_lora_adapter,
+        unload_lora_adapter,
         tokenize,
         detokenize,
         compile,

@@ -1,6 +1,6 @@
 """A served model without its weights: configuration, tokenizer, defaults and names."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
@@ -14,6 +14,7 @@ from gesso.serve.settings import ServerSettings
 class ModelFrontend:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
+        self.adapters: Collection[str] = settings.engine.adapters  # names; they change while the server runs
         source = locate(settings.engine.model)
         self.config = source.config
         self.defaults = GenerationDefaults.from_directory(source.directory, self.config)
@@ -27,7 +28,7 @@ class ModelFrontend:
 
     @property
     def models(self) -> list[str]:
-        return [self.name, *self.settings.engine.adapters]
+        return [self.name, *self.adapters]
 
     @property
     def longest(self) -> int:

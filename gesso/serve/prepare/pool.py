@@ -147,11 +147,17 @@ class PreparePool:
     # --- work ---------------------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, endpoint: str, body: bytes, client: str, contexts: dict[str, int], fetch: Fetch | None = None
+        self,
+        endpoint: str,
+        body: bytes,
+        client: str,
+        contexts: dict[str, int],
+        adapters: dict[str, list[str]],
+        fetch: Fetch | None = None,
     ) -> tuple[bytes, bytes]:
         """Run the task of an endpoint. Return a JSON head and a blob."""
         lane = "small" if len(body) <= SMALL_BODY else "large"
-        task = {"endpoint": endpoint, "contexts": contexts}
+        task = {"endpoint": endpoint, "contexts": contexts, "adapters": adapters}
         async with self._slot(lane, client):
             return await self._run(task, body, self.limits.prepare_seconds, "prepare", fetch)
 

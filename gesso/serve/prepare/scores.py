@@ -26,7 +26,7 @@ def decision(builder: Builder[DecideFields]) -> tuple[bytes, bytes]:
     texts = choice_tokens(frontend.tokenizer, fields.choices)
     eos = frozenset(frontend.defaults.eos_token_ids if fields.messages is not None else ())
     usual = frontend.defaults.max_new_tokens
-    request = decision_request(prompt, texts, eos, frontend.config, usual, builder.context)
+    request = decision_request(prompt, texts, eos, frontend.config, usual, builder.context, builder.adapter)
     request.check(frontend.config, builder.context)
     builder.check_length(len(prompt), request.max_new_tokens)
     submit = Submit(id=0, prompt=prompt, options={}, adapter=builder.adapter, choices=texts, ends=bool(eos))
