@@ -256,7 +256,8 @@ def _product(
         y *= scale
     if inner_ptr is not None:
         place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        slot = tl.load(slot_ptr + place, mask=(place < tokens) & (part == 0), other=-1)  # added once, to the first part
+        adapted = tl.where(part == 0, tokens, 0)  # once: in the first part
+        slot = tl.load(slot_ptr + place, mask=place < adapted, other=-1)
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, before + column, column < columns, matrix * RANK,
             inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,

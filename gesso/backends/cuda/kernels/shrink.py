@@ -97,7 +97,7 @@ def _shrink(
         chosen = tl.load(expert_ptr + tile)  # -1: nothing to do
         expert = tl.maximum(chosen, 0)
         place = tl.load(first_ptr + tile) + tl.arange(0, ROWS)
-        valid = (place < tl.load(end_ptr + expert)) & (chosen >= 0)
+        valid = place < tl.where(chosen >= 0, tl.load(end_ptr + expert), 0)
         token = tl.load(order_ptr + place, mask=valid, other=0) // choices
     row = place if SORTED else token
     slot = tl.load(slot_ptr + token, mask=valid, other=-1)
