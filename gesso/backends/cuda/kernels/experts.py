@@ -227,6 +227,8 @@ def _up(
     place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + token[:, None].to(tl.int64) * hidden + depth[None, :]
     gate_line = expert * 2 * width + tl.program_id(0) * COLUMNS
@@ -248,7 +250,6 @@ def _up(
         gate *= x_scale * tl.load(scale_at, mask=valid_column, other=0.0)[None, :]
         up *= x_scale * tl.load(scale_at + width, mask=valid_column, other=0.0)[None, :]
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
         line = expert * 2 * width + column
         gate = add_low_rank(
             gate, inner_ptr, b_ptr, slot, place, line, valid_column, 0,
@@ -286,6 +287,9 @@ def _down(
     first = tl.load(first_ptr + tl.program_id(1))
     place = first + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
+    pair = tl.load(order_ptr + place, mask=valid_row, other=0)
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
     line = expert * hidden + tl.program_id(0) * COLUMNS
     if LOW:
         h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
@@ -298,13 +302,11 @@ def _down(
             h_scale_at += 1
         else:
             y = tl.dot(h, tl.trans(weight), y, input_precision=PRECISION)
-    pair = tl.load(order_ptr + place, mask=valid_row, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     valid_column = column < hidden
     if LOW:
         y *= tl.load(scale_ptr + expert * hidden + column, mask=valid_column, other=0.0)[None, :]
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, expert * hidden + column, valid_column, 0,
             inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,

@@ -167,6 +167,8 @@ def _up_rows(
     place = first + tl.arange(0, ROWS)
     valid_row = place < end
     token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
     # Columns beyond the last are zeros with the last column's scale, and are not stored.
     column_in_tile, is_up = gate_up_rows(COLUMNS)
     column = tl.minimum(tl.program_id(0) * COLUMNS + column_in_tile, WIDTH - 1)
@@ -188,7 +190,6 @@ def _up_rows(
     else:
         both *= sum_scale(global_scale_ptr, expert)
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
         inside = tl.program_id(0) * COLUMNS + column_in_tile < WIDTH
         both = add_low_rank(
             both, inner_ptr, b_ptr, slot, place, row, inside, 0,
@@ -249,6 +250,8 @@ def _down_rows(
     place = first + tl.arange(0, ROWS)
     valid_row = place < end
     pair = tl.load(order_ptr + place, mask=valid_row, other=0)
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     HALF: tl.constexpr = WIDTH // 2
@@ -264,7 +267,6 @@ def _down_rows(
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     y *= sum_scale(global_scale_ptr, expert)
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, row, column < HIDDEN, 0,
             inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, True, PRECISION,

@@ -248,6 +248,10 @@ def _product(
                     matrix, before = matrix + 1, before + second_columns
                     weights, scale_ptr, y_ptr, columns = third, third_scale_ptr, third_y_ptr, third_columns
     part = tl.program_id(2)
+    if inner_ptr is not None:
+        place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        adapted = tl.where(part == 0, tokens, 0)  # adapters are added once, to the first part
+        slot = tl.load(slot_ptr + place, mask=place < adapted, other=-1)
     y = _sum(x, weights, tile, part, width, ROWS, COLUMNS, DEPTH, PARTS, PRECISION)
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
     if LOW:
@@ -255,9 +259,6 @@ def _product(
         scale = _scales(x_scale_ptr, row, row < tokens)[:, None] * _scales(scale_ptr, column, column < columns)[None, :]
         y *= scale
     if inner_ptr is not None:
-        place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        adapted = tl.where(part == 0, tokens, 0)  # once: in the first part
-        slot = tl.load(slot_ptr + place, mask=place < adapted, other=-1)
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, before + column, column < columns, matrix * RANK,
             inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
@@ -314,6 +315,9 @@ def _gated(
     operands are FP8, with scales per row and per output channel. Adapters and bounds as for `_product`.
     """
     tile = tl.program_id(1) * COLUMNS
+    if inner_ptr is not None:
+        place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        slot = tl.load(slot_ptr + place, mask=place < tokens, other=-1)
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     z = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, DEPTH):
@@ -327,8 +331,6 @@ def _gated(
         y *= x_scale * _scales(gate_scale_ptr, column, column < columns)[None, :]
         z *= x_scale * _scales(up_scale_ptr, column, column < columns)[None, :]
     if inner_ptr is not None:
-        place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        slot = tl.load(slot_ptr + place, mask=place < tokens, other=-1)
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, column, column < columns, 0,
             inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,

@@ -5,9 +5,9 @@ An adapter changes a product by (x Aᵀ) Bᵀ. The inner values x Aᵀ, a few pe
 float32, without another launch, and without another pass over the output.
 
 Rows of a pass may have different adapters. Each row has the slot of its adapter, or -1 for the base model. A tile takes
-the slots in chunks: the inner values of a row are zero in the columns of other slots, and factors of slots that no row
-of the tile uses are not read. So the cost depends on the adapters in use, not on those that are loaded, and a row gets
-the same bits whatever the other rows are. To a row of the base model, zeros are added.
+the slots one after another, with inner values of zero for the rows of others, and skips those that none of its rows
+has. So the cost depends on the adapters in use, not on those that are loaded, and a row gets the same bits whatever the
+other rows are. To a row of the base model, zeros are added.
 
 S slots, E experts, J matrices of a launch, L rank (padded), C = J L inner values, I inputs, O outputs of the J
 matrices, R rows, P parts of the inputs.
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 64  # columns of slots that one product takes at most
+CHUNK = 64  # inner values that one product takes at most
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, int]]:
     factors, (parts, rows, columns) = inner.factors, inner.sums_PRC.shape
     slots, experts, outputs, rank = factors.b_SEOL.shape
     given = [inner.sums_PRC, factors.b_SEOL, factors.slot_T, rows, columns, experts * outputs, slots * rank]
-    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": min(CHUNK, slots * rank)}
+    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": min(CHUNK, rank)}
 
 
 @triton.jit
@@ -75,17 +75,16 @@ def add_low_rank(
     """
     dtype: tl.constexpr = b_ptr.dtype.element_ty
     for start in range(0, count, CHUNK):
-        column = start + tl.arange(0, CHUNK)
-        own = slot[:, None] == (column // RANK)[None, :]
-        used = tl.max(own.to(tl.int32), 0)
-        if tl.max(used, 0) > 0:
-            inner_at = inner_ptr + first + (column % RANK)[None, :]
-            inner = tl.load(inner_at + place[:, None].to(tl.int64) * columns, mask=own, other=0.0)
+        own = slot == start // RANK
+        if tl.max(own.to(tl.int32), 0) > 0:
+            column = start % RANK + tl.arange(0, CHUNK)
+            b_at = b_ptr + (start // RANK * lines + line).to(tl.int64)[:, None] * RANK + column[None, :]
+            b = tl.load(b_at, mask=valid_line[:, None], other=0.0)
+            inner_at = inner_ptr + first + column[None, :]
+            inner = tl.load(inner_at + place[:, None].to(tl.int64) * columns, mask=own[:, None], other=0.0)
             for part in tl.static_range(1, INNER_PARTS):
                 row = part * rows + place.to(tl.int64)
-                inner += tl.load(inner_at + row[:, None] * columns, mask=own, other=0.0)
-            at = (column // RANK).to(tl.int64)[None, :] * lines + line[:, None]
-            b = tl.load(b_ptr + at * RANK + (column % RANK)[None, :], valid_line[:, None] & (used > 0)[None, :], 0.0)
+                inner += tl.load(inner_at + row[:, None] * columns, mask=own[:, None], other=0.0)
             if EXCHANGED:
                 y = tl.dot(b, tl.trans(inner.to(dtype)), y, input_precision=PRECISION)
             else:

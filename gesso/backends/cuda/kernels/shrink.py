@@ -98,9 +98,12 @@ def _shrink(
         expert = tl.maximum(chosen, 0)
         place = tl.load(first_ptr + tile) + tl.arange(0, ROWS)
         valid = place < tl.where(chosen >= 0, tl.load(end_ptr + expert), 0)
-        token = tl.load(order_ptr + place, mask=valid, other=0) // choices
+        # Masked by `rows`, so that this load does not wait for that of `end`.
+        token = tl.load(order_ptr + place, mask=place < rows, other=0) // choices
     row = place if SORTED else token
-    slot = tl.load(slot_ptr + token, mask=valid, other=-1)
+    slot = tl.where(valid, tl.load(slot_ptr + token, mask=place < rows, other=-1), -1)
+    if ROW_SCALES:
+        row_scale = tl.load(x_scale_ptr + row, mask=slot >= 0, other=0.0)[:, None]
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + row[:, None].to(tl.int64) * width + depth[None, :]
     steps = tl.cdiv(width, DEPTH)
@@ -122,6 +125,6 @@ def _shrink(
                 else:
                     inner = tl.dot(x.to(weight.dtype), tl.trans(weight), inner, input_precision=PRECISION)
             if ROW_SCALES:
-                inner *= tl.load(x_scale_ptr + row, mask=own, other=0.0)[:, None]
+                inner *= row_scale
             at = (part.to(tl.int64) * rows + place[:, None]) * lines + column[None, :]
             tl.store(inner_ptr + at, inner, mask=own[:, None])
