@@ -22,7 +22,7 @@ from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import Tiling, precision
 from gesso.backends.cuda.kernels.low_rank import Factors, Inner
 
-# Rows of dense products: experts have those of their tiles. Columns: at most so many.
+# Columns: at most so many. A tile of more rows is divided among several programs, most of which have nothing to do.
 TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
 WHOLE, PARTS = 1024, 4  # rows of more than WHOLE inputs are split into PARTS
 
@@ -52,19 +52,20 @@ def shrink_hidden(h: Hidden, groups: Groups, rows: int, k: int, factors: Factors
 
 
 def _launch(
-    x: Tensor, scale: Tensor | None, factors: Factors, count: int, tiles: int, rows: int,
+    x: Tensor, scale: Tensor | None, factors: Factors, count: int, tiles: int, tile_rows: int,
     groups: Groups | None = None, k: int = 1, is_sorted: bool = False, block: int = 0,
 ) -> Inner:  # fmt: skip
     a_SECI = factors.a_SECI
     slots, experts, lines, width = a_SECI.shape
     tiling = TILINGS[a_SECI.dtype]
     depth, columns, parts = block or tiling.depth, min(tiling.columns, factors.rank), parts_of(width)
+    rows = min(tile_rows, tiling.rows)
     sums_PRC = torch.empty(parts, count, lines, device=x.device)
     order = (None,) * 4 if groups is None else (groups.order_R, groups.end_E, groups.expert_N, groups.first_N)
-    _shrink[tiles, lines // columns, parts](
+    _shrink[tiles * (tile_rows // rows), lines // columns, parts](
         x, scale, TensorDescriptor.from_tensor(a_SECI.view(-1, width), [columns, depth]), sums_PRC, factors.slot_T,
         *order, count, k, width, slots, experts, lines,
-        ROWS=rows, COLUMNS=columns, DEPTH=depth, PARTS=parts, SORTED=is_sorted, BLOCK=block,
+        TILE=tile_rows, ROWS=rows, COLUMNS=columns, DEPTH=depth, PARTS=parts, SORTED=is_sorted, BLOCK=block,
         ROW_SCALES=scale is not None and block == 0, EVEN=width % depth == 0,
         PRECISION=precision(a_SECI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
@@ -75,28 +76,29 @@ def _launch(
 def _shrink(
     x_ptr, x_scale_ptr, a, inner_ptr, slot_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     rows, choices, width, slots, experts, lines,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, SORTED: tl.constexpr,
-    BLOCK: tl.constexpr, ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+    SORTED: tl.constexpr, BLOCK: tl.constexpr, ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute some inner values of a tile of rows over one part of the inputs, for every slot that a row has.
+    """Compute some inner values of ROWS rows over one part of the inputs, for every slot that one of them has.
 
-    Grid: (R / ROWS, or tiles of `Groups`; C / COLUMNS; PARTS). x is [T, I], or [R, I] in sorted order if SORTED; a is a
+    Grid: (R / ROWS, or with experts tiles of `Groups` times TILE / ROWS; C / COLUMNS; PARTS). x is [T, I], or [R, I] in sorted order if SORTED; a is a
     descriptor of [S E C, I]; inner is [P, R, C]; slot is [T]. The tensors of `Groups` are given for experts. x_scale is
     given for FP8: [T] with ROW_SCALES, or [R, I / BLOCK] if BLOCK is not 0; then DEPTH is BLOCK. EVEN: DEPTH divides I,
     so that loads of x need no column mask.
 
     Latency-bound; with experts, bound about equally by reading a.
     """
-    tile, part = tl.program_id(0), tl.program_id(2)
+    tile, part = tl.program_id(0) // (TILE // ROWS), tl.program_id(2)
+    offset = tl.program_id(0) % (TILE // ROWS) * ROWS + tl.arange(0, ROWS)
     if order_ptr is None:
         expert = tile * 0
-        place = tile * ROWS + tl.arange(0, ROWS)
+        place = tile * TILE + offset
         valid = place < rows
         token = place
     else:
         chosen = tl.load(expert_ptr + tile)  # -1: nothing to do
         expert = tl.maximum(chosen, 0)
-        place = tl.load(first_ptr + tile) + tl.arange(0, ROWS)
+        place = tl.load(first_ptr + tile) + offset
         valid = place < tl.where(chosen >= 0, tl.load(end_ptr + expert), 0)
         # Masked by `rows`, so that this load does not wait for that of `end`.
         token = tl.load(order_ptr + place, mask=place < rows, other=0) // choices
