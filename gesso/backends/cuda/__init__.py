@@ -40,8 +40,9 @@ class CudaPasses(TorchBackend):
     copies: Callable[[torch.device], Copies] = GpuCopies  # of streamed experts
 
     def __init__(self, model: DiffusionGemma, bank: AdapterBank | None = None) -> None:
+        self.bank = bank or AdapterBank(model)  # first, because the torch backend takes note of adapters, too
         super().__init__(model)
-        self.stream, self.bank = ExpertStream(model, self.copies), bank or AdapterBank(model)
+        self.stream = ExpertStream(model, self.copies)
 
     @torch.no_grad()
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
@@ -128,7 +129,8 @@ class CudaBackend(CudaPasses):
         return shape is not None and shape.room > 0 and len(shape.pieces) > 0
 
     def adapters_changed(self) -> None:
-        if self.bank.update(self.model) or self.graphs.can_capture != self.can_capture:
+        super().adapters_changed()
+        if self.bank.update(self.model):
             self._forget()
 
     def drop_captured(self) -> None:

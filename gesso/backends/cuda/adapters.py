@@ -39,9 +39,9 @@ MIN_RANK = 16  # inputs of the smallest product of the tensor cores
 class Site:
     """The weights that one launch multiplies.
 
-    Kinds: "dense", up to three matrices; "experts", one matrix per expert, in sorted order; "fan out" and "fan in", the
-    two matrices of experts that all run, as one wide matrix each. There the factors of different experts stand apart, in
-    blocks on the diagonal of B or A.
+    Kinds: "dense", up to three matrices; "experts", one matrix per expert, for sorted rows; "fan out" and "fan in", the
+    two matrices of experts that all run, as one wide matrix each. There the factors of the experts are blocks on the
+    diagonal of B or of A.
     """
 
     kind: Literal["dense", "experts", "fan out", "fan in"]
@@ -52,6 +52,10 @@ class Site:
     @property
     def key(self) -> Adapters:
         return self.adapters[0]
+
+    def loras(self, name: str) -> list[Lora]:
+        """Return the changes of an adapter to these weights."""
+        return [lora for each in self.adapters if (lora := each.get(name)) is not None]
 
     def empty(self, slots: int, rank: int, dtype: torch.dtype) -> Pair:
         """Return zeros for these slots."""
@@ -98,12 +102,13 @@ def _diagonal(blocks: Tensor) -> Tensor:
 
 
 class AdapterBank:
-    """The adapters of a model on the device. Without attached adapters it is empty, and passes launch nothing for it."""
+    """The adapters of a model on the device. Without any it is empty, and passes launch nothing for it."""
 
     def __init__(self, model: DiffusionGemma) -> None:
         self.pairs: dict[Adapters, Pair] = {}
         self.slots: dict[str, int] = {}
-        self.count = self.rank = 0
+        self.count = self.rank = 0  # slots, and inner values of each
+        self.is_tied = model.is_tied
         self.copied: dict[str, list[weakref.ref[Lora]]] = {}
         self.update(model)
 
@@ -124,33 +129,33 @@ class AdapterBank:
 
         Adapters that are already here are copied again only if they are other modules now, or with `changed`.
         """
-        names, had = attached(model), bool(self.pairs)
-        sites = [site for site in sites_of(model) if site.key in self.pairs or any(each.names() for each in site.adapters)]
-        loras = {name: [lora for site in sites for each in site.adapters if (lora := each.get(name))] for name in names}
-        rank = max((lora.rank for found in loras.values() for lora in found), default=0)
-        grown = rank > self.rank or len(names) > self.count
-        if grown or not names:
+        names, before = attached(model), self._layout()
+        # Launches that no adapter changes any more keep their tensors, because captured passes read them.
+        sites = [site for site in sites_of(model) if site.key in self.pairs or any(map(site.loras, names))]
+        rank = max((lora.rank for site in sites for name in names for lora in site.loras(name)), default=0)
+        if rank > self.rank or len(names) > self.count or not names:
             self.pairs, self.slots, self.copied = {}, {}, {}
-            self.count, self.rank = (max(self.count, _power(len(names))), max(self.rank, MIN_RANK, _power(rank)))
-        if not names:
-            self.count = self.rank = 0
-            return had
-        missing = [site for site in sites if site.key not in self.pairs]
-        for site in missing:
-            self.pairs[site.key] = site.empty(self.count, self.rank, model.dtype)
+            self.count = max(self.count, _power(len(names))) if names else 0
+            self.rank = max(self.rank, _power(rank), MIN_RANK) if names else 0
+        for site in sites if names else ():
+            if site.key not in self.pairs:
+                self.pairs[site.key] = site.empty(self.count, self.rank, model.dtype)
         self.slots = {name: slot for name, slot in self.slots.items() if name in names}
         for name in names:
-            known = [each() for each in self.copied.get(name, [])]
-            if name not in self.slots:
-                self.slots[name] = next(slot for slot in range(self.count) if slot not in self.slots.values())
-            elif not changed and _same(known, loras[name]):
-                continue
-            for site in sites:
-                a_SECI, b_SEOL = self.pairs[site.key]
-                slot = self.slots[name]
-                site.write(a_SECI[slot], b_SEOL[slot], name, self.rank)
-            self.copied[name] = [weakref.ref(lora) for lora in loras[name]]
-        return grown or bool(missing)
+            loras = [lora for site in sites for lora in site.loras(name)]
+            if changed or name not in self.slots or not _same(self.copied[name], loras):
+                free = (slot for slot in range(self.count) if slot not in self.slots.values())
+                slot = self.slots[name] = self.slots[name] if name in self.slots else next(free)
+                for site in sites:
+                    a_SECI, b_SEOL = self.pairs[site.key]
+                    site.write(a_SECI[slot], b_SEOL[slot], name, self.rank)
+                self.copied[name] = [weakref.ref(lora) for lora in loras]
+        self.is_tied = model.is_tied
+        return self._layout() != before
+
+    def _layout(self) -> tuple[object, ...]:
+        """Return everything that a captured pass fixes."""
+        return self.is_tied, self.count, self.rank, frozenset(self.pairs)
 
 
 def _power(number: int) -> int:
@@ -158,8 +163,8 @@ def _power(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def _same(known: Sequence[Lora | None], loras: Sequence[Lora]) -> bool:
-    return len(known) == len(loras) and all(one is other for one, other in zip(known, loras, strict=True))
+def _same(known: Sequence[weakref.ref[Lora]], loras: Sequence[Lora]) -> bool:
+    return len(known) == len(loras) and all(one() is other for one, other in zip(known, loras, strict=True))
 
 
 # --- the launches of a model ------------------------------------------------------------------------------------------

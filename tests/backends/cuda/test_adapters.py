@@ -1,4 +1,4 @@
-"""Adapters in the CUDA backend against the plain modules with one active adapter: on a GPU in bfloat16, and otherwise in
+"""Adapters in the kernels against the plain modules with one active adapter: on a GPU in bfloat16, and otherwise in
 float32 in Triton's interpreter.
 """
 

@@ -73,9 +73,7 @@ def up_product(
     )  # fmt: skip
 
 
-def down_product(
-    h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices, inner: Inner | None = None
-) -> Tensor:
+def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices, inner: Inner | None = None) -> Tensor:
     """Return h @ down [R, H], with rows in the order of the pairs. h is interleaved, the result is not."""
     h_RI = h.rows_RI
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]

@@ -34,12 +34,12 @@ def outputs(
     rows = _up_rows(gate_up, tokens), _down_rows(down, tokens)
     first, second = group_for_both(index_TK, gate_up.count, *rows)
     h = new_hidden(down, tokens * k, dtype)
-    inner = up_factors and shrink_tokens(x_TH, scale_T, first, rows[0], k, up_factors)
+    inner = None if up_factors is None else shrink_tokens(x_TH, scale_T, first, rows[0], k, up_factors)
     if isinstance(gate_up, FourBitMatrices):
         experts_four_bit.up_product(x_TH, first, k, gate_up, h, inner)
     else:
         experts.up_product(x_TH, scale_T, first, k, gate_up, h, inner)
-    inner = down_factors and shrink_hidden(h, second, rows[1], k, down_factors)
+    inner = None if down_factors is None else shrink_hidden(h, second, rows[1], k, down_factors)
     if isinstance(down, FourBitMatrices):
         return experts_four_bit.down_product(h, second, k, down, inner)
     return experts.down_product(h, second, k, down, dtype, inner)

@@ -1,8 +1,8 @@
 """The inner values x Aᵀ of adapters, for the products that `low_rank.py` adds them to.
 
 Rows have a few inner values each, so one program per tile of rows would read its inputs too slowly and leave most of
-the GPU idle. Long rows are therefore split into parts, whose sums the product adds in order. The number of parts depends
-on the width alone, so that a row always gets the same bits.
+the GPU idle. Long rows are therefore split into parts, whose sums the product adds in order. The number of parts
+depends on the width alone, so that a row always gets the same bits.
 
 x has the form that the product reads: plain, in FP8 with one scale per row or per block of columns, or interleaved for
 four-bit weights; then the columns of A are interleaved, too. A is bfloat16 or float32, and FP8 values are converted to
@@ -81,10 +81,10 @@ def _shrink(
 ):  # fmt: skip
     """Compute some inner values of ROWS rows over one part of the inputs, for every slot that one of them has.
 
-    Grid: (R / ROWS, or with experts tiles of `Groups` times TILE / ROWS; C / COLUMNS; PARTS). x is [T, I], or [R, I] in sorted order if SORTED; a is a
-    descriptor of [S E C, I]; inner is [P, R, C]; slot is [T]. The tensors of `Groups` are given for experts. x_scale is
-    given for FP8: [T] with ROW_SCALES, or [R, I / BLOCK] if BLOCK is not 0; then DEPTH is BLOCK. EVEN: DEPTH divides I,
-    so that loads of x need no column mask.
+    Grid: (R / ROWS, or with experts tiles of `Groups` times TILE / ROWS; C / COLUMNS; PARTS). x is [T, I], or [R, I] in
+    sorted order if SORTED; a is a descriptor of [S E C, I]; inner is [P, R, C]; slot is [T]. The tensors of `Groups`
+    are given for experts. x_scale is given for FP8: [T] with ROW_SCALES, or [R, I / BLOCK] if BLOCK is not 0; then
+    DEPTH is BLOCK. EVEN: DEPTH divides I, so that loads of x need no column mask.
 
     Latency-bound; with experts, bound about equally by reading a.
     """
