@@ -26,6 +26,8 @@ def bench(
     batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: batch sizes; one for step.")] = None,
     prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens per prompt.")] = None,
     new: Annotated[int | None, typer.Option(min=1, help="model, serve: tokens to generate per request.")] = None,
+    adapters: Annotated[int, typer.Option(min=0, help="model: also measure with this many random adapters.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, help="model: rank of those adapters.")] = 16,
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
@@ -44,8 +46,9 @@ def bench(
         from gesso.bench import model as generation
 
         found = generation.bench(
-            loading.model, batches=batches, prompt=prompt, new=new, peer=peer, **loading.keywords()
-        )
+            loading.model, batches=batches, prompt=prompt, new=new, peer=peer, adapters=adapters, rank=rank,
+            **loading.keywords(),
+        )  # fmt: skip
         if plot is not None:
             plot.write_text(generation.draw(found), encoding="utf-8")
         print_json(found) if json else print_styled(lambda console: generation.render(found, console))
