@@ -236,7 +236,8 @@ def _write(
 ) -> tuple[list[float], float]:
     """Return the seconds of each pass with a denoising step, and of the whole run.
 
-    Requests take the adapters in turn. With `waiting`, the host waits for the device after every pass; otherwise only at the end of a canvas.
+    Requests take the adapters in turn. With `waiting`, the host waits for the device after every pass; otherwise only
+    at the end of a canvas.
     """
     for i, request in enumerate(requests(g, size, prompt, new, steps=STEPS, stopping="fixed")):
         g.engine.submit(replace(request, adapter=adapters[i % len(adapters)] if adapters else None))
