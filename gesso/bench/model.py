@@ -1,4 +1,5 @@
-"""Measure generation: prefill, step time, tokens per second by batch size, autoregressive decoding, memory, and a peer.
+"""Measure generation: prefill, step time, tokens per second by batch size, autoregressive decoding, memory, adapters,
+and a peer.
 
 Everything runs through the engine, as requests do. Canvases take a fixed number of steps and no text ends early, so
 every run does the same work. The floor is the time to read all weights of a step once, at the memory bandwidth
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from gesso import loading
 from gesso.bench import peer as peers
+from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.find import find_directory
@@ -36,9 +38,12 @@ USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1
 
 def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
-    batches: str | None, prompt: int | None, new: int | None, peer: str | None,
+    batches: str | None, prompt: int | None, new: int | None, peer: str | None, adapters: int = 0, rank: int = 16,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure a model. Missing sizes are those of USUAL for the device."""
+    """Measure a model. Missing sizes are those of USUAL for the device.
+
+    adapters: how many random adapters to measure again with, of this rank.
+    """
     if peer not in (None, "transformers"):
         raise InputError(f"--peer must be transformers, got {peer!r}")
     where = loading.find_device(device)
@@ -59,6 +64,8 @@ def bench(
         new=new or usual[2],
         prefills=usual[3],
         tokens=usual[4],
+        adapters=adapters,
+        rank=rank,
     )
     if peer is not None:
         random = isinstance(name, str) and random_weights.is_random(name)
@@ -110,6 +117,13 @@ def render(found: dict[str, Any], console: Console) -> None:
         console.print(f"prompt of {row['tokens']:,}: {row['tokens_per_second']:,.0f} tokens/s")
     if (rate := found["autoregressive_tokens_per_second"]) is not None:
         console.print(f"autoregressive: {rate:.1f} tokens/s; canvases are {first / rate:.1f} times as fast")
+    if found["adapters"]:
+        console.print(f"with {found['adapters']} adapters of rank {found['rank']}, which the requests take in turn:")
+        table = Table("batch", "ms per step", "without", "slower by")
+        for row in found["batches"]:
+            times = row["adapted_ms_a_step"], row["ms_a_step"]
+            table.add_row(str(row["batch"]), *(f"{ms:.2f}" for ms in times), f"{times[0] / times[1] - 1:.1%}")
+        console.print(table)
     if "peak_memory_GB" in found:
         console.print(f"peak memory: {found['peak_memory_GB']:.2f} GB")
     if "peer_ms_a_step" in found:
@@ -133,8 +147,9 @@ def draw(found: dict[str, Any]) -> str:
 
 
 def measure(
-    load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int
-) -> dict[str, Any]:
+    load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int,
+    adapters: int = 0, rank: int = 16,
+) -> dict[str, Any]:  # fmt: skip
     """Measure the model that `load` returns. `tokens` are generated autoregressively."""
     began = time.perf_counter()
     g = load()
@@ -155,6 +170,8 @@ def measure(
         "new": new,
         "steps": STEPS,
         "canvas": g.config.canvas_length,
+        "adapters": adapters,
+        "rank": rank,
         "seconds_to_load": loaded - began,
         "seconds_until_ready": time.perf_counter() - loaded,
         "weights_GB": sum(t.nbytes for t in _tensors(g.model)) / 1e9,
@@ -173,12 +190,16 @@ def measure(
         row["share_of_floor"] = found["floor_ms"] / row["ms_a_step"]
     found["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
     found["autoregressive_tokens_per_second"] = _autoregressive(g, prompt, tokens) if tokens else None
+    names = attach_random(g, adapters, rank)
+    for row in found["batches"] if names else ():
+        adapted = _batch(g, row["batch"], prompt, new, names)
+        row |= {f"adapted_{key}": adapted[key] for key in ("ms_a_step", "tokens_per_second")}
     if device.type == "cuda":
         found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
     return found
 
 
-def _batch(g: Any, size: int, prompt: int, new: int) -> dict[str, Any]:
+def _batch(g: Any, size: int, prompt: int, new: int, adapters: Sequence[str] = ()) -> dict[str, Any]:
     """Measure one batch size after three equal runs, which compile and capture everything.
 
     A pass that commits a canvas and begins the next is captured only after it has recurred several times.
@@ -188,9 +209,9 @@ def _batch(g: Any, size: int, prompt: int, new: int) -> dict[str, Any]:
     with peers and the floor.
     """
     for _ in range(2):
-        _write(g, size, prompt, new)
-    steps, _ = _write(g, size, prompt, new, waiting=True)
-    passes, seconds = _write(g, size, prompt, new)
+        _write(g, size, prompt, new, adapters)
+    steps, _ = _write(g, size, prompt, new, adapters, waiting=True)
+    passes, seconds = _write(g, size, prompt, new, adapters)
     step = statistics.median(steps)
     return {
         "batch": size,
@@ -210,13 +231,16 @@ def requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[R
     return [replace(request, eos=frozenset(), never_first=frozenset()) for request in made]
 
 
-def _write(g: Any, size: int, prompt: int, new: int, waiting: bool = False) -> tuple[list[float], float]:
+def _write(
+    g: Any, size: int, prompt: int, new: int, adapters: Sequence[str] = (), waiting: bool = False
+) -> tuple[list[float], float]:
     """Return the seconds of each pass with a denoising step, and of the whole run.
 
-    With `waiting`, the host waits for the device after every pass; otherwise only at the end of a canvas.
+    Requests take the adapters in turn. With `waiting`, the host waits for the device after every pass; otherwise only
+    at the end of a canvas.
     """
-    for request in requests(g, size, prompt, new, steps=STEPS, stopping="fixed"):
-        g.engine.submit(request)
+    for i, request in enumerate(requests(g, size, prompt, new, steps=STEPS, stopping="fixed")):
+        g.engine.submit(replace(request, adapter=adapters[i % len(adapters)] if adapters else None))
     steps, began = [], time.perf_counter()
     before = began
     while g.engine.busy:

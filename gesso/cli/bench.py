@@ -22,7 +22,7 @@ def bench(
         ),
     ] = "model",
     shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
-    rank: Annotated[int | None, typer.Option(min=1, help="train: rank of the adapter.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="model, train: rank of the adapters, 16 by default.")] = None,
     targets: Annotated[str | None, typer.Option(metavar="GROUP,GROUP", help="train: weights with an adapter.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="train, constraints: timed steps, after warm-up.")] = 5,
     batches: Annotated[
@@ -32,6 +32,7 @@ def bench(
     new: Annotated[
         int | None, typer.Option(min=1, help="model, serve, train: tokens to generate per request, or to train.")
     ] = None,
+    adapters: Annotated[int, typer.Option(min=0, help="model: also measure with this many random adapters.")] = 0,
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
@@ -50,8 +51,9 @@ def bench(
         from gesso.bench import model as generation
 
         found = generation.bench(
-            loading.model, batches=batches, prompt=prompt, new=new, peer=peer, **loading.keywords()
-        )
+            loading.model, batches=batches, prompt=prompt, new=new, peer=peer, adapters=adapters, rank=rank or 16,
+            **loading.keywords(),
+        )  # fmt: skip
         if plot is not None:
             plot.write_text(generation.draw(found), encoding="utf-8")
         print_json(found) if json else print_styled(lambda console: generation.render(found, console))

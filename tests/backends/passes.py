@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
 from gesso.backends.cuda import CudaBackend, CudaPasses
+from gesso.backends.cuda.adapted import active
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion.noise import HashSource
 from gesso.model.cache import KVCache
@@ -47,7 +48,7 @@ class PlainPasses(CudaPasses):
 
     def flow(self, plan, pieces):
         """Run each segment; padding gets NaN, which must not be read."""
-        before = list(plan.cache.lengths)
+        before, names = list(plan.cache.lengths), {-1: None} | {slot: name for name, slot in self.bank.slots.items()}
         ids_T, canvases = torch.cat([piece.ids_S for piece in pieces]), (p for p in pieces if not p.causal)
         hidden_TH = ids_T.new_full((len(ids_T), self.model.config.hidden_size), math.nan, dtype=self.model.dtype)
         offset = 0
@@ -55,9 +56,10 @@ class PlainPasses(CudaPasses):
             part = slice(offset, offset + segment.length)
             if segment.length:
                 soft_SH = None if segment.causal else next(canvases).soft_SH
-                hidden_TH[part] = self.model.run(
-                    ids_T[part], plan.cache, segment.row, causal=segment.causal, soft_SH=soft_SH
-                )
+                with active(self.model, names[segment.slot]):
+                    hidden_TH[part] = self.model.run(
+                        ids_T[part], plan.cache, segment.row, causal=segment.causal, soft_SH=soft_SH
+                    )
             offset += segment.size
         plan.cache.lengths[:] = before  # a captured pass counts tokens when it is replayed
         return list(hidden_TH.split([len(piece.ids_S) for piece in pieces]))

@@ -13,6 +13,7 @@ from gesso.bench import step
 from gesso.bench import train as bench
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.streamed import streamed
+from gesso.engine.engine import Engine
 from gesso.errors import InputError
 from gesso.train.objective import Objective
 
@@ -77,6 +78,23 @@ def test_generation_is_measured_and_plotted(main, tiny_directory, tmp_path):
     assert plot.read_text().startswith("<svg")
     generation.render(found, Console(file=(shown := StringIO()), width=100))
     assert "times the floor" in shown.getvalue() and "autoregressive" in shown.getvalue()
+    assert "adapters" not in shown.getvalue()
+
+
+def test_generation_is_measured_with_adapters_in_turn(main, tiny_directory, monkeypatch):
+    submitted = []
+
+    def submit(engine, request, real=Engine.submit):
+        submitted.append(request.adapter)
+        return real(engine, request)
+
+    monkeypatch.setattr(Engine, "submit", submit)
+    small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "3", "--prompt", "9", "--new", "4")
+    found = json.loads(main("bench", *small, "--adapters", "2", "--rank", "4", "--json").out)
+    assert submitted[-3:] == ["random-0", "random-1", "random-0"] and None in submitted
+    assert (found["adapters"], found["rank"]) == (2, 4) and found["batches"][0]["adapted_ms_a_step"] > 0
+    generation.render(found, Console(file=(shown := StringIO()), width=100))
+    assert "with 2 adapters of rank 4" in shown.getvalue()
 
 
 def test_a_step_is_measured_by_operation(main, tiny_directory):

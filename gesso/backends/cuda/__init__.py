@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gesso.adapters.lora import adapter_sites
 from gesso.backends.base import Piece, Replayed, Work
+from gesso.backends.cuda.adapters import AdapterBank
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.graphs import Graphs, shape_of
 from gesso.backends.cuda.kernels.segments import Segment
@@ -39,13 +39,16 @@ class CudaPasses(TorchBackend):
     source: HashSource = KernelSource()  # of the canvases in a captured pass
     copies: Callable[[torch.device], Copies] = GpuCopies  # of streamed experts
 
-    def __init__(self, model: DiffusionGemma) -> None:
+    def __init__(self, model: DiffusionGemma, bank: AdapterBank | None = None) -> None:
+        self.bank = bank or AdapterBank(model)  # first, because the torch backend takes note of adapters, too
         super().__init__(model)
         self.stream = ExpertStream(model, self.copies)
 
     @torch.no_grad()
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
-        segments = segments_of([(piece.row, len(piece.ids_S), piece.causal) for piece in pieces], cache)
+        segments = segments_of(
+            [(piece.row, len(piece.ids_S), piece.causal, self.slot(piece.adapter)) for piece in pieces], cache
+        )
         if self.model.is_tied:
             hidden = self.flow(self.plan(segments, cache, [len(piece.ids_S) for piece in pieces]), pieces)
         else:  # two networks: text first, since canvases read its keys and values
@@ -55,7 +58,7 @@ class CudaPasses(TorchBackend):
                 if chosen:
                     lengths = [len(pieces[i].ids_S) for i in chosen]
                     plan = self.plan([segments[i] for i in chosen], cache, lengths)
-                    outputs = flow(self.model, plan, [pieces[i] for i in chosen], stack, self.stream)
+                    outputs = flow(self.model, plan, [pieces[i] for i in chosen], stack, self.stream, self.bank.pairs)
                     for i, output in zip(chosen, outputs, strict=True):
                         hidden[i] = output
         note(segments, cache)
@@ -94,14 +97,16 @@ class CudaPasses(TorchBackend):
         widths += [
             module.down_proj.shape[0] * module.down_proj.shape[-1] for module in modules if isinstance(module, Experts)
         ]
-        adapted = any(each.acting for each in adapter_sites(self.model).values())
-        return not adapted and not any(width % 16 for width in widths)
+        return not any(width % 16 for width in widths)
+
+    def slot(self, adapter: str | None) -> int:
+        return self.bank.slot(adapter)
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> Plan:
-        return Plan(segments, cache, lengths)
+        return Plan(segments, cache, lengths, adapted=bool(self.bank.pairs))
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:
-        return flow(self.model, plan, pieces, self.model.decoder, self.stream)
+        return flow(self.model, plan, pieces, self.model.decoder, self.stream, self.bank.pairs)
 
 
 class CudaBackend(CudaPasses):
@@ -110,7 +115,7 @@ class CudaBackend(CudaPasses):
 
     def __init__(self, model: DiffusionGemma) -> None:
         super().__init__(model)
-        self.drop_captured()
+        self._forget()
 
     @torch.no_grad()
     def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
@@ -123,7 +128,16 @@ class CudaBackend(CudaPasses):
         shape = shape_of(work, self.graphs.pads) if self.graphs.can_capture else None
         return shape is not None and shape.room > 0 and len(shape.pieces) > 0
 
+    def adapters_changed(self) -> None:
+        super().adapters_changed()
+        if self.bank.update(self.model):
+            self._forget()
+
     def drop_captured(self) -> None:
+        self.bank.update(self.model, changed=True)
+        self._forget()
+
+    def _forget(self) -> None:
         # Graphs do not refer to this object: in a reference cycle they would be freed by the garbage collector, at a
         # moment of its choice, and freeing a graph invalidates the capture of another.
-        self.graphs = Graphs(self.passes(self.model))
+        self.graphs = Graphs(self.passes(self.model, self.bank))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gesso.adapters.lora import AdaptedLinear, Lora
+from gesso.backends.cuda.adapted import NO_ADAPTERS, PassAdapters
+from gesso.backends.cuda.kernels.low_rank import Factors
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.model.modules import Linear
 
@@ -56,21 +57,26 @@ class NextNorm(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A weight and its active adapter."""
+    """A weight, and the factors of the adapters for the launch whose first weight it is."""
 
     weight: Weight
-    lora: Lora | None = None
+    factors: Factors | None = None
 
     @property
     def format(self) -> str | None:
         """The format to which a kernel converts the activations; None: the product takes them unchanged."""
-        return self.weight.format if isinstance(self.weight, Packed) and self.lora is None else None
+        return self.weight.format if isinstance(self.weight, Packed) else None
 
 
-def matrix(linear: nn.Module) -> Matrix:
-    """Return the weight of a linear module and its active adapter."""
+def matrix(linear: nn.Module, adapters: PassAdapters = NO_ADAPTERS) -> Matrix:
+    """Return the weight of a linear module and its adapters."""
     assert isinstance(linear, Linear)
-    return Matrix(linear.weight, linear.weight_adapters.acting if isinstance(linear, AdaptedLinear) else None)
+    return Matrix(linear.weight, adapters.of(linear))
+
+
+def alike(matrices: Sequence[Matrix]) -> bool:
+    """Return whether one kernel can multiply by all of these. Files of other tools may mix bfloat16 and FP8."""
+    return len({each.format for each in matrices}) == 1
 
 
 def activation_format(matrices: Sequence[Matrix]) -> str | None:

@@ -8,49 +8,62 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gesso.adapters.lora import AdaptedExperts, add_fan_in, add_fan_out
 from gesso.backends.cuda.activations import ExpertOutputs, Matrix, Rows, matrix
+from gesso.backends.cuda.adapted import NO_ADAPTERS, PassAdapters, active
 from gesso.backends.cuda.kernels import products, rows
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
-from gesso.backends.cuda.linear import linear, product
+from gesso.backends.cuda.kernels.low_rank import Factors
+from gesso.backends.cuda.linear import linear, low_rank, product
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.model.experts import Experts, Router, gated_gelu, route, runs_all
 
 FOUR_BIT_TILES = (128, 64)  # most inputs of a tile of four-bit weights, in the two products of an expert
 
 
-def choose(router: Router, x_TH: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+def choose(
+    router: Router, x_TH: Tensor, lengths: Sequence[int], adapters: PassAdapters = NO_ADAPTERS
+) -> tuple[Tensor, Tensor]:
     """Return the chosen experts and their weights [T, K] for normed and scaled tokens."""
-    proj = matrix(router.proj)
-    if isinstance(proj.weight, Tensor) and not (runs_all(len(proj.weight), router.k) or proj.lora):
-        return rows.route(x_TH, proj.weight, router.per_expert_scale, router.k)
+    proj = matrix(router.proj, adapters)
+    if isinstance(proj.weight, Tensor) and not runs_all(len(proj.weight), router.k):
+        change_TE = None if proj.factors is None else low_rank(x_TH, proj.factors, lengths)
+        return rows.route(x_TH, proj.weight, router.per_expert_scale, router.k, change_TE)
     return route(linear(x_TH, proj, lengths), router.per_expert_scale, router.k)
 
 
 def experts(
-    module: Experts, x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int]
-) -> Tensor | ExpertOutputs:
+    module: Experts, x_TH: Rows, index_TK: Tensor, weight_TK: Tensor, lengths: Sequence[int],
+    adapters: PassAdapters = NO_ADAPTERS,
+) -> Tensor | ExpertOutputs:  # fmt: skip
     """Return the output of the experts, or their unreduced outputs if the grouped kernels apply."""
+    factors = adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")
     if kernels_fit(module, index_TK.shape[1]):
-        outputs_RH = products.experts(x_TH, index_TK, module.gate_up_proj, module.down_proj)
+        outputs_RH = products.experts(x_TH, index_TK, module.gate_up_proj, module.down_proj, *factors)
         return ExpertOutputs(outputs_RH, weight_TK)
     assert isinstance(x_TH, Tensor)
-    pieces = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
     if index_TK.shape[1] == len(module.gate_up_proj):
-        return torch.cat([_all(module, x_SH, weight_SE) for x_SH, _, weight_SE in pieces])
-    return torch.cat([module(*piece) for piece in pieces])
+        return _all(module, x_TH, weight_TK, lengths, *factors)
+    pieces = zip(*(tensor.split(list(lengths)) for tensor in (x_TH, index_TK, weight_TK)), strict=True)
+    found = []
+    for piece, name in zip(pieces, adapters.names or [None] * len(lengths), strict=True):
+        with active(module, name):
+            found.append(module(*piece))
+    return torch.cat(found)
 
 
-def _all(module: Experts, x_TH: Tensor, weight_TE: Tensor) -> Tensor:
+def _all(
+    module: Experts, x_TH: Tensor, weight_TE: Tensor, lengths: Sequence[int],
+    up_factors: Factors | None, down_factors: Factors | None,
+) -> Tensor:  # fmt: skip
     """Run all experts as two products. Experts that were not chosen have a weight of zero."""
-    lengths = [len(x_TH)]
     gate_up, down = (_dense(weight, x_TH.dtype) for weight in (module.gate_up_proj, module.down_proj))
-    gate_up_lora, down_lora = (each.lora for each in _matrices(module))
-    y_TEO = product(x_TH, gate_up.flatten(0, 1), lengths).unflatten(1, (len(gate_up), -1))
-    y_TEI = gated_gelu(add_fan_out(y_TEO, x_TH, gate_up_lora))
-    y_TEI = y_TEI * weight_TE[..., None].to(y_TEI.dtype)
-    y_TH = product(y_TEI.flatten(1), down.transpose(0, 1).flatten(1), lengths)
-    return add_fan_in(y_TH, y_TEI, down_lora).to(x_TH.dtype)
+    y_TO = product(x_TH, gate_up.flatten(0, 1), lengths)
+    if up_factors is not None:
+        y_TO = y_TO + low_rank(x_TH, up_factors, lengths)
+    y_TEI = gated_gelu(y_TO.unflatten(1, (len(gate_up), -1)))
+    h_TI = (y_TEI * weight_TE[..., None].to(y_TEI.dtype)).flatten(1)
+    y_TH = product(h_TI, down.transpose(0, 1).flatten(1), lengths)
+    return y_TH if down_factors is None else y_TH + low_rank(h_TI, down_factors, lengths)
 
 
 def _dense(weight: Tensor | Packed, dtype: torch.dtype) -> Tensor:
@@ -58,9 +71,7 @@ def _dense(weight: Tensor | Packed, dtype: torch.dtype) -> Tensor:
 
 
 def _matrices(module: Experts) -> tuple[Matrix, Matrix]:
-    names = ("gate_up_proj", "down_proj")
-    loras = [module.lora(name) if isinstance(module, AdaptedExperts) else None for name in names]
-    return Matrix(module.gate_up_proj, loras[0]), Matrix(module.down_proj, loras[1])
+    return Matrix(module.gate_up_proj), Matrix(module.down_proj)
 
 
 def kernels_fit(module: Experts, k: int) -> bool:
@@ -68,7 +79,7 @@ def kernels_fit(module: Experts, k: int) -> bool:
     rows. The two matrices may have different formats.
     """
     matrices = _matrices(module)
-    if any(each.lora for each in matrices) or runs_all(len(module.gate_up_proj), k):
+    if runs_all(len(module.gate_up_proj), k):
         return False
     steps = (tile if each.format in FOUR_BIT else 16 for each, tile in zip(matrices, FOUR_BIT_TILES, strict=True))
     return all(each.weight.shape[-1] % step == 0 for each, step in zip(matrices, steps, strict=True))

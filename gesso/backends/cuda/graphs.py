@@ -2,7 +2,8 @@
 
 A pass has a shape: the lengths and kinds of its pieces, and the settings under which its canvases advance. The first
 pass of a shape runs operation by operation, the second is captured, and later ones are replayed. Everything else that
-changes from pass to pass is in tensors that keep their addresses: tokens, positions, cache addresses, seeds, steps.
+changes from pass to pass is in tensors that keep their addresses: tokens, positions, cache addresses, adapters, seeds,
+steps.
 
 The texts of a pass lie side by side, with padding after them. So passes with similar amounts of text share a shape.
 
@@ -108,6 +109,10 @@ class Passes(Protocol):
     @property
     def can_pad(self) -> bool:
         """Whether padding never changes the hidden states of other tokens, to the last bit."""
+        ...
+
+    def slot(self, adapter: str | None) -> int:
+        """Return the slot of an adapter; -1: the base model."""
         ...
 
     def plan(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> Plan: ...
@@ -233,13 +238,20 @@ class Graph:
         return Replayed(steps, scored)
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
-        pieces = [(item.row, length, kind) for item in work for length, kind in item.pieces]
-        if not (room := self.shape.room):
-            return segments_of([(row, length, kind != "canvas") for row, length, kind in pieces], cache)
-        pieces.sort(key=lambda piece: piece[2] not in TEXTS)
-        segments = segments_of([(row, length, kind != "canvas") for row, length, kind in pieces], cache)
+        slots = [self.backend.slot(item.adapter) for item in work]
+        pieces = [
+            (item.row, length, kind, slot)
+            for item, slot in zip(work, slots, strict=True)
+            for length, kind in item.pieces
+        ]
+        room = self.shape.room
+        if room:
+            pieces.sort(key=lambda piece: piece[2] not in TEXTS)
+        segments = segments_of([(row, length, kind != "canvas", slot) for row, length, kind, slot in pieces], cache)
+        if not room:
+            return segments
         texts = [segment for segment, piece in zip(segments, pieces, strict=True) if piece[2] in TEXTS]
-        empty = replace(texts[-1], start=texts[-1].start + texts[-1].length, length=0)
+        empty = replace(texts[-1], start=texts[-1].start + texts[-1].length, length=0, slot=-1)
         padding = replace(empty, room=room - sum(segment.length for segment in texts))
         return [*texts, *[empty] * (SLOTS - 1 - len(texts)), padding, *segments[len(texts) :]]
 

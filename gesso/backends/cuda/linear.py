@@ -3,7 +3,7 @@
 Our kernels compute each row in the same way, whatever the number of rows. cuBLAS does not, and may give other last bits
 in a captured graph or in another stream. If a kernel does not apply, each piece is therefore multiplied separately.
 
-T tokens of all pieces, S tokens of one piece, I inputs, O outputs, L rank of an adapter.
+T tokens of all pieces, S tokens of one piece, I inputs, O outputs, C inner values of adapters, N those of all slots.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso.backends.cuda.activations import Matrix, Rows, SplitK
+from gesso.backends.cuda.activations import Matrix, Rows, SplitK, alike
 from gesso.backends.cuda.kernels import products
+from gesso.backends.cuda.kernels.low_rank import Factors
 from gesso.checkpoint.quantize.packed import Weight
 
 
@@ -23,38 +24,44 @@ def rows_fit(x_TI: Tensor) -> bool:
 
 
 def linear(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tensor:
-    """Multiply, and add the output of the adapter if one is active."""
+    """Multiply, with the adapters of the tokens."""
+    if rows_fit(x_TI):
+        return products.linears(x_TI, [matrix.weight], matrix.factors)[0]
     y_TO = product(x_TI, matrix.weight, lengths)
-    if (lora := matrix.lora) is None:
-        return y_TO
-    low_TL = product(x_TI, lora.A.to(x_TI.dtype), lengths) * lora.scale
-    return y_TO + product(low_TL, lora.B.to(x_TI.dtype), lengths)
+    return y_TO if matrix.factors is None else y_TO + low_rank(x_TI, matrix.factors, lengths)
 
 
 def linears(x_TI: Rows, matrices: Sequence[Matrix], lengths: Sequence[int]) -> list[Tensor]:
-    """Multiply the same tokens by several matrices, in one launch if they have the same format and no adapter."""
-    if isinstance(x_TI, Tensor) and not _alike(matrices):
+    """Multiply the same tokens by several matrices, in one launch if they have the same format."""
+    if isinstance(x_TI, Tensor) and not alike(matrices):
         return [linear(x_TI, each, lengths) for each in matrices]
-    return products.linears(x_TI, [each.weight for each in matrices])
+    return products.linears(x_TI, [each.weight for each in matrices], matrices[0].factors)
 
 
 def linear_split_k(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tensor | SplitK:
     """Multiply. The result may be unreduced split-K partials."""
-    if rows_fit(x_TI) and not matrix.lora:
-        return products.split_k(x_TI, matrix.weight)
+    if rows_fit(x_TI):
+        return products.split_k(x_TI, matrix.weight, matrix.factors)
     return linear(x_TI, matrix, lengths)
 
 
 def gated(x_TI: Rows, gate: Matrix, up: Matrix, lengths: Sequence[int]) -> Tensor:
     """Return gelu(x gate) * (x up)."""
-    if isinstance(x_TI, Tensor) and not _alike([gate, up]):
+    if isinstance(x_TI, Tensor) and not alike([gate, up]):
         return F.gelu(linear(x_TI, gate, lengths), approximate="tanh") * linear(x_TI, up, lengths)
-    return products.gated(x_TI, gate.weight, up.weight)
+    return products.gated(x_TI, gate.weight, up.weight, gate.factors)
 
 
-def _alike(matrices: Sequence[Matrix]) -> bool:
-    """Return whether one kernel can multiply by all of these. Files of other tools may mix bfloat16 and FP8."""
-    return not any(each.lora for each in matrices) and len({each.format for each in matrices}) == 1
+def low_rank(x_TI: Tensor, factors: Factors, lengths: Sequence[int]) -> Tensor:
+    """Return what adapters add to the product with one matrix [T, O], as two products over all slots.
+
+    For products that kernels do not add them to. Inner values of other slots than the token's own are zero.
+    """
+    a_SECI, b_SEOL = factors.a_SECI, factors.b_SEOL
+    inner_TN, columns = product(x_TI, a_SECI.flatten(0, 2), lengths), b_SEOL.shape[-1]
+    slot_N = torch.arange(len(b_SEOL), device=x_TI.device).repeat_interleave(columns)
+    own_TN = torch.where(factors.slot_T[:, None] == slot_N, inner_TN, 0)
+    return product(own_TN, b_SEOL[:, 0].transpose(0, 1).flatten(1), lengths)
 
 
 def product(x_TI: Tensor, weight: Weight, lengths: Sequence[int]) -> Tensor:

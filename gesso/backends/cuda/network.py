@@ -6,14 +6,17 @@ convert their output to the activation format of the next product.
 T tokens of all pieces, S tokens of one piece, H hidden, D head dim, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from gesso.adapters.lora import Adapters
 from gesso.backends.base import Piece
 from gesso.backends.cuda.activations import Matrix, NextNorm, Rows, SplitK, activation_format, matrix
+from gesso.backends.cuda.adapted import NO_ADAPTERS, Pair, PassAdapters
 from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound
 from gesso.backends.cuda.kernels import attention, rows
 from gesso.backends.cuda.kernels.segments import Segment, move
@@ -32,12 +35,17 @@ from gesso.model.transformer import DiffusionGemma, Stack
 class Plan:
     """Positions and attention of the pieces of a pass, as tensors on the device."""
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> None:
-        """Plan pieces of these lengths. A piece may hold several segments, and padding."""
+    def __init__(
+        self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int], adapted: bool = False
+    ) -> None:
+        """Plan pieces of these lengths. A piece may hold several segments, and padding. `adapted`: whether tokens may
+        have adapters.
+        """
         self.segments, self.version, self.lengths = segments, cache.version, list(lengths)
         self.position_T = _positions(segments).to(cache.device)
         causal = [torch.full((segment.size,), segment.causal) for segment in segments]
         self.causal_T = torch.cat(causal).to(cache.device)
+        self.slot_T = _slots(segments).to(cache.device) if adapted else None
         self.attends = attention.attends(cache.layers, segments, max(lengths))
 
     def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
@@ -47,6 +55,8 @@ class Plan:
         if same_rows and segments == self.segments:
             return
         self.position_T.copy_(send(_positions(segments), cache.device))
+        if self.slot_T is not None:
+            self.slot_T.copy_(send(_slots(segments), cache.device))
         move(self.attends, cache.layers, segments, same_rows)
         self.segments, self.version = segments, cache.version
 
@@ -55,11 +65,15 @@ def _positions(segments: Sequence[Segment]) -> Tensor:
     return torch.cat([torch.arange(s.start, s.start + s.size) for s in segments])
 
 
-def segments_of(pieces: Sequence[tuple[int, int, bool]], cache: KVCache) -> list[Segment]:
-    """Return the positions of pieces (row, length, causal). Texts of the same row follow each other."""
+def _slots(segments: Sequence[Segment]) -> Tensor:
+    return torch.cat([torch.full((segment.size,), segment.slot, dtype=torch.int32) for segment in segments])
+
+
+def segments_of(pieces: Sequence[tuple[int, int, bool, int]], cache: KVCache) -> list[Segment]:
+    """Return the positions of pieces (row, length, causal, slot). Texts of the same row follow each other."""
     segments, lengths = [], list(cache.lengths)
-    for row, length, causal in pieces:
-        segments.append(Segment(row, lengths[row], length, causal))
+    for row, length, causal, slot in pieces:
+        segments.append(Segment(row, lengths[row], length, causal, slot=slot))
         lengths[row] += length if causal else 0
     return segments
 
@@ -71,11 +85,23 @@ def note(segments: Sequence[Segment], cache: KVCache) -> None:
 
 
 def flow(
-    model: DiffusionGemma, plan: Plan, pieces: Sequence[Piece], stack: Stack, stream: ExpertStream
+    model: DiffusionGemma,
+    plan: Plan,
+    pieces: Sequence[Piece],
+    stack: Stack,
+    stream: ExpertStream,
+    pairs: Mapping[Adapters, Pair],
 ) -> list[Tensor]:
-    """Return the hidden states of each piece. Nothing is read on the host, so this can be captured in a graph."""
+    """Return the hidden states of each piece. Nothing is read on the host, so this can be captured in a graph.
+
+    `pairs` are the factors of adapters.
+    """
     stream.begin()
-    x_TH = torch.cat([_embed(model, piece, stack) for piece in pieces])
+    adapters = PassAdapters(pairs, plan.slot_T, [piece.adapter for piece in pieces])
+    ends = list(accumulate(plan.lengths, initial=0))
+    x_TH = torch.cat(
+        [_embed(model, piece, stack, adapters.part(*span)) for piece, span in zip(pieces, pairwise(ends), strict=True)]
+    )
     encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
     scalars_LT1 = torch.where(plan.causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
     rotations = {
@@ -90,7 +116,9 @@ def flow(
         zip(layers, plan.attends, model.config.layers, scalars_LT1, next_norms, strict=True)
     ):
         stream.before(index)
-        x_TH, normed = run_layer(layer, x_TH, normed, plan.lengths, attend, rotations[shape], scalar_T1, next_norm)
+        x_TH, normed = run_layer(
+            layer, x_TH, normed, plan.lengths, attend, rotations[shape], scalar_T1, next_norm, adapters
+        )
         stream.after(index)
     assert isinstance(normed, Tensor)
     return list(normed.split(plan.lengths))
@@ -105,13 +133,14 @@ def run_layer(
     rotation: Rotation,
     scalar_T1: Tensor,
     next_norm: NextNorm,
+    adapters: PassAdapters = NO_ADAPTERS,
 ) -> tuple[Tensor, Rows]:
     """Return the hidden states after a layer, and the output of the norm that follows.
 
     `normed` is the output of the layer's first norm, computed by the layer before.
     """
     eps, router = layer.input_layernorm.eps, layer.router
-    attended = _attention(layer.self_attn, normed, lengths, attend, rotation)
+    attended = _attention(layer.self_attn, normed, lengths, attend, rotation, adapters)
     # Dense MLP, experts and router read the same tokens, each after its own norm.
     x_TH, (for_dense, for_experts, for_router) = rows.add_norms(
         x_TH,
@@ -125,11 +154,11 @@ def run_layer(
         router.root,
         eps,
     )
-    index_TK, weight_TK = choose(router, for_router, lengths)
+    index_TK, weight_TK = choose(router, for_router, lengths, adapters)
     # Launch after routing: an earlier launch would delay the router, and the experts wait for it.
     with SideStream(for_dense, enabled=is_memory_bound(layer.experts)) as side:
-        dense_TH = gated_mlp(layer.mlp, for_dense, lengths)
-    sparse_TH = experts(layer.experts, for_experts, index_TK, weight_TK, lengths)
+        dense_TH = gated_mlp(layer.mlp, for_dense, lengths, adapters)
+    sparse_TH = experts(layer.experts, for_experts, index_TK, weight_TK, lengths, adapters)
     side.join()
     norms = layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.post_feedforward_layernorm
     return rows.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, eps, next_norm)
@@ -139,35 +168,35 @@ def _first_norm(layer: Layer) -> NextNorm:
     return NextNorm(layer.input_layernorm.weight, activation_format(_projections(layer.self_attn)))
 
 
-def _projections(module: Attention) -> list[Matrix]:
-    return [matrix(each) for each in (module.q_proj, module.k_proj, module.v_proj) if each]
+def _projections(module: Attention, adapters: PassAdapters = NO_ADAPTERS) -> list[Matrix]:
+    return [matrix(each, adapters) for each in (module.q_proj, module.k_proj, module.v_proj) if each]
 
 
 def _attention(
-    module: Attention, x: Rows, lengths: Sequence[int], attend: Attend, rotation: Rotation
+    module: Attention, x: Rows, lengths: Sequence[int], attend: Attend, rotation: Rotation, adapters: PassAdapters
 ) -> Tensor | SplitK:
-    products = linears(x, _projections(module), lengths)
+    products = linears(x, _projections(module, adapters), lengths)
     # In a global layer, key and value are one projection; only norm and rotation differ.
     q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, module.dim)) for each in (*products, products[-1])[:3])
     q, k, v = rows.heads(q_TND, k_TMD, v_TMD, module.q_norm.weight, module.k_norm.weight, rotation, module.eps)
-    return linear_split_k(attend(q, k, v).flatten(1), matrix(module.o_proj), lengths)
+    return linear_split_k(attend(q, k, v).flatten(1), matrix(module.o_proj, adapters), lengths)
 
 
 def _gated_format(mlp: GatedMLP) -> str | None:
     return activation_format([matrix(mlp.gate_proj), matrix(mlp.up_proj)])
 
 
-def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int]) -> Tensor:
-    hidden_TI = gated(x, matrix(mlp.gate_proj), matrix(mlp.up_proj), lengths)
-    return linear(hidden_TI, matrix(mlp.down_proj), lengths)
+def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int], adapters: PassAdapters) -> Tensor:
+    hidden_TI = gated(x, matrix(mlp.gate_proj, adapters), matrix(mlp.up_proj, adapters), lengths)
+    return linear(hidden_TI, matrix(mlp.down_proj, adapters), lengths)
 
 
-def _embed(model: DiffusionGemma, piece: Piece, stack: Stack) -> Tensor:
+def _embed(model: DiffusionGemma, piece: Piece, stack: Stack, adapters: PassAdapters) -> Tensor:
     embedded_SH = model.embed(piece.ids_S, stack)
     if piece.causal:
         return embedded_SH
     soft_SH = torch.zeros_like(embedded_SH) if piece.soft_SH is None else piece.soft_SH
     module = model.self_conditioning
     normed = rows.norm_for(soft_SH, module.pre_norm.weight, module.pre_norm.eps, _gated_format(module))
-    signal_SH = gated_mlp(module, normed, [len(piece.ids_S)])
+    signal_SH = gated_mlp(module, normed, [len(piece.ids_S)], adapters)
     return rows.rms_norm(embedded_SH + signal_SH, None, module.pre_norm.eps)

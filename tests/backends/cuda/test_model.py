@@ -114,6 +114,7 @@ class Reading:
     row: int
     text: tuple[int, ...]
     denoising = None
+    adapter = None
 
     @property
     def texts(self):

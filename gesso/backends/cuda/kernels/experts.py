@@ -25,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gesso.backends.cuda.kernels.four_bit import interleaved_to
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, fp8_scale, gelu, precision
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
 
 # Each entry: the largest number of tokens, and the tiling up to there. With one canvas an expert has some 16 rows, and
 # most bytes by far are weights. What matters then is how many bytes are in flight: columns * depth * stages * bytes,
@@ -79,34 +80,41 @@ class Groups:
     first_N: Tensor  # the place of its first pair
 
 
-def up_product(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, k: int, gate_up: Matrices, h: Hidden) -> None:
+def up_product(
+    x_TH: Tensor, scale_T: Tensor | None, groups: Groups, k: int, gate_up: Matrices, h: Hidden,
+    inner: Inner | None = None,
+) -> None:  # fmt: skip
     """Write gelu(x gate) * (x up) [R, I] of all pairs to `h`, in the order of `groups`."""
     (tokens, hidden), width = x_TH.shape, gate_up.weight_EOI.shape[1] // 2
     tiling = choose_tiling(UP, gate_up, tokens)
     h.check_block(tiling.columns, "first")
+    adapters, constants = arguments(inner)
     _up[triton.cdiv(width, tiling.columns), len(groups.expert_N)](
         x_TH, scale_T, _lines(gate_up, tiling), gate_up.scale_EO, h.rows_RI, h.scale_RB,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        k, hidden, width,
+        k, hidden, width, *adapters,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=gate_up.scale_EO is not None,
-        EVEN=hidden % tiling.depth == 0, INTERLEAVE=h.interleave,
+        EVEN=hidden % tiling.depth == 0, INTERLEAVE=h.interleave, **constants,
         PRECISION=precision(x_TH), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
 
 
-def down_product(h: Hidden, groups: Groups, k: int, matrices: Matrices, dtype: torch.dtype) -> Tensor:
+def down_product(
+    h: Hidden, groups: Groups, k: int, matrices: Matrices, dtype: torch.dtype, inner: Inner | None = None
+) -> Tensor:
     """Return h @ down [R, H], with rows in the order of the pairs."""
     (pairs, width), hidden = h.rows_RI.shape, matrices.weight_EOI.shape[1]
     tiling = choose_tiling(DOWN, matrices, pairs // k)
     h.check_block(tiling.depth, "second")
     y_RH = torch.empty(pairs, hidden, device=h.rows_RI.device, dtype=dtype)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
+    adapters, constants = arguments(inner)
     _down[grid](
         TensorDescriptor.from_tensor(h.rows_RI, [tiling.rows, tiling.depth]), h.scale_RB,
         _lines(matrices, tiling), matrices.scale_EO, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        width, hidden,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=h.scale_RB is not None,
+        k, width, hidden, *adapters,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=h.scale_RB is not None, **constants,
         PRECISION=precision(h.rows_RI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
@@ -200,16 +208,18 @@ def _list_tiles(expert_ptr, first_ptr, expert, first, end, ROWS: tl.constexpr):
 @triton.jit
 def _up(
     x_ptr, x_scale_ptr, weights, scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
-    choices, hidden, width,
+    choices, hidden, width, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
-    INTERLEAVE: tl.constexpr, PRECISION: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute gelu(x gate) * (x up) for one tile of rows and one block of columns.
 
     Grid: (I / COLUMNS, N). x is [T, H], weights a descriptor of [E 2I, H] with the gate's rows first, h [R, I] in
     sorted order. LOW: operands are FP8, with scales x_scale [T] and scale [E, 2I]. If h_scale [R, I / COLUMNS] is
     given, h is quantized to FP8. If INTERLEAVE is not 0, the columns of h are interleaved for tiles of that many bytes.
-    EVEN: DEPTH divides H, so that loads of x need no column mask. With one canvas, memory-bound: it reads the weights.
+    EVEN: DEPTH divides H, so that loads of x need no column mask. If inner values are given, adapters are added
+    (`low_rank.arguments`). With one canvas, memory-bound: it reads the weights.
     """
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -217,6 +227,8 @@ def _up(
     place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + token[:, None].to(tl.int64) * hidden + depth[None, :]
     gate_line = expert * 2 * width + tl.program_id(0) * COLUMNS
@@ -237,6 +249,16 @@ def _up(
         scale_at = scale_ptr + expert * 2 * width + column
         gate *= x_scale * tl.load(scale_at, mask=valid_column, other=0.0)[None, :]
         up *= x_scale * tl.load(scale_at + width, mask=valid_column, other=0.0)[None, :]
+    if inner_ptr is not None:
+        line = expert * 2 * width + column
+        gate = add_low_rank(
+            gate, inner_ptr, b_ptr, slot, place, line, valid_column, 0,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        )  # fmt: skip
+        up = add_low_rank(
+            up, inner_ptr, b_ptr, slot, place, line + width, valid_column, 0,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        )  # fmt: skip
     h = gelu(gate) * up
     if h_scale_ptr is not None:
         h_scale = fp8_scale(tl.max(tl.where(valid_column[None, :], tl.abs(h), 0.0), 1))
@@ -249,14 +271,15 @@ def _up(
 
 @triton.jit
 def _down(
-    rows, h_scale_ptr, weights, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, width, hidden,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    rows, h_scale_ptr, weights, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    choices, width, hidden, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute h @ down for one tile of rows and one block of columns, and store each row at the index of its pair.
 
     Grid: (H / COLUMNS, N). rows is a descriptor of h [R, I] in sorted order, weights one of [E H, I], y [R, H]. LOW:
-    operands are FP8, with scales h_scale [R, I / DEPTH] and scale [E, H]. With one canvas, memory-bound: it reads the
-    weights.
+    operands are FP8, with scales h_scale [R, I / DEPTH] and scale [E, H]. Adapters and bounds as for `_up`.
     """
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -264,6 +287,9 @@ def _down(
     first = tl.load(first_ptr + tl.program_id(1))
     place = first + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
+    pair = tl.load(order_ptr + place, mask=valid_row, other=0)
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
     line = expert * hidden + tl.program_id(0) * COLUMNS
     if LOW:
         h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
@@ -276,10 +302,14 @@ def _down(
             h_scale_at += 1
         else:
             y = tl.dot(h, tl.trans(weight), y, input_precision=PRECISION)
-    pair = tl.load(order_ptr + place, mask=valid_row, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     valid_column = column < hidden
     if LOW:
         y *= tl.load(scale_ptr + expert * hidden + column, mask=valid_column, other=0.0)[None, :]
+    if inner_ptr is not None:
+        y = add_low_rank(
+            y, inner_ptr, b_ptr, slot, place, expert * hidden + column, valid_column, 0,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        )  # fmt: skip
     y_at = y_ptr + pair[:, None].to(tl.int64) * hidden + column[None, :]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=valid_row[:, None] & valid_column[None, :])

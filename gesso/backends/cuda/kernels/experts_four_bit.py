@@ -26,6 +26,7 @@ from gesso.backends.cuda.kernels.four_bit import (
 )
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import MANY, Tiling, Tilings, fp8, fp8_scale, precision
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
 
 # Each entry: the largest number of tokens, and the tiling up to there. Depth is in bytes of two values each. It is the
 # same for any number of tokens, because it defines the order of the sums. More stages are slower: scales pass through
@@ -51,25 +52,28 @@ def depth(product: str, format: str) -> int:
     return choose_tiling(product, format, 1).depth
 
 
-def up_product(x_TH: Tensor, groups: Groups, k: int, gate_up: FourBitMatrices, h: Hidden) -> None:
+def up_product(
+    x_TH: Tensor, groups: Groups, k: int, gate_up: FourBitMatrices, h: Hidden, inner: Inner | None = None
+) -> None:
     """Write gelu(x gate) * (x up) [R, I] of all pairs to `h`, in the order of `groups`. x is interleaved."""
     (tokens, hidden), width = x_TH.shape, gate_up.packed_EOB.shape[1] // 2
     tiling = choose_tiling("up", gate_up.format, tokens)
     check_fits(gate_up, tiling)
     h.check_block(tiling.columns, "first")
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
+    adapters, constants = arguments(inner)
     _up[grid](
         x_TH, _gate_up(gate_up, tiling), gate_up.scales, gate_up.global_scale_EX, h.rows_RI, h.scale_RB,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        k, HIDDEN=hidden, WIDTH=width,
+        k, *adapters, HIDDEN=hidden, WIDTH=width,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=gate_up.group,
         IN_WORD=gate_up.scales_in_word, GLOBALS=gate_up.global_scales, FORMAT=gate_up.format, INTERLEAVE=h.interleave,
-        PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
+        **constants, PTX=in_ptx(x_TH), PRECISION=precision(x_TH),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
 
 
-def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices) -> Tensor:
+def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices, inner: Inner | None = None) -> Tensor:
     """Return h @ down [R, H], with rows in the order of the pairs. h is interleaved, the result is not."""
     h_RI = h.rows_RI
     (pairs, width), hidden = h_RI.shape, matrices.packed_EOB.shape[1]
@@ -81,13 +85,15 @@ def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices) -
         raise ValueError(f"expected one global scale per expert in the second product, got {matrices.global_scales}")
     y_RH = torch.empty(pairs, hidden, dtype=h_RI.dtype, device=h_RI.device)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
+    adapters, constants = arguments(inner)
     _down[grid](
         h_RI, TensorDescriptor.from_tensor(matrices.words, [1, tiling.columns, tiling.depth // 4]),
         matrices.scales, matrices.global_scale_EX, y_RH,
         groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        WIDTH=width, HIDDEN=hidden,
+        k, *adapters, WIDTH=width, HIDDEN=hidden,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, GROUP=matrices.group,
-        IN_WORD=matrices.scales_in_word, FORMAT=matrices.format, PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
+        IN_WORD=matrices.scales_in_word, FORMAT=matrices.format, **constants,
+        PTX=in_ptx(h_RI), PRECISION=precision(h_RI),
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_RH
@@ -111,16 +117,19 @@ def _gate_up(gate_up: FourBitMatrices, tiling: Tiling) -> TensorDescriptor:
 @triton.jit
 def _up(
     x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
-    INTERLEAVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute gelu(x gate) * (x up) for one tile of rows and one block of columns.
 
     Grid: (I / COLUMNS, N). x is [T, H], interleaved; packed is the descriptor of `_gate_up`; h is [R, I] in sorted
     order. If h_scale [R, I / COLUMNS] is given, h is quantized to FP8. If INTERLEAVE is not 0, the columns of h are
     interleaved for tiles of that many bytes. GROUP: bytes per scale. IN_WORD: scales per 32-bit word. global_scale [E,
-    GLOBALS] is given for NVFP4. Bound by the conversion to bfloat16 rather than by memory or the tensor cores alone.
+    GLOBALS] is given for NVFP4. If inner values are given, adapters are added (`low_rank.arguments`). Bound by the
+    conversion to bfloat16 rather than by memory or the tensor cores alone.
     """
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
@@ -130,26 +139,34 @@ def _up(
     if end - first <= ROWS // 2:
         _up_rows(
             x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
-            HIDDEN, WIDTH, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE, PTX, PRECISION,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+            HIDDEN, WIDTH, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE,
+            RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
         )  # fmt: skip
     else:
         _up_rows(
             x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
-            HIDDEN, WIDTH, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE, PTX, PRECISION,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+            HIDDEN, WIDTH, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE,
+            RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _up_rows(
     x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
-    INTERLEAVE: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_up`."""
     place = first + tl.arange(0, ROWS)
     valid_row = place < end
     token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
     # Columns beyond the last are zeros with the last column's scale, and are not stored.
     column_in_tile, is_up = gate_up_rows(COLUMNS)
     column = tl.minimum(tl.program_id(0) * COLUMNS + column_in_tile, WIDTH - 1)
@@ -170,6 +187,12 @@ def _up_rows(
         both *= sum_scale(global_scale_ptr, 2 * expert + is_up)[:, None]
     else:
         both *= sum_scale(global_scale_ptr, expert)
+    if inner_ptr is not None:
+        inside = tl.program_id(0) * COLUMNS + column_in_tile < WIDTH
+        both = add_low_rank(
+            both, inner_ptr, b_ptr, slot, place, row, inside, 0,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, True, PRECISION,
+        )  # fmt: skip
     h = gated_sum(both, COLUMNS, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     if h_scale_ptr is not None:
@@ -183,9 +206,11 @@ def _up_rows(
 
 @triton.jit
 def _down(
-    h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute h @ down for one tile of rows and one block of columns, and store each row at the index of its pair.
 
@@ -199,26 +224,32 @@ def _down(
     end = tl.load(end_ptr + expert)
     if end - first <= ROWS // 2:
         _down_rows(
-            h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end,
-            WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, PTX, PRECISION,
+            h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+            WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
         )  # fmt: skip
     else:
         _down_rows(
-            h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end,
-            WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, PTX, PRECISION,
+            h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+            WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _down_rows(
-    h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end,
+    h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_down`."""
     place = first + tl.arange(0, ROWS)
     valid_row = place < end
     pair = tl.load(order_ptr + place, mask=valid_row, other=0)
+    if inner_ptr is not None:
+        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     HALF: tl.constexpr = WIDTH // 2
@@ -233,5 +264,10 @@ def _down_rows(
         weight = tile(word, scale_at, start, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, PTX, dtype)
         y = tl.dot(weight, h, y, input_precision=PRECISION)
     y *= sum_scale(global_scale_ptr, expert)
+    if inner_ptr is not None:
+        y = add_low_rank(
+            y, inner_ptr, b_ptr, slot, place, row, column < HIDDEN, 0,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, True, PRECISION,
+        )  # fmt: skip
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=valid_row[None, :] & (column < HIDDEN)[:, None])

@@ -9,6 +9,8 @@ column run at the same time, while their weights are in the L2 cache.
 Tiles are fetched by the GPU's copy engine (TMA). It requires rows of a multiple of 16 bytes, and returns zeros beyond
 the edges.
 
+Adapters are added inside the kernels (`low_rank.py`), if there are inner values.
+
 T tokens, I inputs, O outputs.
 """
 
@@ -21,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
 
 FP8 = torch.float8_e4m3fn
 
@@ -91,59 +95,68 @@ def linear(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: t
 
 
 def linears(
-    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None = None, dtype: torch.dtype | None = None
-) -> list[Tensor]:
+    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None = None, dtype: torch.dtype | None = None,
+    inner: Inner | None = None,
+) -> list[Tensor]:  # fmt: skip
     """Return up to three products of the same tokens, in one launch: alone, a small one would leave most of the GPU
     idle.
     """
     ys = [_out(x_TI, matrix, dtype) for matrix in matrices]
-    _launch(x_TI, matrices, scale_T, ys, parts=1, unreduced=False)
+    _launch(x_TI, matrices, scale_T, ys, inner, parts=1, unreduced=False)
     return ys
 
 
-def split_k(x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def split_k(
+    x_TI: Tensor, matrix: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None,
+    inner: Inner | None = None,
+) -> Tensor:  # fmt: skip
     """Return the product as PARTS unreduced split-K sums [P, T, O] in float32, to be added in order.
 
     With more than UNREDUCED_TOKENS tokens, the sums are added here, and the result is [T, O].
     """
     unreduced, columns = len(x_TI) <= UNREDUCED_TOKENS, len(matrix.weight_OI)
     y = x_TI.new_empty(PARTS, len(x_TI), columns, dtype=torch.float32) if unreduced else _out(x_TI, matrix, dtype)
-    _launch(x_TI, [matrix], scale_T, [y], PARTS, unreduced)
+    _launch(x_TI, [matrix], scale_T, [y], inner, PARTS, unreduced)
     return y
 
 
 def _launch(
-    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None, ys: Sequence[Tensor], parts: int, unreduced: bool
-) -> None:
+    x_TI: Tensor, matrices: Sequence[Matrix], scale_T: Tensor | None, ys: Sequence[Tensor], inner: Inner | None,
+    parts: int, unreduced: bool,
+) -> None:  # fmt: skip
     columns = [len(matrix.weight_OI) for matrix in matrices]
     programs = parts if unreduced else 1
     tiling, tiles = choose_tiling(PLAIN, len(x_TI), columns, x_TI.dtype, programs)
-    arguments: list[Any] = []
+    tensors: list[Any] = []
     for matrix, y_TO in zip(matrices, ys, strict=True):
-        arguments += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
+        tensors += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
     missing = 3 - len(matrices)
+    adapters, constants = arguments(inner)
     # Without fusion: a program that multiplies by scales and adds must round in between, as separate programs do.
     _product[triton.cdiv(len(x_TI), tiling.rows), tiles, programs](
-        _tiled(x_TI, tiling.rows, tiling), scale_T, *arguments, *[None] * 3 * missing,
-        len(x_TI), x_TI.shape[1], *columns, *[0] * missing,
+        _tiled(x_TI, tiling.rows, tiling), scale_T, *tensors, *[None] * 3 * missing,
+        len(x_TI), x_TI.shape[1], *columns, *[0] * missing, *adapters,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=matrices[0].scale_O is not None,
-        PARTS=parts, UNREDUCED=unreduced,
+        PARTS=parts, UNREDUCED=unreduced, **constants,
         PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages, enable_fp_fusion=parts == 1,
     )  # fmt: skip
 
 
 def gated(
-    x_TI: Tensor, gate: Matrix, up: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
+    x_TI: Tensor, gate: Matrix, up: Matrix, scale_T: Tensor | None = None, dtype: torch.dtype | None = None,
+    inner: Inner | None = None,
+) -> Tensor:  # fmt: skip
     """Return gelu(x gate) * (x up)."""
     columns = len(gate.weight_OI)
     tiling, tiles = choose_tiling(GATED, len(x_TI), [columns], x_TI.dtype)
     y_TO = _out(x_TI, gate, dtype)
+    adapters, constants = arguments(inner)
     _gated[triton.cdiv(len(x_TI), tiling.rows), tiles](
         _tiled(x_TI, tiling.rows, tiling), scale_T,
         _tiled(gate.weight_OI, tiling.columns, tiling), gate.scale_O,
         _tiled(up.weight_OI, tiling.columns, tiling), up.scale_O, y_TO, len(x_TI), x_TI.shape[1], columns,
-        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=gate.scale_O is not None,
+        *adapters,
+        ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=gate.scale_O is not None, **constants,
         PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return y_TO
@@ -202,14 +215,17 @@ def _quantize_rows(x_ptr, low_ptr, scale_ptr, width, COLUMNS: tl.constexpr):
 def _product(
     x, x_scale_ptr, first, first_scale_ptr, first_y_ptr, second, second_scale_ptr, second_y_ptr,
     third, third_scale_ptr, third_y_ptr, tokens, width, first_columns, second_columns, third_columns,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
-    UNREDUCED: tl.constexpr, PRECISION: tl.constexpr,
+    UNREDUCED: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of x by one of up to three matrices, whose column tiles are numbered one after another.
 
     Grid: (T / ROWS, column tiles of all matrices, PARTS if UNREDUCED, otherwise 1). x and the matrices are tensor
     descriptors of [T, I] and [O, I]; missing matrices are None. Each y is [T, O], or [P, T, O] if UNREDUCED. LOW:
-    operands are FP8, with scales per row and per output channel.
+    operands are FP8, with scales per row and per output channel. If inner values are given, adapters are added: b has
+    the lines of all matrices, one after another (`low_rank.arguments`).
 
     The inputs are split into PARTS ranges. If UNREDUCED, a program stores one of the sums; otherwise it adds all of
     them.
@@ -217,24 +233,36 @@ def _product(
     With one canvas, bound about equally by reading the weights and by the tensor cores.
     """
     tile = tl.program_id(1)
+    matrix, before = tile * 0, tile * 0  # number of the matrix, and columns of those before it
     weights, scale_ptr, y_ptr, columns = first, first_scale_ptr, first_y_ptr, first_columns
     if second is not None:
         tiles = tl.cdiv(columns, COLUMNS)
         if tile >= tiles:
             tile -= tiles
+            matrix, before = matrix + 1, before + first_columns
             tiles = tl.cdiv(second_columns, COLUMNS)
             weights, scale_ptr, y_ptr, columns = second, second_scale_ptr, second_y_ptr, second_columns
             if third is not None:  # noqa: SIM102 - a compile-time condition around a run-time one
                 if tile >= tiles:
                     tile -= tiles
+                    matrix, before = matrix + 1, before + second_columns
                     weights, scale_ptr, y_ptr, columns = third, third_scale_ptr, third_y_ptr, third_columns
     part = tl.program_id(2)
+    if inner_ptr is not None:
+        place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        adapted = tl.where(part == 0, tokens, 0)  # adapters are added once, to the first part
+        slot = tl.load(slot_ptr + place, mask=place < adapted, other=-1)
     y = _sum(x, weights, tile, part, width, ROWS, COLUMNS, DEPTH, PARTS, PRECISION)
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
     if LOW:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         scale = _scales(x_scale_ptr, row, row < tokens)[:, None] * _scales(scale_ptr, column, column < columns)[None, :]
         y *= scale
+    if inner_ptr is not None:
+        y = add_low_rank(
+            y, inner_ptr, b_ptr, slot, place, before + column, column < columns, matrix * RANK,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        )  # fmt: skip
     if UNREDUCED:
         y_ptr += part.to(tl.int64) * tokens * columns
     else:
@@ -277,14 +305,19 @@ def _scales(scale_ptr, at, valid):
 @triton.jit
 def _gated(
     x, x_scale_ptr, gate, gate_scale_ptr, up, up_scale_ptr, y_ptr, tokens, width, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of gelu(x gate) * (x up).
 
     Grid: (T / ROWS, O / COLUMNS). x, gate and up are tensor descriptors of [T, I] and [O, I]; y is [T, O]. LOW:
-    operands are FP8, with scales per row and per output channel. Bounds as for `_product`.
+    operands are FP8, with scales per row and per output channel. Adapters and bounds as for `_product`.
     """
     tile = tl.program_id(1) * COLUMNS
+    if inner_ptr is not None:
+        place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        slot = tl.load(slot_ptr + place, mask=place < tokens, other=-1)
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     z = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, DEPTH):
@@ -297,4 +330,13 @@ def _gated(
         x_scale = _scales(x_scale_ptr, row, row < tokens)[:, None]
         y *= x_scale * _scales(gate_scale_ptr, column, column < columns)[None, :]
         z *= x_scale * _scales(up_scale_ptr, column, column < columns)[None, :]
+    if inner_ptr is not None:
+        y = add_low_rank(
+            y, inner_ptr, b_ptr, slot, place, column, column < columns, 0,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        )  # fmt: skip
+        z = add_low_rank(
+            z, inner_ptr, b_ptr, slot, place, columns + column, column < columns, RANK,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        )  # fmt: skip
     _store(gelu(y) * z, y_ptr, column, tokens, columns, ROWS)

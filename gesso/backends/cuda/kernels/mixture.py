@@ -15,28 +15,34 @@ from gesso.backends.cuda.kernels import experts, experts_four_bit
 from gesso.backends.cuda.kernels.experts import Matrices, group_for_both
 from gesso.backends.cuda.kernels.four_bit import FourBitMatrices
 from gesso.backends.cuda.kernels.hidden import Hidden, new_fp8, new_interleaved, new_plain
+from gesso.backends.cuda.kernels.low_rank import Factors
+from gesso.backends.cuda.kernels.shrink import shrink_hidden, shrink_tokens
 
 Stack = Matrices | FourBitMatrices
 
 
 def outputs(
-    x_TH: Tensor, scale_T: Tensor | None, index_TK: Tensor, gate_up: Stack, down: Stack, dtype: torch.dtype
-) -> Tensor:
+    x_TH: Tensor, scale_T: Tensor | None, index_TK: Tensor, gate_up: Stack, down: Stack, dtype: torch.dtype,
+    up_factors: Factors | None = None, down_factors: Factors | None = None,
+) -> Tensor:  # fmt: skip
     """Return the unweighted outputs of each token's experts [R, H], in `dtype`.
 
-    FP8 matrices take FP8 rows x with their scales, and four-bit matrices rows that are interleaved for them.
+    FP8 matrices take FP8 rows x with their scales, and four-bit matrices rows that are interleaved for them. Adapters
+    are added if there are factors.
     """
     tokens, k = index_TK.shape
     rows = _up_rows(gate_up, tokens), _down_rows(down, tokens)
     first, second = group_for_both(index_TK, gate_up.count, *rows)
     h = new_hidden(down, tokens * k, dtype)
+    inner = None if up_factors is None else shrink_tokens(x_TH, scale_T, first, rows[0], k, up_factors)
     if isinstance(gate_up, FourBitMatrices):
-        experts_four_bit.up_product(x_TH, first, k, gate_up, h)
+        experts_four_bit.up_product(x_TH, first, k, gate_up, h, inner)
     else:
-        experts.up_product(x_TH, scale_T, first, k, gate_up, h)
+        experts.up_product(x_TH, scale_T, first, k, gate_up, h, inner)
+    inner = None if down_factors is None else shrink_hidden(h, second, rows[1], k, down_factors)
     if isinstance(down, FourBitMatrices):
-        return experts_four_bit.down_product(h, second, k, down)
-    return experts.down_product(h, second, k, down, dtype)
+        return experts_four_bit.down_product(h, second, k, down, inner)
+    return experts.down_product(h, second, k, down, dtype, inner)
 
 
 def new_hidden(down: Stack, pairs: int, dtype: torch.dtype) -> Hidden:

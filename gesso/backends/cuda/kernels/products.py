@@ -1,4 +1,5 @@
-"""Choose the kernel of a product by the format of its weights.
+"""Choose the kernel of a product by the format of its weights. If factors are given, the product includes the adapters
+of the tokens: their inner values are computed first.
 
 T tokens, I inputs, O outputs, H hidden, E experts, K experts per token, R = T * K pairs.
 """
@@ -13,32 +14,37 @@ from gesso.backends.cuda.kernels import linear, mixture
 from gesso.backends.cuda.kernels.experts import Matrices
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, FourBitMatrices
 from gesso.backends.cuda.kernels.linear import Matrix
+from gesso.backends.cuda.kernels.low_rank import Factors, Inner
+from gesso.backends.cuda.kernels.shrink import shrink
 from gesso.checkpoint.quantize.packed import Weight
 
 
-def linears(x_TI: Rows, weights: Sequence[Weight]) -> list[Tensor]:
+def linears(x_TI: Rows, weights: Sequence[Weight], factors: Factors | None = None) -> list[Tensor]:
     """Return the products of the same tokens with up to three matrices."""
     matrices = [_matrix(weight) for weight in weights]
     rows, scale_T = _rows(x_TI, matrices[0].scale_O)
-    return linear.linears(rows, matrices, scale_T, x_TI.dtype)
+    return linear.linears(rows, matrices, scale_T, x_TI.dtype, _inner(rows, scale_T, factors))
 
 
-def split_k(x_TI: Tensor, weight: Weight) -> Tensor | SplitK:
+def split_k(x_TI: Tensor, weight: Weight, factors: Factors | None = None) -> Tensor | SplitK:
     """Return one product, perhaps as unreduced split-K partials."""
     matrix = _matrix(weight)
     rows, scale_T = _rows(x_TI, matrix.scale_O)
-    y = linear.split_k(rows, matrix, scale_T, x_TI.dtype)
+    y = linear.split_k(rows, matrix, scale_T, x_TI.dtype, _inner(rows, scale_T, factors))
     return y if y.ndim == 2 else SplitK(y)
 
 
-def gated(x_TI: Rows, gate: Weight, up: Weight) -> Tensor:
+def gated(x_TI: Rows, gate: Weight, up: Weight, factors: Factors | None = None) -> Tensor:
     """Return gelu(x gate) * (x up)."""
     first, second = _matrix(gate), _matrix(up)
     rows, scale_T = _rows(x_TI, first.scale_O)
-    return linear.gated(rows, first, second, scale_T, x_TI.dtype)
+    return linear.gated(rows, first, second, scale_T, x_TI.dtype, _inner(rows, scale_T, factors))
 
 
-def experts(x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+def experts(
+    x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight,
+    up_factors: Factors | None = None, down_factors: Factors | None = None,
+) -> Tensor:  # fmt: skip
     """Return the unweighted outputs of each token's experts [R, H]."""
     first, second = _stack(gate_up), _stack(down)
     if isinstance(first, Matrices):
@@ -46,7 +52,7 @@ def experts(x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight) -> Tens
     else:
         assert isinstance(x_TH, Interleaved), "four-bit experts need interleaved rows"
         rows, scale_T = x_TH.interleaved_TI, None
-    return mixture.outputs(rows, scale_T, index_TK, first, second, x_TH.dtype)
+    return mixture.outputs(rows, scale_T, index_TK, first, second, x_TH.dtype, up_factors, down_factors)
 
 
 def _stack(weight: Weight) -> Matrices | FourBitMatrices:
@@ -73,6 +79,10 @@ def _matrix(weight: Weight) -> Matrix:
     if weight.format != "fp8":
         raise ValueError(f"no kernel for a dense matrix in {weight.format}: only experts may have four-bit weights")
     return Matrix(weight.tensors["weight"], weight.tensors["weight_scale"].squeeze(-1))
+
+
+def _inner(rows_TI: Tensor, scale_T: Tensor | None, factors: Factors | None) -> Inner | None:
+    return None if factors is None else shrink(rows_TI, scale_T, factors)
 
 
 def _rows(x_TI: Rows, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -105,14 +105,19 @@ def _tensors(rows: Rows) -> tuple[Tensor, Tensor | None]:
     return (rows if isinstance(rows, Tensor) else rows.interleaved_TI), None
 
 
-def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def route(
+    x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int, change_TE: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the chosen experts and their weights [T, K]: the router's product, and `route` of
-    `gesso/model/experts.py`.
+    `gesso/model/experts.py`. `change_TE` is added to the scores: what adapters of the router change.
     """
     tokens, width = x_TH.shape
     experts, rows = len(weight_EH), 16
     across = triton.next_power_of_2(max(experts, 16))
-    partial_STE = torch.empty(SPLIT, tokens, experts, device=x_TH.device)
+    splits = SPLIT if change_TE is None else SPLIT + 1
+    partial_STE = torch.empty(splits, tokens, experts, device=x_TH.device)
+    if change_TE is not None:
+        partial_STE[SPLIT] = change_TE
     _scores[triton.cdiv(tokens, rows), SPLIT](
         x_TH, weight_EH, partial_STE, tokens, width, experts,
         ROWS=rows, EXPERTS=across, DEPTH=64, SPLIT=SPLIT, PRECISION=precision(x_TH), num_warps=4, num_stages=3,
@@ -120,7 +125,7 @@ def route(x_TH: Tensor, weight_EH: Tensor, expert_scale_E: Tensor, k: int) -> tu
     index_TK = torch.empty(tokens, k, dtype=torch.int32, device=x_TH.device)
     weight_TK = torch.empty(tokens, k, device=x_TH.device)
     _choose[(tokens,)](
-        partial_STE, expert_scale_E, index_TK, weight_TK, tokens, experts, EXPERTS=across, K=k, SPLIT=SPLIT,
+        partial_STE, expert_scale_E, index_TK, weight_TK, tokens, experts, EXPERTS=across, K=k, SPLIT=splits,
         ROUNDED=x_TH.dtype == torch.bfloat16, num_warps=1,
     )  # fmt: skip
     return index_TK, weight_TK

@@ -39,6 +39,7 @@ class Segment:
     length: int
     causal: bool
     room: int = 0  # tokens of its part of T: the rest is padding; 0: as many as `length`
+    slot: int = -1  # of its adapter; -1: the base model
 
     @property
     def size(self) -> int:

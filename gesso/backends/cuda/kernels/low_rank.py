@@ -1,0 +1,92 @@
+"""Low-rank changes of weights by adapters, added to a product inside its kernel.
+
+An adapter changes a product by (x Aᵀ) Bᵀ. The inner values x Aᵀ, a few per row, are computed before the product
+(`shrink.py`). The kernel of the product multiplies them by B after its own sum, before anything else reads that sum: in
+float32, without another launch, and without another pass over the output.
+
+Rows of a pass may have different adapters. Each row has the slot of its adapter, or -1 for the base model. A tile takes
+the slots one after another, with inner values of zero for the rows of others, and skips those that none of its rows
+has. So the cost depends on the adapters in use, not on those that are loaded, and a row gets the same bits whatever the
+other rows are. To a row of the base model, zeros are added.
+
+S slots, E experts, J matrices of a launch, L rank (padded), C = J L inner values, I inputs, O outputs of the J
+matrices, R rows, P parts of the inputs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 64  # inner values that one product takes at most
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of all adapters for the matrices of one launch, and the slot of each token. Dense matrices are one
+    expert. The scale of an adapter is part of B.
+    """
+
+    a_SECI: Tensor
+    b_SEOL: Tensor
+    slot_T: Tensor  # int32; -1: the base model
+
+    @property
+    def rank(self) -> int:
+        return self.b_SEOL.shape[-1]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The inner values of rows, as unreduced sums over P parts of the inputs. Rows of the base model have none, and
+    their memory is not initialized.
+    """
+
+    sums_PRC: Tensor  # float32
+    factors: Factors
+
+
+def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, int]]:
+    """Return the arguments of a kernel that adds adapters, and their compile-time constants. Without inner values the
+    kernel is compiled without adapters.
+    """
+    if inner is None:
+        return [None, None, None, 0, 0, 0, 0], {"RANK": 0, "INNER_PARTS": 0, "CHUNK": 0}
+    factors, (parts, rows, columns) = inner.factors, inner.sums_PRC.shape
+    slots, experts, outputs, rank = factors.b_SEOL.shape
+    given = [inner.sums_PRC, factors.b_SEOL, factors.slot_T, rows, columns, experts * outputs, slots * rank]
+    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": min(CHUNK, rank)}
+
+
+@triton.jit
+def add_low_rank(
+    y, inner_ptr, b_ptr, slot, place, line, valid_line, first, rows, columns, lines, count,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EXCHANGED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of sums plus the part of the adapters.
+
+    y is [ROWS, COLUMNS], or [COLUMNS, ROWS] if EXCHANGED. slot [ROWS] is the slot of each row, or -1, and place [ROWS]
+    its row in inner [INNER_PARTS, rows, columns], where the values of this matrix begin at column `first`. line
+    [COLUMNS] is the line of each output in b [S, lines, RANK]; invalid ones are not read. count: S * RANK. Bound by the
+    latency of the loads, and with experts by reading b.
+    """
+    dtype: tl.constexpr = b_ptr.dtype.element_ty
+    for start in range(0, count, CHUNK):
+        own = slot == start // RANK
+        if tl.max(own.to(tl.int32), 0) > 0:
+            column = start % RANK + tl.arange(0, CHUNK)
+            b_at = b_ptr + (start // RANK * lines + line).to(tl.int64)[:, None] * RANK + column[None, :]
+            b = tl.load(b_at, mask=valid_line[:, None], other=0.0)
+            inner_at = inner_ptr + first + column[None, :]
+            inner = tl.load(inner_at + place[:, None].to(tl.int64) * columns, mask=own[:, None], other=0.0)
+            for part in tl.static_range(1, INNER_PARTS):
+                row = part * rows + place.to(tl.int64)
+                inner += tl.load(inner_at + row[:, None] * columns, mask=own[:, None], other=0.0)
+            if EXCHANGED:
+                y = tl.dot(b, tl.trans(inner.to(dtype)), y, input_precision=PRECISION)
+            else:
+                y = tl.dot(inner.to(dtype), tl.trans(b), y, input_precision=PRECISION)
+    return y

@@ -1,0 +1,132 @@
+"""The inner values x Aᵀ of adapters, for the products that `low_rank.py` adds them to.
+
+Rows have a few inner values each, so one program per tile of rows would read its inputs too slowly and leave most of
+the GPU idle. Long rows are therefore split into parts, whose sums the product adds in order. The number of parts
+depends on the width alone, so that a row always gets the same bits.
+
+x has the form that the product reads: plain, in FP8 with one scale per row or per block of columns, or interleaved for
+four-bit weights; then the columns of A are interleaved, too. A is bfloat16 or float32, and FP8 values are converted to
+that, which is exact.
+
+T tokens, S slots, E experts, C inner values of a launch, I inputs, R rows, P parts.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from gesso.backends.cuda.kernels.experts import Groups
+from gesso.backends.cuda.kernels.hidden import Hidden
+from gesso.backends.cuda.kernels.linear import Tiling, precision
+from gesso.backends.cuda.kernels.low_rank import Factors, Inner
+
+# Columns: at most so many. A tile of more rows is divided among several programs, most of which have nothing to do.
+TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
+WHOLE, PARTS = 1024, 4  # rows of more than WHOLE inputs are split into PARTS
+
+
+def parts_of(width: int) -> int:
+    return 1 if width <= WHOLE else PARTS
+
+
+def shrink(x_TI: Tensor, scale_T: Tensor | None, factors: Factors) -> Inner:
+    """Return the inner values of tokens for the dense matrices of one launch. FP8 tokens have scales."""
+    rows = TILINGS[factors.a_SECI.dtype].rows
+    return _launch(x_TI, scale_T, factors, len(x_TI), triton.cdiv(len(x_TI), rows), rows)
+
+
+def shrink_tokens(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, rows: int, k: int, factors: Factors) -> Inner:
+    """Return the inner values of all pairs for the first matrices of experts, in the order of `groups`, whose tiles
+    have `rows` rows.
+    """
+    pairs, tiles = len(groups.order_R), len(groups.expert_N)
+    return _launch(x_TH, scale_T, factors, pairs, tiles, rows, groups, k)
+
+
+def shrink_hidden(h: Hidden, groups: Groups, rows: int, k: int, factors: Factors) -> Inner:
+    """Return the inner values of the rows between the products for the second matrices of experts."""
+    tiles = len(groups.expert_N)
+    return _launch(h.rows_RI, h.scale_RB, factors, len(h.rows_RI), tiles, rows, groups, k, True, h.block)
+
+
+def _launch(
+    x: Tensor, scale: Tensor | None, factors: Factors, count: int, tiles: int, tile_rows: int,
+    groups: Groups | None = None, k: int = 1, is_sorted: bool = False, block: int = 0,
+) -> Inner:  # fmt: skip
+    a_SECI = factors.a_SECI
+    slots, experts, lines, width = a_SECI.shape
+    tiling = TILINGS[a_SECI.dtype]
+    depth, columns, parts = block or tiling.depth, min(tiling.columns, factors.rank), parts_of(width)
+    rows = min(tile_rows, tiling.rows)
+    sums_PRC = torch.empty(parts, count, lines, device=x.device)
+    order = (None,) * 4 if groups is None else (groups.order_R, groups.end_E, groups.expert_N, groups.first_N)
+    _shrink[tiles * (tile_rows // rows), lines // columns, parts](
+        x, scale, TensorDescriptor.from_tensor(a_SECI.view(-1, width), [columns, depth]), sums_PRC, factors.slot_T,
+        *order, count, k, width, slots, experts, lines,
+        TILE=tile_rows, ROWS=rows, COLUMNS=columns, DEPTH=depth, PARTS=parts, SORTED=is_sorted, BLOCK=block,
+        ROW_SCALES=scale is not None and block == 0, EVEN=width % depth == 0,
+        PRECISION=precision(a_SECI), num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return Inner(sums_PRC, factors)
+
+
+@triton.jit
+def _shrink(
+    x_ptr, x_scale_ptr, a, inner_ptr, slot_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
+    rows, choices, width, slots, experts, lines,
+    TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+    SORTED: tl.constexpr, BLOCK: tl.constexpr, ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute some inner values of ROWS rows over one part of the inputs, for every slot that one of them has.
+
+    Grid: (R / ROWS, or with experts tiles of `Groups` times TILE / ROWS; C / COLUMNS; PARTS). x is [T, I], or [R, I] in
+    sorted order if SORTED; a is a descriptor of [S E C, I]; inner is [P, R, C]; slot is [T]. The tensors of `Groups`
+    are given for experts. x_scale is given for FP8: [T] with ROW_SCALES, or [R, I / BLOCK] if BLOCK is not 0; then
+    DEPTH is BLOCK. EVEN: DEPTH divides I, so that loads of x need no column mask.
+
+    Latency-bound; with experts, bound about equally by reading a.
+    """
+    tile, part = tl.program_id(0) // (TILE // ROWS), tl.program_id(2)
+    offset = tl.program_id(0) % (TILE // ROWS) * ROWS + tl.arange(0, ROWS)
+    if order_ptr is None:
+        expert = tile * 0
+        place = tile * TILE + offset
+        valid = place < rows
+        token = place
+    else:
+        chosen = tl.load(expert_ptr + tile)  # -1: nothing to do
+        expert = tl.maximum(chosen, 0)
+        place = tl.load(first_ptr + tile) + offset
+        valid = place < tl.where(chosen >= 0, tl.load(end_ptr + expert), 0)
+        # Masked by `rows`, so that this load does not wait for that of `end`.
+        token = tl.load(order_ptr + place, mask=place < rows, other=0) // choices
+    row = place if SORTED else token
+    slot = tl.where(valid, tl.load(slot_ptr + token, mask=place < rows, other=-1), -1)
+    if ROW_SCALES:
+        row_scale = tl.load(x_scale_ptr + row, mask=slot >= 0, other=0.0)[:, None]
+    depth = tl.arange(0, DEPTH)
+    x_at = x_ptr + row[:, None].to(tl.int64) * width + depth[None, :]
+    steps = tl.cdiv(width, DEPTH)
+    begin, end = steps * part // PARTS * DEPTH, tl.minimum(steps * (part + 1) // PARTS * DEPTH, width)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    for each in range(0, slots):
+        own = slot == each
+        if tl.max(own.to(tl.int32), 0) > 0:
+            line = (each * experts + expert) * lines + tl.program_id(1) * COLUMNS
+            inner = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for start in range(begin, end, DEPTH):
+                within = own[:, None] if EVEN else own[:, None] & (start + depth[None, :] < width)
+                x = tl.load(x_at + start, mask=within, other=0.0)
+                weight = a.load([line, start])
+                if BLOCK:
+                    scale_at = x_scale_ptr + row * tl.cdiv(width, BLOCK) + start // BLOCK
+                    scale = tl.load(scale_at, mask=own, other=0.0)[:, None]
+                    inner += tl.dot(x.to(weight.dtype), tl.trans(weight), input_precision=PRECISION) * scale
+                else:
+                    inner = tl.dot(x.to(weight.dtype), tl.trans(weight), inner, input_precision=PRECISION)
+            if ROW_SCALES:
+                inner *= row_scale
+            at = (part.to(tl.int64) * rows + place[:, None]) * lines + column[None, :]
+            tl.store(inner_ptr + at, inner, mask=own[:, None])
