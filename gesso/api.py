@@ -58,7 +58,7 @@ class Gesso:
         self.driver = Driver(self.engine)
         self.adapter: str | None = None  # of new requests that name none
         for name in adapters.attached(model):
-            self.engine.adapters.add(name, partial(adapters.remove, model, name))
+            self.engine.add_adapter(name, partial(adapters.remove, model, name))
 
     @property
     def config(self) -> Config:
@@ -290,7 +290,7 @@ class Gesso:
                 "without CUDA graphs; load it with the model instead: gesso.load(adapter=…), or gesso serve --adapter"
             )
         adapters.attach(self.model, name, stored)
-        self.engine.adapters.add(name, partial(adapters.remove, self.model, name))
+        self.engine.add_adapter(name, partial(adapters.remove, self.model, name))
 
     def unload_adapter(self, name: str) -> None:
         """Reject new requests with an adapter, and free it as soon as those that run have ended.

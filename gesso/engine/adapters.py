@@ -28,7 +28,7 @@ class AdapterTable:
         self._generations, self._changed = itertools.count(1), changed
 
     def add(self, name: str, free: Callable[[], None]) -> None:
-        """Allow requests with an adapter that has been attached to the model. After an error it is detached again."""
+        """Add an adapter that has been attached to the model. After an error it is detached again."""
         try:
             self._changed()
         except Exception:  # the backend may keep factors in a form of its own, for which it lacks memory

@@ -1,6 +1,7 @@
 """The engine loop. `generate()` runs an engine with one request; a server runs the same engine with many."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -113,6 +114,13 @@ class Engine:
         """End a request before the next pass. A request that has ended is ignored."""
         if request_id in self.running:
             self.cancelled.add(request_id)
+
+    def add_adapter(self, name: str, free: Callable[[], None] = lambda: None) -> None:
+        """Allow requests with an adapter that has been attached to the model. `free` detaches it; by default it stays.
+
+        If the backend cannot take it, free it and raise the error.
+        """
+        self.adapters.add(name, free)
 
     def retire_adapter(self, name: str) -> None:
         """Reject new requests with an adapter, and free it as soon as those that run have ended."""

@@ -28,6 +28,13 @@ def add_adapter_routes(app: FastAPI, models: Models) -> None:
             raise ApiError(403, message, code="adapters_disabled")
         return root
 
+    async def load(name: str, directory: str, path: str) -> None:
+        try:
+            await models.load_adapter(name, directory)
+        except ApiError as error:
+            error.message = error.message.replace(directory, path)  # clients need not know the paths of this machine
+            raise
+
     def answer(name: str, **more: Any) -> Response:
         return JSONResponse({"id": name, "object": "model", "parent": models.main.frontend.name, **more})
 
@@ -37,15 +44,11 @@ def add_adapter_routes(app: FastAPI, models: Models) -> None:
         root = adapter_dir()
         try:
             fields = await read("load_lora_adapter", request)
+            name, path = fields["lora_name"], fields["lora_path"]
+            directory = await asyncio.to_thread(find_adapter, root, path)
+            await cancel_on_disconnect(request.receive, load(name, directory, path))
         except ClientDisconnected:
             return Response(status_code=CLIENT_LEFT)
-        name, path = fields["lora_name"], fields["lora_path"]
-        directory = await asyncio.to_thread(find_adapter, root, path)
-        try:
-            await models.load_adapter(name, directory)
-        except ApiError as error:
-            error.message = error.message.replace(directory, path)  # the paths of this machine are its own business
-            raise
         return answer(name)
 
     @app.post("/v1/unload_lora_adapter", tags=["models"], openapi_extra=document(UnloadAdapterFields))
