@@ -20,6 +20,7 @@ from gesso.backends.cuda import (  # noqa: E402
     CudaPasses,
     network,  # noqa: E402
 )
+from gesso.backends.cuda.adapted import active  # noqa: E402
 from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
 from gesso.backends.cuda.streaming import ExpertStream  # noqa: E402
 from tests.backends.cuda.test_model import TEXT, Reading  # noqa: E402
@@ -68,17 +69,19 @@ def make(format: str | None, layers: tuple[int, ...], **changes: object) -> Diff
 
 
 @torch.no_grad()
-def hidden(backend: Backend) -> Tensor:
-    return backend.run([Piece(0, torch.tensor([7, 5, 3]), causal=True)], backend.model.new_cache(1, 64))[0]
+def hidden(backend: Backend, adapter: str | None = None) -> Tensor:
+    piece = Piece(0, torch.tensor([7, 5, 3]), causal=True, adapter=adapter)
+    return backend.run([piece], backend.model.new_cache(1, 64))[0]
 
 
 @pytest.fixture
 def only_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reduce a layer to its experts, run by the plain module: kernels take seconds in the interpreter."""
 
-    def run_layer(layer, x_TH, normed, lengths, attend, rotation, scalar_T1, next_norm):
+    def run_layer(layer, x_TH, normed, lengths, attend, rotation, scalar_T1, next_norm, adapters):
         index_TK, weight_TK, _ = layer.router(x_TH)
-        x_TH = x_TH + layer.experts(x_TH, index_TK, weight_TK)
+        with active(layer, adapters.names[0]):
+            x_TH = x_TH + layer.experts(x_TH, index_TK, weight_TK)
         return x_TH, x_TH
 
     monkeypatch.setattr(network, "run_layer", run_layer)
@@ -117,12 +120,13 @@ def test_adapters_of_streamed_experts_stay_on_the_device(only_experts):
     for layers in ((), STREAMED):
         model = make(None, layers)
         adapters.add(model, adapters.LoraSettings(rank=2, targets=("experts",)))
-        plain = hidden(LateBackend(model))
         for name, parameter in model.named_parameters():
             if name.endswith(".B"):
                 parameter.data.fill_(0.1)
-        found.append(hidden(LateBackend(model)))
-        assert not torch.equal(found[-1], plain)
+        backend = LateBackend(model)
+        assert all(tensor.device == CPU for pair in backend.bank.pairs.values() for tensor in pair)
+        found.append(hidden(backend, "default"))
+        assert not torch.equal(found[-1], hidden(backend))
     assert torch.equal(*found)
 
 
