@@ -1,7 +1,7 @@
 """Measure training steps on random weights: tokens per second, model FLOPs utilization (MFU), peak memory."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,11 @@ SHAPES = {
 
 
 def measure(name: str, steps: int, device: torch.device, compiled: bool = False) -> dict[str, Any]:
-    """Time optimizer steps on one synthetic batch of full length, after two warm-up steps."""
+    """Time optimizer steps on one synthetic batch of full length, after two warm-up steps.
+
+    As in training, every second example gets the first pass of self-conditioning. With one example per batch, that is
+    every second step, so the number of timed steps is rounded up to an even one.
+    """
     if name not in SHAPES:
         raise InputError(f"unknown shape {name!r}; expected {', '.join(SHAPES)}")
     shape = SHAPES[name]
@@ -59,28 +63,37 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
         seed=0, first=0,
     )  # fmt: skip
     batch = batch.to(device)
-    noise = corrupt(batch.clean_BKC, config.vocab_size, conditioning=0.5, seed=0, first=0)
+    noise, other = (
+        corrupt(batch.clean_BKC, config.vocab_size, conditioning=settings.self_conditioning, seed=0, first=first)
+        for first in (0, shape.batch)
+    )
+    noises = (noise, replace(noise, conditioned_R=other.conditioned_R))  # the losses of all steps are comparable
     if compiled:
         objective.compile_parts()
-    times, losses = [], []
-    for step in range(steps + 2):
+    times: tuple[list[float], list[float]] = ([], [])  # of the steps with either noise
+    losses = []
+    for step in range(2 + steps + steps % 2):
         wait(device)
         began = time.perf_counter()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            loss = objective(batch, noise).total_B.mean()
+            loss = objective(batch, noises[step % 2]).total_B.mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
         wait(device)
         if step >= 2:
-            times.append(time.perf_counter() - began)
-    seconds = sorted(times)[len(times) // 2]
+            times[step % 2].append(time.perf_counter() - began)
+    seconds = sum(sorted(each)[len(each) // 2] for each in times) / 2
+    conditioned = sum(len(each.conditioned_R) for each in noises) / 2 / shape.batch
     tokens = batch.text_BS.numel() + batch.clean_BKC.numel()
-    active = _active(model)
+    active, head = _active(model), model.head.numel()
     # Per weight and token, forward takes 2 operations and backward 4, or 2 for frozen weights, which need no gradient.
-    # Recomputed activations, the first pass of self-conditioning and attention are not counted.
-    flops = (4 if shape.lora else 6) * active * tokens
+    # The head is applied to the targets only. The first pass is forward only; its prediction then averages embeddings,
+    # at the cost of the head again. Recomputed activations and the products of queries and keys are not counted.
+    canvas, targets = batch.clean_BKC.numel(), batch.clean_BKC.numel() + int(batch.target_BS.sum())
+    first_pass = conditioned * ((active - head) * tokens + 2 * head * canvas)
+    flops = (4 if shape.lora else 6) * ((active - head) * tokens + head * targets) + 2 * first_pass
     return {
         "shape": name,
         "compiled": compiled,
@@ -88,6 +101,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
         "trained": sum(p.numel() for p in parameters),
         "active": active,
         "tokens_a_step": tokens,
+        "conditioned": conditioned,  # share of the examples with a first pass
         "seconds_a_step": seconds,
         "tokens_per_second": tokens / seconds,
         "mfu": flops / seconds / PEAK_FLOPS if device.type == "cuda" else None,
@@ -108,7 +122,7 @@ def _objective(name: str, shape: Shape, device: torch.device) -> tuple[Objective
         torch.set_default_dtype(before)
     begin(model, seed=0)
     if shape.lora:
-        adapters.add(model, LoraSettings(rank=8))
+        adapters.add(model, LoraSettings(rank=8, targets=tuple(adapters.TARGETS)))
     else:
         for path, parameter in model.named_parameters():
             parameter.requires_grad_("layer_scalars" not in path)

@@ -14,6 +14,7 @@ from gesso.bench import train as bench
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.streamed import streamed
 from gesso.errors import InputError
+from gesso.train.objective import Objective
 
 TINY = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -34,6 +35,24 @@ def test_training_is_measured_for_every_shape(monkeypatch, name):
     assert found["loss_last"] < found["loss_first"], "the steps train the model"
     assert found["trained"] < found["parameters"]
     assert (found["trained"] < found["parameters"] / 2) is shape.lora
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_half_of_the_timed_examples_are_self_conditioned(monkeypatch, size):
+    """With one example per batch, every second step has the first pass."""
+    passes, condition = [], Objective._condition
+
+    def counted(self, batch, corruption):
+        passes.append(len(corruption.conditioned_R))
+        return condition(self, batch, corruption)
+
+    monkeypatch.setattr(Objective, "_condition", counted)
+    monkeypatch.setitem(random_weights.SHAPES, "mini", TINY)
+    small = replace(bench.SHAPES["mini"], batch=size, prompt=32, response=32)
+    monkeypatch.setitem(bench.SHAPES, "mini", small)
+    found = bench.measure("mini", steps=3, device=torch.device("cpu"))
+    assert found["conditioned"] == 0.5
+    assert len(passes) == 2 + 4 and sum(passes) == len(passes) * size / 2
 
 
 def test_an_unknown_shape_is_rejected():
