@@ -37,8 +37,8 @@ SLOW = {
     "engine/test_scoring.py", "eval/test_answers.py",
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
-    "test_settings.py", "test_wheel.py", "train/test_objective.py", "train/test_trainer.py",
-    "train/test_vocabulary.py",
+    "test_settings.py", "test_wheel.py", "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py",
+    "train/test_resuming.py", "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
 # Fast tests in slow files, so that `make check` covers every package.

@@ -30,9 +30,12 @@ TARGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
+    """A new adapter. In a recipe, `from = "DIR"` in place of these settings continues an adapter with its own."""
+
     rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[str, ...] = tuple(TARGETS)
+    alpha: float = 16.0  # the change is scaled by alpha / rank
+    # A changed router sends tokens to experts that were not trained for them, and few rows cannot balance it again.
+    targets: tuple[str, ...] = ("attention", "mlp")  # of attention, mlp, self_conditioning, router and experts
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 < self.rank <= MAX_RANK:

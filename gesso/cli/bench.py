@@ -22,7 +22,9 @@ def bench(
         ),
     ] = "model",
     shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
-    steps: Annotated[int, typer.Option(min=1, help="train (an even number), constraints: timed steps, after warm-up.")] = 5,
+    steps: Annotated[
+        int, typer.Option(min=1, help="train (rounded up to even), constraints: timed steps, after warm-up.")
+    ] = 5,
     batches: Annotated[str | None, typer.Option(metavar="N,N", help="model, step: batch sizes; one for step.")] = None,
     prompt: Annotated[int | None, typer.Option(min=2, help="model, step: tokens per prompt.")] = None,
     new: Annotated[int | None, typer.Option(min=1, help="model, serve: tokens to generate per request.")] = None,

@@ -64,6 +64,11 @@ def train(
     make_source = find_source(recipe.data.source) if recipe.data.source else Dataset
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
+    if recipe.model.dtype != "float32" and recipe.lora is None:
+        raise InputError(
+            f"training all weights in {recipe.model.dtype} would lose most updates: they are smaller than its rounding "
+            'errors. Set model.dtype = "float32" and run.autocast = "bfloat16", or train an adapter with [lora]'
+        )
     device = join_processes()
     try:
         directory = directory_of(recipe)

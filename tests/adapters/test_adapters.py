@@ -23,7 +23,8 @@ from tests.model.test_parity import ids, load_pair, steps
 
 TIED = [7, 16, 18]  # together: sliding and global layers, one and several experts per token
 UNTIED = 3
-SETTINGS = LoraSettings(rank=3, alpha=5.0)
+ALL = tuple(TARGETS)
+SETTINGS = LoraSettings(rank=3, alpha=5.0, targets=ALL)
 # Encoder and decoder without the vision tower, as a user of `peft` would write it.
 EVERYTHING = (
     r"model\.(decoder|encoder\.language_model)\.layers\.\d+\.(self_attn|mlp|router)\.\w*proj"
@@ -330,7 +331,7 @@ def test_a_peft_adapter_gives_the_same_logits_in_gesso(tmp_path, seed, tie):
     _, model = load_pair(tmp_path, seed)
     theirs = peft_trained(tmp_path / "adapter", seed, tie)
     settings = adapters.load(model, tmp_path / "adapter", "theirs")
-    assert settings == LoraSettings(rank=2, alpha=3)
+    assert settings == LoraSettings(rank=2, alpha=3, targets=ALL)
     assert furthest(Bare(theirs), model) < 1e-4
 
 
@@ -508,7 +509,7 @@ def test_saving_rejects_existing_directories_and_other_settings(tmp_path):
     with pytest.raises(InputError, match="not empty"):
         adapters.save(model, tmp_path / "model", SETTINGS)
     with pytest.raises(InputError, match="rank 3 and alpha 5.0"):
-        adapters.save(model, tmp_path / "adapter", LoraSettings(rank=3, alpha=6.0))
+        adapters.save(model, tmp_path / "adapter", LoraSettings(rank=3, alpha=6.0, targets=ALL))
 
 
 def test_saving_a_model_with_attached_adapters_is_rejected(tmp_path):
