@@ -23,7 +23,8 @@ if not torch.cuda.is_available():
 TESTS = Path(__file__).parent
 # Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
 SLOW = {
-    "adapters/test_adapters.py", "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
+    "adapters/test_adapters.py", "adapters/test_merging.py",
+    "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
     "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py", "backends/cuda/test_mixture.py",
     "backends/cuda/test_model.py", "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py",
     "bench/test_bench.py", "bundled/test_bundled.py",

@@ -16,7 +16,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +97,12 @@ def _to_file(lora: Lora) -> tuple[Tensor, Tensor]:
     return (a, b) if a.ndim == 2 else (a.flatten(0, 1), b.permute(1, 2, 0).flatten(1).contiguous())
 
 
-def _from_file(a: Tensor, b: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
-    if lora.A.ndim == 2:
+def from_file(a: Tensor, b: Tensor, weight: Weight, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the factors A and B of a weight from the matrices in a file."""
+    *experts, outputs, inputs = weight.shape
+    if not experts:
         return a, b
-    return a.view(lora.A.shape), b.view(len(b), lora.rank, -1).permute(2, 0, 1)
+    return a.view(*experts, rank, inputs), b.view(outputs, rank, -1).permute(2, 0, 1)
 
 
 def _file_shapes(weight: Weight, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -112,9 +114,22 @@ def _file_shapes(weight: Weight, rank: int) -> tuple[tuple[int, int], tuple[int,
 # --- load ---------------------------------------------------------------------------------------------------------
 
 
-def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool = False) -> LoraSettings:
-    """Attach an adapter saved by gesso or `peft`, and activate it. It is frozen unless `trainable`."""
-    check_new(model, name)
+@dataclass(frozen=True, kw_only=True)
+class StoredAdapter:
+    """An adapter as its file stores it: two matrices per changed weight, by the name of the parameter."""
+
+    rank: int
+    alpha: float
+    pairs: dict[str, tuple[Tensor, Tensor]]
+    tied: bool  # every weight with two names has the same change under both
+
+    @property
+    def settings(self) -> LoraSettings:
+        return LoraSettings(rank=self.rank, alpha=self.alpha, targets=groups_of(self.pairs))
+
+
+def read(model: DiffusionGemma, directory: Path) -> StoredAdapter:
+    """Read an adapter saved by gesso or `peft` for this model, whose weights may be on the meta device."""
     config = read_json(directory / CONFIG)
     rank, alpha = _read_scale(config, directory)
     make_adaptable(model)
@@ -125,26 +140,31 @@ def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool =
     tensors = _read_tensors(directory / WEIGHTS)
     if wrong := _problems(model, config, targets, stored, tensors, rank):
         raise CheckpointError(f"cannot load the adapter {directory}:\n  " + "\n  ".join(wrong))
-
     pairs = {p: (tensors[f"{stored[p]}.lora_A.weight"], tensors[f"{stored[p]}.lora_B.weight"]) for p in paths}
-    tied = _equal_where_tied(model, sites, pairs)
-    if not tied:
+    return StoredAdapter(rank=rank, alpha=alpha, pairs=pairs, tied=_equal_where_tied(model, sites, pairs))
+
+
+def load(model: DiffusionGemma, directory: Path, name: str, *, trainable: bool = False) -> LoraSettings:
+    """Attach an adapter saved by gesso or `peft`, and activate it. It is frozen unless `trainable`."""
+    check_new(model, name)
+    found = read(model, directory)
+    if not found.tied:
         split_encoder(model)
-        sites = adapter_sites(model)
+    sites = adapter_sites(model)
     made: dict[object, Lora] = {}
-    for path in paths:
+    for path, pair in found.pairs.items():
         weight = weight_of(model, path)
-        key = id(weight) if tied else path
+        key = id(weight) if found.tied else path
         if key not in made:
-            lora = made[key] = Lora(weight, rank, alpha)
-            for factor, tensor in zip((lora.A, lora.B), _from_file(*pairs[path], lora), strict=True):
+            lora = made[key] = Lora(weight, found.rank, found.alpha)
+            for factor, tensor in zip((lora.A, lora.B), from_file(*pair, weight, found.rank), strict=True):
                 factor.data.copy_(tensor)
             lora.requires_grad_(False)
         sites[path].put(name, made[key])
     activate(model, name)
     if trainable:
         train_only(model, name)
-    return LoraSettings(rank=rank, alpha=alpha, targets=groups_of(paths))
+    return found.settings
 
 
 def _equal_where_tied(

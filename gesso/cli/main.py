@@ -16,6 +16,7 @@ from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
 from gesso.cli.memory import advice, ran_out
+from gesso.cli.merge import merge
 from gesso.cli.models import models, rm
 from gesso.cli.options import EXIT_CODES
 from gesso.cli.pull import pull
@@ -36,7 +37,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, decide, infill, edit, trace, info, train, quantize):
+for command in (generate, chat, decide, infill, edit, trace, info, train, merge, quantize):
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)

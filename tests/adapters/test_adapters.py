@@ -16,9 +16,10 @@ from gesso.adapters import TARGETS, LoraSettings, files
 from gesso.adapters.lora import attached
 from gesso.checkpoint import write
 from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
-from tests import oracle
+from tests import oracle, tiny
 from tests.model.test_parity import ids, load_pair, steps
 
 TIED = [7, 16, 18]  # together: sliding and global layers, one and several experts per token
@@ -311,6 +312,42 @@ def test_a_loaded_adapter_equals_the_saved_one(tmp_path, seed):
     adapters.save(other, tmp_path / "copy", SETTINGS, "again")
     first, second = (load_file(tmp_path / name / files.WEIGHTS) for name in ("adapter", "copy"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_adapter_survives_the_way_through_peft_and_back(tmp_path):
+    """Rank 16 and alpha 32 on all matrices: `peft` loads it, saves it again, and gesso loads that."""
+    settings = LoraSettings(rank=16, alpha=32.0, targets=ALL)
+    _, model = load_pair(tmp_path, TIED[0], near_identity=True)
+    adapters.add(model, settings)
+    fill(model)
+    adapters.save(model, tmp_path / "adapter", settings)
+    theirs = through_peft(tmp_path)
+    assert furthest(theirs, model) < 1e-4
+    theirs.call.save_pretrained(tmp_path / "back")
+    _, again = load_pair(tmp_path / "again", TIED[0], near_identity=True)
+    assert adapters.load(again, tmp_path / "back", "back") == settings
+    assert again.is_tied and all(map(torch.equal, outputs(model), outputs(again)))
+
+
+def test_an_adapter_of_a_quantized_base_loads_in_peft_on_the_original(tmp_path):
+    """The file holds the factors alone, so it does not depend on the format of the base."""
+    tiny.make(tmp_path / "model")
+    convert.quantize(tmp_path / "model", tmp_path / "packed", "int4")
+    packed, model = (
+        load_weights(open_source(tmp_path / name), torch.device("cpu"), torch.float32) for name in ("packed", "model")
+    )
+    adapters.add(packed, SETTINGS)
+    fill(packed)
+    adapters.save(packed, tmp_path / "adapter", SETTINGS)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "adapter" / files.WEIGHTS).values()} == {torch.float32}
+    adapters.load(model, tmp_path / "adapter", "default")
+    theirs = through_peft(tmp_path)
+    prompt = torch.randint(3, 300, (2, 11))
+    pairs = [(theirs, mine) for _, theirs, mine in steps(theirs, model, prompt, canvases=1)]
+    assert relative(*zip(*pairs, strict=True)) < 1e-4
+    again = load_weights(open_source(tmp_path / "packed"), torch.device("cpu"), torch.float32)
+    adapters.load(again, tmp_path / "adapter", "default")
+    assert all(map(torch.equal, outputs(packed), outputs(again)))
 
 
 def test_a_loaded_adapter_can_be_trained_further(tmp_path):
