@@ -30,7 +30,7 @@ SLOW = {
     "bench/test_bench.py", "bundled/test_bundled.py",
     "checkpoint/quantize/test_convert.py", "checkpoint/quantize/test_export_compressed_tensors.py",
     "checkpoint/test_compressed_tensors.py", "checkpoint/test_hub.py", "checkpoint/test_huggingface.py",
-    "checkpoint/test_malformed.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_models.py",
+    "checkpoint/test_malformed.py", "checkpoint/test_push.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_models.py",
     "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
     "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py", "docs/test_code.py",
     "docs/test_examples.py", "docs/test_outputs.py", "docs/test_site.py", "engine/test_engine.py",
@@ -39,7 +39,7 @@ SLOW = {
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
     "test_settings.py", "test_wheel.py", "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py",
-    "train/test_resuming.py", "train/test_trainer.py", "train/test_vocabulary.py",
+    "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
 # Fast tests in slow files, so that `make check` covers every package.
@@ -128,6 +128,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # upload by plain HTTP
         monkeypatch.setattr(constants, "HF_HUB_CACHE", settings["HF_HUB_CACHE"])
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", settings["HF_TOKEN_PATH"])
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # bytes that a broken connection may lose

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gesso.checkpoint.find import hub_base
 from gesso.files import read_json, read_text
 
 MERGE, RECIPE = "merge.json", "recipe.toml"
@@ -26,14 +27,14 @@ class Merge:
 def adapter_card(name: str, directory: Path) -> str:
     """Return the card of an adapter that is pushed as `name`."""
     config = read_json(directory / "adapter_config.json")
-    base = config.get("base_model_name_or_path")
-    base = base if isinstance(base, str) and base else None
-    given = base or "BASE"
+    given = config.get("base_model_name_or_path")
+    base = hub_base(given) if isinstance(given, str) else None  # a local path is of no use to others
+    shown = base or "BASE"
     facts = [f"A LoRA adapter of rank {config.get('r')} and alpha {config.get('lora_alpha')} for {_link(base)}."]
     use = [
         "```sh",
-        f'gesso generate "Hello" --model {given} --adapter {name}',
-        f"gesso merge {given} {name} merged",
+        f'gesso generate "Hello" --model {shown} --adapter {name}',
+        f"gesso merge {shown} {name} merged",
         "```",
         "",
         "It is in the format of `peft`:",

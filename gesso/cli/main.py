@@ -20,6 +20,7 @@ from gesso.cli.merge import merge
 from gesso.cli.models import models, rm
 from gesso.cli.options import EXIT_CODES
 from gesso.cli.pull import pull
+from gesso.cli.push import push
 from gesso.cli.quantize import quantize
 from gesso.cli.rewriting import edit, infill
 from gesso.cli.serve import serve
@@ -41,7 +42,7 @@ for command in (generate, chat, decide, infill, edit, trace, info, train, merge,
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)
-for command in (bench, serve, pull, models, rm):
+for command in (bench, serve, pull, push, models, rm):
     app.command(epilog=EXIT_CODES)(command)
 
 

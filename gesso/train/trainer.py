@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from gesso import adapters
 from gesso.adapters import LoraSettings
 from gesso.checkpoint import write
+from gesso.checkpoint.card import RECIPE
 from gesso.checkpoint.find import find_directory, hub_base
 from gesso.checkpoint.parameters import assign, empty_model
 from gesso.checkpoint.source import open_source
@@ -39,6 +40,7 @@ from gesso.train.objective import Losses, Objective
 from gesso.train.optimizers import learning_rate, make_optimizers
 from gesso.train.processes import BatchStream, Prepared, in_any_process, shard
 from gesso.train.recipe import ContinuedLora, Recipe
+from gesso.train.shared_recipe import shared_recipe
 
 logger = logging.getLogger("gesso")
 
@@ -292,6 +294,7 @@ class Trainer:
                 for name, tensor in tensors.items():
                     assign(model, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
                 write.save(model, partial, source=self.source, shard_bytes=self.recipe.run.export_shard)
+            (partial / RECIPE).write_text(shared_recipe(self.recipe), encoding="utf-8")
             shutil.rmtree(target, ignore_errors=True)  # the export of fewer steps
             partial.rename(target)
 
