@@ -34,7 +34,6 @@ def adapter_card(name: str, directory: Path) -> str:
     use = [
         "```sh",
         f'gesso generate "Hello" --model {shown} --adapter {name}',
-        f"gesso merge {shown} {name} merged",
         "```",
         "",
         "It is in the format of `peft`:",
