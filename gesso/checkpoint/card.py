@@ -1,12 +1,14 @@
 """The model card of an adapter or a merged model: README.md with the metadata that the hub reads."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gesso.checkpoint.find import hub_base
+from gesso.errors import InputError
 from gesso.files import read_json, read_text
 
 MERGE, RECIPE = "merge.json", "recipe.toml"
@@ -51,8 +53,8 @@ def adapter_card(name: str, directory: Path) -> str:
 def model_card(name: str, directory: Path) -> str:
     """Return the card of a model that is pushed as `name`."""
     merge: Mapping[str, Any] = read_json(directory / MERGE) if (directory / MERGE).is_file() else {}
-    base = merge.get("base")
-    facts = ["A DiffusionGemma checkpoint."]
+    base = merge.get("base") or _trained_from(directory)
+    facts = [f"{_link(base)}, fine-tuned." if base else "A DiffusionGemma checkpoint."]
     if merge:
         adapter = f"the adapter {_link(merge['adapter'])}" if merge.get("adapter") else "an adapter"
         facts = [f"{_link(base)} merged with {adapter} of rank {merge.get('rank')} and alpha {merge.get('alpha')}."]
@@ -71,6 +73,15 @@ def model_card(name: str, directory: Path) -> str:
         name, {"base_model": base, "base_model_relation": "finetune" if base else None, "library_name": "gesso"},
         ["gesso", "diffusion_gemma"], facts, use, directory,
     )  # fmt: skip
+
+
+def _trained_from(directory: Path) -> str | None:
+    """Return the base in the recipe of a trained model, if it is on the hub."""
+    try:
+        model = tomllib.loads(read_text(directory / RECIPE, RECIPE_LIMIT))["model"]
+        return None if model["scratch"] else hub_base(model["path"])
+    except (InputError, tomllib.TOMLDecodeError, KeyError, TypeError):  # no recipe, or one that someone has edited
+        return None
 
 
 def _card(

@@ -310,8 +310,9 @@ class Trainer:
 def _choose_trainable(model: DiffusionGemma, recipe: Recipe) -> LoraSettings | None:
     """Attach the adapter to train, a new one or one to continue, and return its settings; or select all weights."""
     if isinstance(recipe.lora, ContinuedLora):
+        shared = model.is_tied
         settings = adapters.load(model, find_directory(recipe.lora.adapter), "default", trainable=True)
-        if not model.is_tied:
+        if shared and not model.is_tied:
             raise InputError(
                 f"cannot continue {recipe.lora.adapter}: it changes the shared weights of encoder and decoder "
                 "differently; gesso trains one change for both, as in the adapters that it writes"

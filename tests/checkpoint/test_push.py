@@ -85,6 +85,16 @@ def test_a_pushed_merged_model_is_found_by_its_name(logged_in, adapter, tmp_path
     assert answer(gesso.load(NAME)) == answer(gesso.load(BASE, adapter=adapter))
 
 
+def test_the_card_of_a_trained_model_names_the_base_of_its_recipe(logged_in, tiny_directory, tmp_path, adapter):
+    merging.merge_files(BASE, adapter, tmp_path / "merged")
+    write.save(gesso.load(tmp_path / "merged").model, tmp_path / "trained", source=tmp_path / "merged")
+    for scratch, line in (("false", 'base_model: "someone/base"\n'), ("true", "A DiffusionGemma checkpoint.\n")):
+        (tmp_path / "trained" / "recipe.toml").write_text(f'[model]\npath = "{BASE}"\nscratch = {scratch}\n')
+        push(tmp_path / "trained", f"someone/trained-{scratch}")
+        card = logged_in.repositories[f"someone/trained-{scratch}"]["README.md"].decode()
+        assert line in card and "merged" not in card, "the origin of the source is not that of the trained model"
+
+
 def test_a_second_push_replaces_the_weights_and_keeps_the_card(logged_in, tiny_directory, tmp_path):
     model = gesso.load(tiny_directory).model
     write.save(model, tmp_path / "shards", source=tiny_directory, shard_bytes=100_000)
