@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from gesso.errors import GessoError, InputError
 from gesso.train.recipe import load
@@ -62,10 +62,10 @@ def test_a_longer_run_warns_of_the_jump_of_the_learning_rate(begun, caplog):
     assert "the learning rate changes from 0.00075 (step 4) to 0.00296 (step 5)" in caplog.text
 
 
-@pytest.mark.parametrize("change", [{"kind": "muon"}, {"betas": (0.9, 0.99)}, {"weight_decay": 0.1}])
-def test_resuming_with_other_settings_is_rejected(begun, change):
-    with pytest.raises(InputError, match=rf"optimizer\.{next(iter(change))}"):
-        train(with_optimizer(begun, **change), lambda _: None)
+def test_resuming_with_other_settings_is_rejected(begun):
+    for change in ({"kind": "muon"}, {"betas": (0.9, 0.99)}, {"weight_decay": 0.1}):
+        with pytest.raises(InputError, match=rf"optimizer\.{next(iter(change))}"):
+            train(with_optimizer(begun, **change), lambda _: None)
 
 
 # --- changed files ------------------------------------------------------------------------------------------------
@@ -75,29 +75,19 @@ def longer(recipe):
     return replace(recipe, run=replace(recipe.run, steps=5))
 
 
-def test_changed_data_is_rejected_by_name(begun, rows):
-    rows.write_text(rows.read_text().replace("one", "uno"))
-    with pytest.raises(InputError, match=r"rows\.jsonl has changed since the run in .*out was started; restore"):
-        train(longer(begun), lambda _: None)
-
-
-def test_a_changed_tensor_of_the_base_is_rejected_by_name(begun, small):
-    file = small / "model.safetensors"
-    tensors = load_file(file)
-    tensors["model.decoder.norm.weight"] += 1
-    save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"model\.safetensors of the base checkpoint has changed"):
-        train(longer(begun), lambda _: None)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
-def test_another_tokenizer_or_configuration_of_the_base_is_rejected_by_name(begun, small, name):
-    (small / name).write_text((small / name).read_text() + "\n")
-    with pytest.raises(InputError, match=rf"{name} of the base checkpoint has changed"):
-        train(longer(begun), lambda _: None)
-
-
-def test_copies_of_the_same_files_are_accepted(begun, rows, small):
-    for file in (rows, small / "model.safetensors", small / "tokenizer.json"):
+def test_a_changed_file_is_rejected_by_name_and_the_same_content_is_accepted(begun, rows, small):
+    tensors = load_file(small / "model.safetensors")
+    changed = tensors | {"model.decoder.norm.weight": tensors["model.decoder.norm.weight"] + 1}
+    for file, content, shown in (
+        (rows, rows.read_bytes().replace(b"one", b"uno"), r"rows\.jsonl"),
+        (small / "tokenizer.json", (small / "tokenizer.json").read_bytes() + b"\n", "tokenizer.json of the base"),
+        (small / "config.json", (small / "config.json").read_bytes() + b"\n", "config.json of the base"),
+        (small / "model.safetensors", save(changed, {"format": "pt"}), "model.safetensors of the base"),
+    ):
+        before = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(InputError, match=rf"{shown}.* has changed since the run in .*out was started; restore"):
+            train(longer(begun), lambda _: None)
+        file.write_bytes(before)
         os.utime(file, (1, 1))
     train(longer(begun), lambda _: None)
