@@ -34,7 +34,7 @@ class LoraSettings:
 
     rank: int = 8
     alpha: float = 16.0  # the change is scaled by alpha / rank
-    # A changed router sends tokens to experts that were not trained for them, and few rows cannot balance it again.
+    # Without the router: a change of it sends tokens to other experts, and a small data set trains few of those.
     targets: tuple[str, ...] = ("attention", "mlp")  # of attention, mlp, self_conditioning, router and experts
 
     def __post_init__(self) -> None:

@@ -87,7 +87,7 @@ def measure(name: str, steps: int, device: torch.device, compiled: bool = False)
     seconds = sum(sorted(each)[len(each) // 2] for each in times) / 2
     conditioned = sum(len(each.conditioned_R) for each in noises) / 2 / shape.batch
     tokens = batch.text_BS.numel() + batch.clean_BKC.numel()
-    active, head = _active(model), model.head.numel()
+    active, head = _active(model), config.vocab_size * config.hidden_size
     # Per weight and token, forward takes 2 operations and backward 4, or 2 for frozen weights, which need no gradient.
     # The head is applied to the targets only. The first pass is forward only; its prediction then averages embeddings,
     # at the cost of the head again. Recomputed activations and the products of queries and keys are not counted.

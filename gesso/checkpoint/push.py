@@ -14,7 +14,7 @@ from gesso.checkpoint.cache import ADAPTER, HubName
 from gesso.checkpoint.card import adapter_card, model_card
 from gesso.checkpoint.hub import request_headers
 from gesso.checkpoint.safetensors import INDEX, weight_files
-from gesso.errors import CheckpointError, InputError
+from gesso.errors import CheckpointError, GessoError, InputError
 
 CARD = "README.md"
 # The files of a checkpoint besides its weights, if it has them.
@@ -111,10 +111,14 @@ def _explained(name: str) -> Iterator[None]:
 
     try:
         yield
+    except GessoError:
+        raise
     except HFValidationError as error:
         raise InputError(f"{name} is not a name of the hub: {error}") from error
+    except ValueError as error:  # such as a README.md that the hub does not accept
+        raise CheckpointError(f"{name} could not be pushed to the hub: {' '.join(str(error).split())}") from error
     except Exception as error:
-        # The library wraps the errors of an upload.
+        # The library wraps the errors of an upload in a RuntimeError.
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
         first = str(cause).strip().partition("\n")[0].rstrip(".") or type(cause).__name__
         again = "Try again: files that have arrived are not sent twice."
@@ -125,11 +129,11 @@ def _explained(name: str) -> Iterator[None]:
                 f"{name} could not be pushed to the hub (status {status}): {first}. "
                 f"{rejected if status in (401, 403, 404) else again}"
             ) from error
-        # huggingface_hub 1 raises the errors of httpx, and version 2 those of httpx2.
-        network = type(cause).__module__.partition(".")[0] in ("httpx", "httpx2") or isinstance(cause, ConnectionError)
-        if not network and cause is error:
-            raise
-        raise CheckpointError(
-            f"{name} could not be pushed to the hub: {first}. Check the network, HF_ENDPOINT and HF_HUB_OFFLINE. "
-            f"{again}"
-        ) from error
+        # huggingface_hub 1 raises the errors of httpx, and version 2 those of httpx2; xet raises RuntimeError.
+        module = type(cause).__module__.partition(".")[0]
+        if module in ("httpx", "httpx2") or isinstance(cause, ConnectionError | RuntimeError):
+            raise CheckpointError(
+                f"{name} could not be pushed to the hub: {first}. Check the network, HF_ENDPOINT and HF_HUB_OFFLINE. "
+                f"{again}"
+            ) from error
+        raise

@@ -13,14 +13,11 @@ from gesso.train.recipe import Recipe
 
 # Settings that leave the run the same: where it writes, how often, and how long it lasts.
 FREE = {
-    f"run.{name}"
-    for name in (
-        *("steps", "save_every", "keep", "log_every", "tensorboard", "out"),
-        *("workers", "export_dtype", "export_shard"),
-    )
-}
+    "run.steps", "run.save_every", "run.keep", "run.log_every", "run.tensorboard", "run.out", "run.workers",
+    "run.export_dtype", "run.export_shard",
+}  # fmt: skip
 # Settings that a run may need to get past a loss that is not finite. Their changes are reported.
-REPORTED = {f"optimizer.{name}" for name in ("lr", "min_lr", "warmup", "clip")}
+REPORTED = {"optimizer.lr", "optimizer.min_lr", "optimizer.warmup", "optimizer.clip"}
 
 
 def note_of(recipe: Recipe, inputs: Fingerprints) -> dict[str, Any]:
@@ -64,7 +61,5 @@ def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict
 
 
 def _rate(recipe: Mapping[str, Any], step: int) -> float:
-    optimizer = recipe["optimizer"]
-    return learning_rate(
-        optimizer["lr"], optimizer["min_lr"], optimizer["warmup"], step, recipe["run"]["steps"]
-    )  # fmt: skip
+    peak, least, warmup = (recipe["optimizer"][name] for name in ("lr", "min_lr", "warmup"))
+    return learning_rate(peak, least, warmup, step, recipe["run"]["steps"])

@@ -168,6 +168,14 @@ def test_an_interrupted_upload_is_one_line(logged_in, adapter, monkeypatch):
     assert logged_in.repositories[NAME] == {}, "no commit"
 
 
+def test_a_card_that_the_hub_rejects_is_one_line(logged_in, adapter):
+    (adapter / "README.md").write_text("---\ntags: [mine\n---\n")
+    logged_in.status["/validate-yaml"] = 400
+    with pytest.raises(CheckpointError, match="README.md") as caught:
+        push(adapter, NAME)
+    assert "\n" not in str(caught.value) and logged_in.repositories[NAME] == {}
+
+
 def test_the_command_prints_the_address(logged_in, adapter, main):
     done = main("push", str(adapter), NAME, "--private")
     assert (done.code, done.out) == (0, f"{logged_in.url}/{NAME}\n")
