@@ -23,15 +23,17 @@ if not torch.cuda.is_available():
 TESTS = Path(__file__).parent
 # Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
 SLOW = {
-    "adapters/test_adapters.py", "backends/cuda/test_adapter_bank.py", "backends/cuda/test_adapters.py",
+    "adapters/test_adapters.py", "adapters/test_merging.py", "backends/cuda/test_adapter_bank.py",
+    "backends/cuda/test_adapters.py",
     "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
     "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py", "backends/cuda/test_mixture.py",
     "backends/cuda/test_model.py", "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py",
     "bench/test_bench.py", "bundled/test_bundled.py",
     "checkpoint/quantize/test_convert.py", "checkpoint/quantize/test_export_compressed_tensors.py",
     "checkpoint/test_compressed_tensors.py", "checkpoint/test_hub.py", "checkpoint/test_huggingface.py",
-    "checkpoint/test_malformed.py", "cli/test_cli.py", "cli/test_completion.py", "cli/test_models.py",
-    "cli/test_rewriting.py", "cli/test_sudoku.py", "cli/test_train.py",
+    "checkpoint/test_malformed.py", "checkpoint/test_push.py",
+    "cli/test_cli.py", "cli/test_completion.py", "cli/test_models.py", "cli/test_rewriting.py", "cli/test_sudoku.py",
+    "cli/test_train.py",
     "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py", "docs/test_code.py",
     "docs/test_examples.py", "docs/test_outputs.py", "docs/test_site.py", "engine/test_adapters.py",
     "engine/test_engine.py",
@@ -39,8 +41,8 @@ SLOW = {
     "engine/test_scoring.py", "eval/test_answers.py",
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
-    "test_settings.py", "test_wheel.py", "train/test_objective.py", "train/test_trainer.py",
-    "train/test_vocabulary.py",
+    "test_settings.py", "test_wheel.py", "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py",
+    "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
 # Fast tests in slow files, so that `make check` covers every package.
@@ -129,6 +131,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         url = running.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # upload by plain HTTP
         monkeypatch.setattr(constants, "HF_HUB_CACHE", settings["HF_HUB_CACHE"])
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", settings["HF_TOKEN_PATH"])
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # bytes that a broken connection may lose

@@ -1,5 +1,9 @@
-"""A stand-in for the Hugging Face hub: a small HTTP server with the answers that a download needs, and with faults."""
+"""A stand-in for the Hugging Face hub: a small HTTP server with the answers that downloads and uploads need.
 
+It can have faults.
+"""
+
+import base64
 import hashlib
 import json
 import threading
@@ -29,6 +33,8 @@ class Hub:
     sizes: dict[str, int] = field(default_factory=dict)  # sizes in the list of files that are not true
     ignore_range: bool = False
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range
+    private: set[str] = field(default_factory=set)  # repositories
+    uploads: dict[str, bytes] = field(default_factory=dict)  # large files by SHA-256, before they are committed
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -51,8 +57,28 @@ class Hub:
             if file.endswith(LFS):
                 one["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": size, "pointerSize": 135}
             files.append(one)
-        return {"_id": "1", "id": name, "sha": self.commit, "siblings": files, "private": False, "tags": [],
-                "downloads": 0, "likes": 0}  # fmt: skip
+        return {"_id": "1", "id": name, "sha": self.commit, "siblings": files, "private": name in self.private,
+                "tags": [], "downloads": 0, "likes": 0}  # fmt: skip
+
+    def create(self, name: str, visibility: str | None) -> bool:
+        """Create a repository, and return whether it is new."""
+        new = name not in self.repositories
+        if new:
+            self.repositories[name] = {}
+            self.private |= {name} if visibility == "private" else set()
+        return new
+
+    def commit_lines(self, name: str, lines: list[dict[str, Any]]) -> None:
+        """Apply a commit: a header, then one line per file."""
+        for line in lines:
+            value = line["value"]
+            match line["key"]:
+                case "file":
+                    self.repositories[name][value["path"]] = base64.b64decode(value["content"])
+                case "lfsFile":
+                    self.repositories[name][value["path"]] = self.uploads.pop(value["oid"])
+                case "deletedFile":
+                    del self.repositories[name][value["path"]]
 
 
 def git_hash(content: bytes) -> str:
@@ -82,6 +108,56 @@ def serving() -> Iterator[Hub]:
             if parts[2:4] == ["resolve", hub.commit] and file in hub.repositories.get(name, {}):
                 return self._file(file, hub.repositories[name][file])
             return self._answer(404, b"{}")
+
+        def do_POST(self) -> None:
+            path = unquote(self.path.partition("?")[0])
+            body = self._body()
+            hub.requests.append((path, None))
+            for part, status in hub.status.items():
+                if part in path:
+                    return self._answer(status, b"{}")
+            name = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2]).removesuffix(".git")
+            if path == "/api/repos/create":
+                given = json.loads(body)
+                name = f"{given['organization']}/{given['name']}"
+                new = hub.create(name, given.get("visibility"))
+                return self._json({"url": f"{hub.url}/{name}", "name": name}, 200 if new else 409)
+            if path == "/api/validate-yaml":
+                return self._json({"errors": [], "warnings": []})
+            if "/preupload/" in path:
+                files = [
+                    {"path": one["path"], "uploadMode": "lfs" if one["path"].endswith(LFS) else "regular",
+                     "shouldIgnore": False}
+                    for one in json.loads(body)["files"]
+                ]  # fmt: skip
+                return self._json({"files": files})
+            if path.endswith("/info/lfs/objects/batch"):
+                objects = [
+                    {**one, "actions": {"upload": {"href": f"{hub.url}/upload/{one['oid']}"}}}
+                    for one in json.loads(body)["objects"]
+                ]
+                return self._json({"transfer": "basic", "objects": objects})
+            if "/commit/" in path:
+                hub.commit_lines(name, [json.loads(line) for line in body.splitlines()])
+                return self._json({"success": True, "commitOid": hub.commit, "commitUrl": f"{hub.url}/{name}/commit/1"})
+            return self._answer(404, b"{}")
+
+        def do_PUT(self) -> None:
+            hub.uploads[self.path.rpartition("/")[2]] = self._body()
+            self._answer(200, b"{}")
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            pieces = []
+            while size := int(self.rfile.readline(), 16):
+                pieces.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(pieces)
+
+        def _json(self, answer: dict[str, Any], status: int = 200) -> None:
+            self._answer(status, json.dumps(answer).encode())
 
         def _answer(self, status: int, body: bytes) -> None:
             self.send_response(status)

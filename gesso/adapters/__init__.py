@@ -1,4 +1,7 @@
-"""LoRA adapters: `lora.py` has the modules, `attach.py` attaches and merges them, `files.py` reads and writes them."""
+"""LoRA adapters: `lora.py` has the modules, `attach.py` attaches and merges them, `files.py` reads and writes them.
+
+`merging.py` merges one into a checkpoint on disk.
+"""
 
 from gesso.adapters.attach import TARGETS, LoraSettings, StoredAdapter, activate, add, attach, merge, remove
 from gesso.adapters.files import load, read, save

@@ -33,9 +33,12 @@ TARGETS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
+    """A new adapter. In a recipe, `from = "DIR"` in place of these settings continues an adapter with its own."""
+
     rank: int = 8
-    alpha: float = 16.0
-    targets: tuple[str, ...] = tuple(TARGETS)
+    alpha: float = 16.0  # the change is scaled by alpha / rank
+    # Without the router: a change of it sends tokens to other experts, and a small data set trains few of those.
+    targets: tuple[str, ...] = ("attention", "mlp")  # of attention, mlp, self_conditioning, router and experts
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 < self.rank <= MAX_RANK:
@@ -149,17 +152,17 @@ def merge(model: DiffusionGemma, name: str = "default") -> None:
             )
     for paths in by_weight.values():
         if (lora := sites[paths[0]].get(name)) is not None:
-            _fold(lora, model.get_parameter(paths[0]).detach())
+            fold(model.get_parameter(paths[0]).detach(), lora.A.detach(), lora.B.detach(), lora.scale)
     remove(model, name)
     if model.config.tie_word_embeddings:
         model.encoder.layers = model.decoder.layers  # undo `split_encoder`
 
 
-def _fold(lora: Lora, weight: Tensor) -> None:
-    """Compute W + s·B·A in float32, expert by expert: all experts of a 26B layer at once would need 2 GB more."""
-    matrices = (tensor.detach().view(-1, *tensor.shape[-2:]) for tensor in (weight, lora.A, lora.B))
+def fold(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
+    """Add s·B·A to a weight in place, in float32, expert by expert: a layer's experts at once would need 2 GB more."""
+    matrices = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (weight, a, b))
     for w_OI, a_LI, b_OL in zip(*matrices, strict=True):
-        w_OI.copy_(w_OI.float() + lora.scale * (b_OL.float() @ a_LI.float()))
+        w_OI.copy_(w_OI.float() + scale * (b_OL.float() @ a_LI.float()))
 
 
 def split_encoder(model: DiffusionGemma) -> None:

@@ -120,11 +120,14 @@ def measure(
     wait(device)
     seconds = (time.perf_counter() - began) / steps
     tokens = batch.layout.tokens
-    active, is_gpu = _active(model), device.type == "cuda"
-    # Per weight and token, a forward pass takes 2 operations and the backward pass 4, or 2 if the weight is frozen. The
-    # first pass of self-conditioning counts for the examples that have one. Recomputed activations and attention do not
-    # count.
-    flops = ((4 if shape.lora else 6) + 2 * settings.self_conditioning) * active * tokens
+    active, head, is_gpu = _active(model), config.vocab_size * config.hidden_size, device.type == "cuda"
+    # Per weight and token, forward takes 2 operations and backward 4, or 2 for frozen weights, which need no gradient.
+    # The head is applied to the targets only. The first pass is forward only; its prediction then averages embeddings,
+    # at the cost of the head again. Recomputed activations and the products of queries and keys are not counted.
+    canvas = batch.clean_KC.numel()
+    first_pass = settings.self_conditioning * ((active - head) * tokens + 2 * head * canvas)
+    per_step = (active - head) * tokens + head * (canvas + len(batch.target_R))
+    flops = (4 if shape.lora else 6) * per_step + 2 * first_pass
     return {
         "shape": name,
         "quantize": shape.quantize,

@@ -41,3 +41,13 @@ def find(name: str | Path | None, *, weights: bool = True) -> Path:
             f"({', '.join(bundled.DIRECTORIES)})"
         )
     return hub.find(hub_name, weights=weights)
+
+
+def hub_base(name: str | Path | None) -> str | None:
+    """Return the hub name of a base model, or None if it has none that others can use, such as a local directory."""
+    if name is None or name in bundled.DIRECTORIES:
+        return None
+    name = aliases.hub_name(name)
+    if isinstance(name, Path) or Path(name).expanduser().exists() or (found := HubName.parse(name)) is None:
+        return None
+    return found.repository

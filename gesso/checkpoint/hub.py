@@ -68,7 +68,7 @@ class _Download:
 
     def __init__(self, name: HubName, repository: Repository, commit: str, listed: Mapping[str, Entry]) -> None:
         self.name, self.repository, self.commit, self.listed = name, repository, commit, listed
-        self.headers = _headers()
+        self.headers = request_headers()
         # Equal hashes are equal files, so those of other commits count too.
         manifests = [repository.manifest(one) for one in repository.commits()]
         self.verified = {entry.hash for files in manifests for entry in files.values() if entry.verified}
@@ -212,7 +212,7 @@ def _listing(repository: str) -> tuple[str, dict[str, Entry]]:
     """
     from huggingface_hub import HfApi
 
-    _headers()  # rejects a malformed token, which the library would print
+    request_headers()  # checks the token
     info = HfApi().model_info(repository, files_metadata=True)
     if not COMMIT.fullmatch(commit := info.sha or ""):
         raise CheckpointError(f"the hub's commit of {repository} is {commit!r}, expected 40 hexadecimal digits")
@@ -224,7 +224,8 @@ def _listing(repository: str) -> tuple[str, dict[str, Entry]]:
     return commit, found
 
 
-def _headers() -> dict[str, str]:
+def request_headers() -> dict[str, str]:
+    """Return the headers of a request to the hub. Reject a malformed token, which the library would print."""
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # exported lazily
 
     headers = build_hf_headers(library_name="gesso")

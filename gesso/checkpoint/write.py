@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gesso.checkpoint.card import MERGE
 from gesso.checkpoint.parameters import checkpoint_name, empty_model, parameters
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import vision_tensors
@@ -78,9 +79,13 @@ def whole(directory: Path) -> Iterator[Path]:
 
 
 def write_companions(directory: Path, raw: Mapping[str, Any], source: Path | None) -> None:
-    """Write all but the weights: `raw` as config.json, and the source's tokenizer, template and generation settings."""
+    """Write all but the weights: `raw` as config.json, and the source's tokenizer, template and generation settings.
+
+    The origin of a merged source is left out: it is not that of a model with other weights.
+    """
     for file in () if source is None else sorted(source.iterdir()):
-        if file.is_file() and file.suffix in (".json", ".jinja", ".model") and file.name not in ("config.json", INDEX):
+        others = file.name not in ("config.json", INDEX, MERGE)
+        if others and file.is_file() and file.suffix in (".json", ".jinja", ".model"):
             shutil.copyfile(file, directory / file.name)
     (directory / "config.json").write_text(json.dumps(dict(raw), indent=2) + "\n", encoding="utf-8")
 

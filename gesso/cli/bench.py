@@ -24,7 +24,7 @@ def bench(
     shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
     rank: Annotated[int | None, typer.Option(min=1, help="model, train: rank of the adapters, 16 by default.")] = None,
     targets: Annotated[str | None, typer.Option(metavar="GROUP,GROUP", help="train: weights with an adapter.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="train, constraints: timed steps, after warm-up.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="train (rounded up to even), constraints: timed steps.")] = 5,
     batches: Annotated[
         str | None, typer.Option(metavar="N,N", help="model, step, train: batch sizes; only one for the last two.")
     ] = None,

@@ -16,9 +16,11 @@ from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
 from gesso.cli.memory import advice, ran_out
+from gesso.cli.merge import merge
 from gesso.cli.models import models, rm
 from gesso.cli.options import EXIT_CODES
 from gesso.cli.pull import pull
+from gesso.cli.push import push
 from gesso.cli.quantize import quantize
 from gesso.cli.rewriting import edit, infill
 from gesso.cli.serve import serve
@@ -36,11 +38,11 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, decide, infill, edit, trace, info, train, quantize):
+for command in (generate, chat, decide, infill, edit, trace, info, train, merge, quantize):
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)
-for command in (bench, serve, pull, models, rm):
+for command in (bench, serve, pull, push, models, rm):
     app.command(epilog=EXIT_CODES)(command)
 
 

@@ -1,6 +1,8 @@
 """Training and fine-tuning from a recipe: `gesso train RECIPE`.
 
-- `recipe`: the TOML schema. `run`: from a recipe to a trained model. `trainer`: the loop; `state` saves and resumes it.
+- `recipe`: the TOML schema. `run`: from a recipe to a trained model. `trainer`: the loop. `shared_recipe`: the recipe
+  beside an exported model.
+- `state`: checkpoints of a run. `resuming`, `inputs`: which settings and files may change before it is resumed.
 - `files`, `rows`, `reading`, `data`: from JSON lines to examples. `views` and `order`: which part of a text an example
   shows, and which examples share a batch. `data_report`: what `--check` prints.
 - `batch`: examples as tensors, and their noise. `objective`: the loss. `attention`: the mask of a training pass.

@@ -10,9 +10,15 @@ from gesso.files import replacing
 
 
 class MetricsLog:
-    def __init__(self, out: Path, tensorboard: bool, log_every: int) -> None:
+    """The log of a run that continues after `step`.
+
+    The steps that an interrupted run logged after its last checkpoint are dropped: they are run again.
+    """
+
+    def __init__(self, out: Path, tensorboard: bool, log_every: int, step: int) -> None:
         self.path, self.log_every = out / "metrics.jsonl", log_every
-        self.writer = _tensorboard(out) if tensorboard else None
+        self.writer = _tensorboard(out, step) if tensorboard else None
+        self._drop_after(step)
 
     def append(self, metrics: Mapping[str, float]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -23,8 +29,7 @@ class MetricsLog:
                 self.writer.add_scalar(name, value, step)
             self.writer.flush()
 
-    def drop_after(self, step: int) -> None:
-        """Drop the steps that an interrupted run logged after its last checkpoint: they are run again."""
+    def _drop_after(self, step: int) -> None:
         if not self.path.exists():
             return
         kept = []
@@ -38,9 +43,9 @@ class MetricsLog:
             file.write("".join(kept).encode("utf-8"))
 
 
-def _tensorboard(out: Path) -> Any:
+def _tensorboard(out: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError("run.tensorboard needs the package tensorboard: pip install '.[train]' in the clone") from None
-    return SummaryWriter(str(out / "tensorboard"))
+    return SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)

@@ -25,7 +25,7 @@ RECIPE_LIMIT = 1 << 20  # bytes
 class ModelSettings:
     path: str | None = None  # directory, hub name or bundled model; None: gesso-mini
     scratch: bool = False  # start from random weights in the shape of that checkpoint
-    dtype: str = "float32"  # of the weights; frozen weights under an adapter may be bfloat16
+    dtype: str = "float32"  # of the weights; bfloat16 only for the frozen weights under an adapter
     quantize: str | None = None  # "fp8", "int4" or "nvfp4": pack frozen weights while they are loaded
 
 
@@ -148,6 +148,13 @@ class RunSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContinuedLora:
+    """An adapter to train further, with its own rank, alpha and targets: `[lora] from` in a recipe."""
+
+    adapter: str  # directory or hub name
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalSettings:
     """Evaluate the model every `every` steps during training; the scores are added to the metrics."""
 
@@ -169,7 +176,7 @@ class Recipe:
     objective: ObjectiveSettings
     optimizer: OptimizerSettings
     run: RunSettings
-    lora: "LoraSettings | None" = None  # None: train all weights
+    lora: "LoraSettings | ContinuedLora | None" = None  # None: train all weights
     eval: EvalSettings | None = None
 
 
@@ -203,6 +210,8 @@ def load(path: Path) -> Recipe:
 def _section(path: Path, name: str, kind: type[Any], given: Any) -> Any:
     if not isinstance(given, Mapping):
         raise InputError(f"{path}: [{name}] must be a section, got {given!r}")
+    if name == "lora" and "from" in given:  # a keyword of Python, so no field of a dataclass can have this name
+        return _continued(path, given)
     known = [item.name for item in fields(kind)]
     if unknown := set(given) - set(known):
         raise InputError(f"{path}: [{name}] has unknown settings {sorted(unknown)}; known are {', '.join(known)}")
@@ -213,6 +222,17 @@ def _section(path: Path, name: str, kind: type[Any], given: Any) -> Any:
         raise InputError(f"{path}: [{name}]: {str(error).partition(') ')[2] or error}") from None
     except InputError as error:
         raise InputError(f"{path}: [{name}]: {error}") from None
+
+
+def _continued(path: Path, given: Mapping[str, Any]) -> ContinuedLora:
+    if not isinstance(given["from"], str) or not given["from"]:
+        raise InputError(f"{path}: [lora]: from must be the directory or hub name of an adapter, got {given['from']!r}")
+    if others := sorted(set(given) - {"from"}):
+        raise InputError(
+            f"{path}: [lora] has from and {', '.join(others)}; an adapter that is continued keeps its own rank, alpha "
+            "and targets: remove the other settings"
+        )
+    return ContinuedLora(adapter=given["from"])
 
 
 def _check(settings: Any, name: str, ok: bool, expected: str) -> None:

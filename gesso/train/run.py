@@ -67,6 +67,11 @@ def train(
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     if recipe.model.quantize and (recipe.lora is None or recipe.model.scratch):
         raise InputError("model.quantize packs frozen weights, so an adapter has to be trained on them; add [lora]")
+    if recipe.model.dtype != "float32" and recipe.lora is None:
+        raise InputError(
+            f"training all weights in {recipe.model.dtype} would lose most updates: they are smaller than its rounding "
+            'errors. Set model.dtype = "float32" and run.autocast = "bfloat16", or train an adapter with [lora]'
+        )
     device = join_processes()
     try:
         directory = directory_of(recipe)

@@ -6,6 +6,7 @@ the number of the example. So a run resumes exactly from its weights, its optimi
 
 import itertools
 import json
+import logging
 import math
 import shutil
 import tempfile
@@ -14,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,25 +22,28 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gesso import adapters
+from gesso.adapters import LoraSettings
 from gesso.checkpoint import write
+from gesso.checkpoint.card import RECIPE
+from gesso.checkpoint.find import find_directory, hub_base
 from gesso.checkpoint.parameters import assign, empty_model
+from gesso.checkpoint.source import open_source
 from gesso.errors import GessoError, InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
-from gesso.train import state
+from gesso.train import resuming, state
 from gesso.train.batch import Batch, collate, corrupt
 from gesso.train.data import Example, Source
+from gesso.train.inputs import fingerprints
 from gesso.train.metrics import MetricsLog
 from gesso.train.objective import Losses, Objective
 from gesso.train.optimizers import learning_rate, make_optimizers
 from gesso.train.prepare import prepare
 from gesso.train.processes import BatchStream, Prepared, in_any_process, shard
-from gesso.train.recipe import Recipe
+from gesso.train.recipe import ContinuedLora, Recipe
+from gesso.train.shared_recipe import shared_recipe
 
-# Settings of [run] that may change when a run is resumed.
-CHANGEABLE = {
-    "steps", "save_every", "keep", "log_every", "tensorboard", "out", "workers", "export_dtype", "export_shard",
-}  # fmt: skip
+logger = logging.getLogger("gesso")
 
 Report = Callable[[Mapping[str, float]], None]
 Score = Callable[[DiffusionGemma], Mapping[str, float]]  # scores of the current model
@@ -90,16 +93,7 @@ class Trainer:
             raise InputError("[eval] runs in one process only; remove [eval] from the recipe, or run without torchrun")
         if recipe.optimizer.kind == "muon" and (recipe.lora or self.world > 1):
             raise InputError('optimizer.kind = "muon" trains whole matrices in one process: no [lora], no torchrun')
-        if recipe.lora is not None:
-            adapters.add(model, recipe.lora, seed=recipe.run.seed)
-        elif model.config.quantization:
-            raise InputError(
-                f"weights quantized to {model.config.quantization} cannot be trained; add [lora] to the recipe, or "
-                "train the checkpoint that they were quantized from"
-            )
-        else:
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_("layer_scalars" not in name)
+        self.lora = _choose_trainable(model, recipe)
         prepare(model)
         self.objective = Objective(model, recipe.objective, recipe.run.checkpoint_activations)
         if self.world > 1:
@@ -108,6 +102,7 @@ class Trainer:
         self.average = {n: p.detach().clone() for n, p in self.parameters.items()} if recipe.run.ema else {}
         self.fused = model.device.type == "cuda" and self.world == 1
         self.optimizers = make_optimizers(self.parameters, recipe.optimizer, self.fused)
+        self.inputs = fingerprints(recipe, open_source(source))
         self.step, self.stepped, self.clock = 0, False, 0.0
         if recipe.run.compile:
             self.objective.compile_parts()
@@ -120,10 +115,8 @@ class Trainer:
         deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.out.mkdir(parents=True, exist_ok=True)
         run = self.recipe.run
-        log = MetricsLog(self.out, run.tensorboard, run.log_every) if self.rank == 0 else None
         self._resume()
-        if log:
-            log.drop_after(self.step)
+        log = MetricsLog(self.out, run.tensorboard, run.log_every, self.step) if self.rank == 0 else None
         batches = self._batches()
         pending: deque[PendingStep] = deque()
 
@@ -139,12 +132,17 @@ class Trainer:
             pending.append(self._step([next(batches) for _ in range(run.accumulate)]))
             self.step, self.stepped = self.step + 1, True
             if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
+                finish(keep=1)
+                pending[-1].read()  # wait for the step, so that the evaluation does not count as its time
+                began = time.perf_counter()
                 pending[-1].scores.update(self.score(self.model))
+                self.clock += time.perf_counter() - began
             out_of_time = in_any_process(time.monotonic() > deadline, self.model.device)
             saves = self.step % run.save_every == 0 or self.step == run.steps or out_of_time
             finish(keep=1 if self.fused and not saves else 0)  # launch the next step before reading this one's values
             if saves:
                 self._save()
+                self.clock = time.perf_counter()
             if out_of_time:
                 break
         self._export()
@@ -249,13 +247,15 @@ class Trainer:
         # All processes must stop together: the others would wait for this one forever.
         if not in_any_process(bool(wrong), self.model.device):
             return
-        path = self.out / f"not-finite-{pending.step:08}-{self.rank}.json"
+        step = pending.step + 1
+        path = self.out / f"not-finite-{step:08}-{self.rank}.json"
         what = wrong[0] if wrong else "loss of another process"
         rows = [asdict(example) for number in pending.batches for example in next(self._examples(number))[1]]
-        path.write_text(json.dumps({"step": pending.step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
+        path.write_text(json.dumps({"step": step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
         raise GessoError(
-            f"the {what} of step {pending.step + 1} is not finite; the weights are unchanged. The examples of the step "
-            f"are in {path}. Inspect them, lower optimizer.lr, or raise optimizer.warmup."
+            f"the {what} of step {step} is not finite; the weights are unchanged. The examples of the step "
+            f"are in {path}. Inspect them, lower optimizer.lr or optimizer.clip, or raise optimizer.warmup: the run "
+            "resumes with these changes."
         )
 
     # --- checkpoints and export ---------------------------------------------------------------------------------
@@ -265,39 +265,38 @@ class Trainer:
         if newest is None:
             return
         note = state.load(newest, self.parameters, self.optimizers, self.average)
-        if changed := _changed_settings(note["recipe"], json.loads(json.dumps(asdict(self.recipe)))):
-            raise InputError(
-                f"{self.out} contains a run with other settings ({', '.join(changed)}); choose another run.out, "
-                "or delete the directory to start over"
-            )
+        for line in resuming.check(self.out, note, self.recipe, self.inputs):
+            if self.rank == 0:
+                logger.warning("%s", line)
         self.step = note["step"]
 
     def _save(self) -> None:
         state.save(
-            self.out, self.step, self.parameters, self.optimizers, self.average, {"recipe": asdict(self.recipe)},
-            write=self.rank == 0, keep=self.recipe.run.keep,
+            self.out, self.step, self.parameters, self.optimizers, self.average,
+            resuming.note_of(self.recipe, self.inputs), write=self.rank == 0, keep=self.recipe.run.keep,
         )  # fmt: skip
         if self.world > 1:
             dist.barrier()
 
     def _export(self) -> None:
         """Write the adapter in peft's format, or a checkpoint; the average of the weights if there is one."""
-        target = self.out / ("adapter" if self.recipe.lora else "model")
-        exported = self.parameters if self.recipe.lora else dict(self.model.named_parameters())
+        target = self.out / ("adapter" if self.lora else "model")
+        exported = self.parameters if self.lora else dict(self.model.named_parameters())
         tensors = {name: state.gathered(tensor) for name, tensor in {**exported, **self.average}.items()}
         if self.rank or (target.exists() and not self.stepped):
             return
         with tempfile.TemporaryDirectory(prefix=".export-", dir=self.out) as parent:
             partial = Path(parent) / target.name
-            if self.recipe.lora:
+            if self.lora:
                 for name, tensor in tensors.items():
                     assign(self.model, name, tensor)
-                adapters.save(self.model, partial, self.recipe.lora)
+                adapters.save(self.model, partial, self.lora, base=hub_base(self.recipe.model.path))
             else:
                 model = empty_model(self._trained_config())
                 for name, tensor in tensors.items():
                     assign(model, name, tensor.to(getattr(torch, self.recipe.run.export_dtype)))
                 write.save(model, partial, source=self.source, shard_bytes=self.recipe.run.export_shard)
+            (partial / RECIPE).write_text(shared_recipe(self.recipe), encoding="utf-8")
             shutil.rmtree(target, ignore_errors=True)  # the export of fewer steps
             partial.rename(target)
 
@@ -310,13 +309,25 @@ class Trainer:
         return replace(config, canvas_length=length, raw={**config.raw, "canvas_length": length})
 
 
-def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changed = []
-    for section in sorted(set(before) | set(now)):
-        old, new = before.get(section) or {}, now.get(section) or {}
-        changed += [
-            f"{section}.{name}"
-            for name in sorted(set(old) | set(new))
-            if old.get(name) != new.get(name) and not (section == "run" and name in CHANGEABLE)
-        ]
-    return changed
+def _choose_trainable(model: DiffusionGemma, recipe: Recipe) -> LoraSettings | None:
+    """Attach the adapter to train, a new one or one to continue, and return its settings; or select all weights."""
+    if isinstance(recipe.lora, ContinuedLora):
+        shared = model.is_tied
+        settings = adapters.load(model, find_directory(recipe.lora.adapter), "default", trainable=True)
+        if shared and not model.is_tied:
+            raise InputError(
+                f"cannot continue {recipe.lora.adapter}: it changes the shared weights of encoder and decoder "
+                "differently; gesso trains one change for both, as in the adapters that it writes"
+            )
+        return settings
+    if recipe.lora is not None:
+        adapters.add(model, recipe.lora, seed=recipe.run.seed)
+        return recipe.lora
+    if model.config.quantization:
+        raise InputError(
+            f"weights quantized to {model.config.quantization} cannot be trained; add [lora] to the recipe, or "
+            "train the checkpoint that they were quantized from"
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layer_scalars" not in name)
+    return None

@@ -16,14 +16,16 @@ from gesso.adapters import TARGETS, LoraSettings, files
 from gesso.adapters.lora import attached
 from gesso.checkpoint import write
 from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
-from tests import oracle
+from tests import oracle, tiny
 from tests.model.test_parity import ids, load_pair, steps
 
 TIED = [7, 16, 18]  # together: sliding and global layers, one and several experts per token
 UNTIED = 3
-SETTINGS = LoraSettings(rank=3, alpha=5.0)
+ALL = tuple(TARGETS)
+SETTINGS = LoraSettings(rank=3, alpha=5.0, targets=ALL)
 # Encoder and decoder without the vision tower, as a user of `peft` would write it.
 EVERYTHING = (
     r"model\.(decoder|encoder\.language_model)\.layers\.\d+\.(self_attn|mlp|router)\.\w*proj"
@@ -312,6 +314,42 @@ def test_a_loaded_adapter_equals_the_saved_one(tmp_path, seed):
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_an_adapter_survives_the_way_through_peft_and_back(tmp_path):
+    """Rank 16 and alpha 32 on all matrices: `peft` loads it, saves it again, and gesso loads that."""
+    settings = LoraSettings(rank=16, alpha=32.0, targets=ALL)
+    _, model = load_pair(tmp_path, TIED[0], near_identity=True)
+    adapters.add(model, settings)
+    fill(model)
+    adapters.save(model, tmp_path / "adapter", settings)
+    theirs = through_peft(tmp_path)
+    assert furthest(theirs, model) < 1e-4
+    theirs.call.save_pretrained(tmp_path / "back")
+    _, again = load_pair(tmp_path / "again", TIED[0], near_identity=True)
+    assert adapters.load(again, tmp_path / "back", "back") == settings
+    assert again.is_tied and all(map(torch.equal, outputs(model), outputs(again)))
+
+
+def test_an_adapter_of_a_quantized_base_loads_in_peft_on_the_original(tmp_path):
+    """The file holds the factors alone, so it does not depend on the format of the base."""
+    tiny.make(tmp_path / "model")
+    convert.quantize(tmp_path / "model", tmp_path / "packed", "int4")
+    packed, model = (
+        load_weights(open_source(tmp_path / name), torch.device("cpu"), torch.float32) for name in ("packed", "model")
+    )
+    adapters.add(packed, SETTINGS)
+    fill(packed)
+    adapters.save(packed, tmp_path / "adapter", SETTINGS)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "adapter" / files.WEIGHTS).values()} == {torch.float32}
+    adapters.load(model, tmp_path / "adapter", "default")
+    theirs = through_peft(tmp_path)
+    prompt = torch.randint(3, 300, (2, 11))
+    pairs = [(theirs, mine) for _, theirs, mine in steps(theirs, model, prompt, canvases=1)]
+    assert relative(*zip(*pairs, strict=True)) < 1e-4
+    again = load_weights(open_source(tmp_path / "packed"), torch.device("cpu"), torch.float32)
+    adapters.load(again, tmp_path / "adapter", "default")
+    assert all(map(torch.equal, outputs(packed), outputs(again)))
+
+
 def test_a_loaded_adapter_can_be_trained_further(tmp_path):
     _, model = load_pair(tmp_path, TIED[0])
     adapters.add(model, SETTINGS)
@@ -330,7 +368,7 @@ def test_a_peft_adapter_gives_the_same_logits_in_gesso(tmp_path, seed, tie):
     _, model = load_pair(tmp_path, seed)
     theirs = peft_trained(tmp_path / "adapter", seed, tie)
     settings = adapters.load(model, tmp_path / "adapter", "theirs")
-    assert settings == LoraSettings(rank=2, alpha=3)
+    assert settings == LoraSettings(rank=2, alpha=3, targets=ALL)
     assert furthest(Bare(theirs), model) < 1e-4
 
 
@@ -508,7 +546,7 @@ def test_saving_rejects_existing_directories_and_other_settings(tmp_path):
     with pytest.raises(InputError, match="not empty"):
         adapters.save(model, tmp_path / "model", SETTINGS)
     with pytest.raises(InputError, match="rank 3 and alpha 5.0"):
-        adapters.save(model, tmp_path / "adapter", LoraSettings(rank=3, alpha=6.0))
+        adapters.save(model, tmp_path / "adapter", LoraSettings(rank=3, alpha=6.0, targets=ALL))
 
 
 def test_saving_a_model_with_attached_adapters_is_rejected(tmp_path):

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import gesso
 from gesso.errors import GessoError, InputError
@@ -24,7 +26,7 @@ from gesso.train.muon import Muon, orthogonal
 from gesso.train.optimizers import learning_rate
 from gesso.train.recipe import load
 from gesso.train.run import train
-from tests.tiny import CONFIG, make
+from tests.tiny import CONFIG
 from tests.waiting import PATIENCE
 
 RECIPE = """
@@ -49,25 +51,6 @@ steps = {steps}
 batch_size = 4
 save_every = 4
 """
-
-
-@pytest.fixture
-def rows(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-    lines = [{"prompt": f"{i}: ", "completion": f"{word} and {word[::-1]}"} for i, word in enumerate(words)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-@pytest.fixture
-def small(tmp_path):
-    """The tiny checkpoint with canvases of 16, for fast steps."""
-    directory = make(tmp_path / "small")
-    raw = json.loads((directory / "config.json").read_text())
-    raw["canvas_length"] = 16
-    (directory / "config.json").write_text(json.dumps(raw))
-    return directory
 
 
 def write_recipe(tmp_path, rows, small, out="out", steps=12, extra=""):
@@ -145,24 +128,35 @@ torch.set_num_threads(1)
 torch.backends.mkldnn.set_flags(False)  # as in conftest.py
 from gesso.train.run import train
 from gesso.train.recipe import load
-for port in sys.argv[2:] or [None]:  # once per port of a process group, or once alone
+for run in sys.argv[1:]:  # a recipe, or a recipe and the port of a process group
+    recipe, _, port = run.partition(":")
     if port:
         os.environ["MASTER_PORT"] = port
-    train(load(Path(sys.argv[1])), report=lambda _: None)
+    train(load(Path(recipe)), report=lambda _: None)
 """
 
 
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
-    train(load(write_recipe(tmp_path, rows, small, out="one", steps=2)), report=lambda _: None)
-    recipe = write_recipe(tmp_path, rows, small, out="two", steps=2)
-    with socket.socket() as first, socket.socket() as second:
-        ports = []
-        for probe in (first, second):  # the second time resumes a finished run
+    adapter = '\n[lora]\nrank = 4\ntargets = ["attention", "experts"]\n'
+    runs = []
+    for name, extra in (("full", ""), ("adapter", adapter)):
+        for out in (f"{name}-one", f"{name}-two"):
+            runs.append(write_recipe(tmp_path, rows, small, out=out, steps=2, extra=extra))
+            if extra:  # float32 factors over a bfloat16 base
+                base = 'scratch = false\ndtype = "bfloat16"'
+                runs[-1].write_text(runs[-1].read_text().replace("scratch = true", base))
+    full, full_twice, lora, lora_twice = runs
+    for recipe in (full, lora):
+        train(load(recipe), report=lambda _: None)
+    with ExitStack() as stack:
+        arguments = []
+        for recipe in (full_twice, full_twice, lora_twice):  # the second time resumes a finished run
+            probe = stack.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
-            ports.append(str(probe.getsockname()[1]))
+            arguments.append(f"{recipe}:{probe.getsockname()[1]}")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RUN, str(recipe), *ports],
+            [sys.executable, "-c", RUN, *arguments],
             env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
                  "MASTER_ADDR": "127.0.0.1"},
         )
@@ -170,13 +164,19 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
     ]  # fmt: skip
     assert [process.wait(PATIENCE) for process in processes] == [0, 0]
     # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so rounding errors grow quickly.
-    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
-        assert one["step"] == two["step"]
-        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
-        assert one["gradient"] == pytest.approx(two["gradient"], rel=1e-4)
-    models = [gesso.load(tmp_path / name / "model").model for name in ("one", "two")]
+    for name, tolerance in (("full", 1e-5), ("adapter", 1e-3)):
+        pairs = zip(metrics(tmp_path / f"{name}-one"), metrics(tmp_path / f"{name}-two"), strict=True)
+        for one, two in pairs:
+            assert one["step"] == two["step"]
+            assert one["loss"] == pytest.approx(two["loss"], rel=tolerance)
+            assert one["gradient"] == pytest.approx(two["gradient"], rel=10 * tolerance)
+    models = [gesso.load(tmp_path / name / "model").model for name in ("full-one", "full-two")]
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert (a - b).norm() < 1e-3 * a.norm()
+    one, two = (load_file(tmp_path / f"adapter-{n}" / "adapter" / "adapter_model.safetensors") for n in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, factor in one.items():  # the same rounding errors, in bfloat16
+        assert factor.any() and (factor - two[name]).norm() < 0.2 * factor.norm(), name
 
 
 def test_accumulated_batches_equal_one_large_batch(tmp_path, rows, small, monkeypatch):
@@ -321,6 +321,7 @@ def test_loss_not_finite_stops_the_run_and_saves_its_examples(tmp_path, rows, sm
         train(load(write_recipe(tmp_path, rows, small)), report=lambda _: None)
     saved = next((tmp_path / "out").glob("not-finite-*.json"))
     assert str(saved) in str(caught.value)
+    assert json.loads(saved.read_text())["step"] == 5
     examples = json.loads(saved.read_text())["examples"]
     assert len(examples) == 4
     assert all(example["source"] == str(rows) and example["line"] >= 1 for example in examples)
@@ -388,22 +389,6 @@ every = 2
 count = 2
 steps = 2
 """
-
-
-def test_metrics_are_written_to_tensorboard(tmp_path, rows, small):
-    recipe = load(write_recipe(tmp_path, rows, small, steps=2))
-    train(replace(recipe, run=replace(recipe.run, tensorboard=True, log_every=1)), report=lambda _: None)
-    files = list((tmp_path / "out" / "tensorboard").glob("events.out.*"))
-    assert len(files) == 1
-    assert b"loss" in files[0].read_bytes()
-
-
-def test_resuming_with_other_settings_is_rejected(tmp_path, rows, small):
-    recipe = load(write_recipe(tmp_path, rows, small, steps=4))
-    train(recipe, report=lambda _: None)
-    changed = replace(recipe, optimizer=replace(recipe.optimizer, lr=1e-3), run=replace(recipe.run, steps=8))
-    with pytest.raises(InputError, match=r"optimizer\.lr"):
-        train(changed, report=lambda _: None)
 
 
 def test_longer_run_exports_again(tmp_path, rows, small):

@@ -474,7 +474,7 @@ def test_adapter_on_quantized_weights_gets_dequantized_gradients(quantized):
     before, gradients = logits(packed), []
     ids = torch.randint(0, 384, (1, 12))
     for model in (packed, plain(packed)):
-        adapters.add(model, adapters.LoraSettings(rank=2), "small")
+        adapters.add(model, adapters.LoraSettings(rank=2, targets=tuple(adapters.TARGETS)), "small")
         assert torch.equal(logits(model), before), "B is initially zero"
         cache = model.new_cache(1, 16)
         model.encode(ids[:, :4], cache)
@@ -486,7 +486,7 @@ def test_adapter_on_quantized_weights_gets_dequantized_gradients(quantized):
 
 
 def test_adapter_on_quantized_weights_is_saved_and_loaded_but_not_merged(quantized, tmp_path):
-    settings = adapters.LoraSettings(rank=2)
+    settings = adapters.LoraSettings(rank=2, targets=tuple(adapters.TARGETS))
     model, again = load(quantized[1]), load(quantized[1])
     adapters.add(model, settings)
     for name, parameter in model.named_parameters():

@@ -1,0 +1,52 @@
+"""Fingerprints of the files that a run was started from, to notice on resuming that one of them has changed.
+
+Small files and data files are hashed completely. Of the weights, which have 50 GB at the 26B shape, each tensor's name,
+dtype and shape are hashed with 4 KiB from its middle: a few MB to read. A change of a tensor that leaves those bytes as
+they are is not noticed. Times of files do not count, so a copy of the files is the same input.
+"""
+
+import hashlib
+from pathlib import Path
+
+from gesso.checkpoint.safetensors import INDEX
+from gesso.checkpoint.source import Source
+from gesso.checkpoint.transfer import read_into
+from gesso.train.recipe import Recipe
+
+SAMPLE = 4096  # bytes of each tensor
+COMPANIONS = (".json", ".jinja", ".model")
+
+Fingerprints = dict[str, dict[str, str]]  # of the "data" by name in the recipe, and of the "base" by file name
+
+
+def fingerprints(recipe: Recipe, base: Source) -> Fingerprints:
+    """Return the fingerprints of all data files, and of the base checkpoint's configuration, tokenizer and weights."""
+    # `data.files` of a generator may name anything.
+    data = {name: _digest(Path(name)) for name in recipe.data.files if Path(name).is_file()}
+    companions = (file for file in base.directory.iterdir() if file.suffix in COMPANIONS and file.name != INDEX)
+    files = {file.name: _digest(file) for file in sorted(companions) if file.is_file()}
+    return {"data": data, "base": files if recipe.model.scratch else files | _weights(base)}
+
+
+def changed_input(before: Fingerprints, now: Fingerprints) -> str | None:
+    """Return the name of a file that has changed, or None."""
+    for kind in ("data", "base"):
+        for name in sorted(before[kind] | now[kind]):
+            if before[kind].get(name) != now[kind].get(name):
+                return name if kind == "data" else f"{name} of the base checkpoint"
+    return None
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _weights(base: Source) -> dict[str, str]:
+    stored, _ = base.headers
+    digests = {part.file.name: hashlib.sha256() for part in stored.values()}
+    for part in stored.values():
+        sample = bytearray(min(SAMPLE, part.nbytes))
+        read_into(memoryview(sample), part, part.offset + (part.nbytes - len(sample)) // 2)
+        digests[part.file.name].update(repr((part.name, part.dtype, part.shape)).encode() + sample)
+    return {name: digest.hexdigest() for name, digest in digests.items()}

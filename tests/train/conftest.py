@@ -1,0 +1,26 @@
+"""Data and a checkpoint for short training runs."""
+
+import json
+
+import pytest
+
+from tests.tiny import make
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    lines = [{"prompt": f"{i}: ", "completion": f"{word} and {word[::-1]}"} for i, word in enumerate(words)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def small(tmp_path):
+    """The tiny checkpoint with canvases of 16, for fast steps."""
+    directory = make(tmp_path / "small")
+    raw = json.loads((directory / "config.json").read_text())
+    raw["canvas_length"] = 16
+    (directory / "config.json").write_text(json.dumps(raw))
+    return directory
