@@ -233,9 +233,7 @@ def test_canvas_choice_is_uniform_and_deterministic():
 def threes(examples, canvases=1, length=64):
     """Return a batch whose canvases contain the token 3 only."""
     rows = [Example((2,) + (3,) * (canvases * length), ((1, 1 + canvases * length),), "test", 1)] * examples
-    return collate(
-        rows, canvas_length=length, per_example=None, eos=1, pad=0, learn_text="response", seed=0, first=0
-    )
+    return collate(rows, canvas_length=length, per_example=None, eos=1, pad=0, learn_text="response", seed=0, first=0)
 
 
 def test_noise_replaces_tokens_with_probability_t():

@@ -78,6 +78,12 @@ def write_recipe(tmp_path, rows, small, out="out", steps=12, extra=""):
     return path
 
 
+def packed_recipe(tmp_path, rows, small, out, steps):
+    path = write_recipe(tmp_path, rows, small, out=out, steps=steps)
+    path.write_text(path.read_text().replace("max_length = 512", "max_length = 512\npack = true"))
+    return path
+
+
 def metrics(out):
     return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
 
@@ -152,9 +158,26 @@ for port in sys.argv[2:] or [None]:  # once per port of a process group, or once
 """
 
 
+def test_packed_run_has_the_losses_of_a_padded_one(tmp_path, rows, small):
+    for name, pack in (("padded", False), ("packed", True)):
+        recipe = load(write_recipe(tmp_path, rows, small, out=name, steps=2))
+        train(replace(recipe, data=replace(recipe.data, pack=pack)), report=lambda _: None)
+    for one, other in zip(losses(tmp_path / "padded"), losses(tmp_path / "packed"), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_resumed_packed_run_has_identical_losses(tmp_path, rows, small):
+    for out, legs in (("whole", (4,)), ("legs", (2, 4))):
+        recipe = load(packed_recipe(tmp_path, rows, small, out=out, steps=4))
+        for steps in legs:
+            stop_after(replace(recipe, run=replace(recipe.run, save_every=2)), steps)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "legs")
+
+
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
-    train(load(write_recipe(tmp_path, rows, small, out="one", steps=2)), report=lambda _: None)
-    recipe = write_recipe(tmp_path, rows, small, out="two", steps=2)
+    """With packing, which each process does for its own examples."""
+    train(load(packed_recipe(tmp_path, rows, small, out="one", steps=2)), report=lambda _: None)
+    recipe = packed_recipe(tmp_path, rows, small, out="two", steps=2)
     with socket.socket() as first, socket.socket() as second:
         ports = []
         for probe in (first, second):  # the second time resumes a finished run
