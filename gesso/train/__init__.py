@@ -5,7 +5,8 @@
 - `state`: checkpoints of a run. `resuming`, `inputs`: which settings and files may change before it is resumed.
 - `files`, `rows`, `reading`, `data`: from JSON lines to examples. `views` and `order`: which part of a text an example
   shows, and which examples share a batch. `data_report`: what `--check` prints.
-- `batch`: examples as tensors, and their noise. `objective`: the loss. `attention`: the mask of a training pass.
+- `batch`: examples as tensors, and their noise. `layout`: their tokens as one sequence. `objective`: the loss.
+- `attention`, `blocks`: attention of a training pass, without scores of all pairs in memory.
 - `optimizers`, `muon`, `metrics`, `processes`: parts of the loop.
 - `rollout`: a differentiable denoising run, for research. `vocabulary`: learn a small tokenizer.
 """

@@ -31,7 +31,7 @@ class Group:
 def attention_groups(layout: Layout, window: int | None, device: torch.device) -> list[Group]:
     """Return groups whose blocks contain every query once, without waiting for the device."""
     low_T, high_T = layout.ranges(window)
-    blocks = _Blocks.of(layout, low_T, high_T)
+    blocks = _blocks(layout, low_T, high_T)
     shape = np.stack([blocks.queries, -(-blocks.keys // ROUND), blocks.causal, blocks.dense], axis=1)
     members = []
     for wanted in np.unique(shape, axis=0):
@@ -63,25 +63,23 @@ class _Blocks:
     causal: Ints  # see Group
     dense: Ints  # every query attends to every key
 
-    @classmethod
-    def of(cls, layout: Layout, low_T: Ints, high_T: Ints) -> "_Blocks":
-        text, length = layout.text, layout.canvas_length
-        # Texts of one length are cut separately: their blocks have few shapes and need no mask between examples.
-        # Otherwise a block may contain the end of one text and the next ones.
-        alike = len(layout.width_B) > 0 and np.ptp(layout.width_B) == 0
-        first, queries = _cut(0, text, int(layout.width_B[0]) if alike else text)
-        low, high = low_T[first], high_T[first + queries - 1]  # neither decreases along the text
-        causal = (low == first) & (low_T[first + queries - 1] == first)
-        first_K, queries_K = _cut(text, layout.tokens, length)
-        low_K, high_K = low_T[first_K], high_T[first_K]
-        canvas_K = text + (first_K - text) // length * length
-        ones, zeros = np.ones_like(first_K), np.zeros_like(first)
-        return cls(
-            np.concatenate([first, first_K]), np.concatenate([queries, queries_K]), np.concatenate([low, low_K]),
-            np.concatenate([high, high_K]), np.concatenate([zeros, canvas_K]),
-            np.concatenate([high - low, high_K - low_K + length]), np.concatenate([causal, 0 * ones]),
-            np.concatenate([zeros, ones]),
-        )  # fmt: skip
+
+def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _Blocks:
+    # Texts of one length are cut separately: their blocks have few shapes and need no mask between examples. Otherwise
+    # a block may contain the end of one text and the next ones.
+    alike = np.ptp(layout.width_B) == 0
+    first, queries = _cut(0, layout.text, int(layout.width_B[0]) if alike else layout.text)
+    last, no = first + queries - 1, np.zeros_like(first)
+    low, high = low_T[first], high_T[last]  # neither decreases along the text
+    causal = (low == first) & (low_T[last] == first)
+    text = _Blocks(first, queries, low, high, canvas=no, keys=high - low, causal=causal, dense=no)
+
+    length = layout.canvas_length
+    first, queries = _cut(layout.text, layout.tokens, length)
+    low, high, no = low_T[first], high_T[first], np.zeros_like(first)
+    canvas = layout.text + (first - layout.text) // length * length
+    canvases = _Blocks(first, queries, low, high, canvas, keys=high - low + length, causal=no, dense=no + 1)
+    return _Blocks(*map(np.concatenate, zip(vars(text).values(), vars(canvases).values(), strict=True)))
 
 
 def _cut(begin: int, end: int, period: int) -> tuple[Ints, Ints]:
@@ -95,6 +93,7 @@ def _cut(begin: int, end: int, period: int) -> tuple[Ints, Ints]:
 def _group(
     table_U5: Tensor, range_2T: Tensor | None, layout: Layout, queries: int, keys: int, causal: bool
 ) -> Group:  # fmt: skip
+    """Return the group of some blocks, with a mask if the ranges of all tokens are given."""
     device = table_U5.device
     first_U1, low_U1, high_U1, canvas_U1, keys_U1 = table_U5.split(1, dim=1)
     query_UQ = first_U1 + torch.arange(queries, device=device)

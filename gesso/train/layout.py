@@ -66,7 +66,7 @@ class Layout:
         return start_T, np.where(start_T < self.tokens, start_T + self.canvas_length, 0)
 
     def part(self, examples: Ints) -> tuple["Layout", Ints, Ints]:
-        """Return the layout of some examples, and the indices of their text tokens and of their canvases here."""
+        """Return the layout of some examples, given in order, and the indices of their text tokens and canvases."""
         number_B = np.full(len(self.width_B), -1)
         number_B[examples] = np.arange(len(examples))
         index_S = np.flatnonzero(number_B[self.owner_S] >= 0)

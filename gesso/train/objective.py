@@ -177,6 +177,8 @@ class Objective(nn.Module):
 
     def _encoder_loss(self, batch: Batch, text_SH: Tensor) -> Tensor:
         target_R = batch.target_R
+        if not len(target_R):
+            return text_SH.new_zeros(batch.size, dtype=torch.float32)
         loss_R = self._token_losses(text_SH[target_R - 1], batch.text_S[target_R])
         return mean_per_example(loss_R, batch.owner_S[target_R], batch.size)
 

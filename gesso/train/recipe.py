@@ -39,7 +39,8 @@ class DataSettings:
     cut: bool = False  # show texts longer than max_length one section at a time instead of rejecting them
     infill: float = 0.0  # share of the texts shown with a hole to fill
     repeat: tuple[int, ...] = ()  # passes over each file per epoch; empty: one
-    pad_to: int = 1  # pad the texts of a batch to a multiple of this: fewer shapes to compile
+    pack: bool = False  # put the texts of a batch one after another instead of padding each to the longest
+    pad_to: int = 1  # pad each text of a batch, or the packed texts, to a multiple of this: fewer shapes to compile
     prompt_lengths: tuple[int, ...] = ()  # of the batches, in turn: cut or fill the text before a response to this
 
     def __post_init__(self) -> None:
@@ -53,6 +54,7 @@ class DataSettings:
         _check(self, "infill", 0 <= self.infill <= 1, "a share between 0 and 1")
         one_each = not self.repeat or len(self.repeat) == len(self.files)
         _check(self, "repeat", one_each and all(map(_is_count, self.repeat)), "one positive integer per file")
+        _check(self, "pack", isinstance(self.pack, bool), "true or false")
         _check(self, "pad_to", _is_count(self.pad_to), "an integer of at least 1")
         lengths = all(is_integer(length) and 8 <= length < self.max_length for length in self.prompt_lengths)
         _check(self, "prompt_lengths", lengths, "integers of at least 8, below max_length")

@@ -159,7 +159,7 @@ class Trainer:
                     examples, canvas_length=lengths[number % len(lengths)], per_example=objective.per_example,
                     eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=run.seed,
                     first=self._first_example(number), multiple=self.recipe.data.pad_to,
-                    draws=objective.draws[number % len(objective.draws)],
+                    draws=objective.draws[number % len(objective.draws)], pack=self.recipe.data.pack,
                 )  # fmt: skip
 
         stream = BatchStream(make, self.step * run.accumulate)

@@ -47,7 +47,7 @@ GROUPS = (
     Group("training-memory", ("tests/gpu/test_training_memory.py",), memory=20, limit=100, alone=True),
     Group("reference", ("tests/gpu/test_reference.py",), memory=40, limit=240),
     Group("serve", ("tests/gpu/test_serve.py",), memory=5, limit=240),
-    Group("training", ("tests/gpu/test_training.py",), memory=10, limit=240),
+    Group("training", ("tests/gpu/test_training.py", "tests/gpu/test_training_attention.py"), memory=10, limit=240),
     Group("writing", ("tests/gpu/test_writing.py",), memory=4, limit=240),
     Group("26b-fp8", ("tests/gpu/test_26b_fp8.py",), memory=34, limit=200),
     Group("real-width", ("tests/gpu/test_real_width.py",), memory=20, limit=240),

@@ -122,6 +122,17 @@ def test_loss_equals_reference_canvas_by_canvas(pair, options):
     assert (losses.total_B - total).abs().max() < 2e-5 * total.abs().max()
 
 
+def test_canvas_right_after_a_text_as_long_as_the_window_equals_reference(pair):
+    """It sees one token less than the window, so the window matters although the text fits into it."""
+    reference, model = pair
+    settings = ObjectiveSettings(encoder_weight=0.0)
+    rows = [examples(model.config)[1]]
+    batch, noise = make(model.config, settings, rows)
+    assert batch.layout.width_B.tolist() == batch.layout.at_K.tolist() == [model.config.sliding_window]
+    decoder_B, _ = reference_losses(reference, model.config, settings, rows, batch, noise)
+    torch.testing.assert_close(Objective(model, settings)(batch, noise).decoder_B, decoder_B, rtol=1e-5, atol=0)
+
+
 def test_gradients_equal_reference(pair):
     reference, model = pair
     settings = ObjectiveSettings(canvases_per_example="all")

@@ -61,6 +61,12 @@ def write_recipe(tmp_path, rows, small, out="out", steps=12, extra=""):
     return path
 
 
+def packed_recipe(tmp_path, rows, small, out, steps, extra=""):
+    path = write_recipe(tmp_path, rows, small, out=out, steps=steps, extra=extra)
+    path.write_text(path.read_text().replace("max_length = 512", "max_length = 512\npack = true"))
+    return path
+
+
 def metrics(out):
     return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
 
@@ -136,12 +142,30 @@ for run in sys.argv[1:]:  # a recipe, or a recipe and the port of a process grou
 """
 
 
+def test_packed_run_has_the_losses_of_a_padded_one(tmp_path, rows, small):
+    for name, pack in (("padded", False), ("packed", True)):
+        recipe = load(write_recipe(tmp_path, rows, small, out=name, steps=2))
+        train(replace(recipe, data=replace(recipe.data, pack=pack)), report=lambda _: None)
+    for one, other in zip(losses(tmp_path / "padded"), losses(tmp_path / "packed"), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_resumed_packed_run_has_identical_losses(tmp_path, rows, small):
+    for out, legs in (("whole", (4,)), ("legs", (2, 4))):
+        recipe = load(packed_recipe(tmp_path, rows, small, out=out, steps=4))
+        for steps in legs:
+            stop_after(replace(recipe, run=replace(recipe.run, save_every=2)), steps)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "legs")
+
+
 def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
+    """All weights with packing, which each process does for its own examples; and an adapter without."""
     adapter = '\n[lora]\nrank = 4\ntargets = ["attention", "experts"]\n'
     runs = []
     for name, extra in (("full", ""), ("adapter", adapter)):
         for out in (f"{name}-one", f"{name}-two"):
-            runs.append(write_recipe(tmp_path, rows, small, out=out, steps=2, extra=extra))
+            write = write_recipe if extra else packed_recipe
+            runs.append(write(tmp_path, rows, small, out=out, steps=2, extra=extra))
             if extra:  # float32 factors over a bfloat16 base
                 base = 'scratch = false\ndtype = "bfloat16"'
                 runs[-1].write_text(runs[-1].read_text().replace("scratch = true", base))
