@@ -390,14 +390,6 @@ steps = 2
 """
 
 
-def test_metrics_are_written_to_tensorboard(tmp_path, rows, small):
-    recipe = load(write_recipe(tmp_path, rows, small, steps=2))
-    train(replace(recipe, run=replace(recipe.run, tensorboard=True, log_every=1)), report=lambda _: None)
-    files = list((tmp_path / "out" / "tensorboard").glob("events.out.*"))
-    assert len(files) == 1
-    assert b"loss" in files[0].read_bytes()
-
-
 def test_resuming_with_other_settings_is_rejected(tmp_path, rows, small):
     recipe = load(write_recipe(tmp_path, rows, small, steps=4))
     train(recipe, report=lambda _: None)
