@@ -15,12 +15,14 @@ def answerer(directory: Path) -> "Callable[[DiffusionGemma, Sequence[Sequence[in
     from gesso.checkpoint.generation import GenerationDefaults
     from gesso.model.config import Config
 
-    defaults = GenerationDefaults.from_directory(directory, Config.from_directory(directory))
+    config = Config.from_directory(directory)
+    defaults = GenerationDefaults.from_directory(directory, config)
     tokenizer = Tokenizer.from_directory(directory)
+    most = min(defaults.max_new_tokens, config.canvas_length)  # one canvas: training waits for the samples
 
     def answers(model: "DiffusionGemma", prompts: Sequence[Sequence[int]]) -> list[str]:
         g = Gesso(model, tokenizer, defaults, directory, max_batch=max(len(prompts), 1), max_length=None)
-        results = g.run([g.request(list(prompt), seed=0) for prompt in prompts])
+        results = g.run([g.request(list(prompt), seed=0, max_new_tokens=most) for prompt in prompts])
         return [result.text for result in results]
 
     return answers
