@@ -68,7 +68,7 @@ def train(
     ] = None,
     batch_size: Annotated[int | None, _with_data("Rows per step. Default: 16, fewer for few rows.", min=1)] = None,
     eval_every: Annotated[
-        int | None, _with_data("Steps between evaluations of the held-out rows. Default: a tenth of all.", min=1)
+        int | None, _with_data("Steps between evaluations of the held-out rows. Default: an eighth of all.", min=1)
     ] = None,
     patience: Annotated[int, _with_data("Stop after this many evaluations without an improvement.", min=1)] = 3,
     seed: Annotated[int, _with_data("Seed of the adapter, the order and the noise.", min=0)] = 0,

@@ -79,7 +79,14 @@ def test_unusable_options_are_exit_code_2(command, capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
-def test_model_of_the_environment_is_ignored_with_a_recipe(command, small, monkeypatch, capsys):  # noqa: F811
-    assert main([*command, "--steps", "1"]) == 0
+def test_model_of_the_environment_is_ignored_with_a_recipe(command, monkeypatch):
+    Path("r.toml").write_text(
+        '[data]\nfiles = ["chats.jsonl"]\nmax_length = 64\n[run]\nout = "a"\nsteps = 1\nbatch_size = 1'
+    )
     monkeypatch.setenv("GESSO_MODEL", "nowhere")
-    assert main(["train", "runs/chats/recipe.toml", "--check"]) == 0
+    assert main(["train", "r.toml", "--check"]) == 0
+
+
+def test_frozen_weights_may_be_quantized(command, capsys):
+    assert main([*command, "--quantize", "int4", "--steps", "1", "--held-out", "none"]) == 0
+    assert "--quantize int4 --adapter" in capsys.readouterr().out

@@ -33,7 +33,7 @@ def test_defaults_fit_the_data(plan):
     assert run.steps == -(-190 * 8 // 16), "1,500 rows shown at least: 8 epochs"
     assert recipe.data.max_length == found.longest == 15
     assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.targets) == (16, 32.0, ("attention", "mlp"))
-    assert recipe.held_out.every == run.steps // 10
+    assert recipe.held_out.every == run.steps // 8
     assert recipe.optimizer.min_lr == recipe.optimizer.lr / 10
     assert recipe.optimizer.warmup == round(run.steps / 10)
     assert plan(200) == found
