@@ -133,7 +133,7 @@ class HeldOut:
 
     def _batches(self, model: DiffusionGemma) -> Iterator[tuple[Batch, Corruption]]:
         objective, config, size = self.recipe.objective, model.config, self.recipe.run.batch_size
-        length = (objective.canvas_lengths or (config.canvas_length,))[-1]
+        length = max(objective.canvas_lengths or (config.canvas_length,))
         draws = max(1, min(DRAWS, CANVASES // len(self.examples)))
         for first in range(0, len(self.examples), size):
             batch = collate(

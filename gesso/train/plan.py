@@ -19,6 +19,7 @@ from gesso.model.config import Config
 from gesso.train import held_out
 from gesso.train.data import Dataset, Example, Rejected
 from gesso.train.files import SUFFIXES
+from gesso.train.reading import TOO_LONG
 from gesso.train.recipe import (
     DataSettings,
     HeldOutSettings,
@@ -127,11 +128,13 @@ def make_plan(given: Given, device: str) -> Plan:
     dataset = Dataset(settings, tokenizer, eos)
     _check_usable(dataset)
     longest, cut = max(dataset.lengths), sum(length > limit for length in dataset.lengths)
-    settings = replace(settings, max_length=max(2, min(longest, limit)), cut=cut > 0)
     own = () if given.held_out == (NONE,) else given.held_out
-    held = 0
+    held: list[Example] = []
     if own or (not given.held_out and held_out.choose(dataset)):
-        held = len(held_out.split(dataset, HeldOutSettings(every=1, files=own), tokenizer, eos))
+        held = held_out.split(dataset, HeldOutSettings(every=1, files=own), tokenizer, eos)
+    longest = max(longest, *(len(example.tokens) for example in held), 2)
+    too_long = cut or any(row.reason.startswith(TOO_LONG) for row in dataset.rejected)
+    settings = replace(settings, max_length=limit if too_long else longest, cut=cut > 0)
     rows = dataset.entries
     canvas = _canvas(dataset, min(config.canvas_length, defaults.max_new_tokens), device)
     batch_size, accumulate = _batches(given, rows, settings.max_length + CANVASES * canvas, device)
@@ -161,7 +164,7 @@ def make_plan(given: Given, device: str) -> Plan:
     return Plan(
         recipe=recipe,
         rows=rows,
-        held_out=held,
+        held_out=len(held),
         longest=longest,
         rejected=tuple(dataset.rejected),
         cut=cut,
@@ -169,7 +172,9 @@ def make_plan(given: Given, device: str) -> Plan:
 
 
 def _check_usable(dataset: Dataset) -> None:
-    if 2 * len(dataset.rejected) <= dataset.rows and dataset.good:
+    if not dataset.rows:
+        raise InputError(f"there are no rows in {', '.join(dataset.settings.files)}")
+    if 2 * len(dataset.rejected) <= dataset.rows:
         return
     first = "\n".join(f"  {row}" for row in dataset.rejected[:LISTED])
     raise InputError(

@@ -113,3 +113,16 @@ def test_lines_say_what_was_chosen(plan):
 )
 def test_run_has_the_name_of_the_data(data, name):
     assert module._name(data) == name
+
+
+def test_held_out_rows_may_be_longer_than_those_to_train_on(plan, tmp_path, small):  # noqa: F811
+    found = plan(held_out=(write(tmp_path / "held.jsonl", 20, length=20),))
+    assert found.longest == found.recipe.data.max_length == 26
+    assert found.held_out == 20
+
+
+def test_a_row_over_the_limit_keeps_texts_whole(plan, tmp_path):
+    extra = tmp_path / "long.jsonl"
+    extra.write_text(json.dumps({"prompt": "a", "completion": "b" * 300}) + "\n" + json.dumps({"text": "c"}) + "\n")
+    found = plan(20, data=(str(tmp_path / "chats.jsonl"), str(extra)), max_length=100).recipe.data
+    assert (found.max_length, found.cut) == (100, False)
