@@ -1,6 +1,7 @@
 """`gesso train`."""
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -135,11 +136,8 @@ def _train(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:
     from gesso.train.metrics import read_metrics
     from gesso.train.recipe_file import write_recipe
 
-    out, directory, first = (
-        Path(recipe.run.out).expanduser(),
-        run.directory_of(recipe),
-        os.environ.get("RANK", "0") == "0",
-    )
+    out, directory = Path(recipe.run.out).expanduser(), run.directory_of(recipe)
+    first = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun
     written = written and first
     comment = f"Repeat this run: gesso train {RECIPE_FILE}, with another run.out."
     if written and state.latest(out) is None:  # the directory of another run is rejected before anything is written
@@ -168,7 +166,8 @@ def _summary(recipe: "Recipe", out: Path, metrics: Sequence[Mapping[str, float]]
         f" (step {best}, held-out loss {held_out[best]:.4f})" if best else f" (step {done})"
     )
     if done < recipe.run.steps:
-        stalled = best is not None and recipe.held_out and done > best
+        patience = recipe.held_out.patience if recipe.held_out else 0
+        stalled = best is not None and sum(step > best for step in held_out) >= patience
         reason = f"no better held-out loss since step {best}" if stalled else "the same command continues"
         yield f"stopped  at step {done} of {recipe.run.steps}: {reason}"
     yield f"loss     {out / CURVE_FILE}"
@@ -177,6 +176,7 @@ def _summary(recipe: "Recipe", out: Path, metrics: Sequence[Mapping[str, float]]
     base = ["-m", recipe.model.path] if recipe.model.path and recipe.lora else []
     base += ["--quantize", recipe.model.quantize] if recipe.model.quantize else []
     use = ["--adapter", str(exported)] if recipe.lora else ["-m", str(exported)]
-    serve = ["--adapter", f"{out.resolve().name}={exported}"] if recipe.lora else use
+    name = re.sub(r"[^\w-]", "-", out.resolve().name)  # the characters that the name of an adapter may have
+    serve = ["--adapter", f"{name}={exported}"] if recipe.lora else use
     yield f"chat     {shlex.join(['gesso', 'chat', *base, *use])}"
     yield f"serve    {shlex.join(['gesso', 'serve', *base, *serve])}"

@@ -45,6 +45,15 @@ def test_written_recipe_repeats_the_run_exactly(command):
     assert weights[0] == weights[1]
 
 
+def test_run_out_of_time_says_how_to_continue(command, capsys):
+    command = [*command, "--held-out", "none", "--out", "runs/my.run"]
+    assert main([*command, "--minutes", "0.00001"]) == 0
+    out = capsys.readouterr().out
+    assert "stopped  at step 1 of 4: the same command continues" in out
+    assert "gesso serve" in out and "my-run=runs/my.run/adapter" in out
+    assert main(command) == 0 and "stopped" not in capsys.readouterr().out
+
+
 def test_another_run_in_the_directory_keeps_its_recipe(command, capsys):
     assert main(command) == 0
     before = Path("runs/chats/recipe.toml").read_text()
