@@ -33,16 +33,17 @@ SLOW = {
     "checkpoint/test_compressed_tensors.py", "checkpoint/test_hub.py", "checkpoint/test_huggingface.py",
     "checkpoint/test_malformed.py", "checkpoint/test_push.py",
     "cli/test_cli.py", "cli/test_completion.py", "cli/test_models.py", "cli/test_rewriting.py", "cli/test_sudoku.py",
-    "cli/test_train.py",
+    "cli/test_train.py", "cli/test_train_data.py",
     "constraints/test_guide.py", "constraints/test_pins.py", "diffusion/test_settle.py", "docs/test_code.py",
-    "docs/test_examples.py", "docs/test_outputs.py", "docs/test_site.py", "engine/test_adapters.py",
-    "engine/test_engine.py",
+    "docs/test_examples.py", "docs/test_outputs.py", "docs/test_site.py", "docs/test_training.py",
+    "engine/test_adapters.py", "engine/test_engine.py",
     "engine/test_faults.py", "engine/test_final_text.py", "engine/test_generation_parity.py", "engine/test_graphs.py",
     "engine/test_scoring.py", "eval/test_answers.py",
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
-    "test_settings.py", "test_wheel.py", "train/test_lora.py", "train/test_metrics.py", "train/test_objective.py",
-    "train/test_resuming.py", "train/test_shared_recipe.py", "train/test_trainer.py", "train/test_vocabulary.py",
+    "test_settings.py", "test_wheel.py", "train/test_held_out.py", "train/test_lora.py", "train/test_metrics.py",
+    "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
+    "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
 WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
 # Fast tests in slow files, so that `make check` covers every package.

@@ -104,7 +104,13 @@ def serving() -> Iterator[Hub]:
             parts = path.strip("/").split("/")
             if parts[:2] == ["api", "models"] and "/".join(parts[2:4]) in hub.repositories:
                 return self._answer(200, json.dumps(hub.listing("/".join(parts[2:4]))).encode())
-            name, file = "/".join(parts[:2]), parts[-1]
+            if parts[:2] == ["api", "datasets"] and "/".join(parts[1:4]) in hub.repositories:
+                return self._answer(200, json.dumps(hub.listing("/".join(parts[1:4]))).encode())
+            if parts[0] == "datasets":  # a dataset is added as datasets/OWNER/NAME, and may have folders
+                name, parts = "/".join(parts[:3]), parts[1:]
+                file = "/".join(parts[4:])
+            else:
+                name, file = "/".join(parts[:2]), parts[-1]
             if parts[2:4] == ["resolve", hub.commit] and file in hub.repositories.get(name, {}):
                 return self._file(file, hub.repositories[name][file])
             return self._answer(404, b"{}")

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,7 @@ def find(name: HubName, *, weights: bool = True) -> Path:
 
 def pull(name: HubName, *, weights: bool = True) -> Path:
     """Download the newest commit of a model, as far as it is not here, and return its directory or GGUF file."""
-    with _explained(name):
+    with explained(str(name), Repository.of(name.repository)):
         commit, listed = _listing(name.repository)
         repository = Repository.of(name.repository)
         with repository.locked():
@@ -206,22 +206,24 @@ class _Download:
 
 
 def _listing(repository: str) -> tuple[str, dict[str, Entry]]:
-    """Return the newest commit and its files. Files in folders are left out: a checkpoint has none that are needed.
-
-    Names and hashes become paths in the cache, so they are checked.
-    """
+    """Return the newest commit and its files. Files in folders are left out: a checkpoint has none that are needed."""
     from huggingface_hub import HfApi
 
     request_headers()  # checks the token
     info = HfApi().model_info(repository, files_metadata=True)
     if not COMMIT.fullmatch(commit := info.sha or ""):
         raise CheckpointError(f"the hub's commit of {repository} is {commit!r}, expected 40 hexadecimal digits")
+    return commit, entries(info.siblings or [], is_plain)
+
+
+def entries(listed: Iterable[Any], accepts: Callable[[str], bool]) -> dict[str, Entry]:
+    """Return the files of the hub's listing whose names are accepted. Names and hashes become paths in the cache."""
     found = {}
-    for file in info.siblings or []:
+    for file in listed:
         hash, size = (file.lfs.sha256, file.lfs.size) if file.lfs else (file.blob_id, file.size)
-        if is_plain(file.rfilename) and size is not None and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", hash or ""):
+        if accepts(file.rfilename) and size is not None and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", hash or ""):
             found[file.rfilename] = Entry(size, str(hash))
-    return commit, found
+    return found
 
 
 def request_headers() -> dict[str, str]:
@@ -260,7 +262,7 @@ class _UnavailableError(CheckpointError):
 
 
 @contextmanager
-def _explained(name: HubName) -> Iterator[None]:
+def explained(name: str, repository: Repository) -> Iterator[None]:
     """Turn errors of the hub, the network and the disk into one line with the cause and what to do."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -269,7 +271,7 @@ def _explained(name: HubName) -> Iterator[None]:
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403, 404):
-            advice = "Check the name. If the model is private or gated, accept its terms on the hub and set HF_TOKEN."
+            advice = "Check the name. If it is private or gated, accept its terms on the hub and set HF_TOKEN."
         else:
             advice = "Try again later; a download continues where it stopped."
         first = str(error).strip().partition("\n")[0].rstrip(".")
@@ -289,7 +291,7 @@ def _explained(name: HubName) -> Iterator[None]:
             ) from error
         if isinstance(error, OSError):
             raise _UnavailableError(
-                f"{name} cannot be stored in {Repository.of(name.repository).path}: {error.strerror or error}; a "
+                f"{name} cannot be stored in {repository.path}: {error.strerror or error}; a "
                 "download continues where it stopped"
             ) from error
         raise

@@ -1,6 +1,6 @@
-"""Training data: JSON lines as examples, and batches of them in a fixed order.
+"""Training data: rows of JSON as examples, and batches of them in a fixed order.
 
-A row is one JSON object per line, in one of three formats; `null` counts as absent:
+A row is one JSON object, in one of these formats or in one of `train/formats.py`; `null` counts as absent:
 
     {"messages": [...], "tools": [...]}    a conversation, rendered by the chat template; `tools` is optional
     {"prompt": "...", "completion": "..."} bos and prompt as context, then the completion and an eos as targets
@@ -18,7 +18,7 @@ import math
 import random
 import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -115,6 +115,24 @@ class Dataset:
     @property
     def good(self) -> int:
         return len(self._file)
+
+    def take_out(self, rows: Collection[int]) -> list[Example]:
+        """Return these good rows, numbered in the order of the files, and leave them out of the batches."""
+        kept = ~np.isin(self._entry_rows, list(rows))
+        self._entry_rows, self._entry_starts, self._entry_lengths = (
+            column[kept] for column in (self._entry_rows, self._entry_starts, self._entry_lengths)
+        )
+        return [self._load(row) for row in rows]
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of an epoch."""
+        return len(self._entry_rows)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The lengths of the good rows in tokens."""
+        return self._length
 
     def read(self) -> Iterator[Example | Rejected]:
         """Yield every row, good or bad, in the order of the files."""

@@ -15,6 +15,7 @@ from gesso.train.recipe import DataSettings
 from gesso.train.rows import parse, tokenise
 
 PARALLEL_BYTES = 4 * 2**20  # size of the data from which on several processes read it
+TOO_LONG = "too long"  # the beginning of a reason
 CHUNK = 256  # rows given to a process at a time
 
 # Whether the row is a text, and its numbers as stored: context-only responses, number of spans, spans, tokens.
@@ -57,7 +58,7 @@ def _read(raw: bytes, settings: DataSettings, tokenizer: Tokenizer, eos: int) ->
         row = parse(raw)
         tokens, spans, context_only = tokenise(row, tokenizer, eos)
         if len(tokens) > settings.max_length and not (settings.cut and "text" in row):
-            raise InputError(f"too long: {len(tokens):,} tokens, max_length is {settings.max_length:,}")
+            raise InputError(f"{TOO_LONG}: {len(tokens):,} tokens, max_length is {settings.max_length:,}")
     except InputError as error:
         return str(error)
     return "text" in row, array("i", (context_only, len(spans), *chain(*spans), *tokens))

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from gesso.checks import is_integer
 from gesso.errors import InputError
 from gesso.files import read_bytes
-from gesso.train.files import SUFFIXES
+from gesso.train.files import SUFFIXES, is_data
 
 if TYPE_CHECKING:
     from gesso.adapters import LoraSettings
 
 RECIPE_LIMIT = 1 << 20  # bytes
+LOGS = ("tensorboard", "wandb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         _check(self, "files", isinstance(self.files, tuple) and len(self.files) > 0, "a list of at least one file")
-        named = all(isinstance(file, str) and (self.source or file.endswith(SUFFIXES)) for file in self.files)
-        _check(self, "files", named, f"names that end in {', '.join(SUFFIXES)}")
+        named = all(isinstance(file, str) and (self.source or is_data(file)) for file in self.files)
+        _check(self, "files", named, f"names that end in {', '.join(SUFFIXES)}, or hub datasets as owner/name:split")
         _check(self, "max_length", is_integer(self.max_length) and self.max_length >= 2, "an integer of at least 2")
         _check(self, "on_bad_row", self.on_bad_row in ("skip", "stop"), '"skip" or "stop"')
         _check(self, "seed", is_integer(self.seed) and self.seed >= 0, "an integer of at least 0")
@@ -135,7 +136,7 @@ class RunSettings:
     compile: bool = False  # on a GPU; compiles once per batch shape: see data.pad_to
     workers: int = 0  # processes that prepare batches ahead
     ema: float = 0.0  # decay of the exported average of the weights; 0: export the weights themselves
-    tensorboard: bool = False
+    log: tuple[str, ...] = ()  # "tensorboard", "wandb": send the metrics there as well
     export_dtype: str = "float32"  # of the exported checkpoint
     export_shard: int = 5 * 10**9  # largest size of its files in bytes
 
@@ -147,6 +148,8 @@ class RunSettings:
         _check(self, "export_dtype", self.export_dtype in ("float32", "bfloat16"), '"float32" or "bfloat16"')
         _check(self, "ema", 0 <= self.ema < 1, "at least 0 and below 1")
         _check(self, "out", bool(self.out), "a directory")
+        known = isinstance(self.log, tuple) and all(name in LOGS for name in self.log)
+        _check(self, "log", known, f"a list of {', '.join(LOGS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +175,23 @@ class EvalSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldOutSettings:
+    """Compute the loss of rows that are not trained on. The weights with the lowest loss are exported."""
+
+    every: int  # steps between evaluations
+    files: tuple[str, ...] = ()  # empty: 5 % of the rows, at least 2 and at most 200, chosen by their hash
+    patience: int = 3  # stop after this many evaluations without an improvement
+    samples: int = 2  # answers shown at each evaluation
+
+    def __post_init__(self) -> None:
+        for name in ("every", "patience"):
+            _check(self, name, _is_count(getattr(self, name)), "a positive integer")
+        _check(self, "samples", is_integer(self.samples) and self.samples >= 0, "an integer of at least 0")
+        named = isinstance(self.files, tuple) and all(isinstance(file, str) and is_data(file) for file in self.files)
+        _check(self, "files", named, f"names that end in {', '.join(SUFFIXES)}, or hub datasets as owner/name:split")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     model: ModelSettings
     data: DataSettings
@@ -180,6 +200,7 @@ class Recipe:
     run: RunSettings
     lora: "LoraSettings | ContinuedLora | None" = None  # None: train all weights
     eval: EvalSettings | None = None
+    held_out: HeldOutSettings | None = None  # None: train on all rows
 
 
 def load(path: Path) -> Recipe:
@@ -202,7 +223,7 @@ def load(path: Path) -> Recipe:
         "optimizer": OptimizerSettings,
         "run": RunSettings,
     }
-    known = {**required, "lora": LoraSettings, "eval": EvalSettings}
+    known = {**required, "lora": LoraSettings, "eval": EvalSettings, "held_out": HeldOutSettings}
     if unknown := set(raw) - set(known):
         raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(known)}")
     given = {**dict.fromkeys(required, {}), **raw}

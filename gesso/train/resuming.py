@@ -13,7 +13,7 @@ from gesso.train.recipe import Recipe
 
 # Settings that leave the run the same: where it writes, how often, and how long it lasts.
 FREE = {
-    "run.steps", "run.save_every", "run.keep", "run.log_every", "run.tensorboard", "run.out", "run.workers",
+    "run.steps", "run.save_every", "run.keep", "run.log_every", "run.log", "run.out", "run.workers",
     "run.export_dtype", "run.export_shard",
 }  # fmt: skip
 # Settings that a run may need to get past a loss that is not finite. Their changes are reported.

@@ -10,11 +10,20 @@ from typing import Any
 from gesso.chat.messages import check_messages
 from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
+from gesso.train.formats import from_alpaca, from_sharegpt
 
 Span = tuple[int, int]
 
-FORMATS = {"messages": ("messages", "tools"), "prompt": ("prompt", "completion"), "text": ("text",)}
+# The keys that show the format of a row. All but `tools` must be there.
+FORMATS = {
+    "messages": ("messages", "tools"),
+    "prompt": ("prompt", "completion"),
+    "text": ("text",),
+    "conversations": ("conversations",),
+    "instruction": ("instruction", "output"),
+}
 FIELDS = tuple(key for keys in FORMATS.values() for key in keys)
+CONVERTED = {"conversations": from_sharegpt, "instruction": from_alpaca}
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 
@@ -51,7 +60,10 @@ def _misspelled(key: str) -> str | None:
 
 def tokenise(row: dict[str, Any], tokenizer: Tokenizer, eos: int) -> tuple[list[int], list[Span], int]:
     """Return the tokens of a row, the spans to train on, and the number of responses that are context only."""
-    if _format(row) == "messages":
+    kind = _format(row)
+    if kind in CONVERTED:
+        row = CONVERTED[kind](row)
+    if "messages" in row:
         return _conversation(row["messages"], row.get("tools"), tokenizer)
     key = "text" if "text" in row else "completion"
     if not row[key].strip():
@@ -72,16 +84,28 @@ def _format(row: dict[str, Any]) -> str:
     for key in row:
         if meant := _misspelled(key):
             raise InputError(f"unknown key {key!r}: is {meant!r} meant?")
-    formats = [name for name, keys in FORMATS.items() if row.keys() & set(keys)]
+    formats = [name for name, keys in FORMATS.items() if row.keys() & set(keys) and name not in _repeated(row)]
     if len(formats) != 1:
         found = ", ".join([key for key in FIELDS if key in row] or row) or "no key"
-        raise InputError(f"expected either messages, or prompt and completion, or text; the row has {found}")
+        raise InputError(
+            "expected either messages, or prompt and completion, or text, or conversations, or instruction and output; "
+            f"the row has {found}"
+        )
     for key in FORMATS[formats[0]]:
         if key not in row and key != "tools":
             raise InputError(f"{key} is missing or null; the row has {', '.join(row)}")
-        if formats[0] != "messages" and not isinstance(row[key], str):
+        if formats[0] in ("prompt", "text") and not isinstance(row[key], str):
             raise InputError(f"{key}: expected text, got {type(row[key]).__name__}")
     return formats[0]
+
+
+def _repeated(row: dict[str, Any]) -> list[str]:
+    """Return the formats to ignore: common datasets repeat a part of a row in another format, or share a key."""
+    return [
+        *(["messages"] if "conversations" in row and "messages" not in row else []),  # both have tools
+        *(["prompt"] if "messages" in row and "completion" not in row else []),  # the first message once more
+        *(["text"] if "instruction" in row else []),  # instruction and output, rendered
+    ]
 
 
 def _span(tokens: Sequence[int], start: int, end: int, where: str, tokenizer: Tokenizer) -> Span:

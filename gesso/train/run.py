@@ -1,15 +1,11 @@
 """Run a recipe: check its data, or load its model and data and train."""
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.find import find_directory
@@ -22,8 +18,10 @@ from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import data_report
 from gesso.train.data import Dataset
+from gesso.train.held_out import Answer, HeldOut, split
 from gesso.train.memory import explained
 from gesso.train.processes import join_processes
+from gesso.train.progress import Progress
 from gesso.train.recipe import Recipe
 from gesso.train.source import find_source
 from gesso.train.trainer import Report, Score, Trainer
@@ -56,11 +54,12 @@ def train(
     report: Report | None = None,
     score: Score | None = None,
     minutes: float | None = None,
+    answer: Answer | None = None,
 ) -> None:
     """Train the recipe's model for at most `minutes`; a later call resumes the run.
 
-    `report` is called with the metrics of every step and replaces the progress bar. `score` evaluates the model for
-    `[eval]`.
+    `report` is called with the metrics of every step and replaces the progress line. `score` evaluates the model for
+    `[eval]`, and `answer` writes the samples of `[held_out]`.
     """
     make_source = find_source(recipe.data.source) if recipe.data.source else Dataset
     if recipe.model.dtype not in DTYPES:
@@ -78,16 +77,17 @@ def train(
         config = Config.from_directory(directory)
         tokenizer, eos = Tokenizer.from_directory(directory), eos_of(directory)
         data = make_source(recipe.data, tokenizer, eos)
-        with explained():
+        visible = report is None and int(os.environ.get("RANK", 0)) == 0
+        with explained(), Progress(recipe.run.steps, device, visible=visible) as line:
+            held_out = None
+            if recipe.held_out:
+                if not isinstance(data, Dataset):
+                    raise InputError(f"[held_out] needs rows, but {recipe.data.source} generates them; remove one")
+                examples = split(data, recipe.held_out, tokenizer, eos)
+                held_out = HeldOut(recipe, recipe.held_out, examples, tokenizer, eos, answer, line.samples)
             model = _model(recipe, directory, config, device)
-            trainer = Trainer(recipe, model, data, directory, eos, score)
-            if report is not None:
-                trainer.run(report, minutes)
-            elif trainer.rank == 0:
-                with _progress(recipe.run.steps) as show:
-                    trainer.run(show, minutes)
-            else:
-                trainer.run(minutes=minutes)
+            trainer = Trainer(recipe, model, data, directory, eos, score, held_out)
+            trainer.run(report or line.step, minutes)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -100,20 +100,3 @@ def _model(recipe: Recipe, directory: Path, config: Config, device: torch.device
         model = DiffusionGemma(config).to(DTYPES[recipe.model.dtype])
     begin(model, recipe.run.seed)
     return model
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[Report]:
-    """Show a progress bar on a terminal, or a line every 100 steps elsewhere."""
-    terminal = sys.stderr.isatty()
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not terminal) as bar:
-        task = bar.add_task("", total=steps)
-
-        def show(metrics: Mapping[str, float]) -> None:
-            line = f"loss {metrics['loss']:.4f} · {metrics['tokens_per_second']:,.0f} tokens/s"
-            bar.update(task, completed=metrics["step"], description=line)
-            if not terminal and (metrics["step"] % 100 == 0 or metrics["step"] == steps):
-                print(f"step {metrics['step']:.0f}/{steps} · {line}", file=sys.stderr, flush=True)
-
-        yield show

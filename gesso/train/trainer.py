@@ -34,8 +34,9 @@ from gesso.model.transformer import DiffusionGemma
 from gesso.train import resuming, state
 from gesso.train.batch import Batch, collate, corrupt
 from gesso.train.data import Example, Source
+from gesso.train.held_out import HeldOut
 from gesso.train.inputs import fingerprints
-from gesso.train.metrics import MetricsLog
+from gesso.train.metrics import MetricsLog, read_metrics
 from gesso.train.objective import Losses, Objective
 from gesso.train.optimizers import learning_rate, make_optimizers
 from gesso.train.prepare import prepare
@@ -84,13 +85,19 @@ class Trainer:
         source: Path,
         eos: int,
         score: Score | None = None,
+        held_out: HeldOut | None = None,
     ) -> None:
         self.recipe, self.model, self.data, self.source, self.eos = recipe, model, data, source, eos
-        self.score = score
+        self.score, self.held_out = score, held_out
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.out = Path(recipe.run.out).expanduser()
         if score is not None and self.world > 1:
             raise InputError("[eval] runs in one process only; remove [eval] from the recipe, or run without torchrun")
+        if held_out is not None and (self.world > 1 or recipe.run.ema):
+            raise InputError(
+                "[held_out] exports the best weights of one process; remove it from the recipe, or run without "
+                "torchrun and without run.ema"
+            )
         if recipe.optimizer.kind == "muon" and (recipe.lora or self.world > 1):
             raise InputError('optimizer.kind = "muon" trains whole matrices in one process: no [lora], no torchrun')
         self.lora = _choose_trainable(model, recipe)
@@ -116,7 +123,12 @@ class Trainer:
         self.out.mkdir(parents=True, exist_ok=True)
         run = self.recipe.run
         self._resume()
-        log = MetricsLog(self.out, run.tensorboard, run.log_every, self.step) if self.rank == 0 else None
+        settings = asdict(self.recipe)
+        log = MetricsLog(self.out, run.log, run.log_every, settings, self.step) if self.rank == 0 else None
+        held_out = self.held_out
+        if held_out:
+            held_out.resume(read_metrics(self.out))
+            held_out.keep(self.step, self.parameters)
         batches = self._batches()
         pending: deque[PendingStep] = deque()
 
@@ -128,7 +140,7 @@ class Trainer:
                     report(metrics)
 
         self.clock = time.perf_counter()
-        while self.step < run.steps:
+        while self.step < run.steps and not (held_out and held_out.exhausted):
             pending.append(self._step([next(batches) for _ in range(run.accumulate)]))
             self.step, self.stepped = self.step + 1, True
             if self.score and self.recipe.eval and self.step % self.recipe.eval.every == 0:
@@ -137,14 +149,24 @@ class Trainer:
                 began = time.perf_counter()
                 pending[-1].scores.update(self.score(self.model))
                 self.clock += time.perf_counter() - began
+            evaluates = held_out is not None and held_out.is_due(self.step)
+            if held_out and evaluates:
+                begun = time.perf_counter()
+                pending[-1].scores.update(held_out.evaluate(self.step, self.objective))
+                self.clock += time.perf_counter() - begun  # not part of the step
             out_of_time = in_any_process(time.monotonic() > deadline, self.model.device)
-            saves = self.step % run.save_every == 0 or self.step == run.steps or out_of_time
+            saves = self.step % run.save_every == 0 or self.step == run.steps or out_of_time or evaluates
             finish(keep=1 if self.fused and not saves else 0)  # launch the next step before reading this one's values
             if saves:
                 self._save()
-                self.clock = time.perf_counter()
+                if held_out and evaluates:
+                    held_out.keep(self.step, self.parameters)
+                    held_out.sample(self.step, self.model)
+                self.clock = time.perf_counter()  # saving and sampling are not part of the next step
             if out_of_time:
                 break
+        if log:
+            log.close()
         self._export()
 
     # --- one step -----------------------------------------------------------------------------------------------
@@ -279,10 +301,11 @@ class Trainer:
             dist.barrier()
 
     def _export(self) -> None:
-        """Write the adapter in peft's format, or a checkpoint; the average of the weights if there is one."""
+        """Write the adapter in peft's format, or a checkpoint: of the averaged, the best or the last weights."""
         target = self.out / ("adapter" if self.lora else "model")
         exported = self.parameters if self.lora else dict(self.model.named_parameters())
-        tensors = {name: state.gathered(tensor) for name, tensor in {**exported, **self.average}.items()}
+        best = self.held_out.best_weights() if self.held_out else {}
+        tensors = {name: state.gathered(tensor) for name, tensor in {**exported, **self.average, **best}.items()}
         if self.rank or (target.exists() and not self.stepped):
             return
         with tempfile.TemporaryDirectory(prefix=".export-", dir=self.out) as parent:

@@ -1,0 +1,196 @@
+"""Rows that are never trained on: which they are, their loss during training, the best weights, and the early stop."""
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gesso.chat.tokenizer import Tokenizer
+from gesso.errors import InputError
+from gesso.files import read_json
+from gesso.model.transformer import DiffusionGemma
+from gesso.train.batch import Batch, Corruption, collate, corrupt
+from gesso.train.data import Dataset, Example
+from gesso.train.objective import Objective
+from gesso.train.recipe import HeldOutSettings, Recipe
+
+SHARE, LEAST, MOST = 0.05, 2, 200  # of the rows, if no file of held-out rows is given
+FEWEST = 10  # different rows from which on some are held out
+DRAWS, CANVASES = 4, 64  # noise levels per canvas, fewer if there are many rows
+SEED = 0x68656C64  # not the seed of the run: the noise is the same in every run, so losses can be compared
+KEY = "held_out"  # of the loss in the metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A prompt of a held-out row, the model's answer at a step, and the answer in the data."""
+
+    step: int
+    prompt: str
+    answer: str
+    expected: str
+
+
+Answer = Callable[[DiffusionGemma, Sequence[Sequence[int]]], list[str]]  # answers to prompts, which are tokens
+Show = Callable[[Sequence[Sample]], None]
+
+
+def choose(dataset: Dataset) -> list[int]:
+    """Return the good rows to hold out, chosen by the hash of their tokens: the same ones wherever a row is in a file.
+
+    Equal rows are all held out or all trained on.
+    """
+    by_hash: dict[bytes, list[int]] = {}
+    examples = (row for row in dataset.read() if isinstance(row, Example))
+    for number, example in enumerate(examples):
+        if len(example.tokens) > dataset.settings.max_length:  # a text that is shown in sections
+            continue
+        by_hash.setdefault(hashlib.sha256(array("q", example.tokens).tobytes()).digest(), []).append(number)
+    if len(by_hash) < FEWEST:
+        return []
+    count = min(max(round(SHARE * len(by_hash)), LEAST), MOST)
+    return sorted(row for digest in sorted(by_hash)[:count] for row in by_hash[digest])
+
+
+def split(dataset: Dataset, settings: HeldOutSettings, tokenizer: Tokenizer, eos: int) -> list[Example]:
+    """Return the held-out rows: those of their own files, or else some of the dataset, which loses them."""
+    if settings.files:
+        own = Dataset(replace(dataset.settings, files=settings.files, repeat=(), cut=False), tokenizer, eos)
+        found = [row for row in own.read() if isinstance(row, Example)]
+    else:
+        found = dataset.take_out(choose(dataset))
+    if not found:
+        where = f"{', '.join(settings.files)} has no usable row" if settings.files else f"there are fewer than {FEWEST}"
+        raise InputError(f"no row can be held out: {where}; name other files in held_out.files, or remove [held_out]")
+    return found
+
+
+def question(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text of the last message of a prompt, for people: without the tags and roles of the chat template."""
+    parts: list[list[int]] = [[]]
+    for token in prompt:
+        if token in tokenizer.special_ids:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    texts = list(map(tokenizer.decode, parts))
+    if len(parts) <= 2:  # a bos at most: no chat
+        return texts[-1].strip()
+    messages = (text.partition("\n")[2].strip() for text in texts)  # after the line with the role
+    return ([message for message in messages if message] or [tokenizer.decode(prompt)])[-1]
+
+
+class HeldOut:
+    """The held-out rows of a run. `losses` are those of the steps at which they were evaluated so far."""
+
+    def __init__(
+        self, recipe: Recipe, settings: HeldOutSettings, examples: Sequence[Example], tokenizer: Tokenizer, eos: int,
+        answer: Answer | None = None, show: Show = lambda _: None,
+    ) -> None:  # fmt: skip
+        self.recipe, self.settings, self.examples = recipe, settings, list(examples)
+        self.tokenizer, self.eos, self.answer, self.show = tokenizer, eos, answer, show
+        out = Path(recipe.run.out).expanduser()
+        self.samples_file, self.best_directory = out / "samples.jsonl", out / "best"
+        self.losses: dict[int, float] = {}
+
+    def is_due(self, step: int) -> bool:
+        return step % self.settings.every == 0 or step == self.recipe.run.steps
+
+    @property
+    def best(self) -> int | None:
+        """The step with the lowest loss, the earliest if there are several."""
+        return min(self.losses, key=lambda step: (self.losses[step], step), default=None)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last `patience` evaluations were all worse than the best one."""
+        return self.best is not None and sum(step > self.best for step in self.losses) >= self.settings.patience
+
+    # --- evaluate -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, step: int, objective: Objective) -> dict[str, float]:
+        """Return the mean losses of the held-out rows, in total and by part, under the same noise every time."""
+        totals = torch.zeros(3)
+        for batch, noise in self._batches(objective.model):
+            kind = objective.model.device.type
+            with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.recipe.run.autocast == "bfloat16"):
+                found = objective(batch, noise)
+            parts = (found.total_B, found.decoder_B, found.encoder_B)
+            totals += torch.stack([part.float().sum().cpu() for part in parts])
+        total, decoder, encoder = (totals / len(self.examples)).tolist()
+        self.losses[step] = total if math.isfinite(total) else math.inf
+        return {KEY: total, f"{KEY}_decoder": decoder, f"{KEY}_encoder": encoder}
+
+    def _batches(self, model: DiffusionGemma) -> Iterator[tuple[Batch, Corruption]]:
+        objective, config, size = self.recipe.objective, model.config, self.recipe.run.batch_size
+        length = max(objective.canvas_lengths or (config.canvas_length,))
+        draws = max(1, min(DRAWS, CANVASES // len(self.examples)))
+        for first in range(0, len(self.examples), size):
+            batch = collate(
+                self.examples[first : first + size], canvas_length=length, per_example=objective.per_example,
+                eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=SEED, first=first,
+                multiple=self.recipe.data.pad_to, draws=draws, pack=self.recipe.data.pack,
+            ).to(model.device)  # fmt: skip
+            share = objective.self_conditioning
+            yield batch, corrupt(batch, config.vocab_size, conditioning=share, seed=SEED, first=first)
+
+    def sample(self, step: int, model: DiffusionGemma) -> None:
+        """Answer the prompts of the first held-out rows, append the answers to samples.jsonl, and show them."""
+        chosen = self.examples[: self.settings.samples]
+        if self.answer is None or not chosen:
+            return
+        answers = self.answer(model, [example.tokens[: example.spans[-1][0]] for example in chosen])
+        samples = []
+        for example, answer in zip(chosen, answers, strict=True):
+            start, end = example.spans[-1]
+            prompt, expected = question(example.tokens[:start], self.tokenizer), example.tokens[start:end]
+            samples.append(
+                Sample(step=step, prompt=prompt, answer=answer, expected=self.tokenizer.decode(expected).strip())
+            )
+        with self.samples_file.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in samples)
+        self.show(samples)
+
+    # --- the best weights ---------------------------------------------------------------------------------------
+
+    def resume(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Restore the losses from the metrics of the steps that are done, and drop the samples of later steps."""
+        self.losses = {int(line["step"]): line[KEY] for line in metrics if KEY in line}
+        if self.samples_file.exists():
+            lines = self.samples_file.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] in self.losses]
+            self.samples_file.write_text("".join(kept), encoding="utf-8")
+
+    def keep(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+        """Store the weights if they are those of the best step.
+
+        The caller has saved a checkpoint of this step before, so a run that is killed here stores them when it resumes.
+        """
+        if step != self.best or self.stored_step() == step:
+            return
+        partial = Path(tempfile.mkdtemp(prefix=".best-", dir=self.best_directory.parent))
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in parameters.items()},
+                  partial / "weights.safetensors")  # fmt: skip
+        (partial / "state.json").write_text(json.dumps({"step": step}), encoding="utf-8")
+        shutil.rmtree(self.best_directory, ignore_errors=True)
+        partial.rename(self.best_directory)
+
+    def stored_step(self) -> int | None:
+        path = self.best_directory / "state.json"
+        return int(read_json(path)["step"]) if path.is_file() else None
+
+    def best_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the best step, or nothing if there was no evaluation."""
+        if self.best is None or self.stored_step() != self.best:
+            return {}
+        return load_file(self.best_directory / "weights.safetensors")

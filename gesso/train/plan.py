@@ -1,0 +1,217 @@
+"""Derive a recipe from data: `gesso train --data`.
+
+The recipe is a function of the rows, the model's shape, the kind of device and the given options. So the same command
+gives the same recipe, and the recipe alone repeats the run.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gesso.adapters import LoraSettings
+from gesso.bundled import BASE
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.find import find_directory
+from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.parameters import parameters
+from gesso.errors import InputError
+from gesso.model.config import Config
+from gesso.train import held_out
+from gesso.train.data import Dataset, Example, Rejected
+from gesso.train.files import SUFFIXES
+from gesso.train.reading import TOO_LONG
+from gesso.train.recipe import (
+    DataSettings,
+    HeldOutSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    Recipe,
+    RunSettings,
+)
+
+LIMIT = 2048  # tokens of a row, unless max_length is given
+NONE = "none"  # in place of a file of held-out rows: hold out none
+
+BATCH, BATCHES = 16, 8  # rows per step, fewer if an epoch would have fewer steps than this
+TOKENS = {"cuda": 8192, "cpu": 4096}  # of a batch, canvases included; a step of more rows has several batches
+EPOCHS, SHOWN = 3, 1500  # passes over the rows; a small dataset gets more, until this many rows have been shown
+EVALUATIONS = 8  # of the held-out rows during a run
+CANVASES = 4  # of an example at most, drawn anew each time
+CANVAS_MULTIPLE = 16
+
+# The published rate is that of the 26B model. The best rate of Adam falls with the width (arXiv 2203.03466): of 1.3e-3,
+# 4e-3 and 1e-2, the second was best for gesso-mini, of width 320. The power is that between the two.
+PUBLISHED_LR, PUBLISHED_WIDTH, POWER = 1.5e-4, 2816, 1.5
+WARMUP, MOST_WARMUP = 0.1, 100  # share of the steps, and steps
+LARGE = 10**9  # parameters from which on activations are recomputed instead of stored
+LARGE_ON_CPU = 4 * 10**9  # parameters from which on a CPU keeps bfloat16 weights: 8 GB
+LISTED = 5  # rejected rows that are named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The options of the command. None: derive the value."""
+
+    data: tuple[str, ...]
+    held_out: tuple[str, ...] = ()  # files, or NONE
+    model: str | None = None
+    quantize: str | None = None
+    out: str | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    lr: float | None = None
+    rank: int = 16
+    targets: tuple[str, ...] = ("attention", "mlp")
+    max_length: int | None = None
+    batch_size: int | None = None
+    eval_every: int | None = None
+    patience: int = 3
+    seed: int = 0
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    recipe: Recipe
+    rows: int  # trained on
+    held_out: int
+    longest: int
+    rejected: tuple[Rejected, ...]
+    cut: int  # texts shown in sections because they are longer than max_length
+
+    @property
+    def epochs(self) -> float:
+        run = self.recipe.run
+        return run.steps * run.batch_size * run.accumulate / self.rows
+
+    def lines(self) -> list[str]:
+        """Return the choices, in a few lines."""
+        recipe, run = self.recipe, self.recipe.run
+        lora = recipe.lora
+        assert isinstance(lora, LoraSettings)
+        held = f"{self.held_out} held out" if self.held_out else "none held out"
+        weights = recipe.model.quantize or recipe.model.dtype
+        recomputed = ", activations recomputed" if run.checkpoint_activations else ""
+        accumulated = f" in {run.accumulate} batches" if run.accumulate > 1 else ""
+        canvas = recipe.objective.canvas_lengths[0]
+        lines = [
+            f"data     {self.rows:,} rows to train on, {held}; longest {self.longest:,} tokens",
+            f"model    {recipe.model.path or BASE}, {weights}{recomputed}",
+            f"adapter  rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}",
+            f"steps    {run.steps:,} of {run.batch_size * run.accumulate} rows{accumulated}, {self.epochs:.3g} epochs, "
+            f"canvases of {canvas}",
+            f"rate     {recipe.optimizer.lr:.2g}, cosine to 10 %, after {recipe.optimizer.warmup} steps of warm-up",
+        ]
+        if self.cut:
+            lines.append(
+                f"cut      {self.cut:,} texts are longer than {recipe.data.max_length:,} tokens: shown in sections"
+            )
+        if self.rejected:
+            lines.append(f"skipped  {len(self.rejected):,} rows:")
+            lines += [f"         {row}" for row in self.rejected[:LISTED]]
+            more = len(self.rejected) - LISTED
+            lines += [f"         … and {more:,} more; --check lists all"] if more > 0 else []
+        return lines
+
+
+def make_plan(given: Given, device: str) -> Plan:
+    """Read the data and return a recipe for it. `device` is cuda or cpu."""
+    directory = find_directory(given.model)
+    config = Config.from_directory(directory)
+    defaults = GenerationDefaults.from_directory(directory, config)
+    tokenizer, eos = Tokenizer.from_directory(directory), defaults.eos_token_ids[0]
+    limit = given.max_length or min(LIMIT, config.max_position_embeddings)
+    # Texts may be longer: they are cut. Other rows that are longer are rejected, and skipped.
+    sections = tokenizer.bos_id is not None
+    settings = DataSettings(
+        files=given.data, max_length=limit, on_bad_row="skip", seed=given.seed, cut=sections, pack=True
+    )
+    dataset = Dataset(settings, tokenizer, eos)
+    _check_usable(dataset)
+    longest, cut = max(dataset.lengths), sum(length > limit for length in dataset.lengths)
+    own = () if given.held_out == (NONE,) else given.held_out
+    held: list[Example] = []
+    if own or (not given.held_out and held_out.choose(dataset)):
+        held = held_out.split(dataset, HeldOutSettings(every=1, files=own), tokenizer, eos)
+    longest = max(longest, *(len(example.tokens) for example in held), 2)
+    too_long = cut or any(row.reason.startswith(TOO_LONG) for row in dataset.rejected)
+    settings = replace(settings, max_length=limit if too_long else longest, cut=cut > 0)
+    rows = dataset.entries
+    canvas = _canvas(dataset, min(config.canvas_length, defaults.max_new_tokens), device)
+    batch_size, accumulate = _batches(given, rows, settings.max_length + CANVASES * canvas, device)
+    steps = given.steps or math.ceil(rows * _epochs(given, rows) / (batch_size * accumulate))
+    every = given.eval_every or max(1, steps // EVALUATIONS)
+    count = sum(math.prod(shape) for shape in parameters(config).values())
+    lr = given.lr or float(f"{PUBLISHED_LR * (PUBLISHED_WIDTH / config.hidden_size) ** POWER:.2g}")
+    wide = device == "cpu" and count < LARGE_ON_CPU
+    recipe = Recipe(
+        model=ModelSettings(path=given.model, dtype="float32" if wide else "bfloat16", quantize=given.quantize),
+        data=settings,
+        objective=ObjectiveSettings(canvases_per_example=CANVASES, canvas_lengths=(canvas,)),
+        optimizer=OptimizerSettings(lr=lr, min_lr=lr / 10, warmup=max(1, min(round(WARMUP * steps), MOST_WARMUP))),
+        run=RunSettings(
+            out=given.out or f"runs/{_name(given.data[0])}",
+            steps=steps,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            seed=given.seed,
+            save_every=every,
+            checkpoint_activations=count >= LARGE,
+            log=given.log,
+        ),
+        lora=LoraSettings(rank=given.rank, alpha=2.0 * given.rank, targets=given.targets),
+        held_out=HeldOutSettings(every=every, files=own, patience=given.patience) if held else None,
+    )
+    return Plan(
+        recipe=recipe,
+        rows=rows,
+        held_out=len(held),
+        longest=longest,
+        rejected=tuple(dataset.rejected),
+        cut=cut,
+    )
+
+
+def _check_usable(dataset: Dataset) -> None:
+    if not dataset.rows:
+        raise InputError(f"there are no rows in {', '.join(dataset.settings.files)}")
+    if 2 * len(dataset.rejected) <= dataset.rows:
+        return
+    first = "\n".join(f"  {row}" for row in dataset.rejected[:LISTED])
+    raise InputError(
+        f"{len(dataset.rejected):,} of {dataset.rows:,} rows cannot be used:\n{first}\n"
+        "Correct them, or write a recipe; see docs/guides/fine-tuning.md for the formats."
+    )
+
+
+def _canvas(dataset: Dataset, longest: int, device: str) -> int:
+    """Return the length of the canvases: on a GPU as at generation, on a CPU as short as the responses allow.
+
+    An adapter that is trained on shorter canvases works on longer ones, and the time on a CPU grows with their length.
+    """
+    if device != "cpu":
+        return longest
+    examples = (row for row in dataset.read() if isinstance(row, Example))
+    response = max(end - start for example in examples for start, end in example.spans)
+    return min(longest, -(-response // CANVAS_MULTIPLE) * CANVAS_MULTIPLE)
+
+
+def _epochs(given: Given, rows: int) -> int:
+    return given.epochs or max(EPOCHS, math.ceil(SHOWN / rows))
+
+
+def _batches(given: Given, rows: int, tokens: int, device: str) -> tuple[int, int]:
+    """Return the rows of a batch and the batches of a step, so that a batch fits into memory."""
+    wanted = given.batch_size or max(1, min(BATCH, rows // BATCHES))
+    fits = max(1, TOKENS[device] // tokens)
+    accumulate = math.ceil(wanted / fits)
+    while wanted % accumulate:  # batches of one size; a divisor exists: the number of rows
+        accumulate += 1
+    return wanted // accumulate, accumulate
+
+
+def _name(data: str) -> str:
+    """Return a name for the run: that of the data file or dataset."""
+    name = Path(data.partition(":")[0]).name
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
