@@ -90,11 +90,12 @@ def test_a_captured_pass_serves_every_adapter_also_one_that_is_attached_later():
     model = new_model()
     add(model, "one", targets=("attention", "mlp"))
     backend = CudaBackend(model)
-    passes, work = backend.graphs.backend, [Reading("one")]
-    graph = Graph(passes, shape_of(work, pads=True), work, model.new_cache(1, 64))
+    passes, work, cache = backend.graphs.backend, [Reading("one")], model.new_cache(1, 64)
+    graph = Graph(passes, shape_of(work, pads=True), work, cache)
 
     def replayed(name):
-        return graph.run([Reading(name)], model.new_cache(1, 64)).scored[0]
+        cache.cut(0, 0)
+        return graph.run([Reading(name)], cache).scored[0]
 
     def alone(name):
         text = torch.tensor(Reading.texts[0])
