@@ -43,7 +43,8 @@ class ServedAdapters:
         self.attached: set[str] = set()  # in the present engine
         self.sent: set[str] = set()  # to the present engine, which has not answered yet
         self.has_engine = False
-        self._given = set(given)  # an engine loads these before it is ready
+        self._given = set(given)  # an engine loads these before it is ready, unless they have been unloaded
+        self._started: dict[str, str] = {}  # those of the present engine
         self._most, self._metrics, self._model, self._send = most, metrics, model, send
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -97,16 +98,18 @@ class ServedAdapters:
 
     # --- the engine -------------------------------------------------------------------------------------------------
 
-    @property
-    def first(self) -> dict[str, str]:
-        """The directories of the adapters that an engine loads before it is ready."""
-        return {name: directory for name, directory in self.served.items() if name in self._given}
+    def engine_starts(self) -> dict[str, str]:
+        """Return the directories of the adapters that a new engine loads before it is ready."""
+        self._started = {name: directory for name, directory in self.served.items() if name in self._given}
+        return self._started
 
     def engine_ready(self) -> None:
-        """Load the adapters into a new engine that the last one had. Requests for them wait."""
-        self.has_engine, self.attached = True, set(self.first)
-        retired = {name: one.directory for name, one in self.retired.items()}
-        for name, directory in (self.served | retired).items():
+        """Give a new engine the adapters that the last one had. Requests for them wait."""
+        wanted = self.served | {name: one.directory for name, one in self.retired.items()}
+        self.has_engine, self.attached = True, self._started.keys() & wanted.keys()
+        for name in self._started.keys() - wanted.keys():  # unloaded while the engine was loading
+            self._send(UnloadAdapter(name))
+        for name, directory in wanted.items():
             if name not in self.attached:
                 self._send_load(name, directory)
 

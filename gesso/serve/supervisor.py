@@ -202,7 +202,7 @@ class Supervisor:
     async def _run_once(self) -> int:
         """Run one engine process until it ends and return its exit status."""
         self.progress = 0.0
-        settings = dataclasses.replace(self.settings, adapters=self.adapters.first)
+        settings = dataclasses.replace(self.settings, adapters=self.adapters.engine_starts())
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -51,6 +51,7 @@ GROUPS = (
     Group("writing", ("tests/gpu/test_writing.py",), memory=4, limit=240),
     Group("26b-fp8", ("tests/gpu/test_26b_fp8.py",), memory=34, limit=200),
     Group("real-width", ("tests/gpu/test_real_width.py",), memory=20, limit=240),
+    Group("adapters", ("tests/gpu/test_adapters.py",), memory=24, limit=240),
     Group("26b-bf16", ("tests/gpu/test_26b_bf16.py",), memory=58, limit=200),
     Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
     Group("streaming", ("tests/gpu/test_streaming.py",), memory=22, limit=240),
@@ -63,6 +64,7 @@ GROUPS = (
         (
             # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of
             # test_linear.py, test_four_bit.py and test_model.py, are for Triton's interpreter.
+            "tests/backends/cuda/test_adapters.py",
             "tests/backends/cuda/test_attention.py",
             "tests/backends/cuda/test_experts.py",
             "tests/backends/cuda/test_experts_four_bit.py::test_four_bit_ptx_matches_the_plain_conversion_to_the_bit",

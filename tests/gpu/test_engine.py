@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import gesso
-from gesso.adapters.lora import Lora, make_adaptable
 from gesso.backends.cuda import graphs
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
@@ -48,21 +47,6 @@ def test_graphs_are_captured_again_after_all_were_dropped(tiny_directory, monkey
         for length in (1, 30, 60):  # one shape each
             texts.append([result(engine, request(seed=1, prompt=tuple(range(3, 3 + length)))).tokens for _ in range(3)])
     assert all(text == same[0] for same in texts for text in same) and texts[:3] == texts[3:]
-
-
-def test_an_adapter_on_experts_runs_without_graphs(tiny_directory):
-    """Adapted experts run without kernels and cannot be captured."""
-    model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
-    make_adaptable(model.model)
-    experts = model.model.decoder.layers[0].experts
-    change = Lora(experts.gate_up_proj, rank=2, alpha=4.0)
-    torch.nn.init.normal_(change.A), torch.nn.init.normal_(change.B)
-    experts.gate_up_proj_adapters.put("mine", change)
-    plain = result(Engine(model.model, model.decode), request(seed=1)).tokens
-    experts.gate_up_proj_adapters.active = "mine"
-    engine = Engine(model.model, model.decode)
-    found = [result(engine, request(seed=1)).tokens for _ in range(3)]
-    assert found[0] == found[1] == found[2] != plain
 
 
 def test_a_float32_model_denoises_under_autocast_without_gradients(tiny_directory):

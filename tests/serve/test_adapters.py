@@ -273,6 +273,7 @@ async def outcome(task):
 def test_loads_are_limited_and_rejected_without_an_engine():
     async def scenario():
         made, sent = table("a")
+        made.engine_starts()
         assert await outcome(await begin(made, "b")) == 503
         made.engine_ready()
         assert await outcome(await begin(made, "a")) == 400
@@ -315,6 +316,17 @@ def test_a_retired_adapter_is_reloaded_for_its_requests_and_freed_after_them():
             made.check("b")
 
     asyncio.run(scenario())
+
+
+def test_an_adapter_that_is_unloaded_while_the_engine_loads_leaves_it_at_once():
+    made, sent = table("a", "b")
+    assert made.engine_starts() == {"a": "/a", "b": "/b"}
+    made.unload("a")
+    made.note_requests([])
+    made.engine_ready()
+    assert sent == [UnloadAdapter("a")] and made.attached == {"b"} == set(made.served)
+    made.engine_died()
+    assert made.engine_starts() == {"b": "/b"}
 
 
 def test_the_engine_process_runs_every_kind_of_request_with_its_adapter(served_model, directory, monkeypatch):

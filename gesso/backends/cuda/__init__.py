@@ -134,8 +134,8 @@ class CudaBackend(CudaPasses):
             self._forget()
 
     def drop_captured(self) -> None:
+        self._forget()  # first: this frees memory, and copies of changed adapters need some
         self.bank.update(self.model, changed=True)
-        self._forget()
 
     def _forget(self) -> None:
         # Graphs do not refer to this object: in a reference cycle they would be freed by the garbage collector, at a

@@ -59,7 +59,7 @@ def low_rank(x_TI: Tensor, factors: Factors, lengths: Sequence[int]) -> Tensor:
     """
     a_SECI, b_SEOL = factors.a_SECI, factors.b_SEOL
     inner_TN, columns = product(x_TI, a_SECI.flatten(0, 2), lengths), b_SEOL.shape[-1]
-    slot_N = torch.arange(len(b_SEOL), device=x_TI.device).repeat_interleave(columns)
+    slot_N = torch.arange(inner_TN.shape[1], device=x_TI.device) // columns
     own_TN = torch.where(factors.slot_T[:, None] == slot_N, inner_TN, 0)
     return product(own_TN, b_SEOL[:, 0].transpose(0, 1).flatten(1), lengths)
 
