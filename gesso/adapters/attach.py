@@ -125,6 +125,11 @@ def activate(model: DiffusionGemma, name: str | None) -> None:
     switch(adapter_sites(model).values(), name)
 
 
+def active(model: DiffusionGemma) -> str | None:
+    """Return the name of the active adapter, or None for the base model."""
+    return next((site.active for site in adapter_sites(model).values() if site.active is not None), None)
+
+
 @torch.no_grad()
 def merge(model: DiffusionGemma, name: str = "default") -> None:
     """Add an adapter to the base weights and remove it, which leaves a plain model."""
