@@ -56,7 +56,7 @@ class Gesso:
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self.driver = Driver(self.engine)
-        self.adapter: str | None = None  # of new requests that name none
+        self.adapter = adapters.active(model)  # of new requests that name none
         for name in adapters.attached(model):
             self.engine.add_adapter(name, partial(adapters.remove, model, name))
 

@@ -11,7 +11,7 @@ from gesso import adapters
 from gesso.adapters.files import WEIGHTS
 from gesso.adapters.lora import adapter_sites
 
-SETTINGS = adapters.LoraSettings(rank=2)
+SETTINGS = adapters.LoraSettings(rank=2, targets=tuple(adapters.TARGETS))
 
 
 def write(model: Path | None, directory: Path, names: Sequence[str], size: float = 0.3) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 `merging.py` merges one into a checkpoint on disk.
 """
 
-from gesso.adapters.attach import TARGETS, LoraSettings, StoredAdapter, activate, add, attach, merge, remove
+from gesso.adapters.attach import TARGETS, LoraSettings, StoredAdapter, activate, active, add, attach, merge, remove
 from gesso.adapters.files import load, read, save
 from gesso.adapters.lora import adaptable_weights, attached
 
@@ -12,6 +12,7 @@ __all__ = [
     "LoraSettings",
     "StoredAdapter",
     "activate",
+    "active",
     "adaptable_weights",
     "add",
     "attach",

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from gesso.cli.main import main
+from tests.train.conftest import small  # noqa: F401 (a fixture)
 from tests.train.test_held_out import write
-from tests.train.test_trainer import metrics, small  # noqa: F401 (a fixture)
+from tests.train.test_trainer import metrics
 
 
 @pytest.fixture

@@ -254,3 +254,16 @@ def test_every_request_of_a_plan_has_its_adapter(model, passes):
         passes.clear()
         call()
         assert passes and {piece.adapter for pieces in passes for piece in pieces} == {"b"}, name
+
+
+def test_requests_use_the_adapter_that_is_active_in_the_model(tiny_directory):
+    """As samples of a model in training do."""
+    base = gesso.load(tiny_directory)
+    settings = {"max_new_tokens": 8, "steps": 2, "seed": 1}
+    plain = base.generate("a", **settings).tokens
+    adapters.add(base.model, adapters.LoraSettings(rank=4))
+    for site in set(adapter_sites(base.model).values()):
+        if (lora := site.get("default")) is not None:
+            torch.nn.init.normal_(lora.B, std=1.0)
+    adapted = gesso.Gesso(base.model, base.tokenizer, base.defaults, base.directory, max_batch=1, max_length=None)
+    assert adapted.generate("a", **settings).tokens != plain

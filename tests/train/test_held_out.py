@@ -15,7 +15,7 @@ from gesso.train.data import Dataset, Example
 from gesso.train.held_out import HeldOut, choose, question
 from gesso.train.recipe import DataSettings, HeldOutSettings, load
 from gesso.train.run import train
-from tests.train.test_trainer import losses, metrics, small, stop_after, write_recipe  # noqa: F401 (a fixture)
+from tests.train.test_trainer import losses, metrics, stop_after, write_recipe
 
 EOS = 1
 LORA = "\n[lora]\nrank = 4\nalpha = 8.0\ntargets = ['attention', 'mlp']\n"

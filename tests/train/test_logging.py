@@ -13,7 +13,7 @@ LINE = {"step": 1, "loss": 2.0}
 
 
 def test_metrics_are_written_to_tensorboard(tmp_path):
-    log = MetricsLog(tmp_path, ["tensorboard"], 1, {})
+    log = MetricsLog(tmp_path, ["tensorboard"], 1, {}, 0)
     log.append(LINE)
     log.close()
     (file,) = (tmp_path / "tensorboard").glob("events.out.*")
@@ -38,7 +38,7 @@ def wandb(monkeypatch):
 
 def test_metrics_are_sent_to_wandb_and_a_resumed_run_continues(tmp_path, wandb):
     for first in (1, 5):
-        log = MetricsLog(tmp_path / "faq", ["wandb"], 2, {"optimizer": {"lr": 1e-3}})
+        log = MetricsLog(tmp_path / "faq", ["wandb"], 2, {"optimizer": {"lr": 1e-3}}, 0)
         (tmp_path / "faq").mkdir(exist_ok=True)
         for step in range(first, first + 4):
             log.append({**LINE, "step": step, **({"held_out": 1.0} if step == 3 else {})})
@@ -58,7 +58,7 @@ def test_metrics_are_sent_to_wandb_and_a_resumed_run_continues(tmp_path, wandb):
 def test_missing_package_is_named_with_the_command_to_install_it(tmp_path, monkeypatch, name, module, command):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError, match=f"logging to {name} needs the package {name}: {command}"):
-        MetricsLog(tmp_path, [name], 1, {})
+        MetricsLog(tmp_path, [name], 1, {}, 0)
 
 
 def test_unknown_log_is_rejected():

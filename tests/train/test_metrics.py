@@ -14,7 +14,7 @@ from tests.train.test_trainer import losses, metrics, stop_after, write_recipe
 @pytest.fixture
 def recipe(tmp_path, rows, small):
     found = load(write_recipe(tmp_path, rows, small, steps=6))
-    return replace(found, run=replace(found.run, tensorboard=True, log_every=2))
+    return replace(found, run=replace(found.run, log=("tensorboard",), log_every=2))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 from gesso.errors import InputError
 from gesso.train import plan as module
 from gesso.train.plan import Given, make_plan
-from tests.train.test_trainer import small  # noqa: F401 (a fixture)
 
 
 def write(path, count, length=8):
