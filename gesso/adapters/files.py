@@ -16,7 +16,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +197,23 @@ def _read_scale(config: Mapping[str, Any], directory: Path) -> tuple[int, float]
     return settings.rank, settings.alpha
 
 
-# Names or their endings, or the full names that a pattern matched.
-Wanted = list[str] | frozenset[str]
+@dataclass(frozen=True)
+class Wanted:
+    """Names of modules or parameters. With `endings`, a name may also be the end of one, after a dot."""
+
+    names: frozenset[str]
+    endings: bool
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names or (self.endings and not self.names.isdisjoint(_endings(str(name))))
+
+
+NOTHING = Wanted(frozenset(), endings=False)
+
+
+def _endings(name: str) -> set[str]:
+    parts = name.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}
 
 
 def _read_targets(config: Mapping[str, Any], paths: Iterable[str], where: Path) -> dict[str, Wanted]:
@@ -209,9 +224,9 @@ def _read_targets(config: Mapping[str, Any], paths: Iterable[str], where: Path) 
     for field in ("target_modules", "target_parameters", "exclude_modules"):
         given = config.get(field)
         if isinstance(given, str):
-            found[field] = _matched(given, names, f"{where}: {field}")
+            found[field] = Wanted(_matched(given, names, f"{where}: {field}"), endings=False)
         else:
-            found[field] = strings(given, f"{where}: {field}")
+            found[field] = Wanted(frozenset(strings(given, f"{where}: {field}")), endings=True)
     return found
 
 
@@ -254,16 +269,10 @@ def _matched(pattern: str, names: list[str], where: str) -> frozenset[str]:
 def _is_target(path: str, targets: Mapping[str, Wanted]) -> bool:
     parameter = checkpoint_name(path)
     module, _, leaf = parameter.rpartition(".")
-    if _matches(targets.get("target_parameters", []), parameter):
+    if parameter in targets.get("target_parameters", NOTHING):
         return True
-    chosen = leaf == "weight" and _matches(targets.get("target_modules", []), module)
-    return chosen and not _matches(targets.get("exclude_modules", []), module)
-
-
-def _matches(wanted: Wanted, name: str) -> bool:
-    if isinstance(wanted, frozenset):
-        return name in wanted
-    return any(name == one or name.endswith(f".{one}") for one in wanted)
+    chosen = leaf == "weight" and module in targets.get("target_modules", NOTHING)
+    return chosen and module not in targets.get("exclude_modules", NOTHING)
 
 
 def _problems(
@@ -278,11 +287,21 @@ def _problems(
     seeing = [name for name in found if is_vision(name.removeprefix("base_model.model."))]
     if seeing:
         logger.warning("text only: %d adapter tensors of the vision tower are ignored", len(seeing))
-    for field in ("target_modules", "target_parameters"):
+    names = [checkpoint_name(path) for path in weights]
+    modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    # Sets: a file may name hundreds of targets, and this runs beside the steps of a server.
+    known = {
+        "target_modules": set[str]().union(*map(_endings, modules)),
+        "target_parameters": set[str]().union(*map(_endings, names)),
+    }
+    for field, endings in known.items():
         given = config.get(field) or []
-        for target in [given] if isinstance(given, str) else given:
-            one: dict[str, Wanted] = {field: targets[field] if isinstance(given, str) else [target]}
-            if not any(_is_target(path, one) for path in weights) and not any(target in n for n in seeing):
+        if isinstance(given, str):
+            unmatched = [] if any(_is_target(path, {field: targets[field]}) for path in weights) else [given]
+        else:
+            unmatched = [target for target in given if target not in endings]
+        for target in unmatched:
+            if not any(target in name for name in seeing):
                 wrong.append(f"{field}: {shown(target)} matches nothing in this model that can have an adapter")
     if not stored and not wrong:
         wrong.append("it has no targets: neither target_modules nor target_parameters")

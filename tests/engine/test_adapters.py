@@ -52,7 +52,7 @@ def short(**changes):
 
 def test_four_adapters_in_one_batch_give_the_text_of_each_alone_in_the_bundled_model(tmp_path, passes):
     written = loras.write(None, tmp_path, NAMES, size=0.05)
-    options = {"seed": 3, "max_new_tokens": 12, "steps": 2, "canvas_length": 8, "top_logprobs": 2}
+    options = {"seed": 3, "max_new_tokens": 8, "steps": 2, "canvas_length": 8, "top_logprobs": 2}
     together, single = gesso.load(device="cpu", adapter=written), gesso.load(device="cpu")
     together.use_adapter(None)
     ids = [together.engine.submit(together.request("def f(x):", adapter=name, **options)) for name in (None, *NAMES)]
