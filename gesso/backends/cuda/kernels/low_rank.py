@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 64  # inner values that one product takes at most
+CHUNK = 16  # inner values that one product takes; more need registers that the main loop has to leave free
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, int]]:
     factors, (parts, rows, columns) = inner.factors, inner.sums_PRC.shape
     slots, experts, outputs, rank = factors.b_SEOL.shape
     given = [inner.sums_PRC, factors.b_SEOL, factors.slot_T, rows, columns, experts * outputs, slots * rank]
-    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": min(CHUNK, rank)}
+    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": CHUNK}
 
 
 @triton.jit
