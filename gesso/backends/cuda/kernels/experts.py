@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gesso.backends.cuda.kernels.four_bit import interleaved_to
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, fp8_scale, gelu, precision
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments
 
 # Each entry: the largest number of tokens, and the tiling up to there. With one canvas an expert has some 16 rows, and
 # most bytes by far are weights. What matters then is how many bytes are in flight: columns * depth * stages * bytes,
@@ -251,13 +251,9 @@ def _up(
         up *= x_scale * tl.load(scale_at + width, mask=valid_column, other=0.0)[None, :]
     if inner_ptr is not None:
         line = expert * 2 * width + column
-        gate = add_low_rank(
-            gate, inner_ptr, b_ptr, slot, place, line, valid_column, 0,
-            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
-        )  # fmt: skip
-        up = add_low_rank(
-            up, inner_ptr, b_ptr, slot, place, line + width, valid_column, 0,
-            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        gate, up = add_low_rank_to_both(
+            gate, up, inner_ptr, b_ptr, slot, place, line, line + width, valid_column, 0, 0,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, PRECISION,
         )  # fmt: skip
     h = gelu(gate) * up
     if h_scale_ptr is not None:

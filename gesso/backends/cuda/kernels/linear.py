@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments
 
 FP8 = torch.float8_e4m3fn
 
@@ -331,12 +331,8 @@ def _gated(
         y *= x_scale * _scales(gate_scale_ptr, column, column < columns)[None, :]
         z *= x_scale * _scales(up_scale_ptr, column, column < columns)[None, :]
     if inner_ptr is not None:
-        y = add_low_rank(
-            y, inner_ptr, b_ptr, slot, place, column, column < columns, 0,
-            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
-        )  # fmt: skip
-        z = add_low_rank(
-            z, inner_ptr, b_ptr, slot, place, columns + column, column < columns, RANK,
-            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, False, PRECISION,
+        y, z = add_low_rank_to_both(
+            y, z, inner_ptr, b_ptr, slot, place, column, columns + column, column < columns, 0, RANK,
+            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, PRECISION,
         )  # fmt: skip
     _store(gelu(y) * z, y_ptr, column, tokens, columns, ROWS)

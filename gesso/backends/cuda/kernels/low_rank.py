@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 64  # inner values that one product takes at most
+CHUNK = 16  # inner values that one product takes; more need registers that the main loop has to leave free
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, int]]:
     factors, (parts, rows, columns) = inner.factors, inner.sums_PRC.shape
     slots, experts, outputs, rank = factors.b_SEOL.shape
     given = [inner.sums_PRC, factors.b_SEOL, factors.slot_T, rows, columns, experts * outputs, slots * rank]
-    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": min(CHUNK, rank)}
+    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": CHUNK}
 
 
 @triton.jit
@@ -73,20 +73,55 @@ def add_low_rank(
     [COLUMNS] is the line of each output in b [S, lines, RANK]; invalid ones are not read. count: S * RANK. Bound by the
     latency of the loads, and with experts by reading b.
     """
-    dtype: tl.constexpr = b_ptr.dtype.element_ty
     for start in range(0, count, CHUNK):
         own = slot == start // RANK
         if tl.max(own.to(tl.int32), 0) > 0:
-            column = start % RANK + tl.arange(0, CHUNK)
-            b_at = b_ptr + (start // RANK * lines + line).to(tl.int64)[:, None] * RANK + column[None, :]
-            b = tl.load(b_at, mask=valid_line[:, None], other=0.0)
-            inner_at = inner_ptr + first + column[None, :]
-            inner = tl.load(inner_at + place[:, None].to(tl.int64) * columns, mask=own[:, None], other=0.0)
-            for part in tl.static_range(1, INNER_PARTS):
-                row = part * rows + place.to(tl.int64)
-                inner += tl.load(inner_at + row[:, None] * columns, mask=own[:, None], other=0.0)
+            b = _b(b_ptr, line, valid_line, start, lines, RANK, CHUNK)
+            inner = _inner(inner_ptr, place, own, first, start, rows, columns, RANK, INNER_PARTS, CHUNK).to(b.dtype)
             if EXCHANGED:
-                y = tl.dot(b, tl.trans(inner.to(dtype)), y, input_precision=PRECISION)
+                y = tl.dot(b, tl.trans(inner), y, input_precision=PRECISION)
             else:
-                y = tl.dot(inner.to(dtype), tl.trans(b), y, input_precision=PRECISION)
+                y = tl.dot(inner, tl.trans(b), y, input_precision=PRECISION)
     return y
+
+
+@triton.jit
+def add_low_rank_to_both(
+    y, z, inner_ptr, b_ptr, slot, place, line, z_line, valid_line, first, z_first, rows, columns, lines, count,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return tiles of the sums of gate and up, each plus the part of the adapters: `add_low_rank`, but with all loads
+    before the products, so that they wait once.
+    """
+    for start in range(0, count, CHUNK):
+        own = slot == start // RANK
+        if tl.max(own.to(tl.int32), 0) > 0:
+            b = _b(b_ptr, line, valid_line, start, lines, RANK, CHUNK)
+            z_b = _b(b_ptr, z_line, valid_line, start, lines, RANK, CHUNK)
+            inner = _inner(inner_ptr, place, own, first, start, rows, columns, RANK, INNER_PARTS, CHUNK).to(b.dtype)
+            z_inner = _inner(inner_ptr, place, own, z_first, start, rows, columns, RANK, INNER_PARTS, CHUNK).to(b.dtype)
+            y = tl.dot(inner, tl.trans(b), y, input_precision=PRECISION)
+            z = tl.dot(z_inner, tl.trans(z_b), z, input_precision=PRECISION)
+    return y, z
+
+
+@triton.jit
+def _b(b_ptr, line, valid_line, start, lines, RANK: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the factors [COLUMNS, CHUNK] of some outputs, from column `start` of all slots on."""
+    column = start % RANK + tl.arange(0, CHUNK)
+    at = (start // RANK * lines + line).to(tl.int64)[:, None] * RANK + column[None, :]
+    return tl.load(b_ptr + at, mask=valid_line[:, None], other=0.0)
+
+
+@triton.jit
+def _inner(
+    inner_ptr, place, own, first, start, rows, columns,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Return the inner values [ROWS, CHUNK] of some rows. Rows of other slots have zeros."""
+    at = inner_ptr + first + (start % RANK + tl.arange(0, CHUNK))[None, :]
+    inner = tl.load(at + place[:, None].to(tl.int64) * columns, mask=own[:, None], other=0.0)
+    for part in tl.static_range(1, INNER_PARTS):
+        row = part * rows + place.to(tl.int64)
+        inner += tl.load(at + row[:, None] * columns, mask=own[:, None], other=0.0)
+    return inner
