@@ -356,7 +356,7 @@ def test_malformed_token_is_not_printed(small: Hub, monkeypatch: pytest.MonkeyPa
 
 def test_token_is_sent_to_the_hub(small: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert hubs._headers()["authorization"] == "Bearer hf_secret"
+    assert hubs.hub_headers()["authorization"] == "Bearer hf_secret"
 
 
 def test_unreachable_hub_uses_what_another_program_downloaded(small: Hub) -> None:
