@@ -38,7 +38,7 @@ TOKENS = {"cuda": 8192, "cpu": 4096}  # of a batch, canvases included; a step of
 EPOCHS, SHOWN = 3, 1500  # passes over the rows; a small dataset gets more, until this many rows have been shown
 EVALUATIONS = 8  # of the held-out rows during a run
 CANVASES = 4  # of an example at most, drawn anew each time
-CANVAS_MULTIPLE = 16
+CANVAS_MULTIPLE = 4  # tokens
 
 # The published rate is that of the 26B model. The best rate of Adam falls with the width (arXiv 2203.03466): of 1.3e-3,
 # 4e-3 and 1e-2, the second was best for gesso-mini, of width 320. The power is that between the two.
@@ -141,7 +141,9 @@ def make_plan(given: Given, device: str) -> Plan:
     canvas = _canvas(dataset, min(config.canvas_length, defaults.max_new_tokens), device)
     batch_size, accumulate = _batches(given, rows, settings.max_length + CANVASES * canvas, device)
     steps = given.steps or math.ceil(rows * _epochs(given, rows) / (batch_size * accumulate))
-    every = given.eval_every or max(1, steps // EVALUATIONS)
+    every = given.eval_every or math.ceil(steps / EVALUATIONS)
+    if not given.steps:
+        steps = math.ceil(steps / every) * every  # the last step is evaluated too
     count = sum(math.prod(shape) for shape in parameters(config).values())
     lr = given.lr or float(f"{PUBLISHED_LR * (PUBLISHED_WIDTH / config.hidden_size) ** POWER:.2g}")
     wide = device == "cpu" and count < LARGE_ON_CPU

@@ -29,10 +29,10 @@ def test_defaults_fit_the_data(plan):
     recipe, run = found.recipe, found.recipe.run
     assert (found.rows, found.held_out) == (190, 10)
     assert (run.batch_size, run.accumulate, run.out) == (16, 1, "runs/chats")
-    assert run.steps == -(-190 * 8 // 16), "1,500 rows shown at least: 8 epochs"
+    assert run.steps == 96 >= 190 * 8 / 16, "1,500 rows shown at least: 8 epochs"
     assert recipe.data.max_length == found.longest == 15
     assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.targets) == (16, 32.0, ("attention", "mlp"))
-    assert recipe.held_out.every == run.steps // 8
+    assert recipe.held_out.every == run.steps / 8, "so the last step is evaluated"
     assert recipe.optimizer.min_lr == recipe.optimizer.lr / 10
     assert recipe.optimizer.warmup == round(run.steps / 10)
     assert plan(200) == found
@@ -51,7 +51,7 @@ def test_options_take_precedence(plan):
         epochs=2, lr=1e-3, rank=4, targets=("experts",), batch_size=10, seed=3, out="o", eval_every=7, patience=2,
         held_out=("none",), log=("wandb",), quantize="int4",
     ).recipe  # fmt: skip
-    assert (found.run.steps, found.run.batch_size, found.run.seed, found.run.out) == (20, 10, 3, "o")
+    assert (found.run.steps, found.run.batch_size, found.run.seed, found.run.out) == (21, 10, 3, "o")
     assert (found.optimizer.lr, found.lora.rank, found.lora.alpha, found.lora.targets) == (1e-3, 4, 8.0, ("experts",))
     assert (found.held_out, found.run.log, found.model.quantize) == (None, ("wandb",), "int4")
     assert plan(steps=9).recipe.run.steps == 9
@@ -65,7 +65,7 @@ def test_held_out_files_leave_all_rows_to_train_on(plan, tmp_path):
 def test_device_decides_precision_canvas_and_batches(plan, monkeypatch):
     cpu, gpu = plan().recipe, plan(device="cuda").recipe
     assert (cpu.model.dtype, gpu.model.dtype) == ("float32", "bfloat16")
-    assert (cpu.objective.canvas_lengths, gpu.objective.canvas_lengths) == ((16,), (16,))
+    assert (cpu.objective.canvas_lengths, gpu.objective.canvas_lengths) == ((12,), (16,))
     monkeypatch.setitem(module.TOKENS, "cuda", 400)
     found = plan(device="cuda", batch_size=16).recipe.run
     assert (found.batch_size, found.accumulate) == (4, 4), "five rows of 78 tokens fit, and batches have one size"
