@@ -40,7 +40,7 @@ BELOW = {
     "api": API,
     "loading": API | {"info"},
     "info": WEIGHTS | {"chat"},
-    "train": WEIGHTS | {"diffusion", "chat"},
+    "train": WEIGHTS | {"diffusion", "chat", "backends"},
     "eval": API,
     "serve": API | {"info"},
     "trace": API | {"serve"},

@@ -59,9 +59,13 @@ def save(
         shutil.rmtree(old)
 
 
-def load(directory: Path, parameters: Tensors, optimizers: Optimizers, average: Tensors) -> dict[str, Any]:
-    """Restore a checkpoint in place and return its `note`."""
-    note = read_json(directory / "state.json")
+def read_note(directory: Path) -> dict[str, Any]:
+    """Return the `note` of a checkpoint, with its step."""
+    return read_json(directory / "state.json")
+
+
+def load(directory: Path, step: int, parameters: Tensors, optimizers: Optimizers, average: Tensors) -> None:
+    """Restore a checkpoint in place."""
     weights, moments, averages = (
         load_file(directory / f"{name}.safetensors") for name in ("weights", "optimizer", "average")
     )
@@ -75,11 +79,10 @@ def load(directory: Path, parameters: Tensors, optimizers: Optimizers, average: 
             state = {key: like(moments[path], parameter) for key, path in stored.items()}
             if isinstance(optimizer, torch.optim.AdamW):
                 where = parameter.device if optimizer.param_groups[0]["fused"] else "cpu"
-                state["step"] = torch.tensor(float(note["step"]), device=where)
+                state["step"] = torch.tensor(float(step), device=where)
             optimizer.state[parameter] = state
         for name, tensor in average.items():
             tensor.copy_(like(averages[name], tensor))
-    return note
 
 
 def _owner(optimizers: Optimizers, parameter: Tensor) -> torch.optim.Optimizer:

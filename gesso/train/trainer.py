@@ -286,11 +286,12 @@ class Trainer:
         newest = state.latest(self.out)
         if newest is None:
             return
-        note = state.load(newest, self.parameters, self.optimizers, self.average)
+        note = state.read_note(newest)
         for line in resuming.check(self.out, note, self.recipe, self.inputs):
             if self.rank == 0:
                 logger.warning("%s", line)
         self.step = note["step"]
+        state.load(newest, self.step, self.parameters, self.optimizers, self.average)
 
     def _save(self) -> None:
         state.save(

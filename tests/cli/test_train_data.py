@@ -58,7 +58,7 @@ def test_run_out_of_time_says_how_to_continue(command, capsys):
 def test_another_run_in_the_directory_keeps_its_recipe(command, capsys):
     assert main(command) == 0
     before = Path("runs/chats/recipe.toml").read_text()
-    assert main([*command, "--lr", "0.5"]) == 2
+    assert main([*command, "--rank", "3"]) == 2
     assert "contains a run with other settings" in capsys.readouterr().err
     assert Path("runs/chats/recipe.toml").read_text() == before
 

@@ -38,7 +38,7 @@ def wandb(monkeypatch):
 
 def test_metrics_are_sent_to_wandb_and_a_resumed_run_continues(tmp_path, wandb):
     for first in (1, 5):
-        log = MetricsLog(tmp_path / "faq", ["wandb"], 2, {"optimizer": {"lr": 1e-3}}, 0)
+        log = MetricsLog(tmp_path / "faq", ["wandb"], 2, {"optimizer": {"lr": 1e-3}}, first - 1)
         (tmp_path / "faq").mkdir(exist_ok=True)
         for step in range(first, first + 4):
             log.append({**LINE, "step": step, **({"held_out": 1.0} if step == 3 else {})})

@@ -166,9 +166,8 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
         for out in (f"{name}-one", f"{name}-two"):
             write = write_recipe if extra else packed_recipe
             runs.append(write(tmp_path, rows, small, out=out, steps=2, extra=extra))
-            if extra:  # float32 factors over a bfloat16 base, whose rounding depends on the number of rows
-                base = 'scratch = false\ndtype = "bfloat16"'
-                runs[-1].write_text(runs[-1].read_text().replace("scratch = true", base))
+            if extra:
+                runs[-1].write_text(runs[-1].read_text().replace("scratch = true", "scratch = false"))
     full, full_twice, lora, lora_twice = runs
     for recipe in (full, lora):
         train(load(recipe), report=lambda _: None)
@@ -188,7 +187,7 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
     ]  # fmt: skip
     assert [process.wait(PATIENCE) for process in processes] == [0, 0]
     # Two steps only: AdamW turns the sign of a tiny gradient into a full step, so rounding errors grow quickly.
-    for name, tolerance in (("full", 1e-5), ("adapter", 2e-2)):
+    for name, tolerance in (("full", 1e-5), ("adapter", 1e-5)):
         pairs = zip(metrics(tmp_path / f"{name}-one"), metrics(tmp_path / f"{name}-two"), strict=True)
         for one, two in pairs:
             assert one["step"] == two["step"]
@@ -199,8 +198,8 @@ def test_two_processes_with_sharded_weights_equal_one(tmp_path, rows, small):
         assert (a - b).norm() < 1e-3 * a.norm()
     one, two = (load_file(tmp_path / f"adapter-{n}" / "adapter" / "adapter_model.safetensors") for n in ("one", "two"))
     assert one.keys() == two.keys()
-    for name, factor in one.items():  # the same rounding errors, in bfloat16
-        assert factor.any() and (factor - two[name]).norm() < 0.2 * factor.norm(), name
+    for name, factor in one.items():
+        assert factor.any() and (factor - two[name]).norm() < 0.02 * factor.norm(), name
 
 
 def test_accumulated_batches_equal_one_large_batch(tmp_path, rows, small, monkeypatch):
