@@ -70,10 +70,9 @@ def test_mixed_adapters_in_a_batch_equal_each_alone_and_the_plain_model():
     assert torch.equal(mixed[2], canvases(backend, ["skip", "skip", "second"])[0])
     for row, name in ((0, "one"), (2, "second")):
         adapters.activate(model, name)
-        given = ["skip"] * row + [None]
-        plain = canvases(TorchBackend(model), given)[0]
+        plain = canvases(TorchBackend(model), ["skip"] * row + [name])[0]
         adapters.activate(model, None)
-        base = canvases(TorchBackend(model), given)[0]
+        base = canvases(TorchBackend(model), ["skip"] * row + [None])[0]
         assert (mixed[row] - plain).norm() < 1e-5 * plain.norm() and (base - plain).norm() > 0.1 * plain.norm()
 
 

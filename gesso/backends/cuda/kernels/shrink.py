@@ -28,6 +28,10 @@ TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 
 WHOLE, PARTS = 1024, 4  # rows of more than WHOLE inputs are split into PARTS
 
 
+# Triton compiles a kernel for the value 1 alone. A second adapter must not need another, while requests wait for it.
+NOT_SPECIALIZED = ["slots"]
+
+
 def parts_of(width: int) -> int:
     return 1 if width <= WHOLE else PARTS
 
@@ -89,7 +93,7 @@ def _launch(
     return Inner(sums_PRC, factors)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _shrink(
     x_ptr, x_scale_ptr, a, inner_ptr, slot_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     rows, choices, width, slots, experts, lines,
@@ -127,7 +131,7 @@ def _shrink(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _quantize_and_shrink(
     x_ptr, low_ptr, scale_ptr, a, inner_ptr, slot_ptr, tokens, width, slots, lines, tiles,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
