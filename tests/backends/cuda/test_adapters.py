@@ -15,11 +15,11 @@ from gesso.backends.cuda import adapters as banks  # noqa: E402
 from gesso.backends.cuda import experts as expert_products  # noqa: E402
 from gesso.backends.cuda import linear  # noqa: E402
 from gesso.backends.cuda.activations import ExpertOutputs, Fp8Rows, Interleaved, SplitK, matrix  # noqa: E402
-from gesso.backends.cuda.adapted import PassAdapters, active  # noqa: E402
 from gesso.backends.cuda.kernels import linear as kernels  # noqa: E402
 from gesso.backends.cuda.kernels import shrink  # noqa: E402
 from gesso.backends.cuda.kernels.experts_four_bit import depth  # noqa: E402
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, interleaved  # noqa: E402
+from gesso.backends.cuda.pass_adapters import PassAdapters, active  # noqa: E402
 from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
 from gesso.model.experts import Experts  # noqa: E402
 from gesso.model.modules import Linear  # noqa: E402
