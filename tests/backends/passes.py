@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gesso.backends.base import Backend, Piece
 from gesso.backends.cuda import CudaBackend, CudaPasses
-from gesso.backends.cuda.adapted import active
+from gesso.backends.cuda.pass_adapters import active
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion.noise import HashSource
 from gesso.model.cache import KVCache

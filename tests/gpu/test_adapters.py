@@ -26,14 +26,15 @@ TARGETS = {"all": EVERYTHING, "usual": ("attention", "mlp", "experts"), "router"
 RANKS = {"all": 8, "usual": 16, "router": 33}
 
 
-def add(model, name: str) -> None:
-    """Attach an adapter that changes the output clearly, but less than the weights themselves make it."""
-    adapters.add(model, LoraSettings(rank=RANKS[name], targets=TARGETS[name]), name, seed=len(name))
+def add(model, name: str, like: str | None = None) -> None:
+    """Attach an adapter that changes products by about half of their size. `like`: with the rank and targets of it."""
+    like = like or name
+    adapters.add(model, LoraSettings(rank=RANKS[like], targets=TARGETS[like]), name, seed=len(name))
     with torch.no_grad():
         for site in set(adapter_sites(model).values()):
             if (lora := site.get(name)) is not None:
                 lora.requires_grad_(False)
-                lora.B.normal_(std=0.02 if name != "router" else 0.005)
+                lora.B.normal_(std=0.2)
     adapters.activate(model, None)
 
 
@@ -61,8 +62,10 @@ def test_adapters_in_kernels_match_plain_operations(record_property, stored):
         apart, changed = errors(hidden(fast, name), expected).median(), errors(base, expected).median()
         record_property(f"{name}_error", float(apart))
         record_property(f"{name}_change", float(changed))
-        # As in test_real_width.py: with FP8 matrices, kernels also round activations.
-        assert apart < (0.03 if stored is None else 0.25) and apart < 0.7 * changed
+        # As in test_real_width.py: with FP8 matrices, kernels also round activations. The plain router rounds its
+        # scores once more than the kernels.
+        exact = 0.03 if name == "usual" else 0.1
+        assert apart < (exact if stored is None else 0.25) and changed > 0.4
 
 
 @dataclass
@@ -115,12 +118,10 @@ def test_mixed_adapters_in_a_captured_pass_equal_each_alone_to_the_last_bit(stor
     for site in set(adapter_sites(model).values()):
         if site.get("usual") is not None:
             site.drop("usual")
-    RANKS["later"], TARGETS["later"] = RANKS["usual"], TARGETS["usual"]
-    add(model, "later")
+    add(model, "later", like="usual")
     graphs = backend.graphs
     backend.adapters_changed()
     later = [Reading(item.row, item.text, "later" if item.adapter == "usual" else item.adapter) for item in work]
     found = scored(backend, later)
     assert backend.graphs is graphs
     assert all(torch.equal(found[i], mixed[i]) for i in (0, 1, 3)) and not torch.equal(found[2], mixed[2])
-    del RANKS["later"], TARGETS["later"]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gesso.backends.cuda.adapted import NO_ADAPTERS, PassAdapters
 from gesso.backends.cuda.kernels.low_rank import Factors
+from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, PassAdapters
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.model.modules import Linear
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from gesso.adapters.lora import AdaptedExperts, AdaptedLinear, Adapters, Lora, attached
 from gesso.backends.cuda.activations import alike, matrix
-from gesso.backends.cuda.adapted import Pair
 from gesso.backends.cuda.experts import kernels_fit
 from gesso.backends.cuda.kernels.experts_four_bit import depth
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, interleaved
+from gesso.backends.cuda.pass_adapters import Pair
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.errors import InputError
 from gesso.model.experts import runs_all

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cuda.activations import ExpertOutputs, Matrix, Rows, matrix
-from gesso.backends.cuda.adapted import NO_ADAPTERS, PassAdapters, active
 from gesso.backends.cuda.kernels import products, rows
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
 from gesso.backends.cuda.kernels.low_rank import Factors
 from gesso.backends.cuda.linear import linear, low_rank, product
+from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, PassAdapters, active
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.model.experts import Experts, Router, gated_gelu, route, runs_all
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from gesso.adapters.lora import Adapters
 from gesso.backends.base import Piece
 from gesso.backends.cuda.activations import Matrix, NextNorm, Rows, SplitK, activation_format, matrix
-from gesso.backends.cuda.adapted import NO_ADAPTERS, Pair, PassAdapters
 from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound
 from gesso.backends.cuda.kernels import attention, rows
 from gesso.backends.cuda.kernels.segments import Segment, move
 from gesso.backends.cuda.linear import gated, linear, linear_split_k, linears
+from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, Pair, PassAdapters
 from gesso.backends.cuda.side_stream import SideStream
 from gesso.backends.cuda.streaming import ExpertStream
 from gesso.diffusion.hash import send

@@ -14,12 +14,12 @@ from gesso.adapters.lora import AdaptedExperts, AdaptedLinear, Lora  # noqa: E40
 from gesso.backends.cuda import adapters as banks  # noqa: E402
 from gesso.backends.cuda import experts as expert_products  # noqa: E402
 from gesso.backends.cuda import linear  # noqa: E402
-from gesso.backends.cuda.activations import ExpertOutputs, Interleaved, SplitK, matrix  # noqa: E402
-from gesso.backends.cuda.adapted import PassAdapters, active  # noqa: E402
+from gesso.backends.cuda.activations import ExpertOutputs, Fp8Rows, Interleaved, SplitK, matrix  # noqa: E402
 from gesso.backends.cuda.kernels import linear as kernels  # noqa: E402
 from gesso.backends.cuda.kernels import shrink  # noqa: E402
 from gesso.backends.cuda.kernels.experts_four_bit import depth  # noqa: E402
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, interleaved  # noqa: E402
+from gesso.backends.cuda.pass_adapters import PassAdapters, active  # noqa: E402
 from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
 from gesso.model.experts import Experts  # noqa: E402
 from gesso.model.modules import Linear  # noqa: E402
@@ -109,6 +109,10 @@ def test_dense_products_have_the_adapter_of_each_token(format, monkeypatch):
         assert apart(each.float(), expected) < (EXACT if format is None else 0.1)
         of_base = adapters.slot_T < 0
         assert torch.equal(each[of_base], base[of_base]) and not torch.equal(each, base)
+    if format is not None:  # rows that are in FP8 already
+        rows = Fp8Rows(*kernels.quantize_rows(x_TI), DTYPE)
+        again = linear.linears(rows, matrices, [10, 9])
+        assert all(apart(each.float(), one.float()) < 0.05 for each, one in zip(again, found, strict=True))
     row = 18  # alone it gets the same bits
     adapters = PassAdapters(adapters.pairs, adapters.slot_T[row:].clone())
     alone = linear.linears(x_TI[row:], [matrix(each, adapters) for each in modules], [1])

@@ -20,8 +20,8 @@ from gesso.backends.cuda import (  # noqa: E402
     CudaPasses,
     network,  # noqa: E402
 )
-from gesso.backends.cuda.adapted import active  # noqa: E402
 from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
+from gesso.backends.cuda.pass_adapters import active  # noqa: E402
 from gesso.backends.cuda.streaming import ExpertStream  # noqa: E402
 from tests.backends.cuda.test_model import TEXT, Reading  # noqa: E402
 

@@ -283,9 +283,9 @@ def _down(
     first = tl.load(first_ptr + tl.program_id(1))
     place = first + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
-    pair = tl.load(order_ptr + place, mask=valid_row, other=0)
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
+        token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
+        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
     line = expert * hidden + tl.program_id(0) * COLUMNS
     if LOW:
         h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
@@ -298,6 +298,7 @@ def _down(
             h_scale_at += 1
         else:
             y = tl.dot(h, tl.trans(weight), y, input_precision=PRECISION)
+    pair = tl.load(order_ptr + place, mask=valid_row, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     valid_column = column < hidden
     if LOW:

@@ -203,7 +203,11 @@ def fp8_scale(largest):
 @triton.jit
 def _quantize_rows(x_ptr, low_ptr, scale_ptr, width, COLUMNS: tl.constexpr):
     """Quantize one row to FP8. Grid: (T,). x and low are [T, width], scale is [T]. Latency-bound."""
-    row = tl.program_id(0).to(tl.int64)
+    quantize_row(x_ptr, low_ptr, scale_ptr, tl.program_id(0).to(tl.int64), width, COLUMNS)
+
+
+@triton.jit
+def quantize_row(x_ptr, low_ptr, scale_ptr, row, width, COLUMNS: tl.constexpr):
     column = tl.arange(0, COLUMNS)
     x = tl.load(x_ptr + row * width + column, mask=column < width, other=0.0).to(tl.float32)
     scale = fp8_scale(tl.max(tl.abs(x), 0))

@@ -15,30 +15,30 @@ from gesso.backends.cuda.kernels.experts import Matrices
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, FourBitMatrices
 from gesso.backends.cuda.kernels.linear import Matrix
 from gesso.backends.cuda.kernels.low_rank import Factors, Inner
-from gesso.backends.cuda.kernels.shrink import shrink
+from gesso.backends.cuda.kernels.shrink import quantize_and_shrink, shrink
 from gesso.checkpoint.quantize.packed import Weight
 
 
 def linears(x_TI: Rows, weights: Sequence[Weight], factors: Factors | None = None) -> list[Tensor]:
     """Return the products of the same tokens with up to three matrices."""
     matrices = [_matrix(weight) for weight in weights]
-    rows, scale_T = _rows(x_TI, matrices[0].scale_O)
-    return linear.linears(rows, matrices, scale_T, x_TI.dtype, _inner(rows, scale_T, factors))
+    rows, scale_T, inner = _adapted_rows(x_TI, matrices[0].scale_O, factors)
+    return linear.linears(rows, matrices, scale_T, x_TI.dtype, inner)
 
 
 def split_k(x_TI: Tensor, weight: Weight, factors: Factors | None = None) -> Tensor | SplitK:
     """Return one product, perhaps as unreduced split-K partials."""
     matrix = _matrix(weight)
-    rows, scale_T = _rows(x_TI, matrix.scale_O)
-    y = linear.split_k(rows, matrix, scale_T, x_TI.dtype, _inner(rows, scale_T, factors))
+    rows, scale_T, inner = _adapted_rows(x_TI, matrix.scale_O, factors)
+    y = linear.split_k(rows, matrix, scale_T, x_TI.dtype, inner)
     return y if y.ndim == 2 else SplitK(y)
 
 
 def gated(x_TI: Rows, gate: Weight, up: Weight, factors: Factors | None = None) -> Tensor:
     """Return gelu(x gate) * (x up)."""
     first, second = _matrix(gate), _matrix(up)
-    rows, scale_T = _rows(x_TI, first.scale_O)
-    return linear.gated(rows, first, second, scale_T, x_TI.dtype, _inner(rows, scale_T, factors))
+    rows, scale_T, inner = _adapted_rows(x_TI, first.scale_O, factors)
+    return linear.gated(rows, first, second, scale_T, x_TI.dtype, inner)
 
 
 def experts(
@@ -81,8 +81,14 @@ def _matrix(weight: Weight) -> Matrix:
     return Matrix(weight.tensors["weight"], weight.tensors["weight_scale"].squeeze(-1))
 
 
-def _inner(rows_TI: Tensor, scale_T: Tensor | None, factors: Factors | None) -> Inner | None:
-    return None if factors is None else shrink(rows_TI, scale_T, factors)
+def _adapted_rows(
+    x_TI: Rows, scale: Tensor | None, factors: Factors | None
+) -> tuple[Tensor, Tensor | None, Inner | None]:
+    """Return rows and their scales as `_rows` does, and the inner values of adapters if there are factors."""
+    if factors is not None and scale is not None and isinstance(x_TI, Tensor):
+        return quantize_and_shrink(x_TI, factors)
+    rows_TI, scale_T = _rows(x_TI, scale)
+    return rows_TI, scale_T, None if factors is None else shrink(rows_TI, scale_T, factors)
 
 
 def _rows(x_TI: Rows, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:

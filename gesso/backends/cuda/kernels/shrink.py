@@ -6,7 +6,8 @@ depends on the width alone, so that a row always gets the same bits.
 
 x has the form that the product reads: plain, in FP8 with one scale per row or per block of columns, or interleaved for
 four-bit weights; then the columns of A are interleaved, too. A is bfloat16 or float32, and FP8 values are converted to
-that, which is exact.
+that, which is exact. If a dense product has yet to round its tokens to FP8, one launch does both: it computes the inner
+values from the tokens before rounding.
 
 T tokens, S slots, E experts, C inner values of a launch, I inputs, R rows, P parts.
 """
@@ -19,12 +20,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.experts import Groups
 from gesso.backends.cuda.kernels.hidden import Hidden
-from gesso.backends.cuda.kernels.linear import Tiling, precision
+from gesso.backends.cuda.kernels.linear import FP8, Tiling, precision, quantize_row
 from gesso.backends.cuda.kernels.low_rank import Factors, Inner
 
 # Columns: at most so many. A tile of more rows is divided among several programs, most of which have nothing to do.
 TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
 WHOLE, PARTS = 1024, 4  # rows of more than WHOLE inputs are split into PARTS
+
+
+# Triton compiles a kernel for the value 1 alone. A second adapter must not need another, while requests wait for it.
+NOT_SPECIALIZED = ["slots"]
 
 
 def parts_of(width: int) -> int:
@@ -35,6 +40,22 @@ def shrink(x_TI: Tensor, scale_T: Tensor | None, factors: Factors) -> Inner:
     """Return the inner values of tokens for the dense matrices of one launch. FP8 tokens have scales."""
     rows = TILINGS[factors.a_SECI.dtype].rows
     return _launch(x_TI, scale_T, factors, len(x_TI), triton.cdiv(len(x_TI), rows), rows)
+
+
+def quantize_and_shrink(x_TI: Tensor, factors: Factors) -> tuple[Tensor, Tensor, Inner]:
+    """Return rows in FP8, one scale per row, and the inner values of the rows before rounding."""
+    low_TI, scale_T = torch.empty_like(x_TI, dtype=FP8), torch.empty(len(x_TI), device=x_TI.device)
+    (tokens, width), (slots, _, lines, _) = x_TI.shape, factors.a_SECI.shape
+    tiling, parts = TILINGS[factors.a_SECI.dtype], parts_of(width)
+    columns, tiles = min(tiling.columns, factors.rank), triton.cdiv(tokens, tiling.rows)
+    sums_PRC = torch.empty(parts, tokens, lines, device=x_TI.device)
+    _quantize_and_shrink[(tokens + tiles * parts * (lines // columns),)](
+        x_TI, low_TI, scale_T, TensorDescriptor.from_tensor(factors.a_SECI.view(-1, width), [columns, tiling.depth]),
+        sums_PRC, factors.slot_T, tokens, width, slots, lines, tiles,
+        WIDTH=triton.next_power_of_2(width), ROWS=tiling.rows, COLUMNS=columns, DEPTH=tiling.depth, PARTS=parts,
+        EVEN=width % tiling.depth == 0, PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
+    )  # fmt: skip
+    return low_TI, scale_T, Inner(sums_PRC, factors)
 
 
 def shrink_tokens(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, rows: int, k: int, factors: Factors) -> Inner:
@@ -72,7 +93,7 @@ def _launch(
     return Inner(sums_PRC, factors)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _shrink(
     x_ptr, x_scale_ptr, a, inner_ptr, slot_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     rows, choices, width, slots, experts, lines,
@@ -104,17 +125,57 @@ def _shrink(
         token = tl.load(order_ptr + place, mask=place < rows, other=0) // choices
     row = place if SORTED else token
     slot = tl.where(valid, tl.load(slot_ptr + token, mask=place < rows, other=-1), -1)
+    _store_inner(
+        x_ptr, x_scale_ptr, a, inner_ptr, slot, place, row, expert, tl.program_id(1), part,
+        rows, width, slots, experts, lines, ROWS, COLUMNS, DEPTH, PARTS, BLOCK, ROW_SCALES, EVEN, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def _quantize_and_shrink(
+    x_ptr, low_ptr, scale_ptr, a, inner_ptr, slot_ptr, tokens, width, slots, lines, tiles,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Quantize one row to FP8, as `linear.quantize_rows`, or compute inner values, as `_shrink` for dense matrices.
+
+    Grid: (T + T / ROWS * PARTS * C / COLUMNS,): first the rows, then tiles of ROWS rows, then parts. low is [T, I] and
+    scale [T]; WIDTH is a power of two not less than I. Other arguments as for `_shrink`. Latency-bound.
+    """
+    number = tl.program_id(0) - tokens
+    if number < 0:
+        quantize_row(x_ptr, low_ptr, scale_ptr, tl.program_id(0).to(tl.int64), width, WIDTH)
+    else:
+        place = number % tiles * ROWS + tl.arange(0, ROWS)
+        slot = tl.load(slot_ptr + place, mask=place < tokens, other=-1)
+        part, block = number // tiles % PARTS, number // tiles // PARTS
+        _store_inner(
+            x_ptr, None, a, inner_ptr, slot, place, place, number * 0, block, part,
+            tokens, width, slots, 1, lines, ROWS, COLUMNS, DEPTH, PARTS, 0, False, EVEN, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_inner(
+    x_ptr, x_scale_ptr, a, inner_ptr, slot, place, row, expert, block, part, rows, width, slots, experts, lines,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute and store inner values of ROWS rows over one part of the inputs: the COLUMNS values of one block.
+
+    slot [ROWS] is the slot of each row, or -1; place is its row in inner, and row that in x.
+    """
     if ROW_SCALES:
         row_scale = tl.load(x_scale_ptr + row, mask=slot >= 0, other=0.0)[:, None]
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + row[:, None].to(tl.int64) * width + depth[None, :]
     steps = tl.cdiv(width, DEPTH)
     begin, end = steps * part // PARTS * DEPTH, tl.minimum(steps * (part + 1) // PARTS * DEPTH, width)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
     for each in range(0, slots):
         own = slot == each
         if tl.max(own.to(tl.int32), 0) > 0:
-            line = (each * experts + expert) * lines + tl.program_id(1) * COLUMNS
+            line = (each * experts + expert) * lines + block * COLUMNS
             inner = tl.zeros((ROWS, COLUMNS), tl.float32)
             for start in range(begin, end, DEPTH):
                 within = own[:, None] if EVEN else own[:, None] & (start + depth[None, :] < width)
