@@ -54,6 +54,8 @@ class GroupedExperts(AdaptedExperts):
         dtype = x_TH.dtype
         if torch.is_autocast_enabled(x_TH.device.type):  # which does not know grouped products
             x_TH = x_TH.to(torch.get_autocast_dtype(x_TH.device.type))
+        if x_TH.is_cuda and x_TH.dtype != torch.bfloat16:  # for which alone a GPU has a grouped kernel
+            return super().forward(x_TH, index_TK, weight_TK).to(dtype)
         k, pairs = index_TK.shape[1], sort_pairs(index_TK, len(self.gate_up_proj))
         x_RH: Tensor = Spread.apply(x_TH, pairs, k)  # type: ignore[no-untyped-call]
         h_RI = gated_gelu(self._product("gate_up_proj", x_RH, pairs))
