@@ -35,7 +35,7 @@ NONE = "none"  # in place of a file of held-out rows: hold out none
 
 BATCH, BATCHES = 16, 8  # rows per step, fewer if an epoch would have fewer steps than this
 TOKENS = {"cuda": 8192, "cpu": 4096}  # of a batch, canvases included; a step of more rows has several batches
-EPOCHS, SHOWN = 3, 1500  # passes over the rows; a small dataset gets more, until this many rows have been shown
+EPOCHS, SHOWN = 3, 2000  # passes over the rows; a small dataset gets more, until this many rows have been shown
 EVALUATIONS = 8  # of the held-out rows during a run
 CANVASES = 4  # of an example at most, drawn anew each time
 CANVAS_MULTIPLE = 4  # tokens

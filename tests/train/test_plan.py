@@ -29,7 +29,7 @@ def test_defaults_fit_the_data(plan):
     recipe, run = found.recipe, found.recipe.run
     assert (found.rows, found.held_out) == (190, 10)
     assert (run.batch_size, run.accumulate, run.out) == (16, 1, "runs/chats")
-    assert run.steps == 96 >= 190 * 8 / 16, "1,500 rows shown at least: 8 epochs"
+    assert run.steps == 136 >= 190 * 11 / 16, "2,000 rows shown at least: 11 epochs"
     assert recipe.data.max_length == found.longest == 15
     assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.targets) == (16, 32.0, ("attention", "mlp"))
     assert recipe.held_out.every == run.steps / 8, "so the last step is evaluated"
@@ -38,7 +38,7 @@ def test_defaults_fit_the_data(plan):
     assert plan(200) == found
 
 
-@pytest.mark.parametrize(("rows", "batch", "epochs"), [(5, 1, 300), (50, 6, 32), (2000, 16, 3)])
+@pytest.mark.parametrize(("rows", "batch", "epochs"), [(5, 1, 400), (50, 6, 42), (2000, 16, 3)])
 def test_few_rows_get_small_batches_and_many_epochs(plan, rows, batch, epochs):
     found = plan(rows)
     assert found.recipe.run.batch_size == batch
@@ -103,7 +103,7 @@ def test_rate_falls_with_the_width(plan, monkeypatch):
 def test_lines_say_what_was_chosen(plan):
     lines = plan(50).lines()
     assert lines[0] == "data     48 rows to train on, 2 held out; longest 14 tokens"
-    assert "32 epochs" in lines[3] and len(lines) == 5
+    assert "42 epochs" in lines[3] and len(lines) == 5
 
 
 @pytest.mark.parametrize(
