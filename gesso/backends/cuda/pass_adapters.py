@@ -42,11 +42,6 @@ NO_ADAPTERS = PassAdapters()
 def active(module: nn.Module, name: str | None) -> Iterator[None]:
     """Activate one adapter, or none, in the plain version of a module."""
     sites = [each for each in module.modules() if isinstance(each, Adapters)]
-    before = [each.active for each in sites]
-    try:
-        for each in sites:
-            each.active = name
+    with kept_active(sites):
+        switch(sites, name)
         yield
-    finally:
-        for each, name in zip(sites, before, strict=True):
-            each.active = name
