@@ -23,7 +23,7 @@ from examples.sudoku.rows import training_rows as sudoku_rows
 from gesso.errors import InputError
 from gesso.eval import PythonInfill
 from gesso.files import replacing
-from gesso.train.files import SUFFIXES
+from gesso.train.files import LINES
 
 
 def infill_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -36,8 +36,8 @@ TASKS = {"sudoku": sudoku_rows, "structured": structured_rows, "chat": chat_rows
 
 def write_rows(rows: Iterable[Mapping[str, Any]], out: Path, *, force: bool = False) -> None:
     """Write rows to a file that appears when it is complete. The same rows give the same bytes."""
-    if not out.name.endswith(SUFFIXES):
-        raise InputError(f"--out {out}: the name must end in {', '.join(SUFFIXES)}")
+    if not out.name.endswith(LINES):
+        raise InputError(f"--out {out}: the name must end in {', '.join(LINES)}")
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: there is no directory {out.parent}; create it first")
     if out.is_dir() or (out.exists() and not force):
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--count", type=int, required=True, help="number of rows")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same rows")
-    parser.add_argument("--out", type=Path, help=f"a file whose name ends in {', '.join(SUFFIXES)}")
+    parser.add_argument("--out", type=Path, help=f"a file whose name ends in {', '.join(LINES)}")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     asked = parser.parse_args(arguments)
     rows = TASKS[asked.task](asked.count, asked.seed)

@@ -15,7 +15,8 @@ from gesso.checkpoint.datasets import DatasetName, find_dataset
 from gesso.errors import InputError
 from gesso.files import TEXT_LIMIT, read_text
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".json", ".parquet")
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
+SUFFIXES = (*LINES, ".json", ".parquet")
 WITHIN_ARRAY = re.compile(r"[\s,]*")
 PARQUET_ROWS = 256  # converted at a time
 

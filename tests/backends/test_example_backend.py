@@ -58,6 +58,9 @@ class LoggingBackend:
     def replay(self, work, cache):
         return None
 
+    def adapters_changed(self):
+        self.inner.adapters_changed()
+
     def drop_captured(self):
         pass
 

@@ -47,24 +47,6 @@ def test_half_of_the_examples_are_conditioned_on_a_first_pass(monkeypatch):
     assert (sum(first_passes), len(first_passes)) == (3, 9)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_half_of_the_timed_examples_are_self_conditioned(monkeypatch, size):
-    """With one example per batch, every second step has the first pass."""
-    passes, condition = [], Objective._condition
-
-    def counted(self, batch, corruption):
-        passes.append(len(corruption.conditioned_R))
-        return condition(self, batch, corruption)
-
-    monkeypatch.setattr(Objective, "_condition", counted)
-    monkeypatch.setitem(random_weights.SHAPES, "mini", TINY)
-    small = replace(bench.SHAPES["mini"], batch=size, prompt=32, response=32)
-    monkeypatch.setitem(bench.SHAPES, "mini", small)
-    found = bench.measure("mini", steps=3, device=torch.device("cpu"))
-    assert found["conditioned"] == 0.5
-    assert len(passes) == 2 + 4 and sum(passes) == len(passes) * size / 2
-
-
 def test_an_unknown_shape_is_rejected():
     with pytest.raises(InputError, match="mini, 26b-a4b"):
         bench.shape_of("huge")

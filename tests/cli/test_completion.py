@@ -19,7 +19,8 @@ SCRIPT = (
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("gesso ge", {"generate"}), ("gesso serve --max", {"--max-batch", "--max-length"})]
+    ("words", "expected"),
+    [("gesso ge", {"generate"}), ("gesso serve --max", {"--max-adapters", "--max-batch", "--max-length"})],
 )
 def test_bash_completes_commands_and_options_without_slow_imports(
     words: str, expected: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -93,6 +93,9 @@ class Ends:
 
     logits, soft_embedding = DiffusionGemma.logits, DiffusionGemma.soft_embedding
 
+    def named_modules(self, remove_duplicate):
+        return ()
+
 
 def reference(hidden_TH, head_VH, table_VH, scale, softcap, temperature_T, key_T2, lengths):
     backend = TorchBackend(Ends(head_VH, table_VH, scale, softcap, hidden_TH.dtype))
