@@ -77,7 +77,7 @@ def bench(
             quantize=loading.keywords()["quantize"],
             rank=rank,
             targets=None if targets is None else targets.split(","),
-            examples=None if batches is None else int(batches),
+            examples=None if batches is None else _one(batches),
             prompt=prompt,
             response=new,
         )
@@ -98,3 +98,9 @@ def bench(
         print_json(serve.measure(url, clients, seconds, new, arguments))
     else:
         raise InputError(f"cannot measure {what!r}; expected {', '.join(SUBJECTS)}")
+
+
+def _one(batches: str) -> int:
+    if not batches.isdecimal():
+        raise InputError(f"--batches must be one number here, got {batches!r}")
+    return int(batches)

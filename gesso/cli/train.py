@@ -1,5 +1,6 @@
 """`gesso train`."""
 
+import math
 import os
 import re
 import shlex
@@ -159,7 +160,9 @@ def _train(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:
 def _summary(recipe: "Recipe", out: Path, metrics: Sequence[Mapping[str, float]]) -> Iterator[str]:
     """Yield the results and the commands that use them."""
     done = int(metrics[-1]["step"]) if metrics else 0
-    held_out = {int(line["step"]): line["held_out"] for line in metrics if "held_out" in line}
+    held_out = {
+        int(line["step"]): line["held_out"] for line in metrics if math.isfinite(line.get("held_out", math.inf))
+    }
     best = min(held_out, key=lambda step: (held_out[step], step), default=None)
     exported = out / ("adapter" if recipe.lora else "model")
     yield f"{'adapter' if recipe.lora else 'model':<8} {exported}" + (

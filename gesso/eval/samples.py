@@ -1,5 +1,6 @@
 """Answer prompts while a model trains: the samples of `gesso train`."""
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,11 @@ def answerer(directory: Path) -> "Callable[[DiffusionGemma, Sequence[Sequence[in
 
     def answers(model: "DiffusionGemma", prompts: Sequence[Sequence[int]]) -> list[str]:
         g = Gesso(model, tokenizer, defaults, directory, max_batch=max(len(prompts), 1), max_length=None)
-        results = g.run([g.request(list(prompt), seed=0, max_new_tokens=most) for prompt in prompts])
-        return [result.text for result in results]
+        try:
+            results = g.run([g.request(list(prompt), seed=0, max_new_tokens=most) for prompt in prompts])
+            return [result.text for result in results]
+        finally:  # training needs the memory of its cache and captured passes, and the model refers to itself
+            del g
+            gc.collect()
 
     return answers

@@ -46,8 +46,9 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Divide by the root mean square over the last dimension, in float32 whatever the working dtype."""
-    wide = x if weight is None else x.to(weight.dtype)
-    return F.rms_norm(wide, wide.shape[-1:], weight, eps).to(x.dtype)
+    if weight is None or weight.dtype == x.dtype:
+        return F.rms_norm(x, x.shape[-1:], weight, eps).to(x.dtype)  # autocast would return float32
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
 
 
 class GatedMLP(nn.Module):

@@ -136,7 +136,9 @@ class ServedAdapters:
         if (retired := self.retired.pop(name, None)) is not None:
             retired.freed.set()
         self._metrics.adapter_requests.remove(self._model, name)
-        logger.error("adapter lost", extra={"fields": {"model": self._model, "adapter": name}})
+        logger.error(
+            "adapter lost", extra={"fields": {"model": self._model, "adapter": name, "reason": message.message}}
+        )
         return name
 
     def _send_load(self, name: str, directory: str) -> None:

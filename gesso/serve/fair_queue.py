@@ -41,11 +41,13 @@ class FairQueue(Generic[T]):
         return item
 
     def take_first(self, accept: Callable[[T], bool]) -> T | None:
-        """Take the first item of the first client whose first item is accepted, or None."""
+        """Take the first accepted item of the first client who has one, or None. The client then goes to the back."""
         for client, items in self._by_client.items():
-            if accept(items[0]):
-                self._by_client.move_to_end(client, last=False)
-                return self.take()
+            if (item := next(filter(accept, items), None)) is not None:
+                self.remove(item)
+                if client in self._by_client:
+                    self._by_client.move_to_end(client)
+                return item
         return None
 
     def remove(self, item: T) -> None:

@@ -26,6 +26,11 @@ def is_data(name: str) -> bool:
     return name.endswith(SUFFIXES) or DatasetName.parse(name) is not None
 
 
+def is_local(name: str) -> bool:
+    """Return whether the name is that of a file of this machine, not of a hub dataset."""
+    return Path(name).is_file() or DatasetName.parse(name) is None
+
+
 def size(name: str) -> int:
     """Return the size of the data in bytes. A hub dataset is downloaded if it is not here."""
     return sum(path.stat().st_size for path in paths(name))
@@ -71,7 +76,7 @@ def _json_rows(path: Path) -> Iterator[bytes]:
     text = read_text(path, TEXT_LIMIT).removeprefix("\ufeff")
     at = len(text) - len(text.lstrip())
     if text[at : at + 1] != "[":
-        yield from (line.encode() for line in text.splitlines())
+        yield from (line.encode() for line in text.removesuffix("\n").split("\n"))
         return
     decoder = json.JSONDecoder()
     while (at := WITHIN_ARRAY.match(text, at + 1).end()) < len(text) and text[at] != "]":  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 import shutil
 import tempfile
@@ -15,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.errors import InputError
+from gesso.errors import GessoError, InputError
 from gesso.files import read_json
 from gesso.model.transformer import DiffusionGemma
 from gesso.train.batch import Batch, Corruption, collate, corrupt
 from gesso.train.data import Dataset, Example
 from gesso.train.objective import Objective
 from gesso.train.recipe import HeldOutSettings, Recipe
+
+logger = logging.getLogger("gesso")
 
 SHARE, LEAST, MOST = 0.05, 2, 200  # of the rows, if no file of held-out rows is given
 FEWEST = 10  # different rows from which on some are held out
@@ -89,6 +92,11 @@ def question(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
     return ([message for message in messages if message] or [tokenizer.decode(prompt)])[-1]
 
 
+def _finite(loss: float) -> float:
+    """Return a loss that can be compared: infinite if it is not a number."""
+    return loss if math.isfinite(loss) else math.inf
+
+
 class HeldOut:
     """The held-out rows of a run. `losses` are those of the steps at which they were evaluated so far."""
 
@@ -128,7 +136,7 @@ class HeldOut:
             parts = (found.total_B, found.decoder_B, found.encoder_B)
             totals += torch.stack([part.float().sum().cpu() for part in parts])
         total, decoder, encoder = (totals / len(self.examples)).tolist()
-        self.losses[step] = total if math.isfinite(total) else math.inf
+        self.losses[step] = _finite(total)
         return {KEY: total, f"{KEY}_decoder": decoder, f"{KEY}_encoder": encoder}
 
     def _batches(self, model: DiffusionGemma) -> Iterator[tuple[Batch, Corruption]]:
@@ -149,7 +157,11 @@ class HeldOut:
         chosen = self.examples[: self.settings.samples]
         if self.answer is None or not chosen:
             return
-        answers = self.answer(model, [example.tokens[: example.spans[-1][0]] for example in chosen])
+        try:
+            answers = self.answer(model, [example.tokens[: example.spans[-1][0]] for example in chosen])
+        except (GessoError, torch.OutOfMemoryError) as error:  # no reason to end a run
+            logger.warning("no samples at step %d: %s", step, str(error).partition("\n")[0])
+            return
         samples = []
         for example, answer in zip(chosen, answers, strict=True):
             start, end = example.spans[-1]
@@ -165,10 +177,10 @@ class HeldOut:
 
     def resume(self, metrics: Sequence[Mapping[str, float]]) -> None:
         """Restore the losses from the metrics of the steps that are done, and drop the samples of later steps."""
-        self.losses = {int(line["step"]): line[KEY] for line in metrics if KEY in line}
+        self.losses = {int(line["step"]): _finite(line[KEY]) for line in metrics if KEY in line}
         if self.samples_file.exists():
-            lines = self.samples_file.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] in self.losses]
+            *lines, _ = self.samples_file.read_text(encoding="utf-8").split("\n")  # the last one may be incomplete
+            kept = [line + "\n" for line in lines if json.loads(line)["step"] in self.losses]
             self.samples_file.write_text("".join(kept), encoding="utf-8")
 
     def keep(self, step: int, parameters: Mapping[str, Tensor]) -> None:

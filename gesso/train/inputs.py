@@ -22,7 +22,8 @@ Fingerprints = dict[str, dict[str, str]]  # of the "data" by name in the recipe,
 def fingerprints(recipe: Recipe, base: Source) -> Fingerprints:
     """Return the fingerprints of all data files, and of the base checkpoint's configuration, tokenizer and weights."""
     # `data.files` of a generator may name anything.
-    data = {name: _digest(Path(name)) for name in recipe.data.files if Path(name).is_file()}
+    names = (*recipe.data.files, *(recipe.held_out.files if recipe.held_out else ()))
+    data = {name: _digest(Path(name)) for name in names if Path(name).is_file()}
     companions = (file for file in base.directory.iterdir() if file.suffix in COMPANIONS and file.name != INDEX)
     files = {file.name: _digest(file) for file in sorted(companions) if file.is_file()}
     return {"data": data, "base": files if recipe.model.scratch else files | _weights(base)}

@@ -1,8 +1,8 @@
 """The metrics of a run: one JSON object per step in metrics.jsonl, and events for TensorBoard and Weights & Biases."""
 
-import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -93,8 +93,12 @@ class WeightsAndBiases:
         except ImportError:
             raise _missing("wandb", "pip install wandb") from None
         name = out.resolve().name
-        # The id is that of the directory, so that a second part of the run continues the first one.
-        identity = hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]
+        # The id is kept in the directory, so that a second part of the run continues the first one.
+        file = out / "wandb-id"
+        if not file.exists():
+            out.mkdir(parents=True, exist_ok=True)
+            file.write_text(secrets.token_hex(6), encoding="utf-8")
+        identity = file.read_text(encoding="utf-8")
         project = os.environ.get("WANDB_PROJECT", "gesso")
         self.run = wandb.init(
             project=project, name=name, id=identity, resume="allow", dir=str(out), config=dict(settings)

@@ -12,7 +12,7 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.errors import InputError
 from gesso.train import files
 from gesso.train.recipe import DataSettings
-from gesso.train.rows import parse, tokenise
+from gesso.train.rows import format_of, parse, tokenise
 
 PARALLEL_BYTES = 4 * 2**20  # size of the data from which on several processes read it
 TOO_LONG = "too long"  # the beginning of a reason
@@ -57,8 +57,9 @@ def _read(raw: bytes, settings: DataSettings, tokenizer: Tokenizer, eos: int) ->
     try:
         row = parse(raw)
         tokens, spans, context_only = tokenise(row, tokenizer, eos)
-        if len(tokens) > settings.max_length and not (settings.cut and "text" in row):
+        is_text = format_of(row) == "text"
+        if len(tokens) > settings.max_length and not (settings.cut and is_text):
             raise InputError(f"{TOO_LONG}: {len(tokens):,} tokens, max_length is {settings.max_length:,}")
     except InputError as error:
         return str(error)
-    return "text" in row, array("i", (context_only, len(spans), *chain(*spans), *tokens))
+    return is_text, array("i", (context_only, len(spans), *chain(*spans), *tokens))

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from gesso.files import replacing
-from gesso.train.recipe import Recipe
+from gesso.train.recipe import ContinuedLora, Recipe
 
 
-def to_toml(recipe: Recipe, comment: str) -> str:
+def to_toml(recipe: Recipe, comment: str = "") -> str:
     """Return the recipe with every setting, after a comment. TOML has no null: a None is left out."""
     lines = [f"# {line}" for line in comment.splitlines()]
     for item in fields(recipe):
         if (section := getattr(recipe, item.name)) is None:
             continue
         lines += ["", f"[{item.name}]"]
-        values = ((field.name, getattr(section, field.name)) for field in fields(section))
-        lines += [f"{name} = {_value(value)}" for name, value in values if value is not None]
-    return "\n".join(lines) + "\n"
+        values = {field.name: getattr(section, field.name) for field in fields(section)}
+        if isinstance(section, ContinuedLora):
+            values = {"from": section.adapter}
+        lines += [f"{name} = {_value(value)}" for name, value in values.items() if value is not None]
+    return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def write_recipe(recipe: Recipe, path: Path, comment: str) -> None:

@@ -17,7 +17,10 @@ FREE = {
     "run.export_dtype", "run.export_shard",
 }  # fmt: skip
 # Settings that a run may need to get past a loss that is not finite. Their changes are reported.
-REPORTED = {"optimizer.lr", "optimizer.min_lr", "optimizer.warmup", "optimizer.clip"}
+REPORTED = {
+    "optimizer.lr", "optimizer.min_lr", "optimizer.warmup", "optimizer.clip", "held_out.every", "held_out.patience",
+    "held_out.samples",
+}  # fmt: skip
 
 
 def note_of(recipe: Recipe, inputs: Fingerprints) -> dict[str, Any]:

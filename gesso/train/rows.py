@@ -60,7 +60,7 @@ def _misspelled(key: str) -> str | None:
 
 def tokenise(row: dict[str, Any], tokenizer: Tokenizer, eos: int) -> tuple[list[int], list[Span], int]:
     """Return the tokens of a row, the spans to train on, and the number of responses that are context only."""
-    kind = _format(row)
+    kind = format_of(row)
     if kind in CONVERTED:
         row = CONVERTED[kind](row)
     if "messages" in row:
@@ -80,7 +80,7 @@ def tokenise(row: dict[str, Any], tokenizer: Tokenizer, eos: int) -> tuple[list[
     return tokens, [_span(tokens, len(before), len(tokens), key, tokenizer)], 0
 
 
-def _format(row: dict[str, Any]) -> str:
+def format_of(row: dict[str, Any]) -> str:
     for key in row:
         if meant := _misspelled(key):
             raise InputError(f"unknown key {key!r}: is {meant!r} meant?")

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from gesso.errors import InputError
+from gesso.train.data import Dataset
 from gesso.train.formats import from_alpaca, from_sharegpt
+from gesso.train.recipe import DataSettings
 from gesso.train.rows import tokenise
 from tests.train.test_data import CALL, EOS, TOOLS, tokenizer  # noqa: F401 (a fixture)
 
@@ -52,3 +54,12 @@ def test_tools_that_are_no_json_are_rejected():
 
 def test_input_without_instruction_is_the_question():
     assert from_alpaca({"instruction": "", "input": "Why?", "output": "So."})["messages"] == [USER, REPLY]
+
+
+def test_an_alpaca_row_with_its_text_is_a_conversation_in_views_too(tmp_path, tokenizer):  # noqa: F811
+    """`cut` shows texts in sections, and only texts."""
+    rows = [{"instruction": "Why?", "output": "So. " * 40, "text": "Why? So."}, {"text": "word " * 200}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = DataSettings(files=(str(tmp_path / "rows.jsonl"),), max_length=64, cut=True, on_bad_row="skip")
+    dataset = Dataset(settings, tokenizer, EOS)
+    assert [row.line for row in dataset.rejected] == [1]

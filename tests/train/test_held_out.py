@@ -155,3 +155,14 @@ def test_held_out_rows_do_not_go_with_averaged_weights(tmp_path, rows, small):  
     recipe = recipe_of(tmp_path, rows, small, "out")
     with pytest.raises(InputError, match=r"without run\.ema"):
         train(replace(recipe, run=replace(recipe.run, ema=0.9)), lambda _: None)
+
+
+def test_samples_with_unusual_line_separators_survive_a_resumption(tmp_path, rows, small):
+    recipe = load(write_recipe(tmp_path, rows, small, steps=1))
+    recipe.run.out and (tmp_path / "out").mkdir()
+    held_out = HeldOut(recipe, HeldOutSettings(every=1), [], None, 1)
+    line = json.dumps({"step": 1, "answer": "a\u2028b\x85c"}, ensure_ascii=False) + "\n"
+    held_out.samples_file.write_text(line + '{"step"', encoding="utf-8")
+    held_out.resume([{"step": 1, "held_out": float("nan")}, {"step": 2, "held_out": 1.0}])
+    assert held_out.samples_file.read_text(encoding="utf-8") == line
+    assert held_out.best == 2, "a loss that is not a number is never the best"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gesso.adapters import LoraSettings
-from gesso.train.recipe import ContinuedLora, EvalSettings, load
+from gesso.train.recipe import ContinuedLora, EvalSettings, HeldOutSettings, load
 from gesso.train.run import train
 from gesso.train.shared_recipe import shared_recipe
 from tests.train.test_trainer import write_recipe
@@ -43,3 +43,12 @@ def test_the_base_of_a_shared_recipe_is_its_hub_name(recipe):
 def test_an_export_has_its_recipe(tmp_path, recipe):
     train(recipe, lambda _: None)
     assert (tmp_path / "out" / "model" / "recipe.toml").read_text() == shared_recipe(recipe)
+
+
+def test_hub_datasets_keep_their_names_and_held_out_files_lose_their_paths(tmp_path, recipe):
+    local = tmp_path / "private.jsonl"
+    local.write_text("")
+    data = replace(recipe.data, files=("owner/name:test", *recipe.data.files))
+    text = shared_recipe(replace(recipe, data=data, held_out=HeldOutSettings(every=1, files=(str(local),))))
+    assert '"owner/name:test", "rows.jsonl"' in text and 'files = ["private.jsonl"]' in text
+    assert str(tmp_path) not in text

@@ -130,7 +130,12 @@ class CudaBackend(CudaPasses):
 
     def adapters_changed(self) -> None:
         super().adapters_changed()
-        if self.bank.update(self.model):
+        try:
+            moved = self.bank.update(self.model)
+        except Exception:
+            self._forget()
+            raise
+        if moved:
             self._forget()
 
     def drop_captured(self) -> None:

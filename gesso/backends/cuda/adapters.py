@@ -121,14 +121,24 @@ class AdapterBank:
                 f"the backend has no adapter called {name!r}; it has {', '.join(self.slots) or 'none'}. Call "
                 "adapters_changed() after attaching one"
             )
+        if any(lora() is None for lora in self.copied[name]):
+            raise InputError(f"adapter {name!r} was merged or removed since the model was loaded; load it again")
         return self.slots[name]
 
     @torch.no_grad()
     def update(self, model: DiffusionGemma, changed: bool = False) -> bool:
         """Take over the attached adapters, and return whether captured passes have become invalid.
 
-        Adapters that are already here are copied again only if they are other modules now, or with `changed`.
+        Adapters that are already here are copied again only if they are other modules now, or with `changed`. After an
+        error, such as lack of memory, the bank is empty, and captured passes are invalid.
         """
+        try:
+            return self._update(model, changed)
+        except Exception:
+            self.pairs, self.slots, self.copied, self.count, self.rank = {}, {}, {}, 0, 0
+            raise
+
+    def _update(self, model: DiffusionGemma, changed: bool) -> bool:
         names, before = attached(model), self._layout()
         # Launches that no adapter changes any more keep their tensors, because captured passes read them.
         sites = [site for site in sites_of(model) if site.key in self.pairs or any(map(site.loras, names))]

@@ -13,7 +13,7 @@ from gesso.adapters.attach import split_encoder  # noqa: E402
 from gesso.adapters.lora import adapter_sites  # noqa: E402
 from gesso.backends.base import Piece  # noqa: E402
 from gesso.backends.cuda import CudaBackend, network  # noqa: E402
-from gesso.backends.cuda.adapters import AdapterBank  # noqa: E402
+from gesso.backends.cuda.adapters import AdapterBank, Site  # noqa: E402
 from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
 from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
@@ -205,3 +205,36 @@ def test_a_split_encoder_has_adapters_of_its_own():
     adapters.activate(model, "a")
     expected = TorchBackend(model).run(text, model.new_cache(1, 64))[0]
     assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("fails", ["empty", "write"])
+def test_after_a_failed_update_the_bank_is_rebuilt_and_no_captured_pass_stays(monkeypatch, fails):
+    model = new_model()
+    add(model, "one")
+    backend = CudaBackend(model)
+    graphs, expected = backend.graphs, canvases(backend, ["one"])
+    add(model, "second")
+    calls = iter([False] * 3 + [True])
+    original = getattr(Site, fails)
+
+    def failing(self, *given):
+        if next(calls, False):
+            raise torch.OutOfMemoryError
+        return original(self, *given)
+
+    monkeypatch.setattr(Site, fails, failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        backend.adapters_changed()
+    remove(model, "second")
+    backend.adapters_changed()
+    assert backend.graphs is not graphs and backend.bank.count == 1
+    assert all(map(torch.equal, canvases(backend, ["one"]), expected))
+
+
+def test_a_merged_adapter_is_not_applied_again():
+    model = new_model()
+    add(model, "one")
+    backend = CudaBackend(model)
+    adapters.merge(model, "one")
+    with pytest.raises(InputError, match="merged or removed"):
+        canvases(backend, ["one"])
