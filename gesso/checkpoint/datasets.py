@@ -70,6 +70,8 @@ def choose(name: DatasetName, listed: Mapping[str, Entry], suffixes: Sequence[st
     found = [file for file in data if _has_word(file, split)]
     if not found and name.part is None and not any(_has_word(file, word) for file in data for word in SPLITS):
         found = data  # a dataset without splits
+    if split.lower() not in SPLITS and any(_has_word(file, word) for file in found for word in SPLITS):
+        found = [file for file in found if _has_word(file, DEFAULT)]  # the name is that of a folder with splits
     if not found:
         raise InputError(f"{name.repository} has no data files of split {split!r}; {_advice(name, data)}")
     kind = next(suffix for suffix in suffixes if any(file.endswith(suffix) for file in found))
@@ -115,7 +117,10 @@ def _download(name: DatasetName, repository: Repository, suffixes: Sequence[str]
         for file in missing:
             url = hf_hub_url(name.repository, file, repo_type="dataset", revision=commit)
             blob = repository.blob(listed[file].hash)
-            download(url, blob, listed[file], dict(headers), advance)
+            if blob.is_file():  # verified when it was downloaded, by an interrupted call or for another commit
+                advance(listed[file].size)
+            else:
+                download(url, blob, listed[file], dict(headers), advance)
             _publish(blob, snapshot / file)
             listed[file] = replace(listed[file], verified=True)
     repository.write_manifest(commit, listed)

@@ -91,7 +91,7 @@ def train(
             raise InputError(f"{option} goes with --data; in place of it, change {recipe}, which has all settings")
         settings = load(recipe)
     elif data:
-        plan = _plan(context.params)
+        plan = _plan(context.params, check)
         settings = plan.recipe
         if not check:
             note("\n".join(plan.lines()))
@@ -116,7 +116,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _plan(options: Mapping[str, Any]) -> "Plan":
+def _plan(options: Mapping[str, Any], check: bool) -> "Plan":
     """Return the plan for the options of the command line. Lists become tuples, as a recipe has them."""
     import torch
 
@@ -125,7 +125,7 @@ def _plan(options: Mapping[str, Any]) -> "Plan":
     given = {name: options[name] for name in WITH_DATA}
     given["targets"] = [name.strip() for name in given["targets"].split(",")]
     lists = {name: tuple(given[name] or ()) for name in ("data", "held_out", "targets", "log")}
-    return make_plan(Given(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu")
+    return make_plan(Given(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu", check=check)
 
 
 def _train(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:

@@ -39,6 +39,7 @@ EPOCHS, SHOWN = 3, 2000  # passes over the rows; a small dataset gets more, unti
 EVALUATIONS = 8  # of the held-out rows during a run
 CANVASES = 4  # of an example at most, drawn anew each time
 CANVAS_MULTIPLE = 4  # tokens
+BEFORE = 8  # tokens before a canvas in a section of a text, at least
 
 # The published rate is that of the 26B model. The best rate of Adam falls with the width (arXiv 2203.03466): of 1.3e-3,
 # 4e-3 and 1e-2, the second was best for gesso-mini, of width 320. The power is that between the two.
@@ -115,8 +116,11 @@ class Plan:
         return lines
 
 
-def make_plan(given: Given, device: str) -> Plan:
-    """Read the data and return a recipe for it. `device` is cuda or cpu."""
+def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
+    """Read the data and return a recipe for it. `device` is cuda or cpu.
+
+    Data that are mostly unusable are rejected, unless the recipe is only to `check` them.
+    """
     directory = find_directory(given.model)
     config = Config.from_directory(directory)
     defaults = GenerationDefaults.from_directory(directory, config)
@@ -128,7 +132,8 @@ def make_plan(given: Given, device: str) -> Plan:
         files=given.data, max_length=limit, on_bad_row="skip", seed=given.seed, cut=sections, pack=True
     )
     dataset = Dataset(settings, tokenizer, eos)
-    _check_usable(dataset)
+    if not (check and dataset.good):
+        _check_usable(dataset)
     longest, cut = max(dataset.lengths), sum(length > limit for length in dataset.lengths)
     own = () if given.held_out == (NONE,) else given.held_out
     held: list[Example] = []
@@ -139,6 +144,8 @@ def make_plan(given: Given, device: str) -> Plan:
     settings = replace(settings, max_length=limit if too_long else longest, cut=cut > 0)
     rows = dataset.entries
     canvas = _canvas(dataset, min(config.canvas_length, defaults.max_new_tokens), device)
+    if cut:
+        canvas = min(canvas, max(2, settings.max_length - BEFORE))
     batch_size, accumulate = _batches(given, rows, settings.max_length + CANVASES * canvas, device)
     steps = given.steps or math.ceil(rows * _epochs(given, rows) / (batch_size * accumulate))
     every = given.eval_every or math.ceil(steps / EVALUATIONS)

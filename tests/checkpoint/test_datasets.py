@@ -7,14 +7,14 @@ from gesso.checkpoint.datasets import DatasetName, choose, find_dataset
 from gesso.errors import CheckpointError, InputError
 from gesso.train.files import SUFFIXES, lines
 
-ROW = b'{"text": "a"}\n'
+ROW, OTHER = b'{"text": "a"}\n', b'{"text": "b"}\n'
 NAME = "owner/rows"
 FILES = {
     "README.md": b"# Rows",
     "dataset_infos.json": b"{}",
     "data/train-00000-of-00002.jsonl": ROW,
     "data/train-00001-of-00002.jsonl": ROW + ROW,
-    "data/test.jsonl": ROW,
+    "data/test.jsonl": OTHER,
 }
 
 
@@ -35,6 +35,8 @@ def chosen(name, *files):
         (NAME, ["data/trainer.jsonl", "data/train-0.parquet"], ["data/train-0.parquet"]),
         (f"{NAME}:b/train.jsonl", ["a/train.jsonl", "b/train.jsonl"], ["b/train.jsonl"]),
         (NAME, ["dataset_infos.json", "all.json"], ["all.json"]),
+        (f"{NAME}:main", ["main/train.jsonl", "main/test.jsonl", "other/train.jsonl"], ["main/train.jsonl"]),
+        (f"{NAME}:main", ["main/a.jsonl", "other/a.jsonl"], ["main/a.jsonl"]),
     ],
 )
 def test_name_means_the_files_of_a_split_in_one_format(name, files, expected):
@@ -78,7 +80,18 @@ def test_a_damaged_file_is_rejected_and_downloaded_again(hub):
         find_dataset(name, SUFFIXES)
     hub.damaged.clear()
     (path,) = find_dataset(name, SUFFIXES)
-    assert path.read_bytes() == ROW
+    assert path.read_bytes() == OTHER
+
+
+def test_an_interrupted_download_keeps_the_files_that_arrived(hub):
+    hub.add(f"datasets/{NAME}", FILES)
+    hub.damaged.add("data/train-00001-of-00002.jsonl")
+    with pytest.raises(CheckpointError, match="arrived damaged"):
+        find_dataset(DatasetName(NAME), SUFFIXES)
+    hub.damaged.clear()
+    hub.downloads()
+    find_dataset(DatasetName(NAME), SUFFIXES)
+    assert list(hub.downloads()) == ["train-00001-of-00002.jsonl"]
 
 
 def test_an_unknown_dataset_is_one_line_with_advice(hub):

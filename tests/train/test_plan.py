@@ -125,3 +125,17 @@ def test_a_row_over_the_limit_keeps_texts_whole(plan, tmp_path):
     extra.write_text(json.dumps({"prompt": "a", "completion": "b" * 300}) + "\n" + json.dumps({"text": "c"}) + "\n")
     found = plan(20, data=(str(tmp_path / "chats.jsonl"), str(extra)), max_length=100).recipe.data
     assert (found.max_length, found.cut) == (100, False)
+
+
+def test_sections_of_long_texts_have_tokens_before_their_canvas(plan, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text((json.dumps({"text": "word " * 100}) + "\n") * 12)
+    found = plan(data=(str(texts),), max_length=16, device="cuda").recipe
+    assert found.data.cut and found.objective.canvas_lengths == (8,)
+
+
+def test_mostly_unusable_data_can_be_checked(small, tmp_path):  # noqa: F811
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"question": "a"}\n' * 3 + '{"text": "a"}\n')
+    found = make_plan(Given(data=(str(bad),), model=str(small), held_out=("none",)), "cpu", check=True)
+    assert len(found.rejected) == 3
