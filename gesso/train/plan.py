@@ -33,7 +33,7 @@ from gesso.train.recipe import (
 LIMIT = 2048  # tokens of a row, unless max_length is given
 NONE = "none"  # in place of a file of held-out rows: hold out none
 
-BATCH, BATCHES = 16, 8  # rows per step, fewer if an epoch would have fewer steps than this
+BATCH, BATCHES = 16, 3  # rows per step, fewer if an epoch would have fewer steps than this
 TOKENS = {"cuda": 8192, "cpu": 4096}  # of a batch, canvases included; a step of more rows has several batches
 EPOCHS, SHOWN = 3, 2000  # passes over the rows; a small dataset gets more, until this many rows have been shown
 EVALUATIONS = 8  # of the held-out rows during a run

