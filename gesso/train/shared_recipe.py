@@ -1,4 +1,4 @@
-"""The recipe of a run as TOML, for whoever receives the trained model: all settings, without local paths."""
+"""Turn a recipe into TOML that can be published with the trained model: every setting, but no local paths."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,6 +29,24 @@ def denoise(backend: Backend, canvas_BC: Tensor, cache: KVCache, previous_logits
         soft = [backend.model.soft_embedding(logits_CV) for logits_CV in previous_logits]
     pieces = [Piece(row, ids_C, False, soft[row]) for row, ids_C in enumerate(canvas_BC)]
     return torch.stack([backend.logits(hidden_CH) for hidden_CH in backend.run(pieces, cache)])
+
+
+@dataclass
+class Reading:
+    """A request that reads one text, for a captured pass."""
+
+    row: int
+    text: tuple[int, ...]
+    adapter: str | None = None
+    denoising = None
+
+    @property
+    def texts(self):
+        return (self.text,)
+
+    @property
+    def pieces(self):
+        return [(len(self.text), "scored")]
 
 
 class PlainPlan:

@@ -2,8 +2,6 @@
 captured passes, and mixed in a batch.
 """
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from gesso.adapters.lora import adapter_sites
 from gesso.backends.base import Piece
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.torch import TorchBackend
-from tests.backends.passes import CapturesPlainly
+from tests.backends.passes import CapturesPlainly, Reading
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.real_width import errors
 from tests.gpu.test_real_width import packed_model
@@ -66,22 +64,6 @@ def test_adapters_in_kernels_match_plain_operations(record_property, stored):
         # scores once more than the kernels.
         exact = 0.03 if name == "usual" else 0.1
         assert apart < (exact if stored is None else 0.25) and changed > 0.4
-
-
-@dataclass
-class Reading:
-    row: int
-    text: tuple[int, ...]
-    adapter: str | None
-    denoising = None
-
-    @property
-    def texts(self):
-        return (self.text,)
-
-    @property
-    def pieces(self):
-        return [(len(self.text), "scored")]
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Training curves: with grouped experts as with plain ones, and on quantized weights as on plain ones."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -17,15 +16,6 @@ from gesso.train.run import train
 from tests.tiny import CONFIG, make, tokenizer_json
 
 LORA = LoraSettings(rank=4, targets=("attention", "mlp", "experts"))
-
-
-@pytest.fixture
-def rows(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-    lines = [{"prompt": f"{i}: ", "completion": f"{word} and {word[::-1]}"} for i, word in enumerate(words)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def recipe(rows, out, model=None, lora=LORA, lr=3e-3, **model_settings):

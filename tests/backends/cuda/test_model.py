@@ -1,7 +1,5 @@
 """The CUDA backend against the plain model, in every weight format."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,7 +21,7 @@ from gesso.backends.cuda.kernels import rows  # noqa: E402
 from gesso.backends.cuda.network import run_layer  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.model.rope import frequencies, rotation  # noqa: E402
-from tests.backends.passes import denoise, encode  # noqa: E402
+from tests.backends.passes import Reading, denoise, encode  # noqa: E402
 
 # Enough experts to be sorted; widths that are multiples of the steps of the four-bit kernels.
 TEXT = {
@@ -105,24 +103,6 @@ def test_dense_products_of_different_formats_equal_separate_products():
     for pair in ((gate, matrices[2]), (matrices[2], gate)):
         one, two = (linear.linear(x_TI, matrix, [6]) for matrix in pair)
         assert torch.equal(linear.gated(x_TI, *pair, [6]), F.gelu(one, approximate="tanh") * two)
-
-
-@dataclass
-class Reading:
-    """A request that reads one text, for a captured pass."""
-
-    row: int
-    text: tuple[int, ...]
-    denoising = None
-    adapter = None
-
-    @property
-    def texts(self):
-        return (self.text,)
-
-    @property
-    def pieces(self):
-        return [(len(self.text), "scored")]
 
 
 @torch.no_grad()
