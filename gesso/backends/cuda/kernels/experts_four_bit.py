@@ -26,7 +26,7 @@ from gesso.backends.cuda.kernels.four_bit import (
 )
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import MANY, Tiling, Tilings, fp8, fp8_scale, precision
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments, first_b
 
 # Each entry: the largest number of tokens, and the tiling up to there. Depth is in bytes of two values each. It is the
 # same for any number of tokens, because it defines the order of the sums. More stages are slower: scales pass through
@@ -117,10 +117,10 @@ def _gate_up(gate_up: FourBitMatrices, tiling: Tiling) -> TensorDescriptor:
 @triton.jit
 def _up(
     x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
-    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
-    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute gelu(x gate) * (x up) for one tile of rows and one block of columns.
@@ -139,26 +139,26 @@ def _up(
     if end - first <= ROWS // 2:
         _up_rows(
             x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
-            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
             HIDDEN, WIDTH, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE,
-            RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
+            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
         )  # fmt: skip
     else:
         _up_rows(
             x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
-            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
             HIDDEN, WIDTH, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE,
-            RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
+            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _up_rows(
     x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
-    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
-    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_up`."""
@@ -171,6 +171,9 @@ def _up_rows(
     column_in_tile, is_up = gate_up_rows(COLUMNS)
     column = tl.minimum(tl.program_id(0) * COLUMNS + column_in_tile, WIDTH - 1)
     row = (expert.to(tl.int64) * 2 + is_up) * WIDTH + column
+    if inner_ptr is not None:
+        inside = tl.program_id(0) * COLUMNS + column_in_tile < WIDTH
+        b = first_b(b_ptr, slot, row, inside, b_lines, RANK, CHUNK)
     HALF: tl.constexpr = HIDDEN // 2
     SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -188,10 +191,9 @@ def _up_rows(
     else:
         both *= sum_scale(global_scale_ptr, expert)
     if inner_ptr is not None:
-        inside = tl.program_id(0) * COLUMNS + column_in_tile < WIDTH
         both = add_low_rank(
-            both, inner_ptr, b_ptr, slot, place, row, inside, 0,
-            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, True, PRECISION,
+            both, b, inner_ptr, b_ptr, slot, place, row, inside, 0,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, True, PRECISION,
         )  # fmt: skip
     h = gated_sum(both, COLUMNS, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -207,10 +209,11 @@ def _up_rows(
 @triton.jit
 def _down(
     h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
-    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute h @ down for one tile of rows and one block of columns, and store each row at the index of its pair.
 
@@ -225,24 +228,27 @@ def _down(
     if end - first <= ROWS // 2:
         _down_rows(
             h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
-            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
-            WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
+            WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT,
+            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
         )  # fmt: skip
     else:
         _down_rows(
             h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
-            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
-            WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT, RANK, INNER_PARTS, CHUNK, PTX, PRECISION,
+            inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
+            WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT,
+            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
         )  # fmt: skip
 
 
 @triton.jit
 def _down_rows(
     h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
-    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_columns,
+    inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PTX: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_down`."""
     place = first + tl.arange(0, ROWS)
@@ -252,6 +258,8 @@ def _down_rows(
         slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
+    if inner_ptr is not None:
+        b = first_b(b_ptr, slot, row, column < HIDDEN, b_lines, RANK, CHUNK)
     HALF: tl.constexpr = WIDTH // 2
     SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     dtype: tl.constexpr = h_ptr.dtype.element_ty
@@ -266,8 +274,8 @@ def _down_rows(
     y *= sum_scale(global_scale_ptr, expert)
     if inner_ptr is not None:
         y = add_low_rank(
-            y, inner_ptr, b_ptr, slot, place, row, column < HIDDEN, 0,
-            inner_rows, inner_columns, b_lines, b_columns, RANK, INNER_PARTS, CHUNK, True, PRECISION,
+            y, b, inner_ptr, b_ptr, slot, place, row, column < HIDDEN, 0,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, True, PRECISION,
         )  # fmt: skip
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=valid_row[None, :] & (column < HIDDEN)[:, None])

@@ -2,7 +2,8 @@
 
 An adapter changes a product by (x Aᵀ) Bᵀ. The inner values x Aᵀ, a few per row, are computed before the product
 (`shrink.py`). The kernel of the product multiplies them by B after its own sum, before anything else reads that sum: in
-float32, without another launch, and without another pass over the output.
+float32, without another launch, and without another pass over the output. It needs the inner values at its end only,
+so on a GPU that can it starts together with the launch that computes them.
 
 Rows of a pass may have different adapters. Each row has the slot of its adapter, or -1 for the base model. A tile takes
 the slots one after another, with inner values of zero for the rows of others, and skips those that none of its rows
@@ -14,11 +15,14 @@ matrices, R rows, P parts of the inputs.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 CHUNK = 16  # inner values that one product takes; more need registers that the main loop has to leave free
 
@@ -46,82 +50,120 @@ class Inner:
 
     sums_PRC: Tensor  # float32
     factors: Factors
+    early: bool  # whether the product may start before they are there
 
 
-def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, int]]:
-    """Return the arguments of a kernel that adds adapters, and their compile-time constants. Without inner values the
-    kernel is compiled without adapters.
+def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a kernel that adds adapters, and its compile-time constants and launch options. Without
+    inner values the kernel is compiled without adapters.
     """
     if inner is None:
-        return [None, None, None, 0, 0, 0, 0], {"RANK": 0, "INNER_PARTS": 0, "CHUNK": 0}
+        return [None, None, None, 0, 0, 0, 0], {"RANK": 0, "INNER_PARTS": 0, "CHUNK": 0, "EARLY": False}
     factors, (parts, rows, columns) = inner.factors, inner.sums_PRC.shape
     slots, experts, outputs, rank = factors.b_SEOL.shape
-    given = [inner.sums_PRC, factors.b_SEOL, factors.slot_T, rows, columns, experts * outputs, slots * rank]
-    return given, {"RANK": rank, "INNER_PARTS": parts, "CHUNK": CHUNK}
+    given = [inner.sums_PRC, factors.b_SEOL, factors.slot_T, rows, columns, experts * outputs, slots]
+    constants = {"RANK": rank, "INNER_PARTS": parts, "CHUNK": CHUNK, "EARLY": inner.early}
+    return given, constants | ({"launch_pdl": True} if inner.early else {})
+
+
+@lru_cache
+def can_launch_early(device: torch.device) -> bool:
+    """Return whether a kernel can start before the one that it depends on has ended: from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def first_b(b_ptr, slot, line, valid_line, lines, RANK: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the factors [COLUMNS, CHUNK] that come first in `add_low_rank`. Loaded before the main loop, they need not
+    be waited for after it.
+    """
+    highest = tl.max(slot, 0)
+    valid = tl.where(highest >= 0, valid_line, False)
+    return _b(b_ptr, line, valid, tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
 
 
 @triton.jit
 def add_low_rank(
-    y, inner_ptr, b_ptr, slot, place, line, valid_line, first, rows, columns, lines, count,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EXCHANGED: tl.constexpr,
+    y, b, inner_ptr, b_ptr, slot, place, line, valid_line, first, rows, columns, lines, slots,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, EXCHANGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return a tile of sums plus the part of the adapters.
 
-    y is [ROWS, COLUMNS], or [COLUMNS, ROWS] if EXCHANGED. slot [ROWS] is the slot of each row, or -1, and place [ROWS]
-    its row in inner [INNER_PARTS, rows, columns], where the values of this matrix begin at column `first`. line
-    [COLUMNS] is the line of each output in b [S, lines, RANK]; invalid ones are not read. count: S * RANK. Bound by the
-    latency of the loads, and with experts by reading b.
+    y is [ROWS, COLUMNS], or [COLUMNS, ROWS] if EXCHANGED; b is `first_b`. slot [ROWS] is the slot of each row, or -1,
+    and place [ROWS] its row in inner [INNER_PARTS, rows, columns], where the values of this matrix begin at column
+    `first`. line [COLUMNS] is the line of each output in b [slots, lines, RANK]; invalid ones are not read. EARLY: the
+    kernel may have started before the inner values were there. Bound by the latency of the loads, and with experts by
+    reading b.
     """
-    for start in range(0, count, CHUNK):
-        own = slot == start // RANK
-        if tl.max(own.to(tl.int32), 0) > 0:
-            b = _b(b_ptr, line, valid_line, start, lines, RANK, CHUNK)
-            inner = _inner(inner_ptr, place, own, first, start, rows, columns, RANK, INNER_PARTS, CHUNK).to(b.dtype)
-            if EXCHANGED:
-                y = tl.dot(b, tl.trans(inner), y, input_precision=PRECISION)
-            else:
-                y = tl.dot(inner, tl.trans(b), y, input_precision=PRECISION)
+    if EARLY:
+        gdc_wait()
+    highest = tl.max(slot, 0)
+    inner = _inner(inner_ptr, place, slot, first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
+    y = _add(y, inner, b, EXCHANGED, PRECISION)
+    for each in tl.range(0, slots, num_stages=1):
+        if tl.max((slot == each).to(tl.int32), 0) > 0:
+            for chunk in tl.range(tl.where(each == highest, 1, 0), RANK // CHUNK, num_stages=1):
+                c = _b(b_ptr, line, valid_line, each, chunk, lines, RANK, CHUNK)
+                other = _inner(inner_ptr, place, slot, first, each, chunk, rows, columns, INNER_PARTS, CHUNK, c.dtype)
+                y = _add(y, other, c, EXCHANGED, PRECISION)
     return y
 
 
 @triton.jit
 def add_low_rank_to_both(
-    y, z, inner_ptr, b_ptr, slot, place, line, z_line, valid_line, first, z_first, rows, columns, lines, count,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    y, z, b, z_b, inner_ptr, b_ptr, slot, place, line, z_line, valid_line, first, z_first, rows, columns, lines, slots,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return tiles of the sums of gate and up, each plus the part of the adapters: `add_low_rank`, but with all loads
     before the products, so that they wait once.
     """
-    for start in range(0, count, CHUNK):
-        own = slot == start // RANK
-        if tl.max(own.to(tl.int32), 0) > 0:
-            b = _b(b_ptr, line, valid_line, start, lines, RANK, CHUNK)
-            z_b = _b(b_ptr, z_line, valid_line, start, lines, RANK, CHUNK)
-            inner = _inner(inner_ptr, place, own, first, start, rows, columns, RANK, INNER_PARTS, CHUNK).to(b.dtype)
-            z_inner = _inner(inner_ptr, place, own, z_first, start, rows, columns, RANK, INNER_PARTS, CHUNK).to(b.dtype)
-            y = tl.dot(inner, tl.trans(b), y, input_precision=PRECISION)
-            z = tl.dot(z_inner, tl.trans(z_b), z, input_precision=PRECISION)
+    if EARLY:
+        gdc_wait()
+    highest = tl.max(slot, 0)
+    inner = _inner(inner_ptr, place, slot, first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
+    z_inner = _inner(inner_ptr, place, slot, z_first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
+    y = _add(y, inner, b, False, PRECISION)
+    z = _add(z, z_inner, z_b, False, PRECISION)
+    for each in tl.range(0, slots, num_stages=1):
+        if tl.max((slot == each).to(tl.int32), 0) > 0:
+            for chunk in tl.range(tl.where(each == highest, 1, 0), RANK // CHUNK, num_stages=1):
+                c = _b(b_ptr, line, valid_line, each, chunk, lines, RANK, CHUNK)
+                z_c = _b(b_ptr, z_line, valid_line, each, chunk, lines, RANK, CHUNK)
+                w = _inner(inner_ptr, place, slot, first, each, chunk, rows, columns, INNER_PARTS, CHUNK, c.dtype)
+                z_w = _inner(inner_ptr, place, slot, z_first, each, chunk, rows, columns, INNER_PARTS, CHUNK, c.dtype)
+                y = _add(y, w, c, False, PRECISION)
+                z = _add(z, z_w, z_c, False, PRECISION)
     return y, z
 
 
 @triton.jit
-def _b(b_ptr, line, valid_line, start, lines, RANK: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the factors [COLUMNS, CHUNK] of some outputs, from column `start` of all slots on."""
-    column = start % RANK + tl.arange(0, CHUNK)
-    at = (start // RANK * lines + line).to(tl.int64)[:, None] * RANK + column[None, :]
+def _add(y, inner, b, EXCHANGED: tl.constexpr, PRECISION: tl.constexpr):
+    if EXCHANGED:
+        y = tl.dot(b, tl.trans(inner), y, input_precision=PRECISION)
+    else:
+        y = tl.dot(inner, tl.trans(b), y, input_precision=PRECISION)
+    return y
+
+
+@triton.jit
+def _b(b_ptr, line, valid_line, each, chunk, lines, RANK: tl.constexpr, CHUNK: tl.constexpr):
+    """Return one of the chunks of the factors of some outputs in slot `each`: [COLUMNS, CHUNK]."""
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    at = (each * lines + line).to(tl.int64)[:, None] * RANK + column[None, :]
     return tl.load(b_ptr + at, mask=valid_line[:, None], other=0.0)
 
 
 @triton.jit
 def _inner(
-    inner_ptr, place, own, first, start, rows, columns,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    inner_ptr, place, slot, first, each, chunk, rows, columns,
+    INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Return the inner values [ROWS, CHUNK] of some rows. Rows of other slots have zeros."""
-    at = inner_ptr + first + (start % RANK + tl.arange(0, CHUNK))[None, :]
+    """Return one of the chunks of the inner values of some rows: [ROWS, CHUNK]. Rows of other slots have zeros."""
+    own = (slot >= 0) & (slot == each)
+    at = inner_ptr + first + (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
     inner = tl.load(at + place[:, None].to(tl.int64) * columns, mask=own[:, None], other=0.0)
     for part in tl.static_range(1, INNER_PARTS):
         row = part * rows + place.to(tl.int64)
         inner += tl.load(at + row[:, None] * columns, mask=own[:, None], other=0.0)
-    return inner
+    return inner.to(dtype)

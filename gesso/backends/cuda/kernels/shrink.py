@@ -16,12 +16,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.experts import Groups
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, Tiling, precision, quantize_row
-from gesso.backends.cuda.kernels.low_rank import Factors, Inner
+from gesso.backends.cuda.kernels.low_rank import Factors, Inner, can_launch_early
 
 # Columns: at most so many. A tile of more rows is divided among several programs, most of which have nothing to do.
 TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
@@ -55,7 +56,7 @@ def quantize_and_shrink(x_TI: Tensor, factors: Factors) -> tuple[Tensor, Tensor,
         WIDTH=triton.next_power_of_2(width), ROWS=tiling.rows, COLUMNS=columns, DEPTH=tiling.depth, PARTS=parts,
         EVEN=width % tiling.depth == 0, PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return low_TI, scale_T, Inner(sums_PRC, factors)
+    return low_TI, scale_T, Inner(sums_PRC, factors, early=False)
 
 
 def shrink_tokens(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, rows: int, k: int, factors: Factors) -> Inner:
@@ -81,16 +82,16 @@ def _launch(
     tiling = TILINGS[a_SECI.dtype]
     depth, columns, parts = block or tiling.depth, min(tiling.columns, factors.rank), parts_of(width)
     rows = min(tile_rows, tiling.rows)
-    sums_PRC = torch.empty(parts, count, lines, device=x.device)
+    sums_PRC, early = torch.empty(parts, count, lines, device=x.device), can_launch_early(x.device)
     order = (None,) * 4 if groups is None else (groups.order_R, groups.end_E, groups.expert_N, groups.first_N)
     _shrink[tiles * (tile_rows // rows), lines // columns, parts](
         x, scale, TensorDescriptor.from_tensor(a_SECI.view(-1, width), [columns, depth]), sums_PRC, factors.slot_T,
         *order, count, k, width, slots, experts, lines,
         TILE=tile_rows, ROWS=rows, COLUMNS=columns, DEPTH=depth, PARTS=parts, SORTED=is_sorted, BLOCK=block,
-        ROW_SCALES=scale is not None and block == 0, EVEN=width % depth == 0,
+        ROW_SCALES=scale is not None and block == 0, EVEN=width % depth == 0, EARLY=early,
         PRECISION=precision(a_SECI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return Inner(sums_PRC, factors)
+    return Inner(sums_PRC, factors, early)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -98,17 +99,20 @@ def _shrink(
     x_ptr, x_scale_ptr, a, inner_ptr, slot_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     rows, choices, width, slots, experts, lines,
     TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
-    SORTED: tl.constexpr, BLOCK: tl.constexpr, ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    SORTED: tl.constexpr, BLOCK: tl.constexpr, ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute some inner values of ROWS rows over one part of the inputs, for every slot that one of them has.
 
     Grid: (R / ROWS, or with experts tiles of `Groups` times TILE / ROWS; C / COLUMNS; PARTS). x is [T, I], or [R, I] in
     sorted order if SORTED; a is a descriptor of [S E C, I]; inner is [P, R, C]; slot is [T]. The tensors of `Groups`
     are given for experts. x_scale is given for FP8: [T] with ROW_SCALES, or [R, I / BLOCK] if BLOCK is not 0; then
-    DEPTH is BLOCK. EVEN: DEPTH divides I, so that loads of x need no column mask.
+    DEPTH is BLOCK. EVEN: DEPTH divides I, so that loads of x need no column mask. EARLY: let the product start.
 
     Latency-bound; with experts, bound about equally by reading a.
     """
+    if EARLY:
+        gdc_launch_dependents()
     tile, part = tl.program_id(0) // (TILE // ROWS), tl.program_id(2)
     offset = tl.program_id(0) % (TILE // ROWS) * ROWS + tl.arange(0, ROWS)
     if order_ptr is None:
