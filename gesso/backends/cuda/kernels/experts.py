@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gesso.backends.cuda.kernels.four_bit import interleaved_to
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, fp8_scale, gelu, precision
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments, first_b
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments
 
 # Each entry: the largest number of tokens, and the tiling up to there. With one canvas an expert has some 16 rows, and
 # most bytes by far are weights. What matters then is how many bytes are in flight: columns * depth * stages * bytes,
@@ -227,13 +227,8 @@ def _up(
     place = tl.load(first_ptr + tl.program_id(1)) + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    valid_column = column < width
     if inner_ptr is not None:
         slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
-        b_line = expert * 2 * width + column
-        gate_b = first_b(b_ptr, slot, b_line, valid_column, b_lines, RANK, CHUNK)
-        up_b = first_b(b_ptr, slot, b_line + width, valid_column, b_lines, RANK, CHUNK)
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + token[:, None].to(tl.int64) * hidden + depth[None, :]
     gate_line = expert * 2 * width + tl.program_id(0) * COLUMNS
@@ -247,14 +242,17 @@ def _up(
         gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision=PRECISION)
         up = tl.dot(x, tl.trans(up_weight), up, input_precision=PRECISION)
         x_at += DEPTH
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    valid_column = column < width
     if LOW:
         x_scale = tl.load(x_scale_ptr + token, mask=valid_row, other=0.0)[:, None]
         scale_at = scale_ptr + expert * 2 * width + column
         gate *= x_scale * tl.load(scale_at, mask=valid_column, other=0.0)[None, :]
         up *= x_scale * tl.load(scale_at + width, mask=valid_column, other=0.0)[None, :]
     if inner_ptr is not None:
+        line = expert * 2 * width + column
         gate, up = add_low_rank_to_both(
-            gate, up, gate_b, up_b, inner_ptr, b_ptr, slot, place, b_line, b_line + width, valid_column, 0, 0,
+            gate, up, inner_ptr, b_ptr, slot, place, line, line + width, valid_column, 0, 0,
             inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, PRECISION,
         )  # fmt: skip
     h = gelu(gate) * up
@@ -285,12 +283,9 @@ def _down(
     first = tl.load(first_ptr + tl.program_id(1))
     place = first + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    valid_column = column < hidden
     if inner_ptr is not None:
         token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
         slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
-        b = first_b(b_ptr, slot, expert * hidden + column, valid_column, b_lines, RANK, CHUNK)
     line = expert * hidden + tl.program_id(0) * COLUMNS
     if LOW:
         h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
@@ -304,11 +299,13 @@ def _down(
         else:
             y = tl.dot(h, tl.trans(weight), y, input_precision=PRECISION)
     pair = tl.load(order_ptr + place, mask=valid_row, other=0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    valid_column = column < hidden
     if LOW:
         y *= tl.load(scale_ptr + expert * hidden + column, mask=valid_column, other=0.0)[None, :]
     if inner_ptr is not None:
         y = add_low_rank(
-            y, b, inner_ptr, b_ptr, slot, place, expert * hidden + column, valid_column, 0,
+            y, inner_ptr, b_ptr, slot, place, expert * hidden + column, valid_column, 0,
             inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, False, PRECISION,
         )  # fmt: skip
     y_at = y_ptr + pair[:, None].to(tl.int64) * hidden + column[None, :]

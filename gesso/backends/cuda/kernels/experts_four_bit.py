@@ -26,7 +26,7 @@ from gesso.backends.cuda.kernels.four_bit import (
 )
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import MANY, Tiling, Tilings, fp8, fp8_scale, precision
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments, first_b
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
 
 # Each entry: the largest number of tokens, and the tiling up to there. Depth is in bytes of two values each. It is the
 # same for any number of tokens, because it defines the order of the sums. More stages are slower: scales pass through
@@ -171,9 +171,6 @@ def _up_rows(
     column_in_tile, is_up = gate_up_rows(COLUMNS)
     column = tl.minimum(tl.program_id(0) * COLUMNS + column_in_tile, WIDTH - 1)
     row = (expert.to(tl.int64) * 2 + is_up) * WIDTH + column
-    if inner_ptr is not None:
-        inside = tl.program_id(0) * COLUMNS + column_in_tile < WIDTH
-        b = first_b(b_ptr, slot, row, inside, b_lines, RANK, CHUNK)
     HALF: tl.constexpr = HIDDEN // 2
     SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -191,8 +188,9 @@ def _up_rows(
     else:
         both *= sum_scale(global_scale_ptr, expert)
     if inner_ptr is not None:
+        inside = tl.program_id(0) * COLUMNS + column_in_tile < WIDTH
         both = add_low_rank(
-            both, b, inner_ptr, b_ptr, slot, place, row, inside, 0,
+            both, inner_ptr, b_ptr, slot, place, row, inside, 0,
             inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, True, PRECISION,
         )  # fmt: skip
     h = gated_sum(both, COLUMNS, ROWS)
@@ -258,8 +256,6 @@ def _down_rows(
         slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
-    if inner_ptr is not None:
-        b = first_b(b_ptr, slot, row, column < HIDDEN, b_lines, RANK, CHUNK)
     HALF: tl.constexpr = WIDTH // 2
     SCALES: tl.constexpr = HALF // GROUP // IN_WORD
     dtype: tl.constexpr = h_ptr.dtype.element_ty
@@ -274,7 +270,7 @@ def _down_rows(
     y *= sum_scale(global_scale_ptr, expert)
     if inner_ptr is not None:
         y = add_low_rank(
-            y, b, inner_ptr, b_ptr, slot, place, row, column < HIDDEN, 0,
+            y, inner_ptr, b_ptr, slot, place, row, column < HIDDEN, 0,
             inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, True, PRECISION,
         )  # fmt: skip
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments, first_b
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments
 
 FP8 = torch.float8_e4m3fn
 
@@ -252,20 +252,19 @@ def _product(
                     matrix, before = matrix + 1, before + second_columns
                     weights, scale_ptr, y_ptr, columns = third, third_scale_ptr, third_y_ptr, third_columns
     part = tl.program_id(2)
-    column = tile * COLUMNS + tl.arange(0, COLUMNS)
     if inner_ptr is not None:
         place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         adapted = tl.where(part == 0, tokens, 0)  # adapters are added once, to the first part
         slot = tl.load(slot_ptr + place, mask=place < adapted, other=-1)
-        b = first_b(b_ptr, slot, before + column, column < columns, b_lines, RANK, CHUNK)
     y = _sum(x, weights, tile, part, width, ROWS, COLUMNS, DEPTH, PARTS, PRECISION)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
     if LOW:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         scale = _scales(x_scale_ptr, row, row < tokens)[:, None] * _scales(scale_ptr, column, column < columns)[None, :]
         y *= scale
     if inner_ptr is not None:
         y = add_low_rank(
-            y, b, inner_ptr, b_ptr, slot, place, before + column, column < columns, matrix * RANK,
+            y, inner_ptr, b_ptr, slot, place, before + column, column < columns, matrix * RANK,
             inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, False, PRECISION,
         )  # fmt: skip
     if UNREDUCED:
@@ -320,18 +319,16 @@ def _gated(
     operands are FP8, with scales per row and per output channel. Adapters and bounds as for `_product`.
     """
     tile = tl.program_id(1) * COLUMNS
-    column = tile + tl.arange(0, COLUMNS)
     if inner_ptr is not None:
         place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         slot = tl.load(slot_ptr + place, mask=place < tokens, other=-1)
-        gate_b = first_b(b_ptr, slot, column, column < columns, b_lines, RANK, CHUNK)
-        up_b = first_b(b_ptr, slot, columns + column, column < columns, b_lines, RANK, CHUNK)
     y = tl.zeros((ROWS, COLUMNS), tl.float32)
     z = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, DEPTH):
         rows = x.load([tl.program_id(0) * ROWS, start])
         y = tl.dot(rows, tl.trans(gate.load([tile, start])), y, input_precision=PRECISION)
         z = tl.dot(rows, tl.trans(up.load([tile, start])), z, input_precision=PRECISION)
+    column = tile + tl.arange(0, COLUMNS)
     if LOW:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         x_scale = _scales(x_scale_ptr, row, row < tokens)[:, None]
@@ -339,7 +336,7 @@ def _gated(
         z *= x_scale * _scales(up_scale_ptr, column, column < columns)[None, :]
     if inner_ptr is not None:
         y, z = add_low_rank_to_both(
-            y, z, gate_b, up_b, inner_ptr, b_ptr, slot, place, column, columns + column, column < columns, 0, RANK,
+            y, z, inner_ptr, b_ptr, slot, place, column, columns + column, column < columns, 0, RANK,
             inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, PRECISION,
         )  # fmt: skip
     _store(gelu(y) * z, y_ptr, column, tokens, columns, ROWS)

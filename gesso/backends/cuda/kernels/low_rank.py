@@ -73,32 +73,23 @@ def can_launch_early(device: torch.device) -> bool:
 
 
 @triton.jit
-def first_b(b_ptr, slot, line, valid_line, lines, RANK: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the factors [COLUMNS, CHUNK] that come first in `add_low_rank`. Loaded before the main loop, they need not
-    be waited for after it.
-    """
-    highest = tl.max(slot, 0)
-    valid = tl.where(highest >= 0, valid_line, False)
-    return _b(b_ptr, line, valid, tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
-
-
-@triton.jit
 def add_low_rank(
-    y, b, inner_ptr, b_ptr, slot, place, line, valid_line, first, rows, columns, lines, slots,
+    y, inner_ptr, b_ptr, slot, place, line, valid_line, first, rows, columns, lines, slots,
     RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, EXCHANGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return a tile of sums plus the part of the adapters.
 
-    y is [ROWS, COLUMNS], or [COLUMNS, ROWS] if EXCHANGED; b is `first_b`. slot [ROWS] is the slot of each row, or -1,
+    y is [ROWS, COLUMNS], or [COLUMNS, ROWS] if EXCHANGED. slot [ROWS] is the slot of each row, or -1,
     and place [ROWS] its row in inner [INNER_PARTS, rows, columns], where the values of this matrix begin at column
     `first`. line [COLUMNS] is the line of each output in b [slots, lines, RANK]; invalid ones are not read. EARLY: the
     kernel may have started before the inner values were there. Bound by the latency of the loads, and with experts by
     reading b.
     """
+    highest = tl.max(slot, 0)
+    b = _b(b_ptr, line, tl.where(highest >= 0, valid_line, False), tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
     if EARLY:
         gdc_wait()
-    highest = tl.max(slot, 0)
     inner = _inner(inner_ptr, place, slot, first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
     y = _add(y, inner, b, EXCHANGED, PRECISION)
     for each in tl.range(0, slots, num_stages=1):
@@ -112,15 +103,18 @@ def add_low_rank(
 
 @triton.jit
 def add_low_rank_to_both(
-    y, z, b, z_b, inner_ptr, b_ptr, slot, place, line, z_line, valid_line, first, z_first, rows, columns, lines, slots,
+    y, z, inner_ptr, b_ptr, slot, place, line, z_line, valid_line, first, z_first, rows, columns, lines, slots,
     RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return tiles of the sums of gate and up, each plus the part of the adapters: `add_low_rank`, but with all loads
     before the products, so that they wait once.
     """
+    highest = tl.max(slot, 0)
+    valid = tl.where(highest >= 0, valid_line, False)
+    b = _b(b_ptr, line, valid, tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
+    z_b = _b(b_ptr, z_line, valid, tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
     if EARLY:
         gdc_wait()
-    highest = tl.max(slot, 0)
     inner = _inner(inner_ptr, place, slot, first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
     z_inner = _inner(inner_ptr, place, slot, z_first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
     y = _add(y, inner, b, False, PRECISION)

@@ -26,15 +26,17 @@ from gesso.backends.cuda.kernels.low_rank import Factors, Inner, can_launch_earl
 
 # Columns: at most so many. A tile of more rows is divided among several programs, most of which have nothing to do.
 TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
-WHOLE, PARTS = 1024, 4  # rows of more than WHOLE inputs are split into PARTS
+# Rows of more than WHOLE inputs are split into parts. The products of experts take long enough to hide a slower launch;
+# what they notice is the number of sums to add.
+WHOLE, PARTS, EXPERT_PARTS = 1024, 4, 2
 
 
 # Triton compiles a kernel for the value 1 alone. A second adapter must not need another, while requests wait for it.
 NOT_SPECIALIZED = ["slots"]
 
 
-def parts_of(width: int) -> int:
-    return 1 if width <= WHOLE else PARTS
+def parts_of(width: int, experts: int) -> int:
+    return 1 if width <= WHOLE else PARTS if experts == 1 else EXPERT_PARTS
 
 
 def shrink(x_TI: Tensor, scale_T: Tensor | None, factors: Factors) -> Inner:
@@ -47,7 +49,7 @@ def quantize_and_shrink(x_TI: Tensor, factors: Factors) -> tuple[Tensor, Tensor,
     """Return rows in FP8, one scale per row, and the inner values of the rows before rounding."""
     low_TI, scale_T = torch.empty_like(x_TI, dtype=FP8), torch.empty(len(x_TI), device=x_TI.device)
     (tokens, width), (slots, _, lines, _) = x_TI.shape, factors.a_SECI.shape
-    tiling, parts = TILINGS[factors.a_SECI.dtype], parts_of(width)
+    tiling, parts = TILINGS[factors.a_SECI.dtype], parts_of(width, 1)
     columns, tiles = min(tiling.columns, factors.rank), triton.cdiv(tokens, tiling.rows)
     sums_PRC = torch.empty(parts, tokens, lines, device=x_TI.device)
     _quantize_and_shrink[(tokens + tiles * parts * (lines // columns),)](
@@ -80,7 +82,7 @@ def _launch(
     a_SECI = factors.a_SECI
     slots, experts, lines, width = a_SECI.shape
     tiling = TILINGS[a_SECI.dtype]
-    depth, columns, parts = block or tiling.depth, min(tiling.columns, factors.rank), parts_of(width)
+    depth, columns, parts = block or tiling.depth, min(tiling.columns, factors.rank), parts_of(width, experts)
     rows = min(tile_rows, tiling.rows)
     sums_PRC, early = torch.empty(parts, count, lines, device=x.device), can_launch_early(x.device)
     order = (None,) * 4 if groups is None else (groups.order_R, groups.end_E, groups.expert_N, groups.first_N)
