@@ -70,10 +70,13 @@ def test_group_sorts_pairs_by_expert_into_tiles_of_one_expert():
 
 
 def test_group_for_both_equals_two_groups_of_the_same_order():
-    index_TK = draw(200, 8, 7, 3, 8)[1]
-    for both, rows in zip(kernel.group_for_both(index_TK, 7, 32, 64), (32, 64), strict=True):
-        alone = vars(kernel.group(index_TK, 7, rows))
-        assert all(torch.equal(tensor, alone[name]) for name, tensor in vars(both).items())
+    index_TK, slot_T = draw(200, 8, 7, 3, 8)[1], torch.arange(200, dtype=torch.int32) % 5 - 1
+    for both, rows in zip(kernel.group_for_both(index_TK, 7, 32, 64, slot_T), (32, 64), strict=True):
+        alone = kernel.group(index_TK, 7, rows)
+        for name in ("order_R", "end_E", "expert_N", "first_N"):
+            assert torch.equal(getattr(both, name), getattr(alone, name))
+        assert alone.slot_R is None
+        assert torch.equal(both.slot_R, slot_T[both.order_R // 3]), "slots must be sorted with their pairs"
 
 
 def test_expert_outputs_are_batch_invariant():

@@ -20,12 +20,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.four_bit import interleaved_to
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, fp8_scale, gelu, precision
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments
+from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments, can_launch_early
 
 # Each entry: the largest number of tokens, and the tiling up to there. With one canvas an expert has some 16 rows, and
 # most bytes by far are weights. What matters then is how many bytes are in flight: columns * depth * stages * bytes,
@@ -78,6 +79,7 @@ class Groups:
     end_E: Tensor  # the place after each expert's last pair
     expert_N: Tensor  # the expert of each tile; -1: nothing to do
     first_N: Tensor  # the place of its first pair
+    slot_R: Tensor | None = None  # the slot of the adapter at each place, if there are adapters
 
 
 def up_product(
@@ -109,6 +111,8 @@ def down_product(
     y_RH = torch.empty(pairs, hidden, device=h.rows_RI.device, dtype=dtype)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     adapters, constants = arguments(inner)
+    if "launch_pdl" in constants and h.scale_RB is not None:
+        constants["maxnreg"] = 168  # for three programs on an SM, as without adapters
     _down[grid](
         TensorDescriptor.from_tensor(h.rows_RI, [tiling.rows, tiling.depth]), h.scale_RB,
         _lines(matrices, tiling), matrices.scale_EO, y_RH,
@@ -125,10 +129,12 @@ def group(index_TK: Tensor, experts: int, rows: int) -> Groups:
     return group_for_both(index_TK, experts, rows, rows)[0]
 
 
-def group_for_both(index_TK: Tensor, experts: int, first_rows: int, second_rows: int) -> tuple[Groups, Groups]:
+def group_for_both(
+    index_TK: Tensor, experts: int, first_rows: int, second_rows: int, slot_T: Tensor | None = None
+) -> tuple[Groups, Groups]:
     """Sort pairs by expert, and divide them into tiles of as many rows as each of the two products takes.
 
-    The order is the same for both.
+    The order is the same for both. Slots of tokens are sorted with their pairs.
     """
     pairs, device = index_TK.numel(), index_TK.device
     order_R, end_E = (torch.empty(n, dtype=torch.int32, device=device) for n in (pairs, experts))
@@ -142,12 +148,14 @@ def group_for_both(index_TK: Tensor, experts: int, first_rows: int, second_rows:
 
     first = tiles(first_rows)
     second = first if second_rows == first_rows else tiles(second_rows)
+    slot_R = None if slot_T is None else torch.empty(pairs, dtype=torch.int32, device=device)
     chunk = min(max(triton.next_power_of_2(pairs), 1024), 4096)
     _group[(experts,)](
-        index_TK.contiguous(), order_R, end_E, *first, *((None, None) if second is first else second), pairs,
-        ROWS=first_rows, SECOND_ROWS=second_rows, CHUNK=chunk, num_warps=chunk // 256,
+        index_TK.contiguous(), order_R, end_E, *first, *((None, None) if second is first else second),
+        slot_T, slot_R, pairs, index_TK.shape[1],
+        ROWS=first_rows, SECOND_ROWS=second_rows, CHUNK=chunk, EARLY=can_launch_early(device), num_warps=chunk // 256,
     )  # fmt: skip
-    return Groups(order_R, end_E, *first), Groups(order_R, end_E, *second)
+    return Groups(order_R, end_E, *first, slot_R), Groups(order_R, end_E, *second, slot_R)
 
 
 def _lines(matrices: Matrices, tiling: Tiling) -> TensorDescriptor:
@@ -158,14 +166,17 @@ def _lines(matrices: Matrices, tiling: Tiling) -> TensorDescriptor:
 
 @triton.jit
 def _group(
-    index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, second_expert_ptr, second_first_ptr, pairs,
-    ROWS: tl.constexpr, SECOND_ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, second_expert_ptr, second_first_ptr,
+    slot_ptr, sorted_slot_ptr, pairs, choices,
+    ROWS: tl.constexpr, SECOND_ROWS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sort the pairs of one expert, and list its tiles, for both products if their tiles differ.
 
-    Grid: (E,). index is [R]; the outputs are those of `Groups`. Every program reads all choices, a few kilobytes, so
-    that none waits for another. Latency-bound.
+    Grid: (E,). index is [R], slot [T] if given; the outputs are those of `Groups`. Every program reads all choices, a
+    few kilobytes, so that none waits for another. EARLY: let the next launch start. Latency-bound.
     """
+    if EARLY:
+        gdc_launch_dependents()
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     before = tl.zeros((CHUNK,), tl.int32)
@@ -182,7 +193,11 @@ def _group(
     for start in range(0, pairs, CHUNK):
         chosen = tl.load(index_ptr + start + lane, mask=start + lane < pairs, other=2147483647).to(tl.int32)
         is_own = (chosen == expert).to(tl.int32)
-        tl.store(order_ptr + place + tl.cumsum(is_own, 0) - is_own, start + lane, mask=is_own == 1)
+        to = place + tl.cumsum(is_own, 0) - is_own
+        tl.store(order_ptr + to, start + lane, mask=is_own == 1)
+        if slot_ptr is not None:
+            slot = tl.load(slot_ptr + (start + lane) // choices, mask=is_own == 1, other=-1)
+            tl.store(sorted_slot_ptr + to, slot, mask=is_own == 1)
         place += tl.sum(is_own, 0)
 
     _list_tiles(expert_ptr, first_ptr, expert, first, end, ROWS)
@@ -210,7 +225,7 @@ def _up(
     x_ptr, x_scale_ptr, weights, scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     choices, hidden, width, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr,
-    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute gelu(x gate) * (x up) for one tile of rows and one block of columns.
@@ -221,6 +236,8 @@ def _up(
     EVEN: DEPTH divides H, so that loads of x need no column mask. If inner values are given, adapters are added
     (`low_rank.arguments`). With one canvas, memory-bound: it reads the weights.
     """
+    if WAITS != "not":
+        gdc_launch_dependents()
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
         return
@@ -228,7 +245,7 @@ def _up(
     valid_row = place < tl.load(end_ptr + expert)
     token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
+        slot = tl.load(slot_ptr + place, mask=valid_row, other=-1)
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + token[:, None].to(tl.int64) * hidden + depth[None, :]
     gate_line = expert * 2 * width + tl.program_id(0) * COLUMNS
@@ -253,7 +270,7 @@ def _up(
         line = expert * 2 * width + column
         gate, up = add_low_rank_to_both(
             gate, up, inner_ptr, b_ptr, slot, place, line, line + width, valid_column, 0, 0,
-            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, PRECISION,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, WAITS, PRECISION,
         )  # fmt: skip
     h = gelu(gate) * up
     if h_scale_ptr is not None:
@@ -270,7 +287,7 @@ def _down(
     rows, h_scale_ptr, weights, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     choices, width, hidden, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute h @ down for one tile of rows and one block of columns, and store each row at the index of its pair.
 
@@ -283,9 +300,6 @@ def _down(
     first = tl.load(first_ptr + tl.program_id(1))
     place = first + tl.arange(0, ROWS)
     valid_row = place < tl.load(end_ptr + expert)
-    if inner_ptr is not None:
-        token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
-        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
     line = expert * hidden + tl.program_id(0) * COLUMNS
     if LOW:
         h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
@@ -304,9 +318,10 @@ def _down(
     if LOW:
         y *= tl.load(scale_ptr + expert * hidden + column, mask=valid_column, other=0.0)[None, :]
     if inner_ptr is not None:
+        slot = tl.load(slot_ptr + place, mask=valid_row, other=-1)
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, expert * hidden + column, valid_column, 0,
-            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, False, PRECISION,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, WAITS, False, PRECISION,
         )  # fmt: skip
     y_at = y_ptr + pair[:, None].to(tl.int64) * hidden + column[None, :]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=valid_row[:, None] & valid_column[None, :])

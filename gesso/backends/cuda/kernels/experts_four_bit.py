@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.experts import BLOCK, Groups
@@ -120,7 +121,7 @@ def _up(
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
-    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute gelu(x gate) * (x up) for one tile of rows and one block of columns.
@@ -131,6 +132,8 @@ def _up(
     GLOBALS] is given for NVFP4. If inner values are given, adapters are added (`low_rank.arguments`). Bound by the
     conversion to bfloat16 rather than by memory or the tensor cores alone.
     """
+    if WAITS != "not":
+        gdc_launch_dependents()
     expert = tl.load(expert_ptr + tl.program_id(1))
     if expert < 0:
         return
@@ -141,14 +144,14 @@ def _up(
             x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
             inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
             HIDDEN, WIDTH, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE,
-            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
+            RANK, INNER_PARTS, CHUNK, WAITS, PTX, PRECISION,
         )  # fmt: skip
     else:
         _up_rows(
             x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, expert, first, end, choices,
             inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
             HIDDEN, WIDTH, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, GLOBALS, FORMAT, INTERLEAVE,
-            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
+            RANK, INNER_PARTS, CHUNK, WAITS, PTX, PRECISION,
         )  # fmt: skip
 
 
@@ -158,7 +161,7 @@ def _up_rows(
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, GLOBALS: tl.constexpr, FORMAT: tl.constexpr,
-    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    INTERLEAVE: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_up`."""
@@ -166,7 +169,7 @@ def _up_rows(
     valid_row = place < end
     token = tl.load(order_ptr + place, mask=valid_row, other=0) // choices
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + token, mask=valid_row, other=-1)
+        slot = tl.load(slot_ptr + place, mask=valid_row, other=-1)
     # Columns beyond the last are zeros with the last column's scale, and are not stored.
     column_in_tile, is_up = gate_up_rows(COLUMNS)
     column = tl.minimum(tl.program_id(0) * COLUMNS + column_in_tile, WIDTH - 1)
@@ -191,7 +194,7 @@ def _up_rows(
         inside = tl.program_id(0) * COLUMNS + column_in_tile < WIDTH
         both = add_low_rank(
             both, inner_ptr, b_ptr, slot, place, row, inside, 0,
-            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, True, PRECISION,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, WAITS, True, PRECISION,
         )  # fmt: skip
     h = gated_sum(both, COLUMNS, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -210,7 +213,7 @@ def _down(
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute h @ down for one tile of rows and one block of columns, and store each row at the index of its pair.
@@ -228,14 +231,14 @@ def _down(
             h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
             inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
             WIDTH, HIDDEN, ROWS // 2, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT,
-            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
+            RANK, INNER_PARTS, CHUNK, WAITS, PTX, PRECISION,
         )  # fmt: skip
     else:
         _down_rows(
             h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, expert, first, end, choices,
             inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
             WIDTH, HIDDEN, ROWS, COLUMNS, DEPTH, GROUP, IN_WORD, FORMAT,
-            RANK, INNER_PARTS, CHUNK, EARLY, PTX, PRECISION,
+            RANK, INNER_PARTS, CHUNK, WAITS, PTX, PRECISION,
         )  # fmt: skip
 
 
@@ -245,7 +248,7 @@ def _down_rows(
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     GROUP: tl.constexpr, IN_WORD: tl.constexpr, FORMAT: tl.constexpr,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr,
     PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute up to ROWS rows of `_down`."""
@@ -253,7 +256,7 @@ def _down_rows(
     valid_row = place < end
     pair = tl.load(order_ptr + place, mask=valid_row, other=0)
     if inner_ptr is not None:
-        slot = tl.load(slot_ptr + pair // choices, mask=valid_row, other=-1)
+        slot = tl.load(slot_ptr + place, mask=valid_row, other=-1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = expert.to(tl.int64) * HIDDEN + tl.minimum(column, HIDDEN - 1)
     HALF: tl.constexpr = WIDTH // 2
@@ -271,7 +274,7 @@ def _down_rows(
     if inner_ptr is not None:
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, row, column < HIDDEN, 0,
-            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, True, PRECISION,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, WAITS, True, PRECISION,
         )  # fmt: skip
     y_at = y_ptr + pair[None, :].to(tl.int64) * HIDDEN + column[:, None]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=valid_row[None, :] & (column < HIDDEN)[:, None])

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments
@@ -221,7 +222,7 @@ def _product(
     third, third_scale_ptr, third_y_ptr, tokens, width, first_columns, second_columns, third_columns,
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PARTS: tl.constexpr,
-    UNREDUCED: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    UNREDUCED: tl.constexpr, RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of x by one of up to three matrices, whose column tiles are numbered one after another.
@@ -236,6 +237,8 @@ def _product(
 
     With one canvas, bound about equally by reading the weights and by the tensor cores.
     """
+    if WAITS == "at the start":
+        gdc_wait()
     tile = tl.program_id(1)
     matrix, before = tile * 0, tile * 0  # number of the matrix, and columns of those before it
     weights, scale_ptr, y_ptr, columns = first, first_scale_ptr, first_y_ptr, first_columns
@@ -265,7 +268,7 @@ def _product(
     if inner_ptr is not None:
         y = add_low_rank(
             y, inner_ptr, b_ptr, slot, place, before + column, column < columns, matrix * RANK,
-            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, False, PRECISION,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, WAITS, False, PRECISION,
         )  # fmt: skip
     if UNREDUCED:
         y_ptr += part.to(tl.int64) * tokens * columns
@@ -311,13 +314,15 @@ def _gated(
     x, x_scale_ptr, gate, gate_scale_ptr, up, up_scale_ptr, y_ptr, tokens, width, columns,
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of gelu(x gate) * (x up).
 
     Grid: (T / ROWS, O / COLUMNS). x, gate and up are tensor descriptors of [T, I] and [O, I]; y is [T, O]. LOW:
     operands are FP8, with scales per row and per output channel. Adapters and bounds as for `_product`.
     """
+    if WAITS == "at the start":
+        gdc_wait()
     tile = tl.program_id(1) * COLUMNS
     if inner_ptr is not None:
         place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -337,6 +342,6 @@ def _gated(
     if inner_ptr is not None:
         y, z = add_low_rank_to_both(
             y, z, inner_ptr, b_ptr, slot, place, column, columns + column, column < columns, 0, RANK,
-            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, EARLY, PRECISION,
+            inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, WAITS, PRECISION,
         )  # fmt: skip
     _store(gelu(y) * z, y_ptr, column, tokens, columns, ROWS)

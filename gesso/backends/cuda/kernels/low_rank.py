@@ -16,7 +16,7 @@ matrices, R rows, P parts of the inputs.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -42,6 +42,10 @@ class Factors:
         return self.b_SEOL.shape[-1]
 
 
+# A kernel that starts when the one before it starts has to wait for it: at the start, or before it adds inner values.
+Waits = Literal["not", "at the start", "at the end"]
+
+
 @dataclass(frozen=True)
 class Inner:
     """The inner values of rows, as unreduced sums over P parts of the inputs. Rows of the base model have none, and
@@ -49,8 +53,9 @@ class Inner:
     """
 
     sums_PRC: Tensor  # float32
+    slot_R: Tensor
     factors: Factors
-    early: bool  # whether the product may start before they are there
+    waits: Waits = "not"  # of the kernel that adds them, for the launch that computes them
 
 
 def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, Any]]:
@@ -58,12 +63,17 @@ def arguments(inner: Inner | None) -> tuple[list[Any], dict[str, Any]]:
     inner values the kernel is compiled without adapters.
     """
     if inner is None:
-        return [None, None, None, 0, 0, 0, 0], {"RANK": 0, "INNER_PARTS": 0, "CHUNK": 0, "EARLY": False}
+        return [None, None, None, 0, 0, 0, 0], {"RANK": 0, "INNER_PARTS": 0, "CHUNK": 0, "WAITS": "not"}
     factors, (parts, rows, columns) = inner.factors, inner.sums_PRC.shape
     slots, experts, outputs, rank = factors.b_SEOL.shape
-    given = [inner.sums_PRC, factors.b_SEOL, factors.slot_T, rows, columns, experts * outputs, slots]
-    constants = {"RANK": rank, "INNER_PARTS": parts, "CHUNK": CHUNK, "EARLY": inner.early}
-    return given, constants | ({"launch_pdl": True} if inner.early else {})
+    given = [inner.sums_PRC, factors.b_SEOL, inner.slot_R, rows, columns, experts * outputs, slots]
+    constants = {"RANK": rank, "INNER_PARTS": parts, "CHUNK": CHUNK, "WAITS": inner.waits}
+    return given, constants | launch_early(inner.waits != "not")
+
+
+def launch_early(early: bool) -> dict[str, bool]:
+    """Return the option of a launch that starts a kernel when all programs of the one before have allowed it."""
+    return {"launch_pdl": True} if early else {}
 
 
 @lru_cache
@@ -75,21 +85,20 @@ def can_launch_early(device: torch.device) -> bool:
 @triton.jit
 def add_low_rank(
     y, inner_ptr, b_ptr, slot, place, line, valid_line, first, rows, columns, lines, slots,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, EXCHANGED: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr, EXCHANGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return a tile of sums plus the part of the adapters.
 
     y is [ROWS, COLUMNS], or [COLUMNS, ROWS] if EXCHANGED. slot [ROWS] is the slot of each row, or -1,
     and place [ROWS] its row in inner [INNER_PARTS, rows, columns], where the values of this matrix begin at column
-    `first`. line [COLUMNS] is the line of each output in b [slots, lines, RANK]; invalid ones are not read. EARLY: the
-    kernel may have started before the inner values were there. Bound by the latency of the loads, and with experts by
-    reading b.
+    `first`. line [COLUMNS] is the line of each output in b [slots, lines, RANK]; invalid ones are not read. WAITS:
+    `Inner.waits`. Bound by the latency of the loads, and with experts by reading b.
     """
     highest = tl.max(slot, 0)
-    b = _b(b_ptr, line, tl.where(highest >= 0, valid_line, False), tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
-    if EARLY:
+    if WAITS == "at the end":
         gdc_wait()
+    b = _b(b_ptr, line, tl.where(highest >= 0, valid_line, False), tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
     inner = _inner(inner_ptr, place, slot, first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
     y = _add(y, inner, b, EXCHANGED, PRECISION)
     for each in tl.range(0, slots, num_stages=1):
@@ -104,17 +113,17 @@ def add_low_rank(
 @triton.jit
 def add_low_rank_to_both(
     y, z, inner_ptr, b_ptr, slot, place, line, z_line, valid_line, first, z_first, rows, columns, lines, slots,
-    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return tiles of the sums of gate and up, each plus the part of the adapters: `add_low_rank`, but with all loads
     before the products, so that they wait once.
     """
     highest = tl.max(slot, 0)
+    if WAITS == "at the end":
+        gdc_wait()
     valid = tl.where(highest >= 0, valid_line, False)
     b = _b(b_ptr, line, valid, tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
     z_b = _b(b_ptr, z_line, valid, tl.maximum(highest, 0), 0, lines, RANK, CHUNK)
-    if EARLY:
-        gdc_wait()
     inner = _inner(inner_ptr, place, slot, first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
     z_inner = _inner(inner_ptr, place, slot, z_first, highest, 0, rows, columns, INNER_PARTS, CHUNK, b.dtype)
     y = _add(y, inner, b, False, PRECISION)

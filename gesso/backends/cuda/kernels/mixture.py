@@ -32,7 +32,9 @@ def outputs(
     """
     tokens, k = index_TK.shape
     rows = _up_rows(gate_up, tokens), _down_rows(down, tokens)
-    first, second = group_for_both(index_TK, gate_up.count, *rows)
+    factors = up_factors or down_factors
+    slot_T = None if factors is None else factors.slot_T
+    first, second = group_for_both(index_TK, gate_up.count, *rows, slot_T)
     h = new_hidden(down, tokens * k, dtype)
     inner = None if up_factors is None else shrink_tokens(x_TH, scale_T, first, rows[0], k, up_factors)
     if isinstance(gate_up, FourBitMatrices):

@@ -16,19 +16,19 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.experts import Groups
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, Tiling, precision, quantize_row
-from gesso.backends.cuda.kernels.low_rank import Factors, Inner, can_launch_early
+from gesso.backends.cuda.kernels.low_rank import Factors, Inner, can_launch_early, launch_early
 
 # Columns: at most so many. A tile of more rows is divided among several programs, most of which have nothing to do.
 TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
 # Rows of more than WHOLE inputs are split into parts. The products of experts take long enough to hide a slower launch;
 # what they notice is the number of sums to add.
-WHOLE, PARTS, EXPERT_PARTS = 1024, 4, 2
+WHOLE, PARTS, EXPERT_PARTS = 1024, 4, 1
 
 
 # Triton compiles a kernel for the value 1 alone. A second adapter must not need another, while requests wait for it.
@@ -51,14 +51,15 @@ def quantize_and_shrink(x_TI: Tensor, factors: Factors) -> tuple[Tensor, Tensor,
     (tokens, width), (slots, _, lines, _) = x_TI.shape, factors.a_SECI.shape
     tiling, parts = TILINGS[factors.a_SECI.dtype], parts_of(width, 1)
     columns, tiles = min(tiling.columns, factors.rank), triton.cdiv(tokens, tiling.rows)
-    sums_PRC = torch.empty(parts, tokens, lines, device=x_TI.device)
+    sums_PRC, early = torch.empty(parts, tokens, lines, device=x_TI.device), can_launch_early(x_TI.device)
     _quantize_and_shrink[(tokens + tiles * parts * (lines // columns),)](
         x_TI, low_TI, scale_T, TensorDescriptor.from_tensor(factors.a_SECI.view(-1, width), [columns, tiling.depth]),
         sums_PRC, factors.slot_T, tokens, width, slots, lines, tiles,
         WIDTH=triton.next_power_of_2(width), ROWS=tiling.rows, COLUMNS=columns, DEPTH=tiling.depth, PARTS=parts,
-        EVEN=width % tiling.depth == 0, PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
+        EVEN=width % tiling.depth == 0, EARLY=early, PRECISION=precision(x_TI),
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return low_TI, scale_T, Inner(sums_PRC, factors, early=False)
+    return low_TI, scale_T, Inner(sums_PRC, factors.slot_T, factors, "at the start" if early else "not")
 
 
 def shrink_tokens(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, rows: int, k: int, factors: Factors) -> Inner:
@@ -85,15 +86,19 @@ def _launch(
     depth, columns, parts = block or tiling.depth, min(tiling.columns, factors.rank), parts_of(width, experts)
     rows = min(tile_rows, tiling.rows)
     sums_PRC, early = torch.empty(parts, count, lines, device=x.device), can_launch_early(x.device)
+    slot_R = factors.slot_T if groups is None else groups.slot_R
+    assert slot_R is not None, "experts with adapters need sorted slots"
+    after_start = early and groups is not None  # the launches before those of experts allow it
     order = (None,) * 4 if groups is None else (groups.order_R, groups.end_E, groups.expert_N, groups.first_N)
     _shrink[tiles * (tile_rows // rows), lines // columns, parts](
-        x, scale, TensorDescriptor.from_tensor(a_SECI.view(-1, width), [columns, depth]), sums_PRC, factors.slot_T,
+        x, scale, TensorDescriptor.from_tensor(a_SECI.view(-1, width), [columns, depth]), sums_PRC, slot_R,
         *order, count, k, width, slots, experts, lines,
         TILE=tile_rows, ROWS=rows, COLUMNS=columns, DEPTH=depth, PARTS=parts, SORTED=is_sorted, BLOCK=block,
         ROW_SCALES=scale is not None and block == 0, EVEN=width % depth == 0, EARLY=early,
-        PRECISION=precision(a_SECI), num_warps=tiling.warps, num_stages=tiling.stages,
+        WAITS=after_start, PRECISION=precision(a_SECI), num_warps=tiling.warps, num_stages=tiling.stages,
+        **launch_early(after_start),
     )  # fmt: skip
-    return Inner(sums_PRC, factors, early)
+    return Inner(sums_PRC, slot_R, factors, "at the end" if early else "not")
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -102,18 +107,21 @@ def _shrink(
     rows, choices, width, slots, experts, lines,
     TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
     SORTED: tl.constexpr, BLOCK: tl.constexpr, ROW_SCALES: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WAITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute some inner values of ROWS rows over one part of the inputs, for every slot that one of them has.
 
     Grid: (R / ROWS, or with experts tiles of `Groups` times TILE / ROWS; C / COLUMNS; PARTS). x is [T, I], or [R, I] in
-    sorted order if SORTED; a is a descriptor of [S E C, I]; inner is [P, R, C]; slot is [T]. The tensors of `Groups`
+    sorted order if SORTED; a is a descriptor of [S E C, I]; inner is [P, R, C]; slot is [R]. The tensors of `Groups`
     are given for experts. x_scale is given for FP8: [T] with ROW_SCALES, or [R, I / BLOCK] if BLOCK is not 0; then
-    DEPTH is BLOCK. EVEN: DEPTH divides I, so that loads of x need no column mask. EARLY: let the product start.
+    DEPTH is BLOCK. EVEN: DEPTH divides I, so that loads of x need no column mask. EARLY: let the product
+    start. WAITS: this kernel has started early itself, with the launch before it.
 
     Latency-bound; with experts, bound about equally by reading a.
     """
-    if EARLY:
+    if WAITS:
+        gdc_wait()
+    if EARLY:  # not before: the product reads what the launch before this one wrote
         gdc_launch_dependents()
     tile, part = tl.program_id(0) // (TILE // ROWS), tl.program_id(2)
     offset = tl.program_id(0) % (TILE // ROWS) * ROWS + tl.arange(0, ROWS)
@@ -130,7 +138,7 @@ def _shrink(
         # Masked by `rows`, so that this load does not wait for that of `end`.
         token = tl.load(order_ptr + place, mask=place < rows, other=0) // choices
     row = place if SORTED else token
-    slot = tl.where(valid, tl.load(slot_ptr + token, mask=place < rows, other=-1), -1)
+    slot = tl.where(valid, tl.load(slot_ptr + place, mask=place < rows, other=-1), -1)
     _store_inner(
         x_ptr, x_scale_ptr, a, inner_ptr, slot, place, row, expert, tl.program_id(1), part,
         rows, width, slots, experts, lines, ROWS, COLUMNS, DEPTH, PARTS, BLOCK, ROW_SCALES, EVEN, PRECISION,
@@ -141,13 +149,15 @@ def _shrink(
 def _quantize_and_shrink(
     x_ptr, low_ptr, scale_ptr, a, inner_ptr, slot_ptr, tokens, width, slots, lines, tiles,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, EARLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Quantize one row to FP8, as `linear.quantize_rows`, or compute inner values, as `_shrink` for dense matrices.
 
     Grid: (T + T / ROWS * PARTS * C / COLUMNS,): first the rows, then tiles of ROWS rows, then parts. low is [T, I] and
     scale [T]; WIDTH is a power of two not less than I. Other arguments as for `_shrink`. Latency-bound.
     """
+    if EARLY:
+        gdc_launch_dependents()
     number = tl.program_id(0) - tokens
     if number < 0:
         quantize_row(x_ptr, low_ptr, scale_ptr, tl.program_id(0).to(tl.int64), width, WIDTH)
