@@ -25,7 +25,8 @@ from gesso.backends.cuda.kernels.linear import FP8, Tiling, precision, quantize_
 from gesso.backends.cuda.kernels.low_rank import Factors, Inner, can_launch_early, launch_early
 
 # Columns: at most so many. A tile of more rows is divided among several programs, most of which have nothing to do.
-TILINGS = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
+DENSE = {torch.bfloat16: Tiling(32, 64, 128, 4, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
+EXPERTS = {torch.bfloat16: Tiling(32, 64, 128, 2, 4), torch.float32: Tiling(16, 64, 32, 4, 2)}
 # Rows of more than WHOLE inputs are split into parts. The products of experts take long enough to hide a slower launch;
 # what they notice is the number of sums to add.
 WHOLE, PARTS, EXPERT_PARTS = 1024, 4, 1
@@ -41,7 +42,7 @@ def parts_of(width: int, experts: int) -> int:
 
 def shrink(x_TI: Tensor, scale_T: Tensor | None, factors: Factors) -> Inner:
     """Return the inner values of tokens for the dense matrices of one launch. FP8 tokens have scales."""
-    rows = TILINGS[factors.a_SECI.dtype].rows
+    rows = DENSE[factors.a_SECI.dtype].rows
     return _launch(x_TI, scale_T, factors, len(x_TI), triton.cdiv(len(x_TI), rows), rows)
 
 
@@ -49,7 +50,7 @@ def quantize_and_shrink(x_TI: Tensor, factors: Factors) -> tuple[Tensor, Tensor,
     """Return rows in FP8, one scale per row, and the inner values of the rows before rounding."""
     low_TI, scale_T = torch.empty_like(x_TI, dtype=FP8), torch.empty(len(x_TI), device=x_TI.device)
     (tokens, width), (slots, _, lines, _) = x_TI.shape, factors.a_SECI.shape
-    tiling, parts = TILINGS[factors.a_SECI.dtype], parts_of(width, 1)
+    tiling, parts = DENSE[factors.a_SECI.dtype], parts_of(width, 1)
     columns, tiles = min(tiling.columns, factors.rank), triton.cdiv(tokens, tiling.rows)
     sums_PRC, early = torch.empty(parts, tokens, lines, device=x_TI.device), can_launch_early(x_TI.device)
     _quantize_and_shrink[(tokens + tiles * parts * (lines // columns),)](
@@ -82,7 +83,7 @@ def _launch(
 ) -> Inner:  # fmt: skip
     a_SECI = factors.a_SECI
     slots, experts, lines, width = a_SECI.shape
-    tiling = TILINGS[a_SECI.dtype]
+    tiling = (DENSE if groups is None else EXPERTS)[a_SECI.dtype]
     depth, columns, parts = block or tiling.depth, min(tiling.columns, factors.rank), parts_of(width, experts)
     rows = min(tile_rows, tiling.rows)
     sums_PRC, early = torch.empty(parts, count, lines, device=x.device), can_launch_early(x.device)
