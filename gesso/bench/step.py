@@ -6,13 +6,15 @@ kernels count in full; `between_ms` is the time in which nothing ran.
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gesso import loading
+from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
 from gesso.bench.model import STEPS, USUAL, requests, sizes_in
 from gesso.errors import InputError
@@ -33,8 +35,9 @@ class Span:
 
 def measure(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
-    batches: str | None, prompt: int | None,
+    batches: str | None, prompt: int | None, adapters: int = 0, rank: int = 16,
 ) -> dict[str, Any]:  # fmt: skip
+    """Measure steps. adapters: how many random adapters the requests take in turn, of this rank."""
     sizes = sizes_in(batches) or (1,)
     if len(sizes) != 1:
         raise InputError(f"bench step takes one batch size, got {batches!r}")
@@ -51,8 +54,10 @@ def measure(
         memory=memory,
     )
     new = (WARM + 1) * g.config.canvas_length
-    for request in requests(g, batch, prompt or USUAL[where.type][1], new, steps=STEPS, stopping="fixed"):
-        g.engine.submit(request)
+    names = attach_random(g, adapters, rank) if adapters else [None]
+    made = requests(g, batch, prompt or USUAL[where.type][1], new, steps=STEPS, stopping="fixed")
+    for request, adapter in zip(made, cycle(names), strict=False):
+        g.engine.submit(replace(request, adapter=adapter))
     for _ in range(WARM * STEPS + BEFORE):
         g.engine.step()
     wait(where)

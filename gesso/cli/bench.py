@@ -22,7 +22,9 @@ def bench(
         ),
     ] = "model",
     shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
-    rank: Annotated[int | None, typer.Option(min=1, help="model, train: rank of the adapters, 16 by default.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="model, step, train: rank of the adapters, 16 by default.")
+    ] = None,
     targets: Annotated[str | None, typer.Option(metavar="GROUP,GROUP", help="train: weights with an adapter.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="train (rounded up to even), constraints: timed steps.")] = 5,
     batches: Annotated[
@@ -32,7 +34,9 @@ def bench(
     new: Annotated[
         int | None, typer.Option(min=1, help="model, serve, train: tokens to generate per request, or to train.")
     ] = None,
-    adapters: Annotated[int, typer.Option(min=0, help="model: also measure with this many random adapters.")] = 0,
+    adapters: Annotated[
+        int, typer.Option(min=0, help="model: also measure with this many random adapters; step: measure with them.")
+    ] = 0,
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
@@ -60,7 +64,10 @@ def bench(
     elif what == "step":
         from gesso.bench import step
 
-        print_json(step.measure(loading.model, batches=batches, prompt=prompt, **loading.keywords()))
+        found = step.measure(
+            loading.model, batches=batches, prompt=prompt, adapters=adapters, rank=rank or 16, **loading.keywords()
+        )
+        print_json(found)
     elif what == "kernels":
         from gesso.bench import kernels
 
