@@ -53,9 +53,9 @@ class Packed(nn.Module):
         return [self._with(self.shape[1:], one) for one in columns]
 
     def split(self, rows: int) -> "list[Packed]":
-        """Return blocks of rows; for formats whose tensors all have the rows as first dimension, such as FP8."""
-        parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
-        return [self._with((len(part[0]), *self.shape[1:]), part) for part in parts]
+        """Return blocks of rows; for formats with a scale for each row, or for each group of a row."""
+        parts = zip(*(tensor.split(rows) for tensor in self._by_row.values()), strict=True)
+        return [self._of_rows(len(part[0]), dict(zip(self._by_row, part, strict=True))) for part in parts]
 
     def halves(self) -> "tuple[Packed, Packed]":
         """Return the first and the second half of the rows of all experts. NVFP4 may have a global scale for each."""
@@ -70,8 +70,16 @@ class Packed(nn.Module):
 
     def rows(self, index: Tensor) -> Tensor:
         """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
-        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
+        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self._by_row.items()}
         return self.unpack(picked).to(self.dtype)
+
+    @property
+    def _by_row(self) -> dict[str, Tensor]:
+        """The tensors with the rows as first dimension: all but int4's `weight_shape`, which `unpack` does not need."""
+        return {key: tensor for key, tensor in self.tensors.items() if key != "weight_shape"}
+
+    def _of_rows(self, rows: int, tensors: Mapping[str, Tensor]) -> "Packed":
+        return Packed(self.format, (rows, *self.shape[1:]), tensors, self.unpack, self.dtype)
 
     def _with(self, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> "Packed":
         return Packed(self.format, shape, dict(zip(self.tensors, tensors, strict=True)), self.unpack, self.dtype)
