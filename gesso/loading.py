@@ -55,8 +55,9 @@ def load(
     if placed.layers:
         logger.warning("%s", streaming_cost(placed, len(source.config.layers)))
     packs = None if placed.quantize == "none" else placed.quantize
-    unpack = where.type == "cpu" and unpacks(source, number.itemsize, found.budget(memory))
-    model = load_weights(source, where, number, packs, placed.layers, unpack=unpack)
+    on_cpu = where.type == "cpu"
+    unpack = on_cpu and unpacks(source, number.itemsize, found.budget(memory))
+    model = load_weights(source, where, number, packs, placed.layers, unpack=unpack, on_cpu=on_cpu)
     defaults = GenerationDefaults.from_directory(source.directory, source.config)
     tokenizer = Tokenizer.from_directory(source.directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}

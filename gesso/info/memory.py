@@ -45,6 +45,16 @@ def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int =
     return math.ceil(tensor.numel() * 4.5 / 8)
 
 
+def cpu_weight_bytes(name: str, tensor: "Tensor", quantize: str, value_bytes: int) -> int:
+    """Return the bytes of a tensor that a CPU packs while it loads a model."""
+    from gesso.checkpoint.quantize.formats import format_of
+
+    format = format_of(name, tensor.shape, quantize, on_cpu=True)
+    if format is None:
+        return value_bytes * tensor.numel()
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in format.stored(name, tensor.shape).values())
+
+
 BITS = {"fp8": 8.0, "int4": 4.5, "uint4": 5.0, "nvfp4": 4.5}  # per value in the formats of the kernels, with scales
 
 

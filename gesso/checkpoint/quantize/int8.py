@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.quantize.matrices import Layout, Tensors, check, each
+from gesso.checkpoint.quantize.matrices import Layout, Tensors, by_rows, check
 
 GROUP = 32
 LARGEST = 127
@@ -24,7 +24,7 @@ TINY = torch.finfo(torch.bfloat16).tiny
 
 def pack(weight: Tensor) -> Tensors:
     check(weight.shape, GROUP)
-    return each(_pack, weight)
+    return by_rows(_pack, weight)
 
 
 def _pack(weight_OI: Tensor) -> Tensors:
@@ -39,6 +39,15 @@ def _pack(weight_OI: Tensor) -> Tensors:
 def unpack(tensors: Mapping[str, Tensor]) -> Tensor:
     value = tensors["weight"].float().unflatten(-1, (-1, GROUP))
     return (value * tensors["weight_scale"].float()[..., None]).flatten(-2)
+
+
+def draw(shape: Sequence[int], generator: torch.Generator) -> Tensors:
+    """Return random integers with the deviation of random weights, I^-0.5, for models that only measure speed."""
+    check(shape, GROUP)
+    *rows, inputs = shape
+    word = torch.empty(*rows, inputs // 8, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    scale = torch.full((*rows, inputs // GROUP), inputs**-0.5 * 3**0.5 / LARGEST, dtype=torch.bfloat16)
+    return {"weight": word.view(torch.int8).clamp_(min=-LARGEST), "weight_scale": scale}
 
 
 def layout(shape: Sequence[int]) -> Layout:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gesso.checkpoint.quantize import fp8, int4, int8, nvfp4, uint4
+from gesso.checkpoint.quantize import fp8, int4, int8, matrices, nvfp4, uint4
 from gesso.checkpoint.quantize.formats import FORMATS, format_of, stored_name
 from gesso.errors import InputError
 from gesso.model.config import LAYERS, QUANTIZATIONS
@@ -264,11 +264,12 @@ def test_embeddings_are_fp8_without_the_layers_suffix(name):
     assert format_of(*matrix, name + LAYERS) is format_of(*matrix, name) is FORMATS[name]
 
 
-def test_tall_matrix_packs_to_the_same_numbers_in_chunks(monkeypatch):
-    weight = torch.randn(37, 8)
-    whole = FORMATS["fp8"].quantize("a", weight)
-    monkeypatch.setattr(fp8, "ROWS", 10)
-    for key, tensor in FORMATS["fp8"].quantize("a", weight).tensors.items():
+@pytest.mark.parametrize("name", ["fp8", "int4", "int8"])
+def test_tall_matrix_packs_to_the_same_numbers_in_chunks(name, monkeypatch):
+    weight = torch.randn(37, 64)
+    whole = FORMATS[name].quantize("a", weight)
+    monkeypatch.setattr(matrices, "ROWS", 10)
+    for key, tensor in FORMATS[name].quantize("a", weight).tensors.items():
         assert torch.equal(tensor.float(), whole.tensors[key].float())
 
 
