@@ -15,10 +15,12 @@ from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load as load_weights
 from gesso.checkpoint.source import locate
+from gesso.engine.decoding import check_decode, choose_decoding
 from gesso.errors import InputError
 from gesso.info.budget import Placement, choose_placement, streaming_cost
 from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
 from gesso.info.memory import unpacks
+from gesso.settings import DecodeName
 
 logger = logging.getLogger("gesso")
 
@@ -35,9 +37,11 @@ def load(
     max_batch: int,
     max_length: int | None,
     memory: float | str,
+    decode: DecodeName = "auto",
     placement: Placement | None = None,
 ) -> Gesso:
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
+    check_decode(decode)
     where = find_device(device)
     number = find_dtype(dtype, where)
     if where.index is not None and where.type == "cuda":
@@ -65,6 +69,7 @@ def load(
         adapters.load(model, find_directory(path), adapter_name)
     loaded = Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
     loaded.use_adapter(next(iter(named), None))
+    loaded.decoding = choose_decoding(decode, loaded.engine.runner.backend, loaded.config.canvas_length)
     return loaded
 
 

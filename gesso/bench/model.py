@@ -57,6 +57,7 @@ def bench(
             adapter=None,
             max_batch=max(sizes),
             max_length=None,
+            decode="canvas",
             memory=memory,
         ),
         batches=(sizes := sizes_in(batches) or usual[0]),

@@ -48,6 +48,7 @@ def measure(
         adapter=None,
         max_batch=batch,
         max_length=None,
+        decode="canvas",
         memory=memory,
     )
     new = (WARM + 1) * g.config.canvas_length

@@ -54,6 +54,7 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
             settings.model,
             device=settings.device,
             dtype=settings.dtype,
+            decode=settings.decode,
             quantize=settings.quantize,
             adapter=settings.adapters or None,
             max_batch=settings.max_batch or 1,

@@ -274,7 +274,8 @@ def main() -> None:
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
     limits = len(engine.scheduler.rows), engine.max_length, engine.scheduler.prefill
     worker = Worker(model, send)
-    send(Ready(device, dtype, settings.quantize, *limits, choice.why, choice.fixed_bytes, choice.budget_bytes))
+    sizes = choice.fixed_bytes, choice.budget_bytes
+    send(Ready(device, dtype, settings.quantize, *limits, choice.why, *sizes, model.decoding.summary))
     worker.run(inbox)
 
 
