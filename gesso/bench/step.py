@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from gesso import loading
 from gesso.bench.device import wait
-from gesso.bench.model import STEPS, USUAL, requests, sizes_in
+from gesso.bench.model import STEPS, USUAL, sizes_in
+from gesso.bench.requests import requests
 from gesso.errors import InputError
 
 BEFORE, WATCHED = 6, 4  # steps of a canvas before the profile, and in it
