@@ -63,6 +63,7 @@ def load(
     max_length: int | None = None,
     memory: float | str = SHARE,
     decode: DecodeName = "auto",
+    threads: int | None = None,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
@@ -82,6 +83,7 @@ def load(
         memory and are copied in every step. If that is impossible, nothing is loaded and the error says what would fit.
     decode: "canvas", or "tokens" to write token by token. "auto" measures both if a large model runs on a CPU, and
         takes the faster one; otherwise it is "canvas". `Gesso.decoding` has the choice, which requests may override.
+    threads: threads of torch on a CPU, in the whole process. Default: one per physical core, but not more than before.
     """
     from gesso.loading import load as load_model
 
@@ -95,6 +97,7 @@ def load(
         max_length=max_length,
         memory=memory,
         decode=decode,
+        threads=threads,
     )
 
 

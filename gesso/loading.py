@@ -18,6 +18,7 @@ from gesso.checkpoint.source import locate
 from gesso.engine.decoding import check_decode, choose_decoding
 from gesso.errors import InputError
 from gesso.info.budget import Placement, choose_placement, streaming_cost
+from gesso.info.cores import threads_for
 from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
 from gesso.info.memory import unpacks
 from gesso.settings import DecodeName
@@ -38,12 +39,15 @@ def load(
     max_length: int | None,
     memory: float | str,
     decode: DecodeName = "auto",
+    threads: int | None = None,
     placement: Placement | None = None,
 ) -> Gesso:
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
     check_decode(decode)
     where = find_device(device)
     number = find_dtype(dtype, where)
+    if where.type == "cpu":
+        torch.set_num_threads(threads_for(threads, torch.get_num_threads()))
     if where.index is not None and where.type == "cuda":
         torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
     if aliases.is_automatic(name):

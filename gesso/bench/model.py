@@ -41,6 +41,7 @@ USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1
 def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None, adapters: int = 0, rank: int = 16,
+    threads: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a model. Missing sizes are those of USUAL for the device.
 
@@ -60,6 +61,7 @@ def bench(
             max_batch=max(sizes),
             max_length=None,
             decode="canvas",
+            threads=threads,
             memory=memory,
         ),
         batches=(sizes := sizes_in(batches) or usual[0]),

@@ -34,7 +34,7 @@ class Span:
 
 def measure(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
-    batches: str | None, prompt: int | None,
+    batches: str | None, prompt: int | None, threads: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     sizes = sizes_in(batches) or (1,)
     if len(sizes) != 1:
@@ -50,6 +50,7 @@ def measure(
         max_batch=batch,
         max_length=None,
         decode="canvas",
+        threads=threads,
         memory=memory,
     )
     new = (WARM + 1) * g.config.canvas_length

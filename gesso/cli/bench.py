@@ -52,7 +52,7 @@ def bench(
 
         found = generation.bench(
             loading.model, batches=batches, prompt=prompt, new=new, peer=peer, adapters=adapters, rank=rank or 16,
-            **loading.keywords(),
+            threads=loading.threads, **loading.keywords(),
         )  # fmt: skip
         if plot is not None:
             plot.write_text(generation.draw(found), encoding="utf-8")
@@ -60,7 +60,9 @@ def bench(
     elif what == "step":
         from gesso.bench import step
 
-        print_json(step.measure(loading.model, batches=batches, prompt=prompt, **loading.keywords()))
+        print_json(
+            step.measure(loading.model, batches=batches, prompt=prompt, threads=loading.threads, **loading.keywords())
+        )
     elif what == "kernels":
         from gesso.bench import kernels
 
@@ -91,7 +93,7 @@ def bench(
     elif what == "serve":
         from gesso.bench import serve
 
-        options = {"--model": loading.model, "--max-batch": max_batch} | {
+        options = {"--model": loading.model, "--max-batch": max_batch, "--threads": loading.threads} | {
             f"--{name}": value for name, value in loading.keywords().items()
         }
         arguments = [str(word) for pair in options.items() if pair[1] is not None for word in pair]

@@ -79,6 +79,7 @@ Memory = Annotated[
     str,
     typer.Option(metavar="SHARE|SIZE", help="Share of the device's memory that may be used, or a size such as 12GB."),
 ]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads on a CPU. Default: one per physical core.")]
 Decode = Annotated[
     DecodeName,
     typer.Option(
@@ -103,6 +104,7 @@ class ModelOptions:
     dtype: Dtype = None
     quantize: Quantize = "none"
     memory: Memory = str(SHARE)
+    threads: Threads = None
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of `gesso.load`."""
@@ -130,7 +132,9 @@ class Loading(ModelOptions):
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
         chosen, engine = self.chosen(), {"decode": "canvas"} | engine
-        model = gesso.load(chosen.model or default, adapter=self.adapter, **chosen.keywords(), **engine)
+        model = gesso.load(
+            chosen.model or default, adapter=self.adapter, threads=self.threads, **chosen.keywords(), **engine
+        )
         if chosen.quantize == "auto":
             note(f"precision: {model.config.quantization or 'as stored'}, chosen by the available memory")
         return model

@@ -19,6 +19,7 @@ from gesso.cli.options import (
     Model,
     ModelArgument,
     Quantize,
+    Threads,
     setting_option,
     with_options,
 )
@@ -97,6 +98,7 @@ def serve(
     max_length: Annotated[int | None, _auto("Context: tokens of prompt and answer.")] = None,
     prefill: Annotated[int | None, _auto("Prompt tokens encoded between two denoising steps.")] = None,
     decode: Decode = "auto",
+    threads: Threads = None,
     settle: Annotated[int, setting_option(SETTINGS["settle"])] = 1,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File of API keys, one per line; or set GESSO_API_KEYS.")
@@ -148,6 +150,7 @@ def serve(
             max_length=max_length,
             prefill=prefill,
             decode=decode,
+            threads=threads,
         ),
         limits=Limits(**vars(limits)),
         name=name,

@@ -25,6 +25,7 @@ class EngineSettings:
     max_batch: int | None = None
     max_length: int | None = None
     prefill: int | None = None
+    threads: int | None = None  # of each engine on a CPU; None: one per physical core
     decode: DecodeName = "auto"  # how requests are written that leave it open
 
     def __post_init__(self) -> None:

@@ -55,6 +55,7 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
             device=settings.device,
             dtype=settings.dtype,
             decode=settings.decode,
+            threads=settings.threads,
             quantize=settings.quantize,
             adapter=settings.adapters or None,
             max_batch=settings.max_batch or 1,
