@@ -64,6 +64,7 @@ def load(
     memory: float | str = SHARE,
     decode: DecodeName = "auto",
     threads: int | None = None,
+    cache_dir: str | Path | None = None,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
@@ -83,6 +84,8 @@ def load(
         memory and are copied in every step. If that is impossible, nothing is loaded and the error says what would fit.
     decode: "canvas", or "tokens" to write token by token. "auto" measures both if a large model runs on a CPU, and
         takes the faster one; otherwise it is "canvas". `Gesso.decoding` has the choice, which requests may override.
+    cache_dir: directory for prompts that a model on a CPU has read, so that another process does not have to read the
+        same beginning again. Default: none. The least recently used files are deleted at 20 GB.
     threads: threads of torch on a CPU, in the whole process. Default: one per physical core, but not more than before.
     """
     from gesso.loading import load as load_model
@@ -98,6 +101,7 @@ def load(
         memory=memory,
         decode=decode,
         threads=threads,
+        cache_dir=cache_dir,
     )
 
 

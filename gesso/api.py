@@ -20,7 +20,7 @@ from gesso.constraints.guide import Guide
 from gesso.engine.decision import choice_tokens, decision_request, probabilities
 from gesso.engine.decoding import Decoding
 from gesso.engine.driver import Driver
-from gesso.engine.engine import Engine
+from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Draft, Event, Result
 from gesso.engine.plan import compare, generate
 from gesso.engine.request import Request
@@ -52,7 +52,9 @@ class Gesso:
         max_length: int | None,
     ) -> None:
         self.model, self.tokenizer, self.defaults, self.directory = model, tokenizer, defaults, directory
-        self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length)
+        # A CPU reads one piece of a prompt per pass: a pass takes seconds, and progress is shown after each.
+        prefill = PIECE if model.device.type == "cpu" else PREFILL
+        self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length, prefill=prefill)
         openings = {tokenizer.id_of(piece) for piece in OPENINGS}
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))

@@ -1,6 +1,7 @@
 """Load a model: choose the device, dtype and precision, read the checkpoint, and attach adapters."""
 
 import logging
+import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,12 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import aliases
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.identity import identity
 from gesso.checkpoint.load import load as load_weights
-from gesso.checkpoint.source import locate
+from gesso.checkpoint.source import Source, locate
 from gesso.engine.decoding import check_decode, choose_decoding
+from gesso.engine.engine import Engine
+from gesso.engine.prefix_files import PrefixFiles
 from gesso.errors import InputError
 from gesso.info.budget import Placement, choose_placement, streaming_cost
 from gesso.info.cores import threads_for
@@ -40,12 +44,15 @@ def load(
     memory: float | str,
     decode: DecodeName = "auto",
     threads: int | None = None,
+    cache_dir: str | Path | None = None,
     placement: Placement | None = None,
 ) -> Gesso:
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
     check_decode(decode)
     where = find_device(device)
     number = find_dtype(dtype, where)
+    if cache_dir is not None and where.type != "cpu":
+        raise InputError("cache_dir is for models on a CPU: a GPU reads a prompt as fast as a file; leave it out")
     if where.type == "cpu":
         torch.set_num_threads(threads_for(threads, torch.get_num_threads()))
     if where.index is not None and where.type == "cuda":
@@ -72,9 +79,26 @@ def load(
     for adapter_name, path in named.items():
         adapters.load(model, find_directory(path), adapter_name)
     loaded = Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
+    if cache_dir is not None:
+        loaded.engine.prefixes = _prefix_files(Path(cache_dir), source, name, loaded.engine)
     loaded.use_adapter(next(iter(named), None))
     loaded.decoding = choose_decoding(decode, loaded.engine.runner.backend, loaded.config.canvas_length)
     return loaded
+
+
+def _prefix_files(directory: Path, source: Source, name: str | Path | None, engine: Engine) -> PrefixFiles:
+    """Return the stored prompts of a model, under a name for everything that the bits of its keys depend on."""
+    parts = (
+        torch.__version__,
+        platform.machine(),
+        torch.backends.cpu.get_cpu_capability(),
+        str(torch.get_num_threads()),
+        type(engine.runner.backend).__name__,
+        str(engine.model.dtype),
+        str(engine.model.config.quantization),
+        str(name) if source.path is None else identity(source),
+    )
+    return PrefixFiles(directory.expanduser(), "\n".join(parts))
 
 
 def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.Choice:

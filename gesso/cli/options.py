@@ -80,6 +80,9 @@ Memory = Annotated[
     typer.Option(metavar="SHARE|SIZE", help="Share of the device's memory that may be used, or a size such as 12GB."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads on a CPU. Default: one per physical core.")]
+CacheDir = Annotated[
+    Path | None, typer.Option(help="Directory for prompts that a CPU has read, to read their beginning only once.")
+]
 Decode = Annotated[
     DecodeName,
     typer.Option(
@@ -129,12 +132,12 @@ class Loading(ModelOptions):
     """The model to load with its adapter."""
 
     adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
+    cache_dir: CacheDir = None
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
         chosen, engine = self.chosen(), {"decode": "canvas"} | engine
-        model = gesso.load(
-            chosen.model or default, adapter=self.adapter, threads=self.threads, **chosen.keywords(), **engine
-        )
+        engine |= {"adapter": self.adapter, "threads": self.threads, "cache_dir": self.cache_dir}
+        model = gesso.load(chosen.model or default, **chosen.keywords(), **engine)
         if chosen.quantize == "auto":
             note(f"precision: {model.config.quantization or 'as stored'}, chosen by the available memory")
         return model

@@ -12,6 +12,7 @@ from gesso.bundled import SOLVER
 from gesso.checkpoint import aliases
 from gesso.cli.choosing import choose_apart
 from gesso.cli.options import (
+    CacheDir,
     Decode,
     Device,
     Dtype,
@@ -99,6 +100,7 @@ def serve(
     prefill: Annotated[int | None, _auto("Prompt tokens encoded between two denoising steps.")] = None,
     decode: Decode = "auto",
     threads: Threads = None,
+    cache_dir: CacheDir = None,
     settle: Annotated[int, setting_option(SETTINGS["settle"])] = 1,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File of API keys, one per line; or set GESSO_API_KEYS.")
@@ -151,6 +153,7 @@ def serve(
             prefill=prefill,
             decode=decode,
             threads=threads,
+            cache_dir=None if cache_dir is None else str(cache_dir.expanduser().resolve()),
         ),
         limits=Limits(**vars(limits)),
         name=name,

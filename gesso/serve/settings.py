@@ -26,6 +26,7 @@ class EngineSettings:
     max_length: int | None = None
     prefill: int | None = None
     threads: int | None = None  # of each engine on a CPU; None: one per physical core
+    cache_dir: str | None = None  # for prompts that a CPU has read
     decode: DecodeName = "auto"  # how requests are written that leave it open
 
     def __post_init__(self) -> None:

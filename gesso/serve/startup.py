@@ -56,6 +56,7 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
             dtype=settings.dtype,
             decode=settings.decode,
             threads=settings.threads,
+            cache_dir=settings.cache_dir,
             quantize=settings.quantize,
             adapter=settings.adapters or None,
             max_batch=settings.max_batch or 1,
