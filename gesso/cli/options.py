@@ -17,7 +17,7 @@ from gesso.cli.terminal import note
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
 from gesso.info.device import SHARE
-from gesso.settings import OPTIONS, SETTINGS, DecodeName, Diffusion, Setting, choose
+from gesso.settings import DECODES, OPTIONS, SETTINGS, DecodeName, Diffusion, Setting, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -86,6 +86,7 @@ CacheDir = Annotated[
 Decode = Annotated[
     DecodeName,
     typer.Option(
+        metavar="|".join(DECODES),
         help="Write token by token or with canvases. auto: canvases, or on a CPU what is faster for a large model.",
     ),
 ]

@@ -87,16 +87,21 @@ class Budget:
         """Return the bytes of all weights, and of the experts of each layer."""
         packed = self.config.quantization or quantize
         if packed not in self._counted:
-            sizes = self.sizes
-            if sizes is None and self.on_cpu and not self.config.quantization and packed != "none":
-                sizes = {name: cpu_weight_bytes(name, p, packed, self.value_bytes) for name, p in self._shapes}
-            elif sizes is None:
-                precision = "bf16" if packed == "none" else precision_of(packed)
-                sizes = {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
+            sizes = self.sizes_of(quantize)
             starts = [f"decoder.layers.{layer}.experts." for layer in range(len(self.config.layers))]
             experts = [sum(size for name, size in sizes.items() if name.startswith(start)) for start in starts]
             self._counted[packed] = sum(sizes.values()), experts
         return self._counted[packed]
+
+    def sizes_of(self, quantize: str) -> Mapping[str, int]:
+        """Return the bytes of every weight by its name in the model."""
+        packed = self.config.quantization or quantize
+        if self.sizes is not None:
+            return self.sizes
+        if self.on_cpu and not self.config.quantization and packed != "none":
+            return {name: cpu_weight_bytes(name, p, packed, self.value_bytes) for name, p in self._shapes}
+        precision = "bf16" if packed == "none" else precision_of(packed)
+        return {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
 
     def workspace(self, batch: int) -> int:
         return workspace_bytes(self.config, batch, self.prefill, self.config.canvas_length, self.value_bytes)
