@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gesso import loading
-from gesso.bench import cpu
+from gesso.bench import large_cpu
 from gesso.bench import peer as peers
 from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
@@ -96,7 +96,7 @@ def sizes_in(text: str | None) -> tuple[int, ...]:
 
 def render(found: dict[str, Any], console: Console) -> None:
     if "canvases" in found:
-        cpu.render(found, console)
+        large_cpu.render(found, console)
         return
     kind = found["quantized"] or found["dtype"]
     console.print(
@@ -166,15 +166,15 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the model that `load` returns. `tokens` are generated autoregressively.
 
-    A large model on a CPU is measured by `gesso.bench.cpu`, with sizes of its own.
+    A large model on a CPU is measured by `gesso.bench.large_cpu`, with sizes of its own.
     """
     began = time.perf_counter()
     g = load()
     device = g.model.device
     wait(device)
     loaded = time.perf_counter()
-    if device.type == "cpu" and cpu.weight_bytes(g.model) >= LEAST_BYTES:
-        return cpu.measure(g, loaded - began, read_speed(device, READ_VALUES["cpu"]), prompt=prompt, new=new)
+    if device.type == "cpu" and large_cpu.weight_bytes(g.model) >= LEAST_BYTES:
+        return large_cpu.measure(g, loaded - began, read_speed(device, READ_VALUES["cpu"]), prompt=prompt, new=new)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     _write(g, 1, prompt, 2 * g.config.canvas_length)
