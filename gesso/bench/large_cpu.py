@@ -91,8 +91,8 @@ def _prefill_seconds(g: Any, tokens: int) -> float:
 
 
 def _step_seconds(g: Any, prompt: int, length: int) -> float:
-    options = {"steps": 2 + PASSES, "stopping": "fixed", "canvas_length": length}
-    return min(_passes(g, prompt, length, **options)[2:])  # the first reads the prompt and has no self-conditioning
+    options = {"steps": 1 + PASSES, "stopping": "fixed", "canvas_length": length}
+    return min(_passes(g, prompt, length, **options)[1:])  # the first reads the prompt and has no self-conditioning
 
 
 def _passes(g: Any, prompt: int, new: int, **options: Any) -> list[float]:
