@@ -4,7 +4,7 @@ Memory peaks at the model plus a few tensors on their way.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,13 +34,15 @@ def load(
     *,
     unpack: bool = False,
     on_cpu: bool = False,
+    convert: Callable[[Packed], Packed] | None = None,
 ) -> DiffusionGemma:
     """Load the text model. `dtype` is that of unpacked weights and of products.
 
     `quantize` packs each matrix on its device as it is read: the same numbers as `gesso quantize`. The experts of the
     layers in `stream` then move to host memory. With `unpack`, stored formats are unpacked instead of kept. With
     `on_cpu`, the formats are those of `format_of` for a CPU, and packed tensors of the file are mapped, not read: the
-    system loads their pages when they are used, and shares them between processes.
+    system loads their pages when they are used, and shares them between processes. `convert` changes a packed matrix to
+    a format that the backend multiplies, before the next one is read.
     """
     config = source.config
     if quantize is not None:
@@ -69,6 +71,7 @@ def load(
         if isinstance(weight, Packed) and unpack:
             weight = weight.dense(dtype)
         if isinstance(weight, Packed):
+            weight = convert(weight) if convert else weight
             weight.dtype = dtype
         else:
             weight = weight.to(dtype)

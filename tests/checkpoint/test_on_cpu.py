@@ -121,6 +121,18 @@ def test_packed_tensors_of_a_file_are_mapped_and_give_the_same_numbers(
     assert torch.equal(logits(model), expected)
 
 
+def test_packed_matrices_can_be_converted_one_by_one_while_they_load(stored: Path) -> None:
+    def convert(packed: Packed) -> Packed:
+        return FORMATS["int8"].quantize("w", packed.dense()) if packed.format == "fp8" else packed
+
+    model = load(open_source(stored), CPU, torch.float32, on_cpu=True, convert=convert)
+    assert set(formats(model).values()) == {"int4", "int8"}
+    plain = load(open_source(stored), CPU, torch.float32)
+    tables = (each.decoder.embed_tokens.weight for each in (model, plain))
+    mine, theirs = (table.dense() for table in tables if isinstance(table, Packed))
+    assert 0 < (mine - theirs).norm() < 0.01 * theirs.norm()
+
+
 def test_writing_to_a_mapped_tensor_does_not_change_the_file(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "LEAST_MAPPED", 1)
     before = [file.read_bytes() for file in open_source(stored).files]
