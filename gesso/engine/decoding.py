@@ -17,10 +17,9 @@ from gesso.backends.base import Backend, Piece
 from gesso.errors import InputError
 from gesso.settings import DECODES, DRAWING, SHORT, DecodeName, Diffusion, DiffusionOptions, PresetName, choose
 
-LEAST_BYTES = 2 * 10**9  # weights of a model that is measured; for smaller ones, loading would take longer than writing
+LEAST_BYTES = 2 * 10**9  # weights of a model that is measured; a smaller one writes before a measurement would end
 # Steps that a canvas of this length is assumed to take. The model decides the real number, text by text. 16 is that of
-# our benchmarks; canvases of gesso-mini take 8.6, 5.3 and 4.5 for short answers, so shorter ones do not save as many
-# steps as they have fewer tokens.
+# our benchmarks. A shorter canvas saves fewer steps than tokens: those of gesso-mini take no fewer steps at all.
 STEPS = {16: 8, 64: 12, 256: 16}
 PROMPT = 32  # tokens before the measured ones
 PASSES = 3  # of which the fastest counts
