@@ -66,7 +66,7 @@ def unpack(tensors: Mapping[str, Tensor]) -> Tensor:
 WORD = 16  # nibbles in 64 bits
 LOW = 0x1111_1111_1111_1111  # the lowest bit of every nibble
 SPREAD = 17.5**0.5  # standard deviation of the integers that `draw` returns
-CHUNK = 2**17  # words that fit in a core's cache
+CHUNK = 2**15  # words at once: they fit in a cache, and torch does not divide the work among threads, which would wait
 
 
 def draw(shape: Sequence[int], generator: torch.Generator) -> Tensors:
