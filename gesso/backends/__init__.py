@@ -14,6 +14,11 @@ def for_model(model: DiffusionGemma) -> Backend:
 
         if cuda.supports(model):
             return cuda.CudaBackend(model)
+    if model.device.type == "cpu":
+        from gesso.backends import cpu
+
+        if cpu.supports(model):
+            return cpu.CpuBackend(model)
     from gesso.backends.torch import TorchBackend
 
     check_resident(model, f"run the model in {str(model.dtype).removeprefix('torch.')} without the CUDA kernels")

@@ -4,7 +4,8 @@ A model is stored in `fp8`, or with its experts, nine tenths of all weights, at 
 matrices are then FP8: with the tokens of a canvas, their products are compute-bound, and widening four-bit weights
 would only add to that. The suffix `-layers` leaves the embeddings, which are also the head, as they are.
 
-`uint4` is a format of experts that come from files of other tools. No model is stored in it.
+`uint4` is a format of experts that come from files of other tools, and `int8` one that matrices are converted to for a
+CPU. No model is stored in them.
 """
 
 import math
@@ -15,7 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.quantize import fp8, int4, nvfp4, uint4
+from gesso.checkpoint.quantize import fp8, int4, int8, nvfp4, uint4
 from gesso.checkpoint.quantize.matrices import Layout, Tensors
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
@@ -50,6 +51,7 @@ FORMATS = MappingProxyType(
     {
         "fp8": Format("fp8", fp8.pack, fp8.unpack, fp8.layout),
         "int4": Format("int4", int4.pack, int4.unpack, int4.layout),
+        "int8": Format("int8", int8.pack, int8.unpack, int8.layout),
         "nvfp4": Format("nvfp4", nvfp4.pack, nvfp4.unpack, nvfp4.layout),
         "uint4": Format("uint4", uint4.pack, uint4.unpack, uint4.layout),
     }

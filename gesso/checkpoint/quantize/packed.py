@@ -14,11 +14,18 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 Unpack = Callable[[Mapping[str, Tensor]], Tensor]
+Product = Callable[[Tensor], Tensor]
+_SHAPE = "weight_shape"  # of int4: two numbers, and not part of a row
 TABLE_ROWS = 32768  # of a large matrix, unpacked at once
 
 
 class Packed(nn.Module):
-    """A matrix [O, I], or experts [E, O, I], as the tensors of a format. `dtype` is the dtype it unpacks to."""
+    """A matrix [O, I], or experts [E, O, I], as the tensors of a format. `dtype` is the dtype it unpacks to.
+
+    A backend may set `product`, a kernel that multiplies rows by the matrix. It is used where no gradient is needed.
+    """
+
+    product: Product | None = None
 
     def __init__(
         self,
@@ -53,8 +60,9 @@ class Packed(nn.Module):
         return [self._with(self.shape[1:], one) for one in columns]
 
     def split(self, rows: int) -> "list[Packed]":
-        """Return blocks of rows; for formats whose tensors all have the rows as first dimension, such as FP8."""
-        parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
+        """Return blocks of rows of a matrix; for formats without a global scale."""
+        blocks = -(-len(self) // rows)
+        parts = zip(*([t] * blocks if key == _SHAPE else t.split(rows) for key, t in self.tensors.items()), strict=True)
         return [self._with((len(part[0]), *self.shape[1:]), part) for part in parts]
 
     def halves(self) -> "tuple[Packed, Packed]":
@@ -70,7 +78,7 @@ class Packed(nn.Module):
 
     def rows(self, index: Tensor) -> Tensor:
         """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
-        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
+        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items() if key != _SHAPE}
         return self.unpack(picked).to(self.dtype)
 
     def _with(self, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> "Packed":
@@ -83,6 +91,7 @@ class Packed(nn.Module):
             moved: Tensor = fn(tensor)
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
+        self.product = None  # it reads the tensors where they were
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype
         return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
 
@@ -100,6 +109,8 @@ Weight = Tensor | Packed
 
 
 def _linear(input: Tensor, weight: Packed, bias: None = None) -> Tensor:
+    if weight.product is not None and not torch.is_grad_enabled():
+        return weight.product(input)
     product: Tensor = _Product.apply(input, weight)  # type: ignore[no-untyped-call]
     return product
 
