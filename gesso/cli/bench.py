@@ -17,7 +17,7 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="model: generation speed; step: time of a step by kernel; kernels: each kernel alone, on a GPU; "
+            help="model: generation speed; step: time of a step by kernel; kernels: each kernel alone; "
             "train: training steps on random weights; constraints: cost of a constraint per step; serve: many clients."
         ),
     ] = "model",
@@ -61,6 +61,10 @@ def bench(
         from gesso.bench import step
 
         print_json(step.measure(loading.model, batches=batches, prompt=prompt, **loading.keywords()))
+    elif what == "kernels" and loading.device == "cpu":
+        from gesso.bench import cpu
+
+        print_json(cpu.measure())
     elif what == "kernels":
         from gesso.bench import kernels
 

@@ -14,16 +14,8 @@ R rows, I inputs, O outputs, G experts with rows. A single matrix is a stack of 
 
 from numba import cfunc, njit, types
 
-from gesso.backends.cpu.tiles import (
-    COLUMNS, GROUP_BYTES, ROW_GROUP_BYTES, ROWS, add_int4_group, add_int8_group, load_tile, no_tile, rearrange_int4,
-    rearrange_int8, rearrange_scales, rearrange_some_int4, rearrange_some_int8, rearrange_some_scales, store_tile,
-)  # fmt: skip
-from gesso.backends.cpu.vectors import (
-    bytes_offset, dot_bytes, dot_nibbles, even_lanes, first_halves, fused, high_nibbles, largest, load_bytes, load_floats,
-    load_ints, load_long, load_scales, load_some_bytes, load_some_scales, low_nibbles, no_floats, odd_lanes, offset_bytes,
-    prefetch, rounded, second_halves, store_alternating, store_as_bytes, store_float, store_int, store_nothing,
-    store_scale, sum_of, take, times, to_floats, total,
-)  # fmt: skip
+from gesso.backends.cpu import tiles
+from gesso.backends.cpu import vectors as vec
 
 GROUP = 32  # values with one scale
 BLOCK = 128  # values: four groups, the unit of most loops
@@ -32,8 +24,8 @@ TOP = 127.0  # largest magnitude of a rounded value
 TINY = 1e-30  # groups below are zeros; the inverse of a smaller number may be infinite
 OUTPUTS = 32  # of one part of the work
 DEPTH = 16  # groups that are rearranged at a time: what fits into the first-level cache
-COLUMN_BYTES = DEPTH * GROUP_BYTES
-SPACE_BYTES = COLUMNS * COLUMN_BYTES
+COLUMN_BYTES = DEPTH * tiles.GROUP_BYTES
+SPACE_BYTES = tiles.COLUMNS * COLUMN_BYTES
 AHEAD = 1024  # bytes of weights to prefetch ahead: 17 GB/s on two cores instead of 14
 
 _inlined = njit(forceinline=True)
@@ -41,7 +33,7 @@ _inlined = njit(forceinline=True)
 
 @_inlined
 def load_four(address):
-    return load_long(address), load_long(address + 8), load_long(address + 16), load_long(address + 24)
+    return vec.load_long(address), vec.load_long(address + 8), vec.load_long(address + 16), vec.load_long(address + 24)
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -53,9 +45,9 @@ def _halves(x, bits):
 
     A byte of int4 holds an even value in its low half and an odd one in its high half.
     """
-    a, b = load_floats(x), load_floats(x + 64)
+    a, b = vec.load_floats(x), vec.load_floats(x + 64)
     if bits == 4:
-        return even_lanes(a, b), odd_lanes(a, b)
+        return vec.even_lanes(a, b), vec.odd_lanes(a, b)
     return a, b
 
 
@@ -66,11 +58,11 @@ def _round(x, bits):
     The integer takes back the offset of the weights: codes of int4 are values plus 8.
     """
     a, b = _halves(x, bits)
-    top = largest(a, b)
+    top = vec.largest(a, b)
     factor = types.float32(TOP) / top if top > TINY else types.float32(0)
-    first, second = rounded(a, factor), rounded(b, factor)
-    offset = 8 if bits == 4 else bytes_offset()
-    return first, second, -offset * sum_of(first, second), top / types.float32(TOP)
+    first, second = vec.rounded(a, factor), vec.rounded(b, factor)
+    offset = 8 if bits == 4 else vec.bytes_offset()
+    return first, second, -offset * vec.sum_of(first, second), top / types.float32(TOP)
 
 
 @_inlined
@@ -87,22 +79,22 @@ def _round_few(arguments, bits):
     x, rows, inputs, target = load_four(arguments + 8)
     blocks, groups = (inputs + BLOCK - 1) // BLOCK, inputs // GROUP
     while True:
-        row = take(arguments)
+        row = vec.take(arguments)
         if row >= rows:
             break
         for group in range(4 * blocks):
             at = target + (row * blocks + group // 4) * ROW_BLOCK_BYTES + group % 4 * 16
-            store_nothing(at + 128)
+            vec.store_nothing(at + 128)
             if group < groups:
                 first, second, start, scale = _round(x + 4 * (row * inputs + group * GROUP), bits)
-                store_as_bytes(at, first)
-                store_as_bytes(at + 64, second)
-                store_int(at + 128, start)
-                store_scale(at + 192, scale)
+                vec.store_as_bytes(at, first)
+                vec.store_as_bytes(at + 64, second)
+                vec.store_int(at + 128, start)
+                vec.store_scale(at + 192, scale)
             else:
-                store_nothing(at)
-                store_nothing(at + 64)
-                store_nothing(at + 192)
+                vec.store_nothing(at)
+                vec.store_nothing(at + 64)
+                vec.store_nothing(at + 192)
 
 
 @_inlined
@@ -111,19 +103,19 @@ def _round_many(arguments, bits):
     x, rows, inputs, target = load_four(arguments + 8)
     groups = inputs // GROUP
     while True:
-        row = take(arguments)
+        row = vec.take(arguments)
         if row >= rows:
             break
         for group in range(row * groups, (row + 1) * groups):
-            at = target + group * ROW_GROUP_BYTES
+            at = target + group * tiles.ROW_GROUP_BYTES
             first, second, start, scale = _round(x + 4 * GROUP * group, bits)
             if bits == 4:
-                store_alternating(at, first, second)
+                vec.store_alternating(at, first, second)
             else:
-                store_as_bytes(at, first)
-                store_as_bytes(at + 16, second)
-            store_int(at + 32, start)
-            store_float(at + 36, scale)
+                vec.store_as_bytes(at, first)
+                vec.store_as_bytes(at + 16, second)
+            vec.store_int(at + 32, start)
+            vec.store_float(at + 36, scale)
 
 
 # --- few rows ---------------------------------------------------------------------------------------------------------
@@ -133,49 +125,49 @@ def _round_many(arguments, bits):
 def _unpack(weight, bits):
     """Return a block of weights in two halves of 64 bytes."""
     if bits == 4:
-        packed = load_bytes(weight)
-        prefetch(weight + AHEAD)
-        return low_nibbles(packed), high_nibbles(packed)
-    a, b = load_bytes(weight), load_bytes(weight + 64)
-    prefetch(weight + AHEAD)
-    prefetch(weight + AHEAD + 64)
-    return offset_bytes(first_halves(a, b)), offset_bytes(second_halves(a, b))
+        packed = vec.load_bytes(weight)
+        vec.prefetch(weight + AHEAD)
+        return vec.low_nibbles(packed), vec.high_nibbles(packed)
+    a, b = vec.load_bytes(weight), vec.load_bytes(weight + 64)
+    vec.prefetch(weight + AHEAD)
+    vec.prefetch(weight + AHEAD + 64)
+    return vec.offset_bytes(vec.first_halves(a, b)), vec.offset_bytes(vec.second_halves(a, b))
 
 
 @_inlined
 def _unpack_some(weight, groups, bits):
     """Return the last block, of fewer than four groups."""
     if bits == 4:
-        packed = load_some_bytes(weight, 16 * groups)
-        return low_nibbles(packed), high_nibbles(packed)
-    a, b = load_some_bytes(weight, min(64, 32 * groups)), load_some_bytes(weight + 64, max(0, 32 * groups - 64))
-    return offset_bytes(first_halves(a, b)), offset_bytes(second_halves(a, b))
+        packed = vec.load_some_bytes(weight, 16 * groups)
+        return vec.low_nibbles(packed), vec.high_nibbles(packed)
+    a, b = vec.load_some_bytes(weight, min(64, 32 * groups)), vec.load_some_bytes(weight + 64, max(0, 32 * groups - 64))
+    return vec.offset_bytes(vec.first_halves(a, b)), vec.offset_bytes(vec.second_halves(a, b))
 
 
 @_inlined
 def _add_block(sums, x, first, second, scales, bits):
-    start = load_ints(x + 128)
+    start = vec.load_ints(x + 128)
     if bits == 4:
-        products = dot_nibbles(dot_nibbles(start, first, load_bytes(x)), second, load_bytes(x + 64))
+        products = vec.dot_nibbles(vec.dot_nibbles(start, first, vec.load_bytes(x)), second, vec.load_bytes(x + 64))
     else:
-        products = dot_bytes(dot_bytes(start, first, load_bytes(x)), second, load_bytes(x + 64))
-    return fused(to_floats(products), times(scales, load_floats(x + 192)), sums)
+        products = vec.dot_bytes(vec.dot_bytes(start, first, vec.load_bytes(x)), second, vec.load_bytes(x + 64))
+    return vec.fused(vec.to_floats(products), vec.times(scales, vec.load_floats(x + 192)), sums)
 
 
 @_inlined
 def _dot(x, weight, scale, inputs, bits):
     """Return the product of a rounded row and the weights of one output."""
-    sums = no_floats()
+    sums = vec.no_floats()
     blocks = inputs // BLOCK
     for block in range(blocks):
         first, second = _unpack(weight + 16 * bits * block, bits)
-        sums = _add_block(sums, x + ROW_BLOCK_BYTES * block, first, second, load_scales(scale + 8 * block), bits)
+        sums = _add_block(sums, x + ROW_BLOCK_BYTES * block, first, second, vec.load_scales(scale + 8 * block), bits)
     rest = inputs // GROUP - 4 * blocks
     if rest:
         first, second = _unpack_some(weight + 16 * bits * blocks, rest, bits)
-        scales = load_some_scales(scale + 8 * blocks, rest)
+        scales = vec.load_some_scales(scale + 8 * blocks, rest)
         sums = _add_block(sums, x + ROW_BLOCK_BYTES * blocks, first, second, scales, bits)
-    return total(sums)
+    return vec.total(sums)
 
 
 @_inlined
@@ -190,20 +182,20 @@ def _multiply_few(arguments, bits):
     """
     x, source, weights, scales = load_four(arguments + 8)
     inputs, outputs, out, experts = load_four(arguments + 40)
-    expert, end = load_long(arguments + 72), load_long(arguments + 80)
+    expert, end = vec.load_long(arguments + 72), vec.load_long(arguments + 80)
     x_bytes = (inputs + BLOCK - 1) // BLOCK * ROW_BLOCK_BYTES
     parts = (outputs + OUTPUTS - 1) // OUTPUTS
     while True:
-        group, part = divmod(take(arguments), parts)
+        group, part = divmod(vec.take(arguments), parts)
         if group >= experts:
             break
-        matrix = load_long(expert + 8 * group) * outputs
-        start = load_long(end + 8 * (group - 1)) if group else 0
-        for row in range(start, load_long(end + 8 * group)):
-            x_row = x + x_bytes * load_long(source + 8 * row)
+        matrix = vec.load_long(expert + 8 * group) * outputs
+        start = vec.load_long(end + 8 * (group - 1)) if group else 0
+        for row in range(start, vec.load_long(end + 8 * group)):
+            x_row = x + x_bytes * vec.load_long(source + 8 * row)
             for o in range(part * OUTPUTS, min(outputs, (part + 1) * OUTPUTS)):
                 weight, scale = weights + (matrix + o) * (inputs * bits // 8), scales + (matrix + o) * (inputs // 16)
-                store_float(out + 4 * (row * outputs + o), _dot(x_row, weight, scale, inputs, bits))
+                vec.store_float(out + 4 * (row * outputs + o), _dot(x_row, weight, scale, inputs, bits))
 
 
 # --- many rows --------------------------------------------------------------------------------------------------------
@@ -215,20 +207,20 @@ def _rearrange(weight, scale, rows, inputs, groups, target, bits):
     weight_bytes, scale_bytes = inputs * bits // 8, inputs // 16
     blocks = groups // 4
     for block in range(blocks):
-        w, at = weight + 16 * bits * block, target + 4 * GROUP_BYTES * block
+        w, at = weight + 16 * bits * block, target + 4 * tiles.GROUP_BYTES * block
         if bits == 4:
-            rearrange_int4(w, weight_bytes, rows, 4, at)
+            tiles.rearrange_int4(w, weight_bytes, rows, 4, at)
         else:
-            rearrange_int8(w, weight_bytes, rows, 4, at)
-        rearrange_scales(scale + 8 * block, scale_bytes, rows, 4, at)
+            tiles.rearrange_int8(w, weight_bytes, rows, 4, at)
+        tiles.rearrange_scales(scale + 8 * block, scale_bytes, rows, 4, at)
     rest = groups - 4 * blocks
     if rest:
-        w, at = weight + 16 * bits * blocks, target + 4 * GROUP_BYTES * blocks
+        w, at = weight + 16 * bits * blocks, target + 4 * tiles.GROUP_BYTES * blocks
         if bits == 4:
-            rearrange_some_int4(w, weight_bytes, rows, rest, at)
+            tiles.rearrange_some_int4(w, weight_bytes, rows, rest, at)
         else:
-            rearrange_some_int8(w, weight_bytes, rows, rest, at)
-        rearrange_some_scales(scale + 8 * blocks, scale_bytes, rows, rest, at)
+            tiles.rearrange_some_int8(w, weight_bytes, rows, rest, at)
+        tiles.rearrange_some_scales(scale + 8 * blocks, scale_bytes, rows, rest, at)
 
 
 @_inlined
@@ -240,41 +232,43 @@ def _multiply_many(arguments, bits):
     """
     x, source, weights, scales = load_four(arguments + 8)
     inputs, outputs, out, experts = load_four(arguments + 40)
-    expert, end = load_long(arguments + 72), load_long(arguments + 80)
-    space = load_long(arguments + 96) + take(arguments + 88) * SPACE_BYTES
+    expert, end = vec.load_long(arguments + 72), vec.load_long(arguments + 80)
+    space = vec.load_long(arguments + 96) + vec.take(arguments + 88) * SPACE_BYTES
     groups, parts = inputs // GROUP, (outputs + OUTPUTS - 1) // OUTPUTS
-    x_bytes, y_bytes = groups * ROW_GROUP_BYTES, 4 * outputs
+    x_bytes, y_bytes = groups * tiles.ROW_GROUP_BYTES, 4 * outputs
     while True:
-        group, part = divmod(take(arguments), parts)
+        group, part = divmod(vec.take(arguments), parts)
         if group >= experts:
             break
         o = part * OUTPUTS
         some = min(OUTPUTS, outputs - o)
-        first = load_long(expert + 8 * group) * outputs + o
+        first = vec.load_long(expert + 8 * group) * outputs + o
         weight, scale = weights + first * (inputs * bits // 8), scales + first * (inputs // 16)
-        start, stop = load_long(end + 8 * (group - 1)) if group else 0, load_long(end + 8 * group)
+        start, stop = vec.load_long(end + 8 * (group - 1)) if group else 0, vec.load_long(end + 8 * group)
         for begin in range(0, groups, DEPTH):
             deep = min(DEPTH, groups - begin)
             for column in range((some + 15) // 16):
                 w = weight + 16 * column * (inputs * bits // 8) + begin * 4 * bits
                 s = scale + 16 * column * (inputs // 16) + begin * 2
                 _rearrange(w, s, min(16, some - 16 * column), inputs, deep, space + column * COLUMN_BYTES, bits)
-            for row in range(start, stop, ROWS):
+            for row in range(start, stop, tiles.ROWS):
                 # The last tile may have fewer rows: its last one is computed several times, and stored as often.
                 r1, r2, r3 = min(row + 1, stop - 1), min(row + 2, stop - 1), min(row + 3, stop - 1)
                 y0, y1 = out + 4 * o + y_bytes * row, out + 4 * o + y_bytes * r1
                 y2, y3 = out + 4 * o + y_bytes * r2, out + 4 * o + y_bytes * r3
-                x_begin = x + begin * ROW_GROUP_BYTES
-                x0, x1 = x_begin + x_bytes * load_long(source + 8 * row), x_begin + x_bytes * load_long(source + 8 * r1)
-                x2, x3 = x_begin + x_bytes * load_long(source + 8 * r2), x_begin + x_bytes * load_long(source + 8 * r3)
-                tile = load_tile(y0, y1, y2, y3, some) if begin else no_tile()
+                x_begin = x + begin * tiles.ROW_GROUP_BYTES
+                x0 = x_begin + x_bytes * vec.load_long(source + 8 * row)
+                x1 = x_begin + x_bytes * vec.load_long(source + 8 * r1)
+                x2 = x_begin + x_bytes * vec.load_long(source + 8 * r2)
+                x3 = x_begin + x_bytes * vec.load_long(source + 8 * r3)
+                tile = tiles.load_tile(y0, y1, y2, y3, some) if begin else tiles.no_tile()
                 for g in range(deep):
-                    at, w = g * ROW_GROUP_BYTES, space + g * GROUP_BYTES
+                    at, w = g * tiles.ROW_GROUP_BYTES, space + g * tiles.GROUP_BYTES
                     if bits == 4:
-                        tile = add_int4_group(tile, x0 + at, x1 + at, x2 + at, x3 + at, w, COLUMN_BYTES)
+                        tile = tiles.add_int4_group(tile, x0 + at, x1 + at, x2 + at, x3 + at, w, COLUMN_BYTES)
                     else:
-                        tile = add_int8_group(tile, x0 + at, x1 + at, x2 + at, x3 + at, w, COLUMN_BYTES)
-                store_tile(tile, y0, y1, y2, y3, some)
+                        tile = tiles.add_int8_group(tile, x0 + at, x1 + at, x2 + at, x3 + at, w, COLUMN_BYTES)
+                tiles.store_tile(tile, y0, y1, y2, y3, some)
 
 
 # --- entry points -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Products with packed weights: the kernels of `kernels.py`, called with tensors.
 
-T tokens, K experts per token, R = T·K pairs of a token and its expert, sorted by expert, I inputs, O outputs, E experts,
-G experts with tokens.
+T tokens, K experts per token, R = T·K pairs of a token and its expert, sorted by expert, I inputs, O outputs,
+E experts, G experts with tokens.
 """
 
 from dataclasses import dataclass

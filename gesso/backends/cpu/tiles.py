@@ -16,8 +16,22 @@ from numba.extending import intrinsic, models, register_model
 
 from gesso.backends.cpu import dots
 from gesso.backends.cpu.vectors import (
-    BYTE, FLOAT, INT, LANES, LONG, WORD, Bytes, Floats, Ints, call, indices, load, load_some, operation, splat, store,
-)  # fmt: skip
+    FLOAT,
+    INT,
+    LANES,
+    LONG,
+    WORD,
+    Bytes,
+    Floats,
+    Ints,
+    call,
+    indices,
+    load,
+    load_some,
+    operation,
+    splat,
+    store,
+)
 
 ROWS, COLUMNS = 4, 2  # of a tile: in AVX-512, sums take 16 of 32 registers
 GROUP_BYTES = 8 * 64 + 64  # of a rearranged group
