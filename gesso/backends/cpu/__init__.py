@@ -1,6 +1,7 @@
 """The CPU backend: the plain model, whose packed weights are multiplied by kernels instead of being unpacked.
 
-- `formats`: which formats have kernels. `products`: products with tensors. `experts`: the mixture of experts.
+- `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`: modules of the model
+  that use kernels.
 - `kernels`: the kernels, written in Python and compiled by numba; `vectors`, `tiles` and `dots` have their operations.
 - `threads`: kernels on the threads of torch.
 
@@ -15,6 +16,7 @@ from gesso.backends.cpu.formats import KERNELS
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.model.experts import Experts
+from gesso.model.modules import RMSNorm
 from gesso.model.transformer import DiffusionGemma
 
 
@@ -46,8 +48,9 @@ class CpuBackend(TorchBackend):
 
 
 def use_kernels(model: nn.Module) -> None:
-    """Let the model's packed matrices and experts use kernels wherever no gradient is needed."""
+    """Let the model's packed matrices, experts and norms use kernels wherever no gradient is needed."""
     from gesso.backends.cpu.experts import PackedExperts
+    from gesso.backends.cpu.norms import KernelNorm
     from gesso.backends.cpu.products import Matrix
 
     for module in list(model.modules()):
@@ -56,3 +59,5 @@ def use_kernels(model: nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, Experts) and not isinstance(child, PackedExperts):
                 setattr(module, name, PackedExperts(child))
+            elif type(child) is RMSNorm:
+                setattr(module, name, KernelNorm(child))

@@ -5,6 +5,8 @@
 T tokens, H hidden, E experts, K experts per token, R = T·K pairs of a token and its expert, sorted by expert.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -30,13 +32,26 @@ class PackedExperts(AdaptedExperts):
         is_adapted = any(self.lora(name) is not None for name in NAMES)
         if not (up and down) or runs_all or is_adapted or torch.is_grad_enabled():
             return super().forward(x_TH, index_TK, weight_TK)
-        order_R, pairs = sort_pairs(index_TK)
+        tokens, k = index_TK.shape
+        order_R, pairs = one_token(index_TK) if tokens == 1 else sort_pairs(index_TK)
         h_RI = gated_gelu(up.grouped(x_TH, pairs))
-        # Each row of `h_RI` is a row of the second product's input: the first one has put them in order.
-        rows = Pairs(torch.arange(len(h_RI)), pairs.expert_G, pairs.end_G)
-        y_RH = down.grouped(h_RI, rows)
-        y_TKH = torch.empty_like(y_RH).index_copy_(0, order_R, y_RH).view(*index_TK.shape, -1)
+        # The first product has put the rows in order.
+        y_RH = down.grouped(h_RI, Pairs(numbers(tokens * k), pairs.expert_G, pairs.end_G))
+        if tokens == 1:
+            return torch.mm(weight_TK.float(), y_RH).to(x_TH.dtype)
+        y_TKH = torch.empty_like(y_RH).index_copy_(0, order_R, y_RH).view(tokens, k, -1)
         return (y_TKH * weight_TK[..., None]).sum(1).to(x_TH.dtype)
+
+
+@lru_cache(maxsize=64)
+def numbers(count: int, first: int = 0) -> Tensor:
+    return torch.arange(first, first + count)
+
+
+def one_token(index_TK: Tensor) -> tuple[Tensor, Pairs]:
+    """Return the pairs of one token, whose experts all differ, in the order of its choices."""
+    k = index_TK.shape[1]
+    return numbers(k), Pairs(torch.zeros(k, dtype=torch.int64), index_TK[0].contiguous(), numbers(k, first=1))
 
 
 def sort_pairs(index_TK: Tensor) -> tuple[Tensor, Pairs]:

@@ -12,6 +12,8 @@ sums of a row do not depend on the other rows, to the last bit.
 R rows, I inputs, O outputs, G experts with rows. A single matrix is a stack of one expert.
 """
 
+import math
+
 from numba import cfunc, njit, types
 
 from gesso.backends.cpu import tiles
@@ -116,6 +118,33 @@ def _round_many(arguments, bits):
                 vec.store_as_bytes(at + 16, second)
             vec.store_int(at + 32, start)
             vec.store_float(at + 36, scale)
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+@_inlined
+def _normalize(arguments):
+    """Divide rows by the root of their mean square, and multiply them by weights.
+
+    x, y    float32 [R, I]; I is a multiple of 16
+    weight  float32 [I]
+    eps     float64, added to the mean square
+    """
+    x, rows, inputs, y = load_four(arguments + 8)
+    weight, eps = vec.load_long(arguments + 40), vec.load_double(arguments + 48)
+    while True:
+        row = vec.take(arguments)
+        if row >= rows:
+            break
+        at, sums = 4 * row * inputs, vec.no_floats()
+        for i in range(0, 4 * inputs, 64):
+            values = vec.load_floats(x + at + i)
+            sums = vec.fused(values, values, sums)
+        factor = types.float32(1 / math.sqrt(vec.total(sums) / inputs + eps))
+        for i in range(0, 4 * inputs, 64):
+            values = vec.times(vec.load_floats(x + at + i), vec.load_floats(weight + i))
+            vec.store_floats(y + at + i, vec.multiplied(values, factor))
 
 
 # --- few rows ---------------------------------------------------------------------------------------------------------
@@ -274,6 +303,11 @@ def _multiply_many(arguments, bits):
 # --- entry points -----------------------------------------------------------------------------------------------------
 
 _compiled = cfunc(types.void(types.intp), cache=True)
+
+
+@_compiled
+def normalize(arguments):
+    _normalize(arguments)
 
 
 @_compiled

@@ -5,7 +5,7 @@ E experts, G experts with tokens.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -59,33 +59,48 @@ class Matrix:
         return cls(weight.format, codes, scales, *weight.shape[-2:])
 
     def __call__(self, x: Tensor) -> Tensor:
-        x_TI = x.reshape(-1, self.inputs)
-        return self.grouped(x_TI, _all_rows(len(x_TI))).view(*x.shape[:-1], self.outputs).to(x.dtype)
+        return self.grouped(x, _all_rows(x.numel() // self.inputs)).view(*x.shape[:-1], self.outputs).to(x.dtype)
 
-    def grouped(self, x_TI: Tensor, pairs: Pairs) -> Tensor:
-        """Return the products [R, O], in float32, of rows and the matrices of their experts."""
-        x_TI = x_TI.float().contiguous()
-        tokens, rows, experts = len(x_TI), len(pairs.source_R), len(pairs.expert_G)
-        y_RO = torch.empty(rows, self.outputs)
-        _, few, many = FORMATS[self.format]
+    def grouped(self, x: Tensor, pairs: Pairs) -> Tensor:
+        """Return the products [R, O], in float32, of rows [..., I] and the matrices of their experts."""
+        rows, experts = pairs.source_R.shape[0], pairs.expert_G.shape[0]
         is_few = rows < MANY * experts
-        round_rows, multiply = few if is_few else many
-        size = -(-self.inputs // BLOCK) * ROW_BLOCK_BYTES if is_few else self.inputs // GROUP * ROW_GROUP_BYTES
-        rounded = torch.empty(tokens, size, dtype=torch.uint8)
-        threads.run(
-            round_rows, x_TI.data_ptr(), tokens, self.inputs, rounded.data_ptr(),
-            threads=threads.count(tokens // ROUNDED_AT_ONCE),
-        )  # fmt: skip
+        rounded = _rounded(x, self.inputs, self.format, is_few)
+        y_RO = torch.empty(rows, self.outputs)
         used = threads.count(experts * -(-self.outputs // OUTPUTS))
-        space = torch.empty(0 if is_few else used * SPACE_BYTES, dtype=torch.uint8)
+        space = None if is_few else torch.empty(used * SPACE_BYTES, dtype=torch.uint8)
         threads.run(
-            multiply, rounded.data_ptr(), pairs.source_R.data_ptr(), self.codes.data_ptr(), self.scales.data_ptr(),
-            self.inputs, self.outputs, y_RO.data_ptr(), experts, pairs.expert_G.data_ptr(), pairs.end_G.data_ptr(),
-            0, space.data_ptr(), threads=used,
+            FORMATS[self.format][1 if is_few else 2][1], rounded.data_ptr(), pairs.source_R.data_ptr(),
+            self.codes.data_ptr(), self.scales.data_ptr(), self.inputs, self.outputs, y_RO.data_ptr(), experts,
+            pairs.expert_G.data_ptr(), pairs.end_G.data_ptr(), 0, 0 if space is None else space.data_ptr(),
+            threads=used,
         )  # fmt: skip
         return y_RO
 
 
-@cache
+@lru_cache(maxsize=64)
 def _all_rows(count: int) -> Pairs:
     return Pairs(torch.arange(count), torch.zeros(1, dtype=torch.int64), torch.tensor([count]))
+
+
+# Queries, keys and values are products of the same rows, and so are gates and ups: what was rounded last is kept. The
+# version of a tensor counts the changes to it.
+_last: tuple[Tensor, tuple[object, ...], Tensor] | None = None
+
+
+def _rounded(x: Tensor, inputs: int, format: str, is_few: bool) -> Tensor:
+    """Return rows in the layout of the kernels for few or for many rows."""
+    global _last
+    last, key = _last, (format, is_few, None if x.is_inference() else x._version)
+    if last is not None and last[0] is x and last[1] == key and key[2] is not None:
+        return last[2]
+    x_TI = x.reshape(-1, inputs).float().contiguous()
+    tokens = x_TI.shape[0]
+    size = -(-inputs // BLOCK) * ROW_BLOCK_BYTES if is_few else inputs // GROUP * ROW_GROUP_BYTES
+    rounded = torch.empty(tokens, size, dtype=torch.uint8)
+    threads.run(
+        FORMATS[format][1 if is_few else 2][0], x_TI.data_ptr(), tokens, inputs, rounded.data_ptr(),
+        threads=threads.count(tokens // ROUNDED_AT_ONCE),
+    )  # fmt: skip
+    _last = x, key, rounded
+    return rounded

@@ -103,6 +103,11 @@ def load_long(builder, address):
     return load(builder, address, LONG)
 
 
+@operation(types.float64, types.intp)
+def load_double(builder, address):
+    return load(builder, address, ir.DoubleType())
+
+
 @operation(Bytes, types.intp)
 def load_bytes(builder, address):
     return load(builder, address, Bytes.llvm)
@@ -141,6 +146,11 @@ def _widened(builder, words):
     ints = builder.shl(builder.zext(words, ir.VectorType(INT, 4)), ir.Constant(ir.VectorType(INT, 4), [16] * 4))
     floats = builder.bitcast(ints, ir.VectorType(FLOAT, 4))
     return builder.shuffle_vector(floats, floats, indices(lane // 4 for lane in range(LANES)))
+
+
+@operation(types.void, types.intp, Floats)
+def store_floats(builder, address, value):
+    store(builder, address, value)
 
 
 @operation(types.void, types.intp, types.float32)
@@ -312,6 +322,11 @@ def largest(builder, a, b):
 @operation(Floats, Floats, Floats)
 def times(builder, a, b):
     return builder.fmul(a, b)
+
+
+@operation(Floats, Floats, types.float32)
+def multiplied(builder, value, factor):
+    return builder.fmul(value, splat(builder, factor, LANES))
 
 
 @operation(Floats, Floats, Floats, Floats)
