@@ -18,6 +18,7 @@ from gesso.adapters.lora import adapter_sites, kept_active, switch
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.diffusion.hash import draw
 from gesso.diffusion.prediction import Prediction
+from gesso.model.attention import AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
 
@@ -32,6 +33,7 @@ class TorchBackend:
 
     def __init__(self, model: DiffusionGemma) -> None:
         self.model = model
+        self.attend: AttendWithCache = attend_with_cache
         TorchBackend.adapters_changed(self)  # not the method of a subclass, which is not initialized yet
 
     @torch.no_grad()
@@ -40,8 +42,11 @@ class TorchBackend:
         with fast_products(), kept_active(self._sites):
             for piece in pieces:
                 switch(self._sites, piece.adapter)
-                causal, soft_SH = piece.causal, piece.soft_SH
-                hidden.append(self.model.run(piece.ids_S, cache, piece.row, causal=causal, soft_SH=soft_SH))
+                hidden.append(
+                    self.model.run(
+                        piece.ids_S, cache, piece.row, causal=piece.causal, soft_SH=piece.soft_SH, attend=self.attend
+                    )
+                )
         return hidden
 
     @torch.no_grad()

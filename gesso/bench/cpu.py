@@ -173,7 +173,8 @@ def random_model(config: Config, dense_format: str) -> DiffusionGemma:
 
 def _weights(model: DiffusionGemma) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return bytes and number of values of all packed matrices in layers: those that every token uses, and experts."""
-    fixed, experts = [], []
+    fixed: list[tuple[int, int]] = []
+    experts: list[tuple[int, int]] = []
     for name, module in model.decoder.layers.named_modules():
         if isinstance(module, Packed):
             found = sum(tensor.nbytes for tensor in module.tensors.values()), torch.Size(module.shape).numel()

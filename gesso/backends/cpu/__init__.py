@@ -1,7 +1,7 @@
 """The CPU backend: the plain model, whose packed weights are multiplied by kernels instead of being unpacked.
 
-- `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`: modules of the model
-  that use kernels.
+- `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`, `attention`: parts
+  of the model that use kernels.
 - `kernels`: the kernels, written in Python and compiled by numba; `vectors`, `tiles` and `dots` have their operations.
 - `threads`: kernels on the threads of torch.
 
@@ -40,8 +40,11 @@ class CpuBackend(TorchBackend):
     """Runs the plain model with kernels for packed weights."""
 
     def __init__(self, model: DiffusionGemma) -> None:
+        from gesso.backends.cpu.attention import attend
+
         use_kernels(model)
         super().__init__(model)
+        self.attend = attend
 
     def drop_captured(self) -> None:
         use_kernels(self.model)  # the weights have changed

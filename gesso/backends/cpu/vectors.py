@@ -9,6 +9,8 @@ of bytes depend on the machine (`dots.py`). Memory is addressed by integers, in 
     Floats  16 float32
 """
 
+import math
+
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, models, register_model
@@ -101,6 +103,11 @@ def load_some(builder, address, count, vector, name):
 @operation(types.int64, types.intp)
 def load_long(builder, address):
     return load(builder, address, LONG)
+
+
+@operation(types.float32, types.intp)
+def load_float(builder, address):
+    return load(builder, address, FLOAT)
 
 
 @operation(types.float64, types.intp)
@@ -322,6 +329,49 @@ def largest(builder, a, b):
 @operation(Floats, Floats, Floats)
 def times(builder, a, b):
     return builder.fmul(a, b)
+
+
+@operation(Floats, types.float32)
+def floats(builder, value):
+    """Return a value in every lane."""
+    return splat(builder, value, LANES)
+
+
+@operation(Floats, Floats, Floats)
+def plus(builder, a, b):
+    return builder.fadd(a, b)
+
+
+@operation(Floats, Floats, Floats)
+def larger(builder, a, b):
+    """Return the larger of two values in every lane; NaN if one of them is."""
+    return call(builder, "llvm.maximum.v16f32", Floats.llvm, a, b)
+
+
+@operation(types.float32, Floats)
+def greatest(builder, value):
+    """Return the largest of all lanes; NaN if one of them is."""
+    return call(builder, "llvm.vector.reduce.fmaximum.v16f32", FLOAT, value)
+
+
+@operation(Floats, Floats)
+def exponential(builder, value):
+    """Return e^x of values up to 0, with a relative error of 2e-7. Below -87 it is e^-87, and of NaN it is NaN."""
+
+    def constant(number):
+        return ir.Constant(Floats.llvm, [number] * LANES)
+
+    bounded = call(builder, "llvm.maximum.v16f32", Floats.llvm, value, constant(-87.0))
+    power = builder.fmul(bounded, constant(1 / math.log(2)))
+    whole = call(builder, "llvm.rint.v16f32", Floats.llvm, power)
+    rest = builder.fsub(power, whole)
+    result = constant(math.log(2) ** 6 / 720)  # the Taylor series of 2^rest, from its last term
+    for degree in (5, 4, 3, 2, 1, 0):
+        term = constant(math.log(2) ** degree / math.factorial(degree))
+        result = call(builder, "llvm.fma.v16f32", Floats.llvm, result, rest, term)
+    exponent = builder.shl(builder.fptosi(whole, Ints.llvm), ir.Constant(Ints.llvm, [23] * LANES))
+    scaled = builder.bitcast(builder.add(builder.bitcast(result, Ints.llvm), exponent), Floats.llvm)
+    return builder.select(builder.fcmp_ordered("ord", value, value), scaled, value)
 
 
 @operation(Floats, Floats, types.float32)
