@@ -2,7 +2,7 @@
 
 - `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`, `attention`: parts
   of the model that use kernels.
-- `kernels`: the kernels, written in Python and compiled by numba; `vectors`, `tiles` and `dots` have their operations.
+- `kernels`: the kernels, in Python that numba compiles.
 - `threads`: kernels on the threads of torch.
 
 Import these modules only where numba is installed, except `formats`.

@@ -9,7 +9,8 @@ S = 1 token, N query heads, M key/value heads, D head dim, L capacity of the cac
 import torch
 from torch import Tensor
 
-from gesso.backends.cpu import kernels, threads
+from gesso.backends.cpu import threads
+from gesso.backends.cpu.kernels import attention as kernel
 from gesso.model.attention import attend_with_cache
 from gesso.model.cache import LayerKV
 
@@ -29,7 +30,7 @@ def attend(q_SND: Tensor, k_SMD: Tensor, v_SMD: Tensor, cache: LayerKV, row: int
     out_SND, queries = torch.empty_like(q_SND), q_SND.shape[1]
     scores = torch.empty(queries, (count // LANES + 1) * LANES)
     threads.run(
-        kernels.attend, q_SND.data_ptr(), k_SMD.data_ptr(), v_SMD.data_ptr(), keys_LMD.data_ptr(),
+        kernel.attend, q_SND.data_ptr(), k_SMD.data_ptr(), v_SMD.data_ptr(), keys_LMD.data_ptr(),
         values_LMD.data_ptr(), count, heads, queries // heads, size, out_SND.data_ptr(), scores.data_ptr(),
         threads=threads.count(heads),
     )  # fmt: skip

@@ -8,7 +8,8 @@ import struct
 import torch
 from torch import Tensor, nn
 
-from gesso.backends.cpu import kernels, threads
+from gesso.backends.cpu import threads
+from gesso.backends.cpu.kernels.norm import normalize
 from gesso.model.modules import RMSNorm
 
 LANES = 16
@@ -30,7 +31,7 @@ class KernelNorm(RMSNorm):
         x = x.contiguous()
         y, rows = torch.empty_like(x), x.numel() // size
         threads.run(
-            kernels.normalize, x.data_ptr(), rows, size, y.data_ptr(), weight.data_ptr(), self.eps_bits,
+            normalize, x.data_ptr(), rows, size, y.data_ptr(), weight.data_ptr(), self.eps_bits,
             threads=threads.count(min(rows, x.numel() // ALONE)),
         )  # fmt: skip
         return y

@@ -1,4 +1,4 @@
-"""Products with packed weights: the kernels of `kernels.py`, called with tensors.
+"""Products with packed weights: the kernels, called with tensors.
 
 T tokens, K experts per token, R = T·K pairs of a token and its expert, sorted by expert, I inputs, O outputs,
 E experts, G experts with tokens.
@@ -10,22 +10,23 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gesso.backends.cpu import kernels, threads
-from gesso.backends.cpu.kernels import BLOCK, GROUP, OUTPUTS, ROW_BLOCK_BYTES, SPACE_BYTES
-from gesso.backends.cpu.tiles import ROW_GROUP_BYTES
+from gesso.backends.cpu import threads
+from gesso.backends.cpu.kernels import few_rows, many_rows, rounding
+from gesso.backends.cpu.kernels.rounding import BLOCK, GROUP, ROW_BLOCK_BYTES
+from gesso.backends.cpu.kernels.tiles import ROW_GROUP_BYTES
 from gesso.checkpoint.quantize.packed import Packed
 
 # By format: the tensor that holds the codes, and the kernels for few and for many rows, each with its rounding.
 FORMATS = {
     "int4": (
         "weight_packed",
-        (kernels.round_few_int4, kernels.multiply_few_int4),
-        (kernels.round_many_int4, kernels.multiply_many_int4),
+        (rounding.round_few_int4, few_rows.multiply_few_int4),
+        (rounding.round_many_int4, many_rows.multiply_many_int4),
     ),
     "int8": (
         "weight",
-        (kernels.round_few_int8, kernels.multiply_few_int8),
-        (kernels.round_many_int8, kernels.multiply_many_int8),
+        (rounding.round_few_int8, few_rows.multiply_few_int8),
+        (rounding.round_many_int8, many_rows.multiply_many_int8),
     ),
 }
 MANY = 4  # rows per matrix from which rearranging its weights takes less time than reading them again for each row
@@ -67,8 +68,8 @@ class Matrix:
         is_few = rows < MANY * experts
         rounded = _rounded(x, self.inputs, self.format, is_few)
         y_RO = torch.empty(rows, self.outputs)
-        used = threads.count(experts * -(-self.outputs // OUTPUTS))
-        space = None if is_few else torch.empty(used * SPACE_BYTES, dtype=torch.uint8)
+        used = threads.count(experts * -(-self.outputs // few_rows.OUTPUTS))
+        space = None if is_few else torch.empty(used * many_rows.SPACE_BYTES, dtype=torch.uint8)
         threads.run(
             FORMATS[self.format][1 if is_few else 2][1], rounded.data_ptr(), pairs.source_R.data_ptr(),
             self.codes.data_ptr(), self.scales.data_ptr(), self.inputs, self.outputs, y_RO.data_ptr(), experts,

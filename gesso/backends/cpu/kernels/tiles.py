@@ -14,24 +14,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, models, register_model
 
-from gesso.backends.cpu import dots
-from gesso.backends.cpu.vectors import (
-    FLOAT,
-    INT,
-    LANES,
-    LONG,
-    WORD,
-    Bytes,
-    Floats,
-    Ints,
-    call,
-    indices,
-    load,
-    load_some,
-    operation,
-    splat,
-    store,
-)
+from gesso.backends.cpu.kernels import dots
+from gesso.backends.cpu.kernels.instructions import FLOAT, INT, LONG, WORD, call, indices, load, load_some, splat, store
+from gesso.backends.cpu.kernels.vectors import LANES, Bytes, Floats, Ints, operation
 
 ROWS, COLUMNS = 4, 2  # of a tile: in AVX-512, sums take 16 of 32 registers
 GROUP_BYTES = 8 * 64 + 64  # of a rearranged group

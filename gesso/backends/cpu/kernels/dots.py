@@ -4,15 +4,14 @@
     AVX2                      vpmaddubsw, which saturates sums of two beyond 16 bits, and vpmaddwd
     ARM with dot products     sdot: signed times signed bytes
     any other                 widened to 32 bits; correct, and slow
-
-T lanes of the total, each of four bytes.
 """
 
 import platform
 
 from llvmlite import ir
 
-_BYTE, _WORD, _INT = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+from gesso.backends.cpu.kernels.instructions import WORD, call, indices
+
 OFFSET = 128
 
 
@@ -25,7 +24,7 @@ def features(context):
 
 
 def offset(features):
-    """Return the number that must be added to signed weights, and whose share `product.py` subtracts again."""
+    """Return the number that must be added to signed weights, and whose share `rounding.py` takes back."""
     return OFFSET if _is_unsigned(features) else 0
 
 
@@ -64,7 +63,7 @@ def _parts(builder, size, function, total, weights, signed):
     while len(results) > 1:
         lanes = 2 * results[0].type.count
         results = [
-            builder.shuffle_vector(a, b, _indices(range(lanes)))
+            builder.shuffle_vector(a, b, indices(range(lanes)))
             for a, b in zip(results[0::2], results[1::2], strict=True)
         ]
     return results[0]
@@ -73,50 +72,40 @@ def _parts(builder, size, function, total, weights, signed):
 def _part(builder, value, number, lanes):
     if value.type.count == lanes:
         return value
-    return builder.shuffle_vector(value, value, _indices(range(number * lanes, (number + 1) * lanes)))
-
-
-def _indices(values):
-    values = list(values)
-    return ir.Constant(ir.VectorType(_INT, len(values)), values)
-
-
-def _call(builder, name, returned, *arguments):
-    function_type = ir.FunctionType(returned, [argument.type for argument in arguments])
-    return builder.call(builder.module.declare_intrinsic(name, (), function_type), arguments)
+    return builder.shuffle_vector(value, value, indices(range(number * lanes, (number + 1) * lanes)))
 
 
 def _vnni(name):
     def function(builder, total, weights, signed):
         words = (builder.bitcast(value, total.type) for value in (weights, signed))
-        return _call(builder, name, total.type, total, *words)
+        return call(builder, name, total.type, total, *words)
 
     return function
 
 
 def _avx2(builder, total, weights, signed):
     """Multiply magnitudes by signed bytes with the signs of the weights: at most 2 · 127 · 127, which 16 bits hold."""
-    magnitude = _call(builder, "llvm.abs.v32i8", weights.type, weights, ir.Constant(ir.IntType(1), 0))
+    magnitude = call(builder, "llvm.abs.v32i8", weights.type, weights, ir.Constant(ir.IntType(1), 0))
     return _avx2_nibbles(
-        builder, total, magnitude, _call(builder, "llvm.x86.avx2.psign.b", signed.type, signed, weights)
+        builder, total, magnitude, call(builder, "llvm.x86.avx2.psign.b", signed.type, signed, weights)
     )
 
 
 def _avx2_nibbles(builder, total, weights, signed):
-    pairs_type = ir.VectorType(_WORD, 16)
-    pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs_type, weights, signed)
-    fours = _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, ir.Constant(pairs_type, [1] * 16))
+    pairs_type = ir.VectorType(WORD, 16)
+    pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs_type, weights, signed)
+    fours = call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, ir.Constant(pairs_type, [1] * 16))
     return builder.add(total, fours)
 
 
 def _sdot(builder, total, weights, signed):
-    return _call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, total, weights, signed)
+    return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, total, weights, signed)
 
 
 def _widened(builder, total, weights, signed):
     for place in range(4):
         factors = [
-            builder.sext(builder.shuffle_vector(value, value, _indices(range(place, 64, 4))), total.type)
+            builder.sext(builder.shuffle_vector(value, value, indices(range(place, 64, 4))), total.type)
             for value in (weights, signed)
         ]
         total = builder.add(total, builder.mul(*factors))
