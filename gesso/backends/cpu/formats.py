@@ -2,9 +2,9 @@
 
 import torch
 
-from gesso.checkpoint.quantize import fp8, int8
+from gesso.checkpoint.quantize import int8
 from gesso.checkpoint.quantize.formats import FORMATS
-from gesso.checkpoint.quantize.packed import Packed
+from gesso.checkpoint.quantize.packed import TABLE_ROWS, Packed
 from gesso.checkpoint.quantize.repack import repacked
 
 KERNELS = frozenset(("int4", "int8"))
@@ -18,7 +18,7 @@ def for_cpu(packed: Packed) -> Packed:
     if packed.format != "fp8" or packed.shape[-1] % int8.GROUP:
         return packed
     is_stack = len(packed.shape) == 3
-    parts = packed.unbind() if is_stack else packed.split(fp8.ROWS)
+    parts = packed.unbind() if is_stack else packed.split(TABLE_ROWS)
     each = [FORMATS["int8"].pack(part.dense(torch.float32)) for part in parts]
     join = torch.stack if is_stack else torch.cat
     return repacked("int8", packed, {key: join([one[key] for one in each]) for key in each[0]})

@@ -1,9 +1,9 @@
 """Products of bytes, summed in fours: the instruction that each kind of processor has for them.
 
-    AVX-512 VNNI, AVX-VNNI    vpdpbusd: unsigned times signed bytes. Signed weights are offset by 128.
-    AVX2                      vpmaddubsw, which saturates sums of two beyond 16 bits, and vpmaddwd
-    ARM with dot products     sdot: signed times signed bytes
-    any other                 widened to 32 bits; correct, and slow
+AVX-512 VNNI, AVX-VNNI    vpdpbusd: unsigned times signed bytes. Signed weights are offset by 128.
+AVX2                      vpmaddubsw, which saturates sums of two beyond 16 bits, and vpmaddwd
+ARM with dot products     sdot: signed times signed bytes
+any other                 widened to 32 bits; correct, and slow
 """
 
 import platform
