@@ -21,7 +21,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class AttendWithCache(Protocol):
-    """A function like `attend_with_cache`, which a backend may replace."""
+    """A function that can take the place of `attend_with_cache`."""
 
     def __call__(
         self, q_SND: Tensor, k_SMD: Tensor, v_SMD: Tensor, cache: LayerKV, row: int, start: int, causal: bool
