@@ -15,7 +15,6 @@ from torch.autograd import Function
 
 Unpack = Callable[[Mapping[str, Tensor]], Tensor]
 Product = Callable[[Tensor], Tensor]
-_SHAPE = "weight_shape"  # of int4: two numbers, and not part of a row
 TABLE_ROWS = 32768  # of a large matrix, unpacked at once
 
 
@@ -60,9 +59,8 @@ class Packed(nn.Module):
         return [self._with(self.shape[1:], one) for one in columns]
 
     def split(self, rows: int) -> "list[Packed]":
-        """Return blocks of rows of a matrix; for formats without a global scale."""
-        blocks = -(-len(self) // rows)
-        parts = zip(*([t] * blocks if key == _SHAPE else t.split(rows) for key, t in self.tensors.items()), strict=True)
+        """Return blocks of rows; for formats whose tensors all have the rows as first dimension, such as FP8."""
+        parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
         return [self._with((len(part[0]), *self.shape[1:]), part) for part in parts]
 
     def halves(self) -> "tuple[Packed, Packed]":
@@ -78,7 +76,7 @@ class Packed(nn.Module):
 
     def rows(self, index: Tensor) -> Tensor:
         """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
-        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items() if key != _SHAPE}
+        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
         return self.unpack(picked).to(self.dtype)
 
     def _with(self, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> "Packed":

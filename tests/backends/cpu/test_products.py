@@ -1,5 +1,9 @@
 """Products of the CPU kernels against those of the unpacked matrices."""
 
+import ctypes
+import mmap
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,6 +64,15 @@ def test_rows_do_not_depend_on_other_rows(format):
         assert torch.equal(matrix(x_TI[row : row + 1]), matrix(x_TI[: MANY - 1])[row : row + 1])
 
 
+def test_rows_are_rounded_again_for_another_format_and_after_a_change():
+    matrices, x_TI = [Matrix.of(packed(format, 5, 96)) for format in sorted(KERNELS)], torch.randn(2, 96)
+    for _ in range(2):
+        expected = [matrix(x_TI.clone()) for matrix in matrices]
+        for matrix, each in zip(matrices, expected, strict=True):
+            assert torch.equal(matrix(x_TI), each)
+        x_TI.mul_(-2)
+
+
 @pytest.mark.parametrize("format", sorted(KERNELS))
 @pytest.mark.parametrize("rows", [3, 20])
 def test_threads_do_not_change_a_bit(format, rows):
@@ -113,6 +126,26 @@ def test_weights_need_not_be_aligned():
     matrix, x_TI = Matrix.of(weight), torch.randn(MANY, 96)
     shifted = Matrix(matrix.format, codes, matrix.scales, matrix.outputs, matrix.inputs)
     assert torch.equal(shifted(x_TI), matrix(x_TI))
+
+
+def before_forbidden_memory(tensor: Tensor) -> Tensor:
+    """Return a copy that ends where memory does: reading a byte more ends the process."""
+    pages = -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    buffer = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    whole = torch.frombuffer(buffer, dtype=torch.uint8)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.data_ptr() + pages), mmap.PAGESIZE, 0) == 0
+    return whole[pages - tensor.nbytes : pages].copy_(tensor.view(torch.uint8).flatten())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mprotect")
+@pytest.mark.parametrize("format", sorted(KERNELS))
+def test_nothing_is_read_after_the_last_weight(format):
+    for inputs in (32, 64, 96, 128, 160):
+        matrix = Matrix.of(packed(format, 17, inputs))
+        codes, scales = before_forbidden_memory(matrix.codes), before_forbidden_memory(matrix.scales)
+        for rows in (1, MANY):
+            x_TI = torch.randn(rows, inputs)
+            assert torch.equal(Matrix(format, codes, scales, 17, inputs)(x_TI), matrix(x_TI))
 
 
 def test_fp8_becomes_int8_for_a_cpu():
