@@ -60,6 +60,7 @@ class Matrix:
         return cls(weight.format, codes, scales, *weight.shape[-2:])
 
     def __call__(self, x: Tensor) -> Tensor:
+        assert x.shape[-1] == self.inputs
         return self.grouped(x, _all_rows(x.numel() // self.inputs)).view(*x.shape[:-1], self.outputs).to(x.dtype)
 
     def grouped(self, x: Tensor, pairs: Pairs) -> Tensor:

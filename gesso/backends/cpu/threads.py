@@ -44,8 +44,14 @@ def _function(kernel: Any) -> Any:
 @cache
 def _parallel() -> Any:
     """Return `GOMP_parallel(function, argument, threads, flags)` of torch's OpenMP library, or None."""
-    libraries = [None, *sorted(map(str, (Path(torch.__file__).parent / "lib").glob("lib*omp*")))]
-    for library in libraries:
+    package = Path(torch.__file__).parent
+    paths = [
+        path
+        for directory in (package / "lib", package.parent / "torch.libs")
+        for name in ("libgomp*", "libomp*", "libiomp*")
+        for path in sorted(directory.glob(name))
+    ]
+    for library in (*map(str, paths), None):  # None: whatever this process has loaded, in a torch that bundles none
         try:
             found = ctypes.CDLL(library).GOMP_parallel
         except (AttributeError, OSError, TypeError):  # TypeError: None is not accepted on Windows
