@@ -137,8 +137,10 @@ class DiffusionGemma(nn.Module):
 
     def soft_embedding(self, logits_TV: Tensor) -> Tensor:
         """Return the expected embedding [T, H] under the predictions, at the scale of embedded tokens."""
-        probability_TV = logits_TV.softmax(-1, dtype=torch.float32).to(self.dtype)
-        return torch.matmul(probability_TV, self.decoder.embed_tokens.weight) * self.embed_scale
+        return self.expected_embedding(logits_TV.softmax(-1, dtype=torch.float32))
+
+    def expected_embedding(self, probability_TV: Tensor) -> Tensor:
+        return torch.matmul(probability_TV.to(self.dtype), self.decoder.embed_tokens.weight) * self.embed_scale
 
     def conditioning(self, token_T: Tensor, soft_TH: Tensor) -> Tensor:
         """Return the soft embeddings, replaced by the embedding of the token wherever one is fixed (not negative)."""
