@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gesso import loading
-from gesso.bench import cpu
+from gesso.bench import cpu, cpu_peers, llama_cpp
 from gesso.bench import peer as peers
 from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
@@ -31,6 +32,7 @@ from gesso.engine.events import Draft
 from gesso.errors import InputError
 from gesso.eval.plot import Point, Series, svg
 from gesso.info.budget import CONTEXT
+from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 
 STEPS = 16
@@ -47,8 +49,10 @@ def bench(
 
     adapters: how many random adapters to measure again with, of this rank.
     """
-    if peer not in (None, "transformers"):
-        raise InputError(f"--peer must be transformers, got {peer!r}")
+    if peer not in (None, "transformers", "llama.cpp"):
+        raise InputError(f"--peer must be transformers or llama.cpp, got {peer!r}")
+    if peer == "llama.cpp":
+        llama_cpp.check_installed()
     where = loading.find_device(device)
     usual = USUAL[where.type]
     found = measure(
@@ -73,13 +77,14 @@ def bench(
         rank=rank,
     )
     if peer is not None:
-        if "canvases" in found:
-            raise InputError(
-                "--peer needs a small model on a CPU: transformers would take the weights in full precision"
-            )
         random = isinstance(name, str) and random_weights.is_random(name)
         config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
         directory = None if config else find_directory(name)
+        if "canvases" in found:
+            shape = config or Config.from_directory(directory or Path())
+            return found | cpu_peers.measure(peer, shape, found)
+        if peer == "llama.cpp":
+            raise InputError("--peer llama.cpp is for large models on a CPU, which also write token by token")
         number = loading.find_dtype(dtype, where)
         seconds = peers.measure(config, directory, where, number, found["prompt"])
         found["peer_ms_a_step"] = seconds * 1e3

@@ -33,7 +33,7 @@ def bench(
         int | None, typer.Option(min=1, help="model, serve, train: tokens to generate per request, or to train.")
     ] = None,
     adapters: Annotated[int, typer.Option(min=0, help="model: also measure with this many random adapters.")] = 0,
-    peer: Annotated[str | None, typer.Option(help="model: also measure transformers.")] = None,
+    peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
     only: Annotated[str | None, typer.Option(help="kernels: only those whose name contains this.")] = None,
