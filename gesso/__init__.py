@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gesso.errors import CheckpointError, GessoError, InputError
 from gesso.info.device import SHARE
-from gesso.settings import PRESETS, Diffusion, DiffusionOptions
+from gesso.settings import PRESETS, DecodeName, Diffusion, DiffusionOptions
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,9 @@ def load(
     max_batch: int = 8,
     max_length: int | None = None,
     memory: float | str = SHARE,
+    decode: DecodeName = "auto",
+    threads: int | None = None,
+    cache_dir: str | Path | None = None,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
@@ -69,9 +72,9 @@ def load(
 
     device: for example "cpu" or "cuda:1". Default: the first GPU, or else the CPU.
     dtype: default: bfloat16 on a GPU, float32 on the CPU.
-    quantize: pack the weights while they load: "fp8", "int4" or "nvfp4"; with "-layers" appended, without the
-        embeddings. "auto" is the widest precision that fits: as stored, fp8 or int4. A directory that
-        `gesso quantize` wrote does not need it.
+    quantize: pack the weights while they load: "fp8", "int4" or "nvfp4", or on a CPU "int4-int8"; with "-layers"
+        appended, without the embeddings. "auto" is the widest precision that fits: as stored, fp8 or int4. A directory
+        that `gesso quantize` wrote does not need it.
     adapter: directory of an adapter in peft's format, or several by name. Requests name one of them (`adapter=`), or
         use the first until `Gesso.use_adapter` chooses another. `Gesso.load_adapter` loads more.
     max_batch: most requests that run at once.
@@ -79,6 +82,11 @@ def load(
     memory: share of the device's memory that may be used, or a size such as "12GB", which also limits what this
         process can allocate on a GPU. If the weights do not fit on a GPU, the experts of some layers stay in host
         memory and are copied in every step. If that is impossible, nothing is loaded and the error says what would fit.
+    decode: "canvas", or "tokens" to write token by token. "auto" measures both if a large model runs on a CPU, and
+        takes the faster one; otherwise it is "canvas". `Gesso.decoding` has the choice, which requests may override.
+    cache_dir: directory for prompts that a model on a CPU has read, so that another process does not have to read the
+        same beginning again. Default: none. The least recently used files are deleted at 20 GB.
+    threads: threads of torch on a CPU, in the whole process. Default: one per physical core, but not more than before.
     """
     from gesso.loading import load as load_model
 
@@ -91,6 +99,9 @@ def load(
         max_batch=max_batch,
         max_length=max_length,
         memory=memory,
+        decode=decode,
+        threads=threads,
+        cache_dir=cache_dir,
     )
 
 

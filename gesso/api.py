@@ -18,8 +18,9 @@ from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
 from gesso.engine.decision import choice_tokens, decision_request, probabilities
+from gesso.engine.decoding import Decoding
 from gesso.engine.driver import Driver
-from gesso.engine.engine import Engine
+from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Draft, Event, Result
 from gesso.engine.plan import compare, generate
 from gesso.engine.request import Request
@@ -31,7 +32,7 @@ from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
 from gesso.results import ChatResult, Decision
-from gesso.settings import SETTINGS, Diffusion, DiffusionOptions, PresetName, choose, unknown_settings
+from gesso.settings import SETTINGS, DecodeName, Diffusion, DiffusionOptions, PresetName, unknown_settings
 
 # Special tokens that may begin an answer. With any other, the answer would be empty.
 OPENINGS = ("<|channel>", "<|tool_call>")
@@ -51,11 +52,14 @@ class Gesso:
         max_length: int | None,
     ) -> None:
         self.model, self.tokenizer, self.defaults, self.directory = model, tokenizer, defaults, directory
-        self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length)
+        # A CPU reads one piece of a prompt per pass: a pass takes seconds, and progress is shown after each.
+        prefill = PIECE if model.device.type == "cpu" else PREFILL
+        self.engine = Engine(model, self.decode, max_batch=max_batch, max_length=max_length, prefill=prefill)
         openings = {tokenizer.id_of(piece) for piece in OPENINGS}
         self._never_first = (tokenizer.special_ids | set(defaults.eos_token_ids)) - openings
         self.guides = Guides(tokenizer, model.config.vocab_size, frozenset(defaults.eos_token_ids))
         self.driver = Driver(self.engine)
+        self.decoding = Decoding()  # of requests that leave it open
         self.adapter = adapters.active(model)  # of new requests that name none
         for name in adapters.attached(model):
             self.engine.add_adapter(name, partial(adapters.remove, model, name))
@@ -84,7 +88,11 @@ class Gesso:
             adapter: name of the adapter to write it with. Default: the one of `use_adapter`.
 
         Diffusion:
-            preset: "quality", "balanced" or "fast", or a `gesso.Diffusion`. Default: the checkpoint's settings.
+            preset: "quality", "balanced", "fast" or "laptop", or a `gesso.Diffusion`. Default: the checkpoint's
+                settings.
+            decode: "tokens" writes token by token with the causal encoder, "canvas" with canvases, "auto" (the default)
+                as the model was loaded to, but always with canvases if the request has pins, a constraint, a preset
+                except "laptop", or a setting of canvases.
             steps, entropy_bound, t_max, t_min, stability, confidence, greed, top_k, top_p, min_p, sampler, stopping,
             canvas_length, eos_settles, settle: the fields of `gesso.Diffusion`; they take precedence over the preset.
 
@@ -323,6 +331,7 @@ class Gesso:
         json_schema: Mapping[str, Any] | bool | None = None,
         grammar: str | None = None,
         adapter: str | None = None,
+        decode: DecodeName | None = None,
         **diffusion: Unpack[DiffusionOptions],
     ) -> Request:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
@@ -343,7 +352,13 @@ class Gesso:
         return Request(
             prompt=tuple(ids),
             max_new_tokens=max_new_tokens,
-            diffusion=choose(self.defaults.diffusion, preset, **diffusion),
+            diffusion=self.decoding.settings(
+                self.defaults.diffusion,
+                decode,
+                preset,
+                diffusion,
+                needs_canvas=bool(pins or asked or guide or resume),
+            ),
             seed=seed,
             eos=frozenset(self.defaults.eos_token_ids),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),

@@ -1,6 +1,8 @@
 """Load a model: choose the device, dtype and precision, read the checkpoint, and attach adapters."""
 
 import logging
+import math
+import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,19 +11,29 @@ import torch
 
 from gesso import adapters
 from gesso.api import Gesso
+from gesso.backends.cpu import is_installed
+from gesso.backends.cpu.formats import for_cpu
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import aliases
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
+from gesso.checkpoint.identity import identity
 from gesso.checkpoint.load import load as load_weights
-from gesso.checkpoint.source import locate
+from gesso.checkpoint.parameters import parameters
+from gesso.checkpoint.source import Source, locate
+from gesso.engine.decoding import check_decode, choose_decoding
+from gesso.engine.engine import Engine
+from gesso.engine.prefix_files import PrefixFiles
 from gesso.errors import InputError
 from gesso.info.budget import Placement, choose_placement, streaming_cost
+from gesso.info.cores import threads_for
 from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
 from gesso.info.memory import unpacks
+from gesso.settings import DecodeName
 
 logger = logging.getLogger("gesso")
 
+LARGE = 2 * 10**9  # parameters
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -35,11 +47,19 @@ def load(
     max_batch: int,
     max_length: int | None,
     memory: float | str,
+    decode: DecodeName = "auto",
+    threads: int | None = None,
+    cache_dir: str | Path | None = None,
     placement: Placement | None = None,
 ) -> Gesso:
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
+    check_decode(decode)
     where = find_device(device)
     number = find_dtype(dtype, where)
+    if cache_dir is not None and where.type != "cpu":
+        raise InputError("cache_dir is for models on a CPU: a GPU reads a prompt as fast as a file; leave it out")
+    if where.type == "cpu":
+        torch.set_num_threads(threads_for(threads, torch.get_num_threads()))
     if where.index is not None and where.type == "cuda":
         torch.cuda.set_device(where)  # kernels, streams and graphs use the current device
     if aliases.is_automatic(name):
@@ -55,16 +75,44 @@ def load(
     if placed.layers:
         logger.warning("%s", streaming_cost(placed, len(source.config.layers)))
     packs = None if placed.quantize == "none" else placed.quantize
-    unpack = where.type == "cpu" and unpacks(source, number.itemsize, found.budget(memory))
-    model = load_weights(source, where, number, packs, placed.layers, unpack=unpack)
+    on_cpu = where.type == "cpu"
+    unpack = on_cpu and unpacks(source, number.itemsize, found.budget(memory))
+    large_on_cpu = on_cpu and is_large(source)
+    if large_on_cpu and not is_installed():
+        logger.warning("without numba, every product unpacks its weights, which is slow: pip install 'gesso[cpu]'")
+    convert = for_cpu if large_on_cpu and is_installed() and not unpack else None
+    model = load_weights(source, where, number, packs, placed.layers, unpack=unpack, on_cpu=on_cpu, convert=convert)
     defaults = GenerationDefaults.from_directory(source.directory, source.config)
     tokenizer = Tokenizer.from_directory(source.directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}
     for adapter_name, path in named.items():
         adapters.load(model, find_directory(path), adapter_name)
     loaded = Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
+    if cache_dir is not None:
+        loaded.engine.prefixes = _prefix_files(Path(cache_dir), source, name, loaded.engine)
     loaded.use_adapter(next(iter(named), None))
+    loaded.decoding = choose_decoding(decode, loaded.engine.runner.backend, loaded.config.canvas_length)
     return loaded
+
+
+def is_large(source: Source) -> bool:
+    """Return whether the model is so large that products with unpacked weights would take too long on a CPU."""
+    return sum(math.prod(shape) for shape in parameters(source.config).values()) >= LARGE
+
+
+def _prefix_files(directory: Path, source: Source, name: str | Path | None, engine: Engine) -> PrefixFiles:
+    """Return the stored prompts of a model, under a name for everything that the bits of its keys depend on."""
+    parts = (
+        torch.__version__,
+        platform.machine(),
+        torch.backends.cpu.get_cpu_capability(),
+        str(torch.get_num_threads()),
+        type(engine.runner.backend).__name__,
+        str(engine.model.dtype),
+        str(engine.model.config.quantization),
+        str(name) if source.path is None else identity(source),
+    )
+    return PrefixFiles(directory.expanduser(), "\n".join(parts))
 
 
 def choose_checkpoint(device: torch.device, memory: float | str, quantize: str | None) -> aliases.Choice:

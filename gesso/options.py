@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gesso.engine.events import Draft
-from gesso.settings import Diffusion, DiffusionOptions, PresetName
+from gesso.settings import DecodeName, Diffusion, DiffusionOptions, PresetName
 
 Method = Literal["auto", "prompt", "pinned"]
 
@@ -34,6 +34,7 @@ class GenerateOptions(TextOptions, total=False):
 
     pins: Mapping[int, int] | None  # token id by position in the new text
     resume: Draft | None  # draft event of an earlier run with the same arguments, to continue from
+    decode: DecodeName | None  # token by token or with canvases; None: as the model does, or as other options require
 
 
 class ChatOptions(GenerateOptions, total=False):

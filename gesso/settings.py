@@ -14,9 +14,11 @@ from gesso.errors import InputError
 
 SamplerName = Literal["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive"]
 StoppingName = Literal["stable", "plateau", "fixed"]
-PresetName = Literal["quality", "balanced", "fast"]
+PresetName = Literal["quality", "balanced", "fast", "laptop"]
+DecodeName = Literal["auto", "canvas", "tokens"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
 STOPPINGS: tuple[StoppingName, ...] = get_args(StoppingName)
+DECODES: tuple[DecodeName, ...] = get_args(DecodeName)
 Custom = Callable[..., Any]  # an object that follows the Protocol `Sampler` or `Stopping` of `gesso.diffusion`
 T = TypeVar("T")
 
@@ -208,18 +210,24 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
 # The autoregressive sampler as a diffusion: canvases of one token that take one step.
 NEXT_TOKEN: DiffusionOptions = {"steps": 1, "canvas_length": 1, "stopping": "fixed", "settle": 0}
 
+DRAWING = frozenset(("greed", "top_k", "top_p", "min_p", "t_max", "t_min"))  # settings with a meaning for any sampler
+SHORT: PresetName = "laptop"  # the preset that leaves open whether canvases are used
+
 PRESETS: Mapping[PresetName, Diffusion] = MappingProxyType(
     {
         "quality": Diffusion(steps=96, entropy_bound=0.05, stability=2, confidence=0.002),
         "balanced": Diffusion(),  # exactly the reference's defaults
         "fast": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True),
+        # The time of a step on a CPU grows with the canvas. A model that writes token by token there still does so.
+        "laptop": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True, canvas_length=64),
     }
 )
 PRESET = Setting(
     name="preset",
     kind="string",
     default=None,
-    help="Starting values: quality takes more steps, fast takes fewer. Other options take precedence.",
+    help="Starting values: quality takes more steps, fast takes fewer, laptop also has short canvases. Other "
+    "options take precedence.",
     choices=tuple(PRESETS),
     label="Preset",
     basic=True,

@@ -23,12 +23,14 @@ if not torch.cuda.is_available():
 TESTS = Path(__file__).parent
 # Files that take more than a few seconds. `make check` leaves them out; `make test` runs them.
 SLOW = {
-    "adapters/test_adapters.py", "adapters/test_merging.py", "backends/cuda/test_adapter_bank.py",
+    "adapters/test_adapters.py", "adapters/test_merging.py", "backends/cpu/test_attention.py",
+    "backends/cpu/test_backend.py", "backends/cpu/test_dots.py", "backends/cpu/test_products.py",
+    "backends/cuda/test_adapter_bank.py",
     "backends/cuda/test_adapters.py",
     "backends/cuda/test_attention.py", "backends/cuda/test_experts.py",
     "backends/cuda/test_experts_four_bit.py", "backends/cuda/test_hash.py", "backends/cuda/test_mixture.py",
     "backends/cuda/test_model.py", "backends/cuda/test_streaming.py", "backends/cuda/test_vocab.py",
-    "bench/test_bench.py", "bundled/test_bundled.py",
+    "bench/test_bench.py", "bench/test_cpu.py", "bundled/test_bundled.py",
     "checkpoint/quantize/test_convert.py", "checkpoint/quantize/test_export_compressed_tensors.py",
     "checkpoint/test_compressed_tensors.py", "checkpoint/test_hub.py", "checkpoint/test_huggingface.py",
     "checkpoint/test_malformed.py", "checkpoint/test_push.py",

@@ -132,7 +132,7 @@ def http_error(**diffusion) -> dict:
         ("t_max", 1e6, "diffusion setting t_max must be a number from 0.001 to 100, got 1000000.0"),
         ("greed", math.nan, "diffusion setting greed must be a number from 0 to 1, got nan"),
         ("stopping", "magic", "diffusion setting stopping must be one of stable, plateau, fixed, got 'magic'"),
-        ("preset", "best", "diffusion setting preset must be one of quality, balanced, fast, got 'best'"),
+        ("preset", "best", "diffusion setting preset must be one of quality, balanced, fast, laptop, got 'best'"),
     ],
 )
 def test_a_bad_value_gives_the_same_message_from_python_command_line_and_http(tiny, main, name, value, sentence):

@@ -140,11 +140,16 @@ def make_adaptable(model: nn.Module) -> None:
                 setattr(parent, name, AdaptedExperts(child))
 
 
-# The weights that can have an adapter, by the exact type of their module: a subclass may store its weight otherwise.
-_ADAPTABLE: dict[type[nn.Module], tuple[str, ...]] = {
-    **dict.fromkeys((Linear, AdaptedLinear), ("weight",)),
-    **dict.fromkeys((Experts, AdaptedExperts), ("gate_up_proj", "down_proj")),
-}
+def _adaptable(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of a module's weights that can have an adapter.
+
+    By exact type, unless it has adapters: another subclass may store its weight otherwise.
+    """
+    if type(module) is Linear or isinstance(module, AdaptedLinear):
+        return ("weight",)
+    if type(module) is Experts or isinstance(module, AdaptedExperts):
+        return ("gate_up_proj", "down_proj")
+    return ()
 
 
 def adaptable_weights(model: nn.Module) -> dict[str, Weight]:
@@ -155,7 +160,7 @@ def adaptable_weights(model: nn.Module) -> dict[str, Weight]:
     return {
         f"{path}.{name}": getattr(module, name)
         for path, module in model.named_modules(remove_duplicate=False)
-        for name in _ADAPTABLE.get(type(module), ())
+        for name in _adaptable(module)
     }
 
 

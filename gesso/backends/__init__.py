@@ -1,6 +1,7 @@
 """Backends run the network for the engine. `base.py` is the interface; `for_model` picks a backend."""
 
 from gesso.backends.base import Backend
+from gesso.backends.malloc import keep_freed_memory
 from gesso.checkpoint.streamed import check_resident
 from gesso.model.transformer import DiffusionGemma
 
@@ -14,8 +15,14 @@ def for_model(model: DiffusionGemma) -> Backend:
 
         if cuda.supports(model):
             return cuda.CudaBackend(model)
+    if model.device.type == "cpu":
+        from gesso.backends import cpu
+
+        if cpu.supports(model):
+            return cpu.CpuBackend(model)
     from gesso.backends.torch import TorchBackend
 
     check_resident(model, f"run the model in {str(model.dtype).removeprefix('torch.')} without the CUDA kernels")
-
+    if model.device.type == "cpu":
+        keep_freed_memory()
     return TorchBackend(model)

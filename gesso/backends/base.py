@@ -1,9 +1,9 @@
 """The interface between the engine and the code that runs the network.
 
 The engine plans a pass as pieces: text to encode, and canvases to denoise. A backend runs them and turns hidden states
-into predictions. `torch.py` calls the plain model; `cuda/` runs the same pass with fused kernels. To support other
-hardware, implement `Backend` and pass it to the engine: `Engine(model, decode, backend=...)`. The torch backend can be
-subclassed, so that `run` is all there is to write.
+into predictions. `torch.py` calls the plain model; `cuda/` runs the same pass with fused kernels, and `cpu/` the plain
+model with kernels for packed weights. To support other hardware, implement `Backend` and pass it to the engine:
+`Engine(model, decode, backend=...)`. The torch backend can be subclassed, so that `run` is all there is to write.
 
 S tokens of a piece, C canvas, T tokens of all canvases, H hidden, V vocabulary.
 """

@@ -17,11 +17,15 @@ from torch import Tensor
 from gesso.adapters.lora import adapter_sites, kept_active, switch
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.diffusion.hash import draw
-from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.prediction import Prediction, argmax
+from gesso.model.attention import AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
 
 CHUNK_BYTES = 64 * 2**20  # of float32 logits held at once
+# Of a logit minus the largest: the probability, e^-64, is below the rounding of all others. Without a bound there would
+# be probabilities below 2^-126, with which a product on a CPU takes up to a hundred times as long.
+LEAST = -64.0
 ARM = platform.machine() in ("aarch64", "arm64")
 
 
@@ -32,6 +36,7 @@ class TorchBackend:
 
     def __init__(self, model: DiffusionGemma) -> None:
         self.model = model
+        self.attend: AttendWithCache = attend_with_cache
         TorchBackend.adapters_changed(self)  # not the method of a subclass, which is not initialized yet
 
     @torch.no_grad()
@@ -40,8 +45,11 @@ class TorchBackend:
         with fast_products(), kept_active(self._sites):
             for piece in pieces:
                 switch(self._sites, piece.adapter)
-                causal, soft_SH = piece.causal, piece.soft_SH
-                hidden.append(self.model.run(piece.ids_S, cache, piece.row, causal=causal, soft_SH=soft_SH))
+                hidden.append(
+                    self.model.run(
+                        piece.ids_S, cache, piece.row, causal=piece.causal, soft_SH=piece.soft_SH, attend=self.attend
+                    )
+                )
         return hidden
 
     @torch.no_grad()
@@ -59,8 +67,9 @@ class TorchBackend:
             *(tensor.split(list(lengths)) for tensor in (hidden_TH, temperature_T, key_T2)), strict=True
         ):
             for hidden_RH, temperature_R, key_R2 in zip(*(tensor.split(rows) for tensor in segment), strict=True):
-                logits_RV = self.logits(hidden_RH) / temperature_R[:, None]
+                logits_RV = self.logits(hidden_RH).div_(temperature_R[:, None])
                 predictions.append(summarize(self.model, logits_RV, draw(logits_RV, key_R2), soft))
+                del logits_RV  # before the next ones
         return Prediction.cat(predictions)
 
     def replay(self, work: Sequence[Work], cache: KVCache) -> Replayed | None:
@@ -79,15 +88,18 @@ class TorchBackend:
 @torch.no_grad()
 def summarize(model: DiffusionGemma, logits_TV: Tensor, candidate_T: Tensor, soft: bool = True) -> Prediction:
     """Return the prediction of a step from its logits: softcapped and divided by the temperature."""
-    log_probability_TV = logits_TV.log_softmax(-1)
-    top_T, argmax_T = log_probability_TV.max(-1)
+    argmax_T = argmax(logits_TV)
+    below_TV = (logits_TV - logits_TV.take_along_dim(argmax_T[:, None], -1)).clamp_(min=LEAST)
+    probability_TV = below_TV.softmax(-1)
+    confidence_T = probability_TV.take_along_dim(argmax_T[:, None], -1).squeeze(-1)
     with fast_products():
-        soft_TH = model.soft_embedding(logits_TV) if soft else None
+        soft_TH = model.expected_embedding(probability_TV) if soft else None
     return Prediction(
         candidate_C=candidate_T,
         argmax_C=argmax_T,
-        confidence_C=top_T.exp(),
-        entropy_C=-(log_probability_TV.exp() * log_probability_TV).sum(-1),
+        confidence_C=confidence_T,
+        # log p = below + log(confidence), and the probabilities add up to 1.
+        entropy_C=-(confidence_T.log() + below_TV.mul_(probability_TV).sum(-1)),
         soft_CH=soft_TH,
     )
 

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +19,20 @@ from rich.console import Console
 from rich.table import Table
 
 from gesso import loading
+from gesso.bench import cpu_peers, large_cpu, llama_cpp
 from gesso.bench import peer as peers
 from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
+from gesso.bench.requests import requests
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.streamed import StreamedExperts, streamed
+from gesso.engine.decoding import LEAST_BYTES
 from gesso.engine.events import Draft
-from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.eval.plot import Point, Series, svg
 from gesso.info.budget import CONTEXT
+from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 
 STEPS = 16
@@ -39,13 +43,16 @@ USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1
 def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None, adapters: int = 0, rank: int = 16,
+    threads: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a model. Missing sizes are those of USUAL for the device.
 
     adapters: how many random adapters to measure again with, of this rank.
     """
-    if peer not in (None, "transformers"):
-        raise InputError(f"--peer must be transformers, got {peer!r}")
+    if peer not in (None, "transformers", "llama.cpp"):
+        raise InputError(f"--peer must be transformers or llama.cpp, got {peer!r}")
+    if peer == "llama.cpp":
+        llama_cpp.check_installed()
     where = loading.find_device(device)
     usual = USUAL[where.type]
     found = measure(
@@ -57,6 +64,8 @@ def bench(
             adapter=None,
             max_batch=max(sizes),
             max_length=None,
+            decode="canvas",
+            threads=threads,
             memory=memory,
         ),
         batches=(sizes := sizes_in(batches) or usual[0]),
@@ -71,6 +80,11 @@ def bench(
         random = isinstance(name, str) and random_weights.is_random(name)
         config = random_weights.config_of(name.removeprefix(random_weights.PREFIX)) if random and name else None
         directory = None if config else find_directory(name)
+        if "canvases" in found:
+            shape = config or Config.from_directory(directory or Path())
+            return found | cpu_peers.measure(peer, shape, found)
+        if peer == "llama.cpp":
+            raise InputError("--peer llama.cpp is for large models on a CPU, which also write token by token")
         number = loading.find_dtype(dtype, where)
         seconds = peers.measure(config, directory, where, number, found["prompt"])
         found["peer_ms_a_step"] = seconds * 1e3
@@ -86,6 +100,9 @@ def sizes_in(text: str | None) -> tuple[int, ...]:
 
 
 def render(found: dict[str, Any], console: Console) -> None:
+    if "canvases" in found:
+        large_cpu.render(found, console)
+        return
     kind = found["quantized"] or found["dtype"]
     console.print(
         f"{found['device']}, {kind}: {found['weights_GB']:.2f} GB of weights, "
@@ -134,6 +151,8 @@ def render(found: dict[str, Any], console: Console) -> None:
 
 def draw(found: dict[str, Any]) -> str:
     """Plot tokens per second by batch size, beside the limit set by reading the weights."""
+    if "canvases" in found:
+        raise InputError("--plot shows batches, which are not measured for a large model on a CPU; leave it out")
     batches, canvases = found["batches"], found["steps"] * found["floor_ms"] / 1e3
     ours = [Point(row["batch"], row["tokens_per_second"]) for row in batches]
     most = [Point(row["batch"], row["batch"] * found["canvas"] / canvases) for row in batches]
@@ -150,12 +169,17 @@ def measure(
     load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int,
     adapters: int = 0, rank: int = 16,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure the model that `load` returns. `tokens` are generated autoregressively."""
+    """Measure the model that `load` returns. `tokens` are generated autoregressively.
+
+    A large model on a CPU is measured by `gesso.bench.large_cpu`, with sizes of its own.
+    """
     began = time.perf_counter()
     g = load()
     device = g.model.device
     wait(device)
     loaded = time.perf_counter()
+    if device.type == "cpu" and large_cpu.weight_bytes(g.model) >= LEAST_BYTES:
+        return large_cpu.measure(g, loaded - began, read_speed(device, READ_VALUES["cpu"]), prompt=prompt, new=new)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     _write(g, 1, prompt, 2 * g.config.canvas_length)
@@ -221,14 +245,6 @@ def _batch(g: Any, size: int, prompt: int, new: int, adapters: Sequence[str] = (
         "by_steps_tokens_per_second": size * g.config.canvas_length / (STEPS * step),
         "with_prompt_tokens_per_second": size * new / seconds,
     }
-
-
-def requests(g: Any, size: int, prompt: int, new: int, **options: Any) -> list[Request]:
-    """Return requests with random prompts, which are not in the cache, and without end-of-text tokens."""
-    generator = torch.Generator().manual_seed(int.from_bytes(time.time_ns().to_bytes(8, "big")[-4:], "big"))
-    texts = torch.randint(3, g.config.vocab_size, (size, prompt), generator=generator).tolist()
-    made = [g.request(text, max_new_tokens=new, seed=i, **options) for i, text in enumerate(texts)]
-    return [replace(request, eos=frozenset(), never_first=frozenset()) for request in made]
 
 
 def _write(

@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from gesso import loading
 from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
-from gesso.bench.model import STEPS, USUAL, requests, sizes_in
+from gesso.bench.model import STEPS, USUAL, sizes_in
+from gesso.bench.requests import requests
 from gesso.errors import InputError
 
 BEFORE, WATCHED = 6, 4  # steps of a canvas before the profile, and in it
@@ -35,7 +36,7 @@ class Span:
 
 def measure(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
-    batches: str | None, prompt: int | None, adapters: int = 0, rank: int = 16,
+    batches: str | None, prompt: int | None, adapters: int = 0, rank: int = 16, threads: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure steps. adapters: how many random adapters the requests take in turn, of this rank."""
     sizes = sizes_in(batches) or (1,)
@@ -51,6 +52,8 @@ def measure(
         adapter=None,
         max_batch=batch,
         max_length=None,
+        decode="canvas",
+        threads=threads,
         memory=memory,
     )
     new = (WARM + 1) * g.config.canvas_length

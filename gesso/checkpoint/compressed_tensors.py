@@ -152,7 +152,7 @@ def _rows(
     inventory: Inventory, found: Mapping[str, Shape], shape: Shape, scheme: str, groups: Sequence[Numbers]
 ) -> Recipe | None:
     """Return the recipe of FP8 or INT8 with one scale per row, or per matrix."""
-    dtype = "F8_E4M3" if scheme == "fp8" else "I8"
+    dtype, format = ("F8_E4M3", "fp8") if scheme == "fp8" else ("I8", "int8-rows")
 
     def wanted(name: str, shape: Shape) -> Wanted:
         scale = f"{name}_scale"
@@ -166,9 +166,9 @@ def _rows(
     def build(tensors: Sequence[Tensor]) -> Packed:
         weights, scales = columns(tensors, 2)
         made = {"weight": fused(weights, shape[:-1]), "weight_scale": row_scales(scales, shape[:-1])}
-        return Packed(scheme, shape, made, fp8.unpack)
+        return Packed(format, shape, made, fp8.unpack)
 
-    return recipe(parts, build, shape, scheme, *(() if scheme == "fp8" else ("fp8", to_fp8)))
+    return recipe(parts, build, shape, format, *(() if scheme == "fp8" else ("fp8", to_fp8)))
 
 
 def _nvfp4(

@@ -4,7 +4,7 @@ Memory peaks at the model plus a few tensors on their way.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from gesso.model.transformer import DiffusionGemma
 
 logger = logging.getLogger("gesso")
 
+MAPPED = ("fp8", "int4", "nvfp4")  # stored formats that a CPU does not convert while it reads them
+
 
 def load(
     source: Source,
@@ -31,37 +33,45 @@ def load(
     stream: Sequence[int] = (),
     *,
     unpack: bool = False,
+    on_cpu: bool = False,
+    convert: Callable[[Packed], Packed] | None = None,
 ) -> DiffusionGemma:
     """Load the text model. `dtype` is that of unpacked weights and of products.
 
     `quantize` packs each matrix on its device as it is read: the same numbers as `gesso quantize`. The experts of the
-    layers in `stream` then move to host memory. With `unpack`, stored formats are unpacked instead of kept.
+    layers in `stream` then move to host memory. With `unpack`, stored formats are unpacked instead of kept. With
+    `on_cpu`, the formats are those of `format_of` for a CPU, and packed tensors of the file are mapped, not read: the
+    system loads their pages when they are used, and shares them between processes. `convert` changes a packed matrix to
+    a format that the backend multiplies, before the next one is read.
     """
     config = source.config
     if quantize is not None:
-        check_known(quantize)
+        check_known(quantize, on_cpu)
         if config.quantization not in (None, quantize, quantize + LAYERS):
             raise InputError(
                 f"{source.path} is already quantized to {config.quantization}; give the checkpoint it was quantized "
                 "from"
             )
     if source.path is None:
-        return random_weights.make(config, device, dtype, quantize, stream)
+        return random_weights.make(config, device, dtype, quantize, stream, on_cpu=on_cpu)
     packs = quantize if config.quantization is None else None
-    model = empty_model(config.quantized(packs) if packs else config)
+    model = empty_model(config.quantized(packs, on_cpu) if packs else config)
 
     def format_for(name: str, shape: Sequence[int]) -> Format | None:
-        return format_of(name, shape, packs) if packs else FORMATS.get(source.recipes[checkpoint_name(name)].native)
+        if packs:
+            return format_of(name, shape, packs, on_cpu)
+        return FORMATS.get(source.recipes[checkpoint_name(name)].native)
 
     streamed.attach(model, stream, device, dtype, format_for)
     ours = {checkpoint_name(name): name for name, _ in model.named_parameters()}
-    for name, weight in _weights(source, device):
+    for name, weight in _weights(source, device, MAPPED if on_cpu and not unpack else ()):
         if packs and isinstance(weight, Tensor) and (format := format_for(ours[name], weight.shape)):
             weight = format.quantize(name, weight)
             clear(device, weight.shape)
         if isinstance(weight, Packed) and unpack:
             weight = weight.dense(dtype)
         if isinstance(weight, Packed):
+            weight = convert(weight) if convert else weight
             weight.dtype = dtype
         else:
             weight = weight.to(dtype)
@@ -70,9 +80,9 @@ def load(
     return model.eval()
 
 
-def _weights(source: Source, device: torch.device) -> Iterator[tuple[str, Weight]]:
+def _weights(source: Source, device: torch.device, mapped: Sequence[str]) -> Iterator[tuple[str, Weight]]:
     """Yield every parameter by its name in the checkpoint, in the format that the device runs."""
-    for name, recipe, parts in transfer.fetched(source.recipes.items(), device, "loading weights"):
+    for name, recipe, parts in transfer.fetched(source.recipes.items(), device, "loading weights", mapped):
         weight = recipe.build(parts)
         # The built weight has fewer tensors than there are parts, and every check waits for the device.
         if not all(map(_is_finite, weight.tensors.values() if isinstance(weight, Packed) else (weight,))):

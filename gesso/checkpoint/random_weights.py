@@ -1,7 +1,8 @@
 """Models with random weights in the shape of a real one, for measurements: `gesso.load("random:26b-a4b")`.
 
-Weights are drawn, and packed if requested, on their device, matrix by matrix: nothing is downloaded or read. The
-tokenizer is that of the bundled model. The generated text is noise.
+Weights are drawn, and packed if requested, on their device, matrix by matrix: nothing is downloaded or read. On a CPU,
+where packing would take minutes, packed weights are drawn as random integers with one scale. The tokenizer is that of
+the bundled model. The generated text is noise.
 """
 
 from collections.abc import Sequence
@@ -55,26 +56,35 @@ def make(
     quantize: str | None = None,
     stream: Sequence[int] = (),
     seed: int = 0,
+    *,
+    on_cpu: bool = False,
 ) -> "DiffusionGemma":
-    """Return a model with random weights. The experts of the layers in `stream` are in host memory."""
+    """Return a model with random weights. The experts of the layers in `stream` are in host memory.
+
+    `on_cpu` chooses the formats of `format_of` for a CPU.
+    """
     import torch
 
     from gesso.checkpoint import streamed
     from gesso.checkpoint.quantize.formats import clear, format_of
     from gesso.model.init import begin_one
 
-    model = empty_model(config if quantize is None else config.quantized(quantize))
+    model = empty_model(config if quantize is None else config.quantized(quantize, on_cpu))
 
     def format_for(name: str, shape: Sequence[int]) -> "Format | None":
-        return None if quantize is None else format_of(name, shape, quantize)
+        return None if quantize is None else format_of(name, shape, quantize, on_cpu)
 
     streamed.attach(model, stream, device, dtype, format_for)
     generator = torch.Generator(device).manual_seed(seed)
 
     def drawn(name: str, shape: Sequence[int]) -> "Weight":
+        format = format_for(name, shape)
+        if on_cpu and format is not None and format.draw is not None:
+            packed = format.packed(shape, format.draw(shape, generator))
+            packed.dtype = dtype
+            return packed
         weight = torch.empty(shape, device=device, dtype=dtype)
         begin_one(name, weight, len(config.layers), generator)
-        format = format_for(name, shape)
         if format is None:
             return weight
         packed = format.quantize(name, weight)

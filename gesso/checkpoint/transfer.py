@@ -1,10 +1,11 @@
 """Move stored tensors from files to a device.
 
-For a CPU each tensor is read when it is needed. For a GPU, threads read ahead into pinned memory and copy from there:
-one thread that waits for the disk, for the copy into pinned memory and for the bus in turn would use a fraction of
-each. At most AHEAD bytes are on their way at a time.
+For a CPU each tensor is read when it is needed, or mapped from its file. For a GPU, threads read ahead into pinned
+memory and copy from there: one thread that waits for the disk, for the copy into pinned memory and for the bus in turn
+would use a fraction of each. At most AHEAD bytes are on their way at a time.
 """
 
+import mmap
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ THREADS = 8
 CHUNK = 16 * 2**20  # bytes that a thread reads and copies at once
 AHEAD = 2**30  # bytes that are read before the caller asks for them
 GAP = 4096  # bytes between tensors that are read along with them rather than skipped
+LEAST_MAPPED = 2**20  # bytes; a page or two of a smaller tensor are read faster than they are mapped
 LONG_LOAD = 10**9  # bytes from which on a progress bar is shown
 
 DTYPES = {
@@ -37,9 +39,9 @@ DTYPES = {
 
 
 def fetched(
-    recipes: Iterable[tuple[str, Recipe]], device: torch.device, label: str
+    recipes: Iterable[tuple[str, Recipe]], device: torch.device, label: str, mapped: Sequence[str] = ()
 ) -> Iterator[tuple[str, Recipe, list[Tensor]]]:
-    """Yield every recipe with its parts as tensors on the device."""
+    """Yield every recipe with its parts as tensors on the device. A CPU maps those of the formats in `mapped`."""
     recipes = list(recipes)
     waiting: deque[tuple[str, Recipe, Wait]] = deque()
     ahead = 0
@@ -48,7 +50,8 @@ def fetched(
         ThreadedReader(device) if device.type == "cuda" else DirectReader() as reader,
     ):
         for position, (name, recipe) in enumerate(recipes):
-            waiting.append((name, recipe, reader.begin(recipe.parts)))
+            chosen = MappedReader() if recipe.format in mapped else reader
+            waiting.append((name, recipe, chosen.begin(recipe.parts)))
             ahead += recipe.nbytes
             while waiting and (ahead > reader.ahead or position == len(recipes) - 1):
                 first, done, wait = waiting.popleft()
@@ -115,6 +118,27 @@ class DirectReader:
         raw = torch.empty(part.nbytes, dtype=torch.uint8)
         read_into(raw.numpy().data, part, part.offset)
         return view(raw, part)
+
+
+class MappedReader(DirectReader):
+    """Maps large tensors from their files, so that nothing is read until they are used.
+
+    A mapping is private: if a caller writes to the tensor, the file does not change. Each tensor has a mapping of its
+    own, which ends with it.
+    """
+
+    def _read(self, part: Stored) -> Tensor:
+        if part.nbytes < LEAST_MAPPED:
+            return super()._read(part)
+        start = part.offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            with part.file.open("rb") as file:
+                mapping = mmap.mmap(
+                    file.fileno(), start + part.nbytes, access=mmap.ACCESS_COPY, offset=part.offset - start
+                )
+        except (OSError, ValueError) as error:  # ValueError: the file ends before the tensor does
+            raise CheckpointError(f"weight file {part.file} cannot be mapped: {error}; download it again") from None
+        return view(torch.frombuffer(mapping, dtype=torch.uint8)[start:], part)
 
 
 # --- GPU ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from gesso.checkpoint.parameters import checkpoint_name, empty_model, parameters
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
 from gesso.checkpoint.vision import vision_tensors
 from gesso.errors import InputError
-from gesso.model.config import TOOLS, Config
+from gesso.model.config import LAYERS, MIXED, TOOLS, Config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,10 +46,11 @@ def save(
             "merge one first (gesso.adapters.merge), or save the adapter alone (gesso.adapters.save)"
         )
     tensors = _text_tensors(model)
-    if model.config.quantization in TOOLS or _shapes(tensors) != _own_layout(model.config):
+    is_foreign = (model.config.quantization or "").removesuffix(LAYERS) in (*TOOLS, MIXED)
+    if is_foreign or _shapes(tensors) != _own_layout(model.config):
         raise InputError(
-            f"cannot save a model with the formats of {model.config.quantization}; load the checkpoint that the files "
-            "were quantized from"
+            f"cannot save a model with the formats of {model.config.quantization}; load the checkpoint that it "
+            "was quantized from"
         )
     raw = {**model.config.raw, "dtype": str(model.dtype).removeprefix("torch.")}
     raw["architectures"] = ["DiffusionGemmaForBlockDiffusion"]

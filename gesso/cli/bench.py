@@ -17,7 +17,7 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="model: generation speed; step: time of a step by kernel; kernels: each kernel alone, on a GPU; "
+            help="model: generation speed; step: time of a step by kernel; kernels: each kernel alone; "
             "train: training steps on random weights; constraints: cost of a constraint per step; serve: many clients."
         ),
     ] = "model",
@@ -37,7 +37,7 @@ def bench(
     adapters: Annotated[
         int, typer.Option(min=0, help="model: also measure with this many random adapters; step: measure with them.")
     ] = 0,
-    peer: Annotated[str | None, typer.Option(help="model: also measure transformers.")] = None,
+    peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
     only: Annotated[str | None, typer.Option(help="kernels: only those whose name contains this.")] = None,
@@ -56,7 +56,7 @@ def bench(
 
         found = generation.bench(
             loading.model, batches=batches, prompt=prompt, new=new, peer=peer, adapters=adapters, rank=rank or 16,
-            **loading.keywords(),
+            threads=loading.threads, **loading.keywords(),
         )  # fmt: skip
         if plot is not None:
             plot.write_text(generation.draw(found), encoding="utf-8")
@@ -65,9 +65,14 @@ def bench(
         from gesso.bench import step
 
         found = step.measure(
-            loading.model, batches=batches, prompt=prompt, adapters=adapters, rank=rank or 16, **loading.keywords()
-        )
+            loading.model, batches=batches, prompt=prompt, adapters=adapters, rank=rank or 16, threads=loading.threads,
+            **loading.keywords(),
+        )  # fmt: skip
         print_json(found)
+    elif what == "kernels" and loading.device == "cpu":
+        from gesso.bench import cpu
+
+        print_json(cpu.measure())
     elif what == "kernels":
         from gesso.bench import kernels
 
@@ -98,7 +103,7 @@ def bench(
     elif what == "serve":
         from gesso.bench import serve
 
-        options = {"--model": loading.model, "--max-batch": max_batch} | {
+        options = {"--model": loading.model, "--max-batch": max_batch, "--threads": loading.threads} | {
             f"--{name}": value for name, value in loading.keywords().items()
         }
         arguments = [str(word) for pair in options.items() if pair[1] is not None for word in pair]

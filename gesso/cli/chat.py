@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gesso.cli.delivery import deliver
-from gesso.cli.options import GenerationOptions, Json, Live, Loading, ModelArgument, read_json, with_options
+from gesso.cli.options import (
+    Decode,
+    GenerationOptions,
+    Json,
+    Live,
+    Loading,
+    ModelArgument,
+    decoded,
+    read_json,
+    with_options,
+)
 from gesso.cli.terminal import complain, follow, lines, note
 from gesso.errors import InputError
 
@@ -44,16 +54,17 @@ def chat(
     ] = None,
     live: Live = True,
     json: Json = False,
+    decode: Decode = "auto",
     *,
     loading: Loading,
     options: GenerationOptions,
 ) -> None:
     """Chat with the model. With piped stdin, every line is a message."""
     interactive = sys.stdin.isatty()
-    keywords = {**options.keywords(), "thinking": thinking, "schema_in_prompt": schema_in_prompt}
+    keywords = {**options.keywords(), **decoded(decode), "thinking": thinking, "schema_in_prompt": schema_in_prompt}
     if tools is not None:
         keywords["tools"] = read_json(tools)
-    model = replace(loading, model=model_argument or loading.model).load(max_batch=1)
+    model = replace(loading, model=model_argument or loading.model).load(max_batch=1, decode=decode)
     conversation = Conversation(model, keywords, system, live=live, json=json)
     if interactive:
         note("/help lists the commands, Ctrl-D ends the chat.")
@@ -120,7 +131,7 @@ class Conversation:
             self.messages[-1]["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         self.last_seed = result.seed
         text = "\n".join(filter(None, [answer.text, *(dumps(call, ensure_ascii=False) for call in calls)]))
-        deliver(replace(result, text=text), as_json=self.json, answer=answer)
+        deliver(replace(result, text=text), as_json=self.json, answer=answer, decoding=self.model.decoding)
         if answer.malformed and not self.json:
             note("the model wrote a tool call that cannot be read; /retry answers again, or give the tool with --tools")
         elif not text.strip() and not self.json:

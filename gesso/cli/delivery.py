@@ -7,13 +7,14 @@ from gesso.cli.terminal import note, print_json, print_text
 
 if TYPE_CHECKING:
     from gesso.chat.answer import Answer
+    from gesso.engine.decoding import Decoding
     from gesso.engine.events import Result
 
 
-def deliver(result: "Result", *, as_json: bool, answer: "Answer | None" = None) -> None:
+def deliver(result: "Result", *, as_json: bool, decoding: "Decoding", answer: "Answer | None" = None) -> None:
     """Print the text on stdout and the rest on stderr, or everything as one JSON object on stdout.
 
-    `answer` is the parsed answer of a chat.
+    `answer` is the parsed answer of a chat. How the model writes is shown if it was measured.
     """
     usage = result.usage
     if as_json:
@@ -27,4 +28,5 @@ def deliver(result: "Result", *, as_json: bool, answer: "Answer | None" = None) 
     note(
         f"{usage.completion_tokens} tokens, {usage.denoising_steps} steps ({usage.tokens_per_step:.1f} tokens/step), "
         f"canvases {usage.canvases}, finish {result.finish_reason}, seed {result.seed}"
+        + (f", {decoding.summary}" if decoding.rates else "")
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gesso.cli.delivery import deliver
-from gesso.cli.options import GenerationOptions, Json, Live, Loading, with_options
+from gesso.cli.options import Decode, GenerationOptions, Json, Live, Loading, decoded, with_options
 from gesso.cli.terminal import follow, lines
 from gesso.errors import InputError
 
@@ -18,15 +18,16 @@ def generate(
     ] = None,
     live: Live = True,
     json: Json = False,
+    decode: Decode = "auto",
     *,
     loading: Loading,
     options: GenerationOptions,
 ) -> None:
     """Continue a text."""
-    text, keywords = _prompt(prompt), options.keywords()
-    model = loading.load(max_batch=1)
+    text, keywords = _prompt(prompt), options.keywords() | decoded(decode)
+    model = loading.load(max_batch=1, decode=decode)
     result = follow(model, model.stream(text, **keywords), live and not json)
-    deliver(result, as_json=json)
+    deliver(result, as_json=json, decoding=model.decoding)
 
 
 def _prompt(given: str | None) -> str:

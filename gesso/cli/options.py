@@ -17,7 +17,7 @@ from gesso.cli.terminal import note
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
 from gesso.info.device import SHARE
-from gesso.settings import OPTIONS, SETTINGS, Diffusion, Setting, choose
+from gesso.settings import DECODES, OPTIONS, SETTINGS, DecodeName, Diffusion, Setting, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -70,14 +70,25 @@ Dtype = Annotated[
 Quantize = Annotated[
     str,
     typer.Option(
-        metavar="fp8|int4|nvfp4[-layers]|none|auto",
-        help="Quantize the weights while loading. none: as stored. auto: the widest precision that fits, or else int4 "
-        "with experts in host memory.",
+        metavar="fp8|int4|int4-int8|nvfp4[-layers]|none|auto",
+        help="Quantize the weights while loading; int4-int8 on a CPU only. none: as stored. auto: the widest precision "
+        "that fits, or else int4 with experts in host memory.",
     ),
 ]
 Memory = Annotated[
     str,
     typer.Option(metavar="SHARE|SIZE", help="Share of the device's memory that may be used, or a size such as 12GB."),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads on a CPU. Default: one per physical core.")]
+CacheDir = Annotated[
+    Path | None, typer.Option(help="Directory for prompts that a CPU has read, to read their beginning only once.")
+]
+Decode = Annotated[
+    DecodeName,
+    typer.Option(
+        metavar="|".join(DECODES),
+        help="Write token by token or with canvases. auto: canvases, or on a CPU what is faster for a large model.",
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text. Default: random.")]
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas live if stderr is a terminal.")]
@@ -97,6 +108,7 @@ class ModelOptions:
     dtype: Dtype = None
     quantize: Quantize = "none"
     memory: Memory = str(SHARE)
+    threads: Threads = None
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of `gesso.load`."""
@@ -121,10 +133,12 @@ class Loading(ModelOptions):
     """The model to load with its adapter."""
 
     adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
+    cache_dir: CacheDir = None
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
-        chosen = self.chosen()
-        model = gesso.load(chosen.model or default, adapter=self.adapter, **chosen.keywords(), **engine)
+        chosen, engine = self.chosen(), {"decode": "canvas"} | engine
+        engine |= {"adapter": self.adapter, "threads": self.threads, "cache_dir": self.cache_dir}
+        model = gesso.load(chosen.model or default, **chosen.keywords(), **engine)
         if chosen.quantize == "auto":
             note(f"precision: {model.config.quantization or 'as stored'}, chosen by the available memory")
         return model
@@ -179,6 +193,11 @@ class GenerationOptions(Denoising):
             **{name: value for name, value in given.items() if value is not None},
             **self.diffusion(),
         }
+
+
+def decoded(decode: DecodeName) -> dict[str, DecodeName]:
+    """Return the keyword arguments of a request for a given --decode, so that contradicting settings are rejected."""
+    return {} if decode == "auto" else {"decode": decode}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

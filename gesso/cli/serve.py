@@ -11,7 +11,19 @@ import typer
 from gesso.bundled import SOLVER
 from gesso.checkpoint import aliases
 from gesso.cli.choosing import choose_apart
-from gesso.cli.options import Device, Dtype, Memory, Model, ModelArgument, Quantize, setting_option, with_options
+from gesso.cli.options import (
+    CacheDir,
+    Decode,
+    Device,
+    Dtype,
+    Memory,
+    Model,
+    ModelArgument,
+    Quantize,
+    Threads,
+    setting_option,
+    with_options,
+)
 from gesso.cli.terminal import note, print_text
 from gesso.errors import InputError
 from gesso.info.device import SHARE
@@ -86,6 +98,9 @@ def serve(
     max_batch: Annotated[int | None, _auto("Requests that run at once.")] = None,
     max_length: Annotated[int | None, _auto("Context: tokens of prompt and answer.")] = None,
     prefill: Annotated[int | None, _auto("Prompt tokens encoded between two denoising steps.")] = None,
+    decode: Decode = "auto",
+    threads: Threads = None,
+    cache_dir: CacheDir = None,
     settle: Annotated[int, setting_option(SETTINGS["settle"])] = 1,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File of API keys, one per line; or set GESSO_API_KEYS.")
@@ -136,6 +151,9 @@ def serve(
             max_batch=max_batch,
             max_length=max_length,
             prefill=prefill,
+            decode=decode,
+            threads=threads,
+            cache_dir=None if cache_dir is None else str(cache_dir.expanduser().resolve()),
         ),
         limits=Limits(**vars(limits)),
         name=name,

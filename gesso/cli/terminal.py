@@ -162,6 +162,8 @@ def follow(model: "Gesso", events: "Iterator[Event]", watch: bool) -> "Result":
     """Return the result of a stream. With `watch`, show its drafts if stderr is a terminal."""
     drawable = sys.stderr.isatty() and not console(sys.stderr).is_dumb_terminal
     view = CanvasView(model) if watch and drawable else None
+    if view:
+        model.engine.on_read = view.show_reading
     with view or nullcontext():
         for event in events:
             if event.kind == "done":
@@ -191,6 +193,9 @@ class CanvasView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.live.__exit__(kind, error, trace)
+
+    def show_reading(self, done: int, total: int) -> None:
+        self.live.update(_Frame(Text(), f"reading the prompt: {done:,} of {total:,} tokens"), refresh=True)
 
     def show(self, draft: "Draft") -> None:
         self.steps_taken += 1

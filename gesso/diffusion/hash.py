@@ -9,6 +9,8 @@ B canvases, C positions of a canvas, V tokens of the vocabulary.
 import torch
 from torch import Tensor
 
+from gesso.diffusion.prediction import argmax
+
 GOLDEN = -1640531527  # 0x9E3779B9 as int32: spreads consecutive numbers over all bits
 _M1 = 0x7FEB352D
 _M2 = -2073254261  # 0x846CA68B as int32
@@ -16,12 +18,12 @@ _M2 = -2073254261  # 0x846CA68B as int32
 
 def _xorshift(x: Tensor, bits: int) -> Tensor:
     # int32 shifts carry the sign in; the mask makes this the logical shift of the definition.
-    return x ^ ((x >> bits) & ((1 << (32 - bits)) - 1))
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1).bitwise_xor_(x)
 
 
 def mix(x: Tensor) -> Tensor:
     """Return the `lowbias32` hash."""
-    return _xorshift(_xorshift(_xorshift(x, 16) * _M1, 15) * _M2, 16)
+    return _xorshift(_xorshift(_xorshift(x, 16).mul_(_M1), 15).mul_(_M2), 16)
 
 
 def position_keys(
@@ -64,8 +66,10 @@ def halves(seed: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
 def token_hash(key_C2: Tensor, vocab_size: int) -> Tensor:
     """Return a hash [C, V] per token and position: `mix`, with the second half of the key added midway."""
     token_V = torch.arange(vocab_size, dtype=torch.int32, device=key_C2.device) * GOLDEN
-    x = _xorshift(token_V ^ key_C2[:, :1], 16) * _M1 + key_C2[:, 1:]
-    return _xorshift(_xorshift(x, 15) * _M2, 16)
+    # A shift of a ^ b is the shift of a ^ that of b, so the first one needs no [C, V]. The others work in place, here
+    # and below: on a CPU, a new tensor of this size costs more than the arithmetic.
+    x = (_xorshift(token_V, 16) ^ _xorshift(key_C2[:, :1], 16)).mul_(_M1).add_(key_C2[:, 1:])
+    return _xorshift(_xorshift(x, 15).mul_(_M2), 16)
 
 
 def uniform(hashes: Tensor) -> Tensor:
@@ -73,12 +77,13 @@ def uniform(hashes: Tensor) -> Tensor:
 
     With one more bit the largest would round to 1, and its token would win whatever its logit.
     """
-    return (((hashes >> 9) & 0x7FFFFF).float() + 0.5) * 2.0**-23
+    # The bits become the fraction of a float between 1 and 2. The difference is exact: (bits + 1/2) / 2^23.
+    return (hashes >> 9).bitwise_and_(0x7FFFFF).bitwise_or_(0x3F800000).view(torch.float32).sub_(1 - 2.0**-24)
 
 
 def gumbel(hashes: Tensor) -> Tensor:
     """Return Gumbel noise."""
-    return -torch.log(-torch.log(uniform(hashes)))
+    return uniform(hashes).log_().neg_().log_().neg_()
 
 
 def below(hashes: Tensor, limit: int) -> Tensor:
@@ -88,7 +93,7 @@ def below(hashes: Tensor, limit: int) -> Tensor:
 
 def draw(logits_CV: Tensor, key_C2: Tensor) -> Tensor:
     """Draw one token per position by the Gumbel-max trick, as a pure function of logits and keys."""
-    return (logits_CV + gumbel(token_hash(key_C2, logits_CV.shape[-1]))).argmax(-1)
+    return argmax(gumbel(token_hash(key_C2, logits_CV.shape[-1])).add_(logits_CV))
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """The prediction of a denoising step: everything that the diffusion process reads of the network's output.
 
-C positions of one canvas, or of several concatenated; H hidden, V vocabulary.
+C positions of one canvas, or of several concatenated; H hidden, V vocabulary, R rows, W tokens of a block.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+BLOCK = 64
+
+
+def argmax(values_RV: Tensor) -> Tensor:
+    """Return `values_RV.argmax(-1)`: among equals, the first.
+
+    On a CPU, torch finds maxima with vector instructions, but not their places. So find the first block of tokens that
+    holds the maximum, and search that one only.
+    """
+    if not values_RV.is_cpu or values_RV.shape[-1] % BLOCK:
+        return values_RV.argmax(-1)
+    blocks_RBW = values_RV.unflatten(-1, (-1, BLOCK))
+    block_R1 = blocks_RBW.amax(-1).argmax(-1, keepdim=True)
+    found_RW = blocks_RBW.take_along_dim(block_R1[..., None], -2).squeeze(-2)
+    return block_R1.squeeze(-1) * BLOCK + found_RW.argmax(-1)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from gesso.engine.adapters import AdapterTable
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.final_text import Decode, fewest_with, final_text, would_be_empty
+from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
@@ -20,6 +21,9 @@ from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
+
+PREFILL = 2048  # tokens of prompts that a pass reads on a GPU
+PIECE = 256  # tokens of a prompt that are encoded at once; more would change the last bits of a text
 
 
 class Engine:
@@ -32,8 +36,8 @@ class Engine:
         *,
         max_batch: int = 8,
         max_length: int | None = None,
-        prefill: int = 2048,
-        piece: int = 256,
+        prefill: int = PREFILL,
+        piece: int = PIECE,
         source: Source | None = None,
         backend: Backend | None = None,
     ) -> None:
@@ -54,6 +58,9 @@ class Engine:
         self.ids = itertools.count()
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
+        # Prompts that were read before, for requests without an adapter. They need passes of one piece each.
+        self.prefixes: PrefixFiles | None = None
+        self.on_read: Callable[[int, int], None] | None = None  # told how many tokens of how many have been read
         self.outbox: list[Event] = []  # events until `step` returns, so that an error loses none of them
 
     # --- the loop -----------------------------------------------------------------------------------------------
@@ -161,7 +168,12 @@ class Engine:
             # Scoring and autoregressive decoding need the hidden state of the last prompt token, so that token must be
             # encoded.
             needs_last = isinstance(running, Scoring) or running.request.diffusion.autoregressive
-            cached = self.scheduler.reusable(row, running, prompt[:-1] if needs_last else prompt, self.cache)
+            needed = prompt[:-1] if needs_last else prompt
+            cached = self.scheduler.reusable(row, running, needed, self.cache)
+            files = None if running.generation else self.prefixes
+            if files is not None and files.stored(needed, self.scheduler.piece) > cached:
+                self.cache.cut(row, 0)
+                cached = files.read(self.cache, row, needed, self.scheduler.piece)
             running.row = row
             running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
@@ -243,6 +255,10 @@ class Engine:
                 row.whole = len(row.tokens)
         if item.texts and row.whole == len(row.tokens) == item.running.saved_length(piece):
             self.cache.save(item.running.row)
+        if item.texts and row.whole == len(row.tokens) and self.prefixes and not row.generation:
+            self.prefixes.write(self.cache, item.running.row, row.tokens, piece)
+        if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
+            self.on_read(len(row.tokens), prompt)
 
     def _advance(self, outcome: Outcome) -> None:
         """Take the step of a canvas, and commit the canvas if it is done."""

@@ -38,7 +38,7 @@ def base_request(model: InfillModel, prompt: Sequence[int], **options: Any) -> R
     if wrong := {"pins", "resume"} & set(options):
         raise InputError(f"{min(wrong)} belongs to generate: here the text around the hole decides")
     # A healed prompt lacks the beginning of the new text. Without the constraint, the model would not know of it.
-    request = replace(model.request(prompt, **options), free_first=False)
+    request = replace(model.request(prompt, decode="canvas", **options), free_first=False)
     _check(model, request)
     return request
 

@@ -14,13 +14,22 @@ from gesso.checkpoint.source import Source
 from gesso.checkpoint.streamed import SLOTS
 from gesso.errors import DoesNotFitError
 from gesso.info.device import DeviceMemory, shown_memory
-from gesso.info.memory import gigabytes, precision_of, recipe_bytes, sequence_bytes, unpacks, weight_bytes
+from gesso.info.memory import (
+    cpu_weight_bytes,
+    gigabytes,
+    precision_of,
+    recipe_bytes,
+    sequence_bytes,
+    unpacks,
+    weight_bytes,
+)
 from gesso.info.workspace import workspace_bytes
-from gesso.model.config import Config
+from gesso.model.config import MIXED, Config
 
 CONTEXT = 8192  # tokens; preferred to a larger batch and to a wider precision
 PREFILL_GPU, PREFILL_CPU = 2048, 256  # on a CPU, one prefill chunk takes as long as a denoising step
 PRECISIONS = ("none", "fp8", "int4")  # widest first
+PRECISIONS_CPU = ("none", "fp8", MIXED, "int4")
 MOST = 1024  # largest batch considered
 HOST_RESERVE = 2 * 10**9  # bytes of free host memory that stay free: for this process, and the file that is read
 
@@ -44,7 +53,7 @@ class Budget:
 
     `value_bytes` is the size of a number in the dtype of the computation. `host` is the host memory for streamed
     experts; 0 where they cannot stream, as on a CPU. `sizes` are the bytes of each parameter of a checkpoint whose
-    formats are those of another tool.
+    formats are those of another tool. With `on_cpu`, quantizations apply to as many matrices as on a CPU.
     """
 
     def __init__(
@@ -55,9 +64,11 @@ class Budget:
         prefill: int,
         host: int = 0,
         sizes: Mapping[str, int] | None = None,
+        *,
+        on_cpu: bool = False,
     ) -> None:
         self.config, self.size, self.value_bytes, self.prefill, self.host = config, size, value_bytes, prefill, host
-        self.sizes = sizes
+        self.sizes, self.on_cpu = sizes, on_cpu
         model = empty_model(replace(config, quantization=None))
         self._shapes = list(model.named_parameters())
         self._counted: dict[str, tuple[int, list[int]]] = {}  # by quantization
@@ -76,14 +87,21 @@ class Budget:
         """Return the bytes of all weights, and of the experts of each layer."""
         packed = self.config.quantization or quantize
         if packed not in self._counted:
-            sizes = self.sizes
-            if sizes is None:
-                precision = "bf16" if packed == "none" else precision_of(packed)
-                sizes = {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
+            sizes = self.sizes_of(quantize)
             starts = [f"decoder.layers.{layer}.experts." for layer in range(len(self.config.layers))]
             experts = [sum(size for name, size in sizes.items() if name.startswith(start)) for start in starts]
             self._counted[packed] = sum(sizes.values()), experts
         return self._counted[packed]
+
+    def sizes_of(self, quantize: str) -> Mapping[str, int]:
+        """Return the bytes of every weight by its name in the model."""
+        packed = self.config.quantization or quantize
+        if self.sizes is not None:
+            return self.sizes
+        if self.on_cpu and not self.config.quantization and packed != "none":
+            return {name: cpu_weight_bytes(name, p, packed, self.value_bytes) for name, p in self._shapes}
+        precision = "bf16" if packed == "none" else precision_of(packed)
+        return {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
 
     def workspace(self, batch: int) -> int:
         return workspace_bytes(self.config, batch, self.prefill, self.config.canvas_length, self.value_bytes)
@@ -106,7 +124,9 @@ class Budget:
 
     def precisions(self) -> Sequence[str]:
         """Return the precisions that the checkpoint can be loaded in, widest first."""
-        return PRECISIONS[:1] if self.config.quantization else PRECISIONS
+        if self.config.quantization:
+            return PRECISIONS[:1]
+        return PRECISIONS_CPU if self.on_cpu else PRECISIONS
 
     def widest(self, allowed: Sequence[str], context: int, batch: int, *, shorter: bool) -> str | None:
         """Return the first precision in which `batch` texts of `context` tokens fit.
@@ -185,7 +205,7 @@ def budget_of(
     if source.is_foreign:
         unpacked = not on_gpu and unpacks(source, value_bytes, size)
         sizes = recipe_bytes(source, value_bytes, on_gpu, unpacked=unpacked)
-    return Budget(source.config, size, value_bytes, prefill or usual, host, sizes)
+    return Budget(source.config, size, value_bytes, prefill or usual, host, sizes, on_cpu=not on_gpu)
 
 
 def choose_placement(
@@ -205,7 +225,7 @@ def choose_placement(
     workspace may be smaller than their upper bounds.
     """
     if quantize not in (None, "auto"):
-        check_known(quantize)
+        check_known(quantize, on_cpu=found.device == "cpu")
     budget = budget_of(source, found, memory, value_bytes, None)
     given = None if quantize == "auto" else quantize or "none"
     allowed = [given] if given else budget.precisions()

@@ -105,6 +105,16 @@ def host_memory(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs
     return min(total, int(limit)), min(free, max(0, int(limit) - int(used)))
 
 
+def resident_bytes(status: Path = Path("/proc/self/status")) -> tuple[int, int]:
+    """Return the memory of this process that is resident now, and the most that was; zeros if it is not Linux."""
+    try:
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    except OSError:
+        return 0, 0
+    now, most = (1024 * int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM"))
+    return now, most
+
+
 def _physical_memory() -> int:
     if not hasattr(os, "sysconf"):  # Windows: unknown, so no model is rejected
         return sys.maxsize

@@ -1,6 +1,7 @@
 """Bytes of weights and KV cache, counted on the meta device by the modules that run the model."""
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint.source import Source
@@ -43,6 +44,31 @@ def weight_bytes(name: str, tensor: "Tensor", precision: str, value_bytes: int =
     if kind == "fp8" or not is_expert(name):
         return tensor.numel() + 4 * math.prod(tensor.shape[:-1])
     return math.ceil(tensor.numel() * 4.5 / 8)
+
+
+def cpu_weight_bytes(name: str, tensor: "Tensor", quantize: str, value_bytes: int) -> int:
+    """Return the bytes of a tensor that a CPU packs while it loads a model."""
+    from gesso.checkpoint.quantize.formats import format_of
+
+    format = format_of(name, tensor.shape, quantize, on_cpu=True)
+    if format is None:
+        return value_bytes * tensor.numel()
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in format.stored(name, tensor.shape).values())
+
+
+def token_bytes(sizes: Mapping[str, int], config: Config) -> int:
+    """Return the bytes that writing one token by itself reads, from the bytes of all weights by name.
+
+    A token passes through the causal stack with its chosen experts, and through the head. Of the embeddings it reads
+    one row, and of self-conditioning nothing.
+    """
+    tied, total = config.tie_word_embeddings, 0
+    for name, size in sizes.items():
+        part = name.partition(".")[0]
+        if part == "self_conditioning" or (not tied and (part == "decoder" or "embed_tokens" in name)):
+            continue
+        total += size * config.top_k_experts // config.num_experts if ".experts." in name else size
+    return total
 
 
 BITS = {"fp8": 8.0, "int4": 4.5, "uint4": 5.0, "nvfp4": 4.5}  # per value in the formats of the kernels, with scales

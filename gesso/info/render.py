@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gesso.info.report import Architecture, Memory, Parameters, Report, Weights
 
 
+CPU_NOTE = "read per token: if it is written by itself; --decode auto measures whether canvases are faster"
+
+
 def _title(console: Console, title: str) -> None:
     console.print(Text(f"\n{title}", style="bold"))
 
@@ -55,6 +58,8 @@ def render_report(report: "Report", console: Console) -> None:
     console.print(_memory_table(report, size))
     for rule in report.memory_rules:
         console.print(Text(rule, style="dim"))
+    _title(console, f"On a CPU ({unit})")
+    console.print(_cpu_table(report, size))
     _title(console, "Files")
     console.print(_file_table(report))
     console.print(Text(_stored(report.weights)))
@@ -106,6 +111,15 @@ def _memory_table(report: "Report", unit: float) -> Table:
     table.add_row("of this, cache", "", *(amount(cell.cache_bytes) for cell in cells))
     if any(cell.beyond_context for cell in cells):
         table.caption = f"beyond: more than the model's context of {report.architecture.context:,} tokens"
+    return table
+
+
+def _cpu_table(report: "Report", unit: float) -> Table:
+    """Return a table by `--quantize`. A large model is measured when it is loaded, to choose how it writes."""
+    context = f"{report.cpu[0].context:,} tokens"
+    table = _columns("--quantize", "weights", f"in all, for {context}", "read per token", caption=CPU_NOTE)
+    for row in report.cpu:
+        table.add_row(row.quantize, *(f"{n / unit:,.2f}" for n in (row.weight_bytes, row.total_bytes, row.token_bytes)))
     return table
 
 

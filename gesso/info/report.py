@@ -19,7 +19,7 @@ from gesso.checkpoint.source import Source
 from gesso.checkpoint.vision import is_buffer, is_vision, vision_tensors
 from gesso.errors import CheckpointError, InputError
 from gesso.info.formats import StoredAs, stored_formats
-from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, recipe_bytes, weight_bytes
+from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, recipe_bytes, token_bytes, weight_bytes
 from gesso.model.config import Config
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
@@ -89,6 +89,17 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuMemory:
+    """The need of a CPU for one text, in float32, and the bytes that it reads to write a token by itself."""
+
+    quantize: str  # "none": as stored
+    context: int
+    weight_bytes: int
+    total_bytes: int  # with workspace and cache
+    token_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class File:
     name: str
     role: str
@@ -114,6 +125,7 @@ class Report:
     parameters: Parameters
     memory: tuple[Memory, ...]
     memory_rules: tuple[str, ...]
+    cpu: tuple[CpuMemory, ...]
     weights: Weights
     files: tuple[File, ...]
     problems: tuple[str, ...]
@@ -130,6 +142,7 @@ def describe(source: Source, name: str) -> Report:
         parameters=_parameters(config, model),
         memory=tuple(_memory(source, model, bool(weight_files) and not problems)),
         memory_rules=MEMORY_RULES,
+        cpu=tuple(_cpu(source, bool(weight_files) and not problems)),
         weights=_weights(source, weight_files),
         files=tuple(
             File(
@@ -207,6 +220,26 @@ def _memory(source: Source, model: "DiffusionGemma", readable: bool) -> Iterator
                 total_bytes=None if cache is None else weights + cache,
                 beyond_context=beyond,
             )
+
+
+def _cpu(source: Source, readable: bool) -> Iterator[CpuMemory]:
+    from gesso.info.budget import CONTEXT, PREFILL_CPU, Budget
+
+    sizes = recipe_bytes(source, 4, on_gpu=False) if readable and source.is_foreign else None
+    budget = Budget(source.config, 0, 4, PREFILL_CPU, sizes=sizes, on_cpu=True)
+    context = min(CONTEXT, source.config.max_position_embeddings)
+    for quantize in budget.precisions():
+        try:
+            weights = budget.weights(quantize)
+        except InputError:  # a matrix has no whole blocks
+            continue
+        yield CpuMemory(
+            quantize=quantize,
+            context=context,
+            weight_bytes=weights,
+            total_bytes=weights + budget.workspace(1) + budget.sequence(context),
+            token_bytes=token_bytes(budget.sizes_of(quantize), source.config),
+        )
 
 
 # --- directory ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ head, D head dim.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,14 @@ from gesso.model.rope import Rotation, rotate
 
 # Queries [T, N, D], keys and values [T, M, D] to [T, N, D]. The caller decides which tokens see which.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class AttendWithCache(Protocol):
+    """A function like `attend_with_cache`, to call in its place."""
+
+    def __call__(
+        self, q_SND: Tensor, k_SMD: Tensor, v_SMD: Tensor, cache: LayerKV, row: int, start: int, causal: bool
+    ) -> Tensor: ...
 
 
 class Attention(nn.Module):

@@ -146,8 +146,13 @@ class Config:
     def from_directory(cls, directory: Path) -> Self:
         return cls.from_dict(read_json(directory / "config.json"))
 
-    def quantized(self, name: str) -> Self:
-        """Return the configuration of the same model with its matrices in this format."""
+    def quantized(self, name: str, on_cpu: bool = False) -> Self:
+        """Return the configuration of the same model with its matrices in this format.
+
+        A CPU may pack more of them than a stored model, so `raw` does not describe the formats there.
+        """
+        if on_cpu:
+            return replace(self, quantization=name)
         raw = MappingProxyType({**self.raw, "quantization_config": quantization_config(name)})
         return replace(self, quantization=name, raw=raw)
 
@@ -286,6 +291,7 @@ QUANTIZATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )  # fmt: skip
 TOOLS = ("compressed-tensors", "modelopt", "mlx", "gguf")
+MIXED = "int4-int8"  # a quantization that a CPU applies while it loads a model; no model is stored in it
 LAYERS = "-layers"  # suffix of a name: embeddings and head are not packed
 _NOT_QUANTIZED = ("re:.*router.*", "re:.*vision_tower.*", "re:.*embed_vision.*")
 _TABLES = ("lm_head", "re:.*embed_tokens")

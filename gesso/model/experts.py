@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gesso.model.config import Config
-from gesso.model.modules import Linear, rms_norm
+from gesso.model.modules import Linear, gated_gelu, rms_norm
 
 Product = Callable[[Tensor], Tensor]
 
@@ -72,14 +72,14 @@ class Experts(nn.Module):
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
         if index_TK.shape[1] == len(self.gate_up_proj):  # `runs_all`: K is E
-            y_TEI = gated_gelu(self.fan_out(x_TH))
+            y_TEI = gated_gelu(*self.fan_out(x_TH).chunk(2, -1))
             return self.fan_in(y_TEI * weight_TK[..., None].to(y_TEI.dtype)).to(x_TH.dtype)
         k = index_TK.shape[1]
         order = index_TK.flatten().argsort(stable=True)  # (token, choice) pairs, grouped by expert
         counts = index_TK.flatten().bincount(minlength=len(self.gate_up_proj)).tolist()
         up, down = self.each("gate_up_proj", x_TH.dtype), self.each("down_proj", x_TH.dtype)
         groups = x_TH[order // k].split(counts)
-        y = [down[e](gated_gelu(up[e](x_RH))) for e, x_RH in enumerate(groups) if counts[e]]
+        y = [down[e](gated_gelu(*up[e](x_RH).chunk(2, -1))) for e, x_RH in enumerate(groups) if counts[e]]
         # Reorder to (token, choice) and sum there instead of scattering: a scatter adds in no fixed order on a GPU.
         y_TKH = torch.cat(y)[order.argsort()].view(*index_TK.shape, -1)
         return (y_TKH * weight_TK[..., None]).sum(1).to(x_TH.dtype)
@@ -98,8 +98,3 @@ class Experts(nn.Module):
     def fan_in(self, y_TEI: Tensor) -> Tensor:
         """Multiply by the second matrices and sum over the experts: [T, E, I] to [T, H]."""
         return F.linear(y_TEI.flatten(1), torch.flatten(torch.transpose(self.down_proj, 0, 1), 1))
-
-
-def gated_gelu(x_T2I: Tensor) -> Tensor:
-    gate, up = x_T2I.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up

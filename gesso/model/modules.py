@@ -4,11 +4,16 @@ Weights are used through torch functions only (`F.linear`, `F.embedding`), so th
 of a parameter: it implements those functions (`checkpoint/quantize/packed.py`).
 """
 
+import math
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gesso.model.config import Config
+
+GELU_SLOPE, GELU_CUBE = math.sqrt(2 / math.pi), 0.044715  # gelu(x) = x (1 + tanh(SLOPE (x + CUBE x^3))) / 2
 
 
 class Linear(nn.Module):
@@ -46,9 +51,30 @@ class RMSNorm(nn.Module):
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Divide by the root mean square over the last dimension, in float32 whatever the working dtype."""
+    if x.is_cpu:  # F.rms_norm would run twice as many operations
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        normed = wide * torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1]).rsqrt()
+        return (normed if weight is None else normed * weight.float()).to(x.dtype)
     if weight is None or weight.dtype == x.dtype:
         return F.rms_norm(x, x.shape[-1:], weight, eps).to(x.dtype)  # autocast would return float32
     return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+
+
+@lru_cache
+def _constant(value: float) -> Tensor:
+    """Return a tensor []. An operation on the CPU that is given a number makes one each time."""
+    return torch.tensor(value, device="cpu")
+
+
+def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return `up`, gated by the tanh form of GELU of `gate`."""
+    if not gate.is_cpu or torch.is_grad_enabled():
+        return F.gelu(gate, approximate="tanh") * up
+    # On a CPU, F.gelu takes twice as long as these operations in place.
+    y = gate.square().mul_(GELU_SLOPE * GELU_CUBE).add_(GELU_SLOPE).mul_(gate).tanh_()
+    half = (gate * up).mul_(0.5)
+    return half.addcmul_(half, y)
 
 
 class GatedMLP(nn.Module):
@@ -59,7 +85,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(x_TH), approximate="tanh") * self.up_proj(x_TH))
+        return self.down_proj(gated_gelu(self.gate_proj(x_TH), self.up_proj(x_TH)))
 
 
 class SelfConditioning(GatedMLP):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gesso.errors import InputError
-from gesso.model.attention import Attend, attend_with_cache
+from gesso.model.attention import Attend, AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
 from gesso.model.config import Config
 from gesso.model.layer import Layer
@@ -86,7 +86,16 @@ class DiffusionGemma(nn.Module):
 
     # --- one segment through the network ------------------------------------------------------------------------
 
-    def run(self, ids_S: Tensor, cache: KVCache, row: int, *, causal: bool, soft_SH: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        ids_S: Tensor,
+        cache: KVCache,
+        row: int,
+        *,
+        causal: bool,
+        soft_SH: Tensor | None = None,
+        attend: AttendWithCache = attend_with_cache,
+    ) -> Tensor:
         """Return the hidden states [S, H] of text to encode, or of a canvas with its self-conditioning `soft_SH`."""
         stack, start = (self.encoder if causal else self.decoder), cache.lengths[row]
         x_SH = self.embed(ids_S, stack)
@@ -94,9 +103,7 @@ class DiffusionGemma(nn.Module):
             x_SH = self.self_conditioning.condition(x_SH, torch.zeros_like(x_SH) if soft_SH is None else soft_SH)
         # Each layer calls its function with queries, keys and values; it knows the layer's cache and the segment.
         position_S = torch.arange(start, start + len(ids_S), device=x_SH.device)
-        attends = [
-            partial(attend_with_cache, cache=layer, row=row, start=start, causal=causal) for layer in cache.layers
-        ]
+        attends = [partial(attend, cache=layer, row=row, start=start, causal=causal) for layer in cache.layers]
         scalars = [scalar.to(x_SH.dtype) for scalar in stack.layer_scalars]
         hidden_SH, _ = self.through_layers(stack, x_SH, position_S, attends, scalars)
         if causal:
@@ -137,8 +144,10 @@ class DiffusionGemma(nn.Module):
 
     def soft_embedding(self, logits_TV: Tensor) -> Tensor:
         """Return the expected embedding [T, H] under the predictions, at the scale of embedded tokens."""
-        probability_TV = logits_TV.softmax(-1, dtype=torch.float32).to(self.dtype)
-        return torch.matmul(probability_TV, self.decoder.embed_tokens.weight) * self.embed_scale
+        return self.expected_embedding(logits_TV.softmax(-1, dtype=torch.float32))
+
+    def expected_embedding(self, probability_TV: Tensor) -> Tensor:
+        return torch.matmul(probability_TV.to(self.dtype), self.decoder.embed_tokens.weight) * self.embed_scale
 
     def conditioning(self, token_T: Tensor, soft_TH: Tensor) -> Tensor:
         """Return the soft embeddings, replaced by the embedding of the token wherever one is fixed (not negative)."""

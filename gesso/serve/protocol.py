@@ -81,6 +81,7 @@ class Ready:
     why: str  # the reason for these values, as a sentence
     fixed_bytes: int = 0  # expected size of weights and workspace
     budget_bytes: int = 0  # memory for weights, workspace and KV cache
+    decode: str = ""  # how requests are written that leave it open, and the reason
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from gesso.errors import InputError
 from gesso.info.device import SHARE, read_memory
+from gesso.settings import DecodeName
 
 QUEUE_SHARE = 4  # on a shared server, one client may take a fourth of `Limits.queue`
 
@@ -24,6 +25,9 @@ class EngineSettings:
     max_batch: int | None = None
     max_length: int | None = None
     prefill: int | None = None
+    threads: int | None = None  # of each engine on a CPU; None: one per physical core
+    cache_dir: str | None = None  # for prompts that a CPU has read
+    decode: DecodeName = "auto"  # how requests are written that leave it open
 
     def __post_init__(self) -> None:
         read_memory(self.memory)

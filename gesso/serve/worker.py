@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
 from gesso.infill.infill import infill
 from gesso.infill.results import EditResult
+from gesso.info.device import resident_bytes
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.drafts import drafted
@@ -101,7 +101,7 @@ class Worker:
         self.measured = now
         device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
         self.status = Heartbeat(
-            began, len(self.jobs), len(self.engine.running), self.engine.cache.nbytes, resident_bytes(), device
+            began, len(self.jobs), len(self.engine.running), self.engine.cache.nbytes, resident_bytes()[0], device
         )
         if send:
             self.send(self.status)
@@ -247,13 +247,6 @@ class Worker:
             self.driver.cancel(job.run)
 
 
-def resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
 def main() -> None:
     send = Pipe().send
     inbox: Inbox = queue.SimpleQueue()
@@ -274,7 +267,8 @@ def main() -> None:
     device, dtype = str(model.model.device), str(model.model.dtype).removeprefix("torch.")
     limits = len(engine.scheduler.rows), engine.max_length, engine.scheduler.prefill
     worker = Worker(model, send)
-    send(Ready(device, dtype, settings.quantize, *limits, choice.why, choice.fixed_bytes, choice.budget_bytes))
+    sizes = choice.fixed_bytes, choice.budget_bytes
+    send(Ready(device, dtype, settings.quantize, *limits, choice.why, *sizes, model.decoding.summary))
     worker.run(inbox)
 
 

@@ -17,7 +17,8 @@ from torch.autograd import Function
 
 from gesso.adapters.lora import AdaptedExperts, Lora
 from gesso.checkpoint.quantize.packed import Packed, Weight
-from gesso.model.experts import Experts, gated_gelu
+from gesso.model.experts import Experts
+from gesso.model.modules import gated_gelu
 
 ALIGNED = 8  # grouped products need rows of multiples of 16 bytes
 
@@ -58,7 +59,7 @@ class GroupedExperts(AdaptedExperts):
             return super().forward(x_TH, index_TK, weight_TK).to(dtype)
         k, pairs = index_TK.shape[1], sort_pairs(index_TK, len(self.gate_up_proj))
         x_RH: Tensor = Spread.apply(x_TH, pairs, k)  # type: ignore[no-untyped-call]
-        h_RI = gated_gelu(self._product("gate_up_proj", x_RH, pairs))
+        h_RI = gated_gelu(*self._product("gate_up_proj", x_RH, pairs).chunk(2, -1))
         h_RI = (h_RI * weight_TK.flatten()[pairs.order_R, None]).to(x_TH.dtype)
         y_RH = self._product("down_proj", h_RI, pairs)
         y_TH: Tensor = Collect.apply(y_RH, pairs, k)  # type: ignore[no-untyped-call]

@@ -8,13 +8,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from gesso.bench import cpu_peers, step
 from gesso.bench import model as generation
-from gesso.bench import step
 from gesso.bench import train as bench
 from gesso.checkpoint import random_weights
 from gesso.checkpoint.streamed import streamed
 from gesso.engine.engine import Engine
 from gesso.errors import InputError
+from gesso.info.memory import token_bytes
 from gesso.train.objective import Objective
 
 TINY = {
@@ -95,6 +96,37 @@ def test_generation_is_measured_with_adapters_in_turn(main, tiny_directory, monk
     assert (found["adapters"], found["rank"]) == (2, 4) and found["batches"][0]["adapted_ms_a_step"] > 0
     generation.render(found, Console(file=(shown := StringIO()), width=100))
     assert "with 2 adapters of rank 4" in shown.getvalue()
+
+
+def test_a_large_model_on_a_cpu_is_measured_token_by_token_and_by_canvas_length(main, monkeypatch):
+    monkeypatch.setitem(random_weights.SHAPES, "26b-a4b", TINY | {"moe_intermediate_size": 32})
+    monkeypatch.setattr(generation, "LEAST_BYTES", 1)
+    asked = ("-m", "random:26b-a4b", "--quantize", "int4", "--device", "cpu", "--prompt", "9", "--new", "5")
+    found = json.loads(main("bench", *asked, "--json").out)
+    assert found["quantized"] == "int4" and 0 < found["GB_per_token"] < found["weights_GB"]
+    assert [row["canvas"] for row in found["canvases"]] == [16, 64, 256]
+    read = found["autoregressive_tokens_per_second"] * found["GB_per_token"]
+    assert found["share_of_bandwidth"] == pytest.approx(read / found["read_GBps"])
+    assert found["resident_GB"] <= found["peak_resident_GB"] and found["prefill"][0]["tokens_per_second"] > 0
+    generation.render(found, Console(file=(shown := StringIO()), width=100))
+    assert "GB read per token" in " ".join(shown.getvalue().split())
+    monkeypatch.setattr(cpu_peers, "CUTS", (1, 2))
+    assert "extrapolated from 1 and 2 of 2 layers" in " ".join(
+        main("bench", *asked, "--peer", "transformers").out.split()
+    )
+
+
+def test_a_token_reads_its_experts_the_causal_layers_and_the_head():
+    tied, untied = (random_weights.config_of("mini") for _ in range(2))
+    untied = replace(untied, tie_word_embeddings=False)
+    sizes = {
+        "decoder.embed_tokens.weight": 100, "decoder.layers.0.experts.down_proj": 1000,
+        "decoder.layers.0.mlp.up_proj.weight": 10, "self_conditioning.up_proj.weight": 7,
+    }  # fmt: skip
+    chosen = 1000 * tied.top_k_experts // tied.num_experts
+    assert token_bytes(sizes, tied) == 100 + chosen + 10
+    causal = {name.replace("decoder", "encoder"): size for name, size in sizes.items()}
+    assert token_bytes(sizes | causal | {"lm_head": 100}, untied) == 100 + chosen + 10
 
 
 def test_a_step_is_measured_by_operation(main, tiny_directory):

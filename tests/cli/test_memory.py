@@ -25,7 +25,7 @@ COMMANDS = ["generate", "chat", "infill", "edit", "trace", "eval", "sudoku", "be
 
 @pytest.fixture
 def small_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device of 26 GB, on which the 26B shape fits only in int4."""
+    """A CPU with 26 GB, on which the 26B shape fits only with four bits for most matrices."""
 
     def memory_of(_: torch.device, *, ours: bool = False) -> DeviceMemory:
         return DeviceMemory(26 * 10**9, 26 * 10**9, "cpu")
@@ -65,7 +65,7 @@ def test_a_model_that_does_not_fit_is_not_loaded_and_the_advised_command_fits(
 ) -> None:
     class Loaded(Exception): ...
 
-    def make(*given: Any) -> None:
+    def make(*given: Any, on_cpu: bool) -> None:
         raise Loaded(given[3])
 
     monkeypatch.setattr(random_weights, "make", make)
@@ -75,8 +75,8 @@ def test_a_model_that_does_not_fit_is_not_loaded_and_the_advised_command_fits(
         r"gesso: the model does not fit: weights .* need .* GB, and 23.40 GB may be used .*\n", done.err
     )
     command = shlex.split(done.err.partition("this fits: ")[2])
-    assert command == ["gesso", "generate", "--quantize", "int4", "two words", *BIG]
-    with pytest.raises(Loaded, match="int4"):
+    assert command == ["gesso", "generate", "--quantize", "int4-int8", "two words", *BIG]
+    with pytest.raises(Loaded, match="int4-int8"):
         main(*command[1:])
 
 
@@ -96,7 +96,7 @@ def test_running_out_of_memory_while_generating_is_one_message(
     done = main("generate", "hi", *BIG, "--quantize", "fp8")
     assert (done.code, done.out) == (1, "")
     figures = r"weights quantized to fp8 \(.* GB\), .* need .* GB, and 23.40 GB may be used \(--memory 0.9\)"
-    command = "gesso generate --quantize int4 hi -m random:26b-a4b"
+    command = "gesso generate --quantize int4-int8 hi -m random:26b-a4b"
     assert re.fullmatch(rf"gesso: out of memory on cpu: {figures}; this fits: {command}\n", done.err), done.err
 
 

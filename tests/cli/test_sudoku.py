@@ -94,9 +94,10 @@ def test_a_puzzle_can_be_typed_piped_or_in_a_file(main: Main, fake: Fake, tmp_pa
 def test_the_bundled_solver_is_the_default_model(main: Main, fake: Fake):
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
+    usual = {"quantize": None, "memory": "0.9", "decode": "canvas", "threads": None, "cache_dir": None}
     assert fake.loaded == [
-        (SOLVER, {"device": None, "dtype": None, "adapter": None, "quantize": None, "memory": "0.9"}),
-        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", "quantize": None, "memory": "0.9"}),
+        (SOLVER, {"device": None, "dtype": None, "adapter": None, **usual}),
+        ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", **usual}),
     ]
 
 

@@ -74,8 +74,8 @@ def write_gguf(path: Path, raw: Mapping[str, Any]) -> None:
     shapes = {names(name)[0]: shape for name, shape in parameters(config).items()}
     shapes[ROPE_FREQUENCIES] = (global_shape(config).head_dim // 2,)
     types = choose(shapes, "q4_k_m")
-    offsets, size = gguf._places(shapes, types)
-    header = gguf._header(keys(config, bundled.directory(), "q4_k_m", path.stem), shapes, types, offsets)
+    offsets, size = gguf.places(shapes, types)
+    header = gguf.header_of(keys(config, bundled.directory(), "q4_k_m", path.stem), shapes, types, offsets)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(header)
@@ -83,7 +83,7 @@ def write_gguf(path: Path, raw: Mapping[str, Any]) -> None:
         for name, shape in shapes.items():
             file.seek(len(header) + offsets[name])
             if name == ROPE_FREQUENCIES:
-                file.write(gguf._rope_factors(config).numpy().data)
+                file.write(gguf.rope_factors(config).numpy().data)
             elif types[name] == "F32":
                 values = torch.ones(shape) if len(shape) == 1 else STD * torch.randn(shape)
                 file.write(values.numpy().data)

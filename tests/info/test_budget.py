@@ -12,7 +12,7 @@ from gesso.checkpoint import random_weights
 from gesso.checkpoint.source import Source
 from gesso.errors import DoesNotFitError, InputError
 from gesso.info import device
-from gesso.info.budget import CONTEXT, HOST_RESERVE, PRECISIONS, Budget, Placement, choose_placement, spread
+from gesso.info.budget import CONTEXT, HOST_RESERVE, PRECISIONS_CPU, Budget, Placement, choose_placement, spread
 from gesso.info.device import DeviceMemory, keep_within, memory_of, read_memory
 from gesso.model.config import Config
 
@@ -68,11 +68,11 @@ def test_unknown_quantization_and_share_are_rejected() -> None:
         gesso.load(memory=1.5)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", PRECISIONS_CPU)
 def test_load_with_auto_packs_the_weights_only_as_far_as_needed(
     tiny_directory: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    budget = Budget(Config.from_directory(tiny_directory), 0, 4, 256)
+    budget = Budget(Config.from_directory(tiny_directory), 0, 4, 256, on_cpu=True)
     size = budget.weights(precision) + budget.workspace(1) + budget.sequence(CONTEXT)
     monkeypatch.setattr(loading, "memory_of", lambda _: DeviceMemory(size, size, "cpu"))
     model = gesso.load(tiny_directory, quantize="auto", memory=1.0, max_batch=1)
@@ -87,6 +87,20 @@ def test_memory_that_torch_has_reserved_and_not_used_is_free(monkeypatch: pytest
     assert memory == DeviceMemory(80, 50, "cuda", host=7)
     assert memory_of(torch.device("cuda"), ours=True) == replace(memory, free=70)
     assert memory.budget(0.5) == 40 and memory.budget(0.9) == 50
+
+
+def test_the_26b_at_four_bits_with_8k_of_context_needs_at_most_18_gb_of_a_cpu() -> None:
+    memory = DeviceMemory(24 * GB, 18 * GB, "cpu")
+    for quantize in ("int4", "auto"):
+        placement = choose_placement(source_of(REAL), memory, 1.0, 4, quantize, max_batch=1, max_length=CONTEXT)
+        assert placement == Placement("int4")
+    with pytest.raises(DoesNotFitError, match="quantized to int4 .* need .* GB, and 12.00 GB may be used"):
+        choose_placement(source_of(REAL), memory, "12GB", 4, "auto", max_batch=1, max_length=CONTEXT)
+
+
+def test_int8_for_attention_is_rejected_on_a_gpu() -> None:
+    with pytest.raises(InputError, match="unknown quantization 'int4-int8'.*for loading on a CPU"):
+        chosen(80, "int4-int8")
 
 
 # --- sizes of memory ------------------------------------------------------------------------------------------------

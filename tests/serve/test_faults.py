@@ -322,7 +322,7 @@ def test_the_engine_process_checks_a_request_once(tiny, compiled_here, monkeypat
 def test_usage_is_measured_once_per_second_and_when_idle(tiny, monkeypatch):
     measured, began = [], []
     worker = Worker(tiny, lambda message: None)
-    monkeypatch.setattr("gesso.serve.worker.resident_bytes", lambda: measured.append(True) or len(measured))
+    monkeypatch.setattr("gesso.serve.worker.resident_bytes", lambda: (measured.append(True) or len(measured), 0))
     step = tiny.engine.step
     monkeypatch.setattr(tiny.engine, "step", lambda: (began.append(worker.status.step_seconds), step())[1])
     start = time.monotonic()

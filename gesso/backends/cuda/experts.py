@@ -15,7 +15,8 @@ from gesso.backends.cuda.kernels.low_rank import Factors
 from gesso.backends.cuda.linear import linear, low_rank, product
 from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, PassAdapters, active
 from gesso.checkpoint.quantize.packed import Packed
-from gesso.model.experts import Experts, Router, gated_gelu, route, runs_all
+from gesso.model.experts import Experts, Router, route, runs_all
+from gesso.model.modules import gated_gelu
 
 FOUR_BIT_TILES = (128, 64)  # most inputs of a tile of four-bit weights, in the two products of an expert
 
@@ -60,7 +61,7 @@ def _all(
     y_TO = product(x_TH, gate_up.flatten(0, 1), lengths)
     if up_factors is not None:
         y_TO = y_TO + low_rank(x_TH, up_factors, lengths)
-    y_TEI = gated_gelu(y_TO.unflatten(1, (len(gate_up), -1)))
+    y_TEI = gated_gelu(*y_TO.unflatten(1, (len(gate_up), -1)).chunk(2, -1))
     h_TI = (y_TEI * weight_TE[..., None].to(y_TEI.dtype)).flatten(1)
     y_TH = product(h_TI, down.transpose(0, 1).flatten(1), lengths)
     return y_TH if down_factors is None else y_TH + low_rank(h_TI, down_factors, lengths)

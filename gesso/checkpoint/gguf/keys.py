@@ -35,11 +35,11 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _string(value: str) -> bytes:
+def string_value(value: str) -> bytes:
     return struct.pack("<I", STRING) + text(value)
 
 
-def _u32(value: int) -> bytes:
+def integer_value(value: int) -> bytes:
     return struct.pack("<II", U32, value)
 
 
@@ -65,15 +65,15 @@ def _strings(values: Sequence[str]) -> bytes:
 def keys(config: Config, directory: Path, to: str, name: str) -> dict[str, bytes]:
     """Return all metadata of a checkpoint; its tokenizer and generation settings are in `directory`."""
     general = {
-        "general.architecture": _string(ARCHITECTURE),
-        "general.type": _string("model"),
-        "general.name": _string(name),
-        "general.size_label": _string(_size_label(config)),
-        "general.file_type": _u32(mixture(to).number),
-        "general.quantization_version": _u32(2),
+        "general.architecture": string_value(ARCHITECTURE),
+        "general.type": string_value("model"),
+        "general.name": string_value(name),
+        "general.size_label": string_value(_size_label(config)),
+        "general.file_type": integer_value(mixture(to).number),
+        "general.quantization_version": integer_value(2),
     }
-    model = {f"{ARCHITECTURE}.{key}": value for key, value in _model(config).items()}
-    diffusion = {"diffusion.canvas_length": _u32(config.canvas_length), **_settings(directory)}
+    model = {f"{ARCHITECTURE}.{key}": value for key, value in model_keys(config).items()}
+    diffusion = {"diffusion.canvas_length": integer_value(config.canvas_length), **_settings(directory)}
     return general | model | diffusion | _tokenizer(config, directory)
 
 
@@ -98,34 +98,34 @@ def global_shape(config: Config) -> LayerShape:
     return kinds[False]
 
 
-def _model(config: Config) -> dict[str, bytes]:
+def model_keys(config: Config) -> dict[str, bytes]:
     full = global_shape(config)
     local = next((layer for layer in config.layers if layer.sliding), full)
     return {
-        "block_count": _u32(len(config.layers)),
-        "context_length": _u32(config.max_position_embeddings),
-        "embedding_length": _u32(config.hidden_size),
-        "feed_forward_length": _u32(config.intermediate_size),
-        "attention.head_count": _u32(config.num_attention_heads),
+        "block_count": integer_value(len(config.layers)),
+        "context_length": integer_value(config.max_position_embeddings),
+        "embedding_length": integer_value(config.hidden_size),
+        "feed_forward_length": integer_value(config.intermediate_size),
+        "attention.head_count": integer_value(config.num_attention_heads),
         "attention.head_count_kv": _array(I32, "i", [layer.kv_heads for layer in config.layers]),
-        "attention.sliding_window": _u32(config.sliding_window),
+        "attention.sliding_window": integer_value(config.sliding_window),
         "attention.sliding_window_pattern": _array(BOOL, "?", [layer.sliding for layer in config.layers]),
-        "attention.key_length": _u32(full.head_dim),
-        "attention.value_length": _u32(full.head_dim),
-        "attention.key_length_swa": _u32(local.head_dim),
-        "attention.value_length_swa": _u32(local.head_dim),
+        "attention.key_length": integer_value(full.head_dim),
+        "attention.value_length": integer_value(full.head_dim),
+        "attention.key_length_swa": integer_value(local.head_dim),
+        "attention.value_length_swa": integer_value(local.head_dim),
         "attention.layer_norm_rms_epsilon": _f32(config.rms_norm_eps),
         "attention.causal": _bool(False),
-        "attention.shared_kv_layers": _u32(0),
-        "embedding_length_per_layer_input": _u32(0),
+        "attention.shared_kv_layers": integer_value(0),
+        "embedding_length_per_layer_input": integer_value(0),
         "rope.freq_base": _f32(full.rope.theta),
         "rope.freq_base_swa": _f32(local.rope.theta),
-        "rope.dimension_count": _u32(full.head_dim),
-        "rope.dimension_count_swa": _u32(local.head_dim),
+        "rope.dimension_count": integer_value(full.head_dim),
+        "rope.dimension_count_swa": integer_value(local.head_dim),
         "final_logit_softcapping": _f32(config.final_logit_softcapping),
-        "expert_count": _u32(config.num_experts),
-        "expert_used_count": _u32(config.top_k_experts),
-        "expert_feed_forward_length": _u32(config.moe_intermediate_size),
+        "expert_count": integer_value(config.num_experts),
+        "expert_used_count": integer_value(config.top_k_experts),
+        "expert_feed_forward_length": integer_value(config.moe_intermediate_size),
     }
 
 
@@ -139,7 +139,7 @@ def _settings(directory: Path) -> dict[str, bytes]:
         if given.get(field) is not None:
             is_count = field in ("max_denoising_steps", "stability_threshold")
             value = (integer if is_count else number)(given[field], f"{path}: {field}", 0, 1e6)
-            found[f"diffusion.eb_{name}"] = _u32(int(value)) if is_count else _f32(value)
+            found[f"diffusion.eb_{name}"] = integer_value(int(value)) if is_count else _f32(value)
     return found
 
 
@@ -164,16 +164,16 @@ def _tokenizer(config: Config, directory: Path) -> dict[str, bytes]:
     }
     template = _template(directory)
     return {
-        "tokenizer.ggml.model": _string(MODEL),
+        "tokenizer.ggml.model": string_value(MODEL),
         "tokenizer.ggml.tokens": _strings([names.get(i, f"[PAD{i}]") for i in range(config.vocab_size)]),
         "tokenizer.ggml.scores": _array(F32, "f", [SCORE] * config.vocab_size),
         "tokenizer.ggml.token_type": _array(I32, "i", types),
         "tokenizer.ggml.merges": _strings(_merges(data["model"].get("merges"), path)),
-        **{f"tokenizer.ggml.{role}_token_id": _u32(i) for role, i in roles.items() if is_integer(i)},
+        **{f"tokenizer.ggml.{role}_token_id": integer_value(i) for role, i in roles.items() if is_integer(i)},
         "tokenizer.ggml.add_bos_token": _bool(True),
         "tokenizer.ggml.add_space_prefix": _bool(False),
-        **({"tokenizer.chat_template": _string(template)} if template is not None else {}),
-        WHOLE: _string(whole),
+        **({"tokenizer.chat_template": string_value(template)} if template is not None else {}),
+        WHOLE: string_value(whole),
     }
 
 

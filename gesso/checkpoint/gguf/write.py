@@ -52,14 +52,14 @@ def write(
     shapes = {stored[name]: shape for name, shape in parameters(config).items()}
     shapes[ROPE_FREQUENCIES] = (global_shape(config).head_dim // 2,)
     types = choose(shapes, to)
-    offsets, size = _places(shapes, types)
-    header = _header(keys(config, directory, to, target.stem), shapes, types, offsets)
+    offsets, size = places(shapes, types)
+    header = header_of(keys(config, directory, to, target.stem), shapes, types, offsets)
     missing, errors = set(stored), {}
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as file:
         file.write(header)
         file.seek(len(header) + offsets[ROPE_FREQUENCIES])
-        file.write(_rope_factors(config).numpy().data)
+        file.write(rope_factors(config).numpy().data)
         for name, tensor in tensors:
             if name not in stored:
                 continue
@@ -88,7 +88,7 @@ def _unpack(type: str, tensors: Mapping[str, Tensor]) -> Tensor:
     return blocks.unpack(type, tensors["blocks"])
 
 
-def _rope_factors(config: Config) -> Tensor:
+def rope_factors(config: Config) -> Tensor:
     """Return the factors that divide the angles of global layers: 1 for pairs that rotate."""
     shape = global_shape(config)
     pairs = shape.head_dim // 2
@@ -99,7 +99,7 @@ def _rope_factors(config: Config) -> Tensor:
 # --- header -------------------------------------------------------------------------------------------------------
 
 
-def _places(shapes: Mapping[str, Sequence[int]], types: Mapping[str, str]) -> tuple[dict[str, int], int]:
+def places(shapes: Mapping[str, Sequence[int]], types: Mapping[str, str]) -> tuple[dict[str, int], int]:
     """Return the offset of each tensor from the end of the header, and the size of all."""
     offsets, end = {}, 0
     for name, shape in shapes.items():
@@ -108,7 +108,7 @@ def _places(shapes: Mapping[str, Sequence[int]], types: Mapping[str, str]) -> tu
     return offsets, end
 
 
-def _header(
+def header_of(
     metadata: Mapping[str, bytes],
     shapes: Mapping[str, Sequence[int]],
     types: Mapping[str, str],

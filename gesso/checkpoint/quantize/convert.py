@@ -21,7 +21,7 @@ from gesso.checkpoint.find import find
 from gesso.checkpoint.huggingface import in_full
 from gesso.checkpoint.parameters import parameters
 from gesso.checkpoint.quantize.formats import check_known, format_of, is_table, stored_name
-from gesso.checkpoint.quantize.fp8 import ROWS
+from gesso.checkpoint.quantize.matrices import ROWS
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.safetensors import weight_files
 from gesso.checkpoint.source import Source, open_source

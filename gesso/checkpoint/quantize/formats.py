@@ -4,7 +4,10 @@ A model is stored in `fp8`, or with its experts, nine tenths of all weights, at 
 matrices are then FP8: with the tokens of a canvas, their products are compute-bound, and widening four-bit weights
 would only add to that. The suffix `-layers` leaves the embeddings, which are also the head, as they are.
 
-`uint4` is a format of experts that come from files of other tools. No model is stored in it.
+On a CPU, a token written by itself reads few experts, so the other matrices count as much: when `int4` is applied
+while loading, all of them have four bits. `int4-int8` keeps those that lose most, attention and embeddings, at eight.
+
+`uint4` is a format of experts that come from files of other tools. No model is stored in it, nor in `int8`.
 """
 
 import math
@@ -15,11 +18,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.quantize import fp8, int4, nvfp4, uint4
+from gesso.checkpoint.quantize import fp8, int4, int8, nvfp4, uint4
 from gesso.checkpoint.quantize.matrices import Layout, Tensors
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
-from gesso.model.config import LAYERS, QUANTIZATIONS
+from gesso.model.config import LAYERS, MIXED, QUANTIZATIONS
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Format:
     pack: Callable[[Tensor], Tensors]
     unpack: Callable[[Mapping[str, Tensor]], Tensor]
     layout: Callable[[Sequence[int]], Layout]
+    draw: Callable[[Sequence[int], torch.Generator], Tensors] | None = None  # random weights without packing any
 
     def packed(self, shape: Sequence[int], tensors: Mapping[str, Tensor]) -> Packed:
         return Packed(self.name, tuple(shape), tensors, self.unpack)
@@ -49,18 +53,24 @@ class Format:
 FORMATS = MappingProxyType(
     {
         "fp8": Format("fp8", fp8.pack, fp8.unpack, fp8.layout),
-        "int4": Format("int4", int4.pack, int4.unpack, int4.layout),
+        "int4": Format("int4", int4.pack, int4.unpack, int4.layout, int4.draw),
+        "int8": Format("int8", int8.pack, int8.unpack, int8.layout, int8.draw),
         "nvfp4": Format("nvfp4", nvfp4.pack, nvfp4.unpack, nvfp4.layout),
         "uint4": Format("uint4", uint4.pack, uint4.unpack, uint4.layout),
     }
 )
 
 
-def check_known(quantization: str) -> None:
-    if quantization.removesuffix(LAYERS) not in QUANTIZATIONS:
+ON_CPU = ("int4", MIXED)  # quantizations that apply to all matrices when a CPU loads a model
+
+
+def check_known(quantization: str, on_cpu: bool = False) -> None:
+    known = (*QUANTIZATIONS, *((MIXED,) if on_cpu else ()))
+    if quantization.removesuffix(LAYERS) not in known:
         raise InputError(
-            f"unknown quantization {quantization!r}; known are {', '.join(QUANTIZATIONS)}, "
+            f"unknown quantization {quantization!r}; known are {', '.join(known)}, "
             f"and each with {LAYERS} appended, which leaves the embeddings as they are"
+            + (f"; {MIXED} is for loading on a CPU" if quantization.removesuffix(LAYERS) == MIXED else "")
         )
 
 
@@ -82,16 +92,27 @@ def is_table(name: str) -> bool:
     return not _TABLES.isdisjoint(name.split("."))
 
 
-def format_of(name: str, shape: Sequence[int], quantization: str) -> Format | None:
+def format_of(name: str, shape: Sequence[int], quantization: str, on_cpu: bool = False) -> Format | None:
     """Return the format of a tensor of the text model, or None if it is not packed.
 
-    Router, norms and scalars are not packed: they are small, and their precision matters.
+    Router, norms and scalars are not packed: they are small, and their precision matters. With `on_cpu`, return the
+    format that a CPU packs the tensor to while it loads a model.
     """
-    check_known(quantization)
+    check_known(quantization, on_cpu)
     packed = _MATRICES if quantization.endswith(LAYERS) else _MATRICES | _TABLES
     if len(shape) < 2 or packed.isdisjoint(name.split(".")):
         return None
-    return FORMATS[quantization.removesuffix(LAYERS) if is_expert(name) else "fp8"]
+    kind = quantization.removesuffix(LAYERS)
+    if on_cpu and kind in ON_CPU:
+        return FORMATS[_format_on_cpu(name, shape, kind)]
+    return FORMATS[kind if is_expert(name) else "fp8"]
+
+
+def _format_on_cpu(name: str, shape: Sequence[int], quantization: str) -> str:
+    if shape[-1] % int4.GROUP:
+        return "fp8"  # has no groups
+    eight = quantization == MIXED and (is_table(name) or "self_attn" in name.split("."))
+    return "int8" if eight else "int4"
 
 
 LARGE = 10**8  # values; experts and embeddings of a large model have more

@@ -13,18 +13,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.quantize.matrices import Layout, Tensors, check, each
+from gesso.checkpoint.quantize.matrices import Layout, Tensors, by_rows, check
 
 LARGEST = 448.0
 TINY = torch.finfo(torch.float32).tiny
-ROWS = 16384  # of a matrix in float32 at once; all embeddings of the 26B would take 3 GB
 
 
 def pack(weight: Tensor) -> Tensors:
-    if weight.ndim != 2 or len(weight) <= ROWS:
-        return each(_pack, weight)
-    parts = [each(_pack, part) for part in weight.split(ROWS)]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    return by_rows(_pack, weight)
 
 
 def _pack(weight_OI: Tensor) -> Tensors:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.quantize.matrices import Layout, Tensors, best_scale, check, each
+from gesso.checkpoint.quantize.matrices import Layout, Tensors, best_scale, by_rows, check
 
 GROUP = 32
 # Candidate scales are the largest value of a group over these: the best of all sets of four from 6.5 to 11.
@@ -29,7 +29,7 @@ TINY = torch.finfo(torch.bfloat16).tiny
 
 def pack(weight: Tensor) -> Tensors:
     check(weight.shape, GROUP)
-    return each(_pack, weight)
+    return by_rows(_pack, weight) | {"weight_shape": _shape(weight.shape, weight.device)}
 
 
 def _pack(weight_OI: Tensor) -> Tensors:
@@ -40,8 +40,11 @@ def _pack(weight_OI: Tensor) -> Tensors:
     return {
         "weight_packed": (nibble_OI[:, 0::2] | (nibble_OI[:, 1::2] << 4)).view(torch.int32),
         "weight_scale": scale_OG1.squeeze(-1).to(torch.bfloat16),
-        "weight_shape": torch.tensor(weight_OI.shape, device=weight_OI.device),
     }
+
+
+def _shape(shape: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(shape[-2:], device=device).repeat(*shape[:-2], 1).view(*shape[:-2], 2)
 
 
 def _scale(exact_OG1: Tensor) -> Tensor:
@@ -58,6 +61,34 @@ def unpack(tensors: Mapping[str, Tensor]) -> Tensor:
     byte = tensors["weight_packed"].view(torch.uint8)
     value = (torch.stack((byte & 15, byte >> 4), -1).flatten(-2).to(torch.int8) - 8).float()
     return (value.unflatten(-1, (-1, GROUP)) * tensors["weight_scale"].float()[..., None]).flatten(-2)
+
+
+WORD = 16  # nibbles in 64 bits
+LOW = 0x1111_1111_1111_1111  # the lowest bit of every nibble
+SPREAD = 17.5**0.5  # standard deviation of the integers that `draw` returns
+CHUNK = 2**15  # words at once: they fit in a cache, and torch does not divide the work among threads, which would wait
+
+
+def draw(shape: Sequence[int], generator: torch.Generator) -> Tensors:
+    """Return random integers -7..7 with the deviation of random weights, I^-0.5, for models that only measure speed.
+
+    Packing normal values would give more typical ones, but takes minutes for the 26B.
+    """
+    check(shape, GROUP)
+    *rows, inputs = shape
+    word = torch.empty(*rows, inputs // WORD, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    for part in word.view(-1).split(CHUNK):
+        # A nibble of 0 is -8, which has no counterpart: it becomes 0, nibble 8. Otherwise the mean would not be zero,
+        # and the products of all rows would have a part in common.
+        used = part | part >> 1
+        used |= used >> 2
+        part |= (~used & LOW) << 3
+    scale = torch.full((*rows, inputs // GROUP), inputs**-0.5 / SPREAD, dtype=torch.bfloat16)
+    return {
+        "weight_packed": word.view(torch.int32),
+        "weight_scale": scale,
+        "weight_shape": _shape(shape, word.device),
+    }
 
 
 def layout(shape: Sequence[int]) -> Layout:

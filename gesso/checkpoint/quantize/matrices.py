@@ -14,16 +14,35 @@ Tensors = dict[str, Tensor]
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of each tensor
 
 
+ROWS = 16384  # of a matrix in float32 at once; all embeddings of the 26B would take 3 GB
+
+
 def each(pack: Callable[[Tensor], Tensors], weight: Tensor) -> Tensors:
     """Pack a matrix [O, I], or the experts of a stack [E, O, I] one by one.
 
-    In float32 one expert of the 26B takes 16 MB, and all of a layer 2 GB.
+    In float32 one expert of the 26B takes 16 MB, and all of a layer 2 GB. Packed experts take their place in the result
+    at once, so that no second copy of them exists.
     """
     check(weight.shape)
     if weight.ndim == 2:
         return pack(_finite(weight))
-    packed = [pack(_finite(weight_OI)) for weight_OI in weight]
-    return {key: torch.stack([one[key] for one in packed]) for key in packed[0]}
+    first = pack(_finite(weight[0]))
+    result = {key: part.new_empty((len(weight), *part.shape)) for key, part in first.items()}
+    for expert, weight_OI in enumerate(weight):
+        for key, part in (first if expert == 0 else pack(_finite(weight_OI))).items():
+            result[key][expert] = part
+    return result
+
+
+def by_rows(pack: Callable[[Tensor], Tensors], weight: Tensor) -> Tensors:
+    """Pack as `each` does, but a tall matrix in blocks of rows; for formats in which a row does not depend on others.
+
+    The tensors of a block must have the rows as first dimension.
+    """
+    if weight.ndim != 2 or len(weight) <= ROWS:
+        return each(pack, weight)
+    parts = [each(pack, part) for part in weight.split(ROWS)]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def check(shape: Sequence[int], block: int = 1) -> None:

@@ -14,11 +14,17 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 Unpack = Callable[[Mapping[str, Tensor]], Tensor]
+Product = Callable[[Tensor], Tensor]
 TABLE_ROWS = 32768  # of a large matrix, unpacked at once
 
 
 class Packed(nn.Module):
-    """A matrix [O, I], or experts [E, O, I], as the tensors of a format. `dtype` is the dtype it unpacks to."""
+    """A matrix [O, I], or experts [E, O, I], as the tensors of a format. `dtype` is the dtype it unpacks to.
+
+    A backend may set `product`, a kernel that multiplies rows by the matrix. It is used where no gradient is needed.
+    """
+
+    product: Product | None = None
 
     def __init__(
         self,
@@ -53,9 +59,9 @@ class Packed(nn.Module):
         return [self._with(self.shape[1:], one) for one in columns]
 
     def split(self, rows: int) -> "list[Packed]":
-        """Return blocks of rows; for formats whose tensors all have the rows as first dimension, such as FP8."""
-        parts = zip(*(tensor.split(rows) for tensor in self.tensors.values()), strict=True)
-        return [self._with((len(part[0]), *self.shape[1:]), part) for part in parts]
+        """Return blocks of rows; for formats with a scale for each row, or for each group of a row."""
+        parts = zip(*(tensor.split(rows) for tensor in self._by_row.values()), strict=True)
+        return [self._of_rows(len(part[0]), dict(zip(self._by_row, part, strict=True))) for part in parts]
 
     def halves(self) -> "tuple[Packed, Packed]":
         """Return the first and the second half of the rows of all experts. NVFP4 may have a global scale for each."""
@@ -70,8 +76,16 @@ class Packed(nn.Module):
 
     def rows(self, index: Tensor) -> Tensor:
         """Return some rows, for the same formats. Indexing is by bytes: it is not implemented for all dtypes."""
-        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self.tensors.items()}
+        picked = {key: t.view(torch.uint8)[index].view(t.dtype) for key, t in self._by_row.items()}
         return self.unpack(picked).to(self.dtype)
+
+    @property
+    def _by_row(self) -> dict[str, Tensor]:
+        """The tensors with the rows as first dimension: all but int4's `weight_shape`, which `unpack` does not need."""
+        return {key: tensor for key, tensor in self.tensors.items() if key != "weight_shape"}
+
+    def _of_rows(self, rows: int, tensors: Mapping[str, Tensor]) -> "Packed":
+        return Packed(self.format, (rows, *self.shape[1:]), tensors, self.unpack, self.dtype)
 
     def _with(self, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> "Packed":
         return Packed(self.format, shape, dict(zip(self.tensors, tensors, strict=True)), self.unpack, self.dtype)
@@ -83,6 +97,7 @@ class Packed(nn.Module):
             moved: Tensor = fn(tensor)
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
+        self.product = None  # it reads the tensors where they were
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype
         return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
 
@@ -100,6 +115,8 @@ Weight = Tensor | Packed
 
 
 def _linear(input: Tensor, weight: Packed, bias: None = None) -> Tensor:
+    if weight.product is not None and not torch.is_grad_enabled():
+        return weight.product(input)
     product: Tensor = _Product.apply(input, weight)  # type: ignore[no-untyped-call]
     return product
 

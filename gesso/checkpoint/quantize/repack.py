@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gesso.checkpoint.quantize import fp8, int4, nvfp4, uint4
+from gesso.checkpoint.quantize import fp8, int4, matrices, nvfp4, uint4
 from gesso.checkpoint.quantize.codes import e8m0, pack_nibbles
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.checkpoint.quantize.matrices import Tensors
@@ -24,7 +24,7 @@ def to_fp8(packed: Packed) -> Packed:
     """
     format = FORMATS["fp8"]
     if len(packed.shape) == 2:
-        each = [format.pack(rows.dense(torch.float32)) for rows in packed.split(fp8.ROWS)]
+        each = [format.pack(rows.dense(torch.float32)) for rows in packed.split(matrices.ROWS)]
         tensors = {key: torch.cat([one[key] for one in each]) for key in each[0]}
     else:
         each = [format.pack(expert.dense(torch.float32)) for expert in packed.unbind()]
@@ -109,7 +109,7 @@ def to_fp8_by_powers_of_two(packed: Packed) -> Packed:
     Such values are exact down to 2^-13 of the largest of their row. The error of smaller ones is at most 2^-17 of it.
     """
     tensors = [
-        _by_power_of_two(part) for part in (packed.split(fp8.ROWS) if len(packed.shape) == 2 else packed.unbind())
+        _by_power_of_two(part) for part in (packed.split(matrices.ROWS) if len(packed.shape) == 2 else packed.unbind())
     ]
     join = torch.cat if len(packed.shape) == 2 else torch.stack
     return repacked("fp8", packed, {key: join([one[key] for one in tensors]) for key in tensors[0]})

@@ -91,7 +91,7 @@ class Ends:
         self.config = SimpleNamespace(vocab_size=head_VH.shape[0], final_logit_softcapping=softcap)
         self.decoder = SimpleNamespace(embed_tokens=SimpleNamespace(weight=table_VH))
 
-    logits, soft_embedding = DiffusionGemma.logits, DiffusionGemma.soft_embedding
+    logits, expected_embedding = DiffusionGemma.logits, DiffusionGemma.expected_embedding
 
     def named_modules(self, remove_duplicate):
         return ()

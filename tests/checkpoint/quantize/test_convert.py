@@ -231,6 +231,8 @@ def test_quantize_on_load_equals_quantized_directory(source, quantized):
 
 def test_quantized_directory_generates_the_same_text(source, quantized):
     name, target, _ = quantized
+    if name == "int4":
+        pytest.skip("a CPU packs more matrices while it loads: tests/checkpoint/test_on_cpu.py")
     texts = {
         g.generate("def", max_new_tokens=12, steps=6, seed=3).text
         for g in (gesso.load(target), gesso.load(source, quantize=name))

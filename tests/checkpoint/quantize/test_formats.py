@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gesso.checkpoint.quantize import fp8, int4, nvfp4, uint4
+from gesso.checkpoint.quantize import fp8, int4, int8, matrices, nvfp4, uint4
 from gesso.checkpoint.quantize.formats import FORMATS, format_of, stored_name
 from gesso.errors import InputError
 from gesso.model.config import LAYERS, QUANTIZATIONS
@@ -58,6 +58,16 @@ def test_int4_stores_value_plus_eight_with_even_values_in_the_low_half():
     assert packed["weight_scale"].tolist() == [[0.5, 2.0]]
     assert packed["weight_shape"].tolist() == [1, 64]
     assert torch.equal(int4.unpack(packed), row)
+
+
+def test_int8_stores_integers_and_one_scale_per_32_values():
+    values = torch.arange(64) * 4 - 127
+    row = torch.cat([values[:32] * 0.5, values[:32].flip(0) * 2.0])[None]
+    packed = int8.pack(row)
+    assert packed["weight"].tolist() == [[*values[:32].tolist(), *values[:32].flip(0).tolist()]]
+    assert packed["weight_scale"].dtype == torch.bfloat16
+    assert packed["weight_scale"].tolist() == [[0.5, 2.0]]
+    assert torch.equal(int8.unpack(packed), row)
 
 
 def test_uint4_stores_codes_and_pairs_of_scale_and_offset():
@@ -137,6 +147,8 @@ def bound(name: str, weight: torch.Tensor) -> torch.Tensor:
         return torch.maximum(weight.abs() / 16, scale * 2**-10)
     if name == "int4":  # half a step, and a bfloat16 scale that may be 2^-8 off
         return (weight.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 14 * (1 + 2**-7)).expand(-1, -1, 32)
+    if name == "int8":  # half a step, of a bfloat16 scale that may be 2^-8 off
+        return (weight.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 254 * (1 + 2**-7)).expand(-1, -1, 32)
     if name == "uint4":  # half a step; scale and offset may be 2^-9 off, at code 15 and at the smallest value
         group = weight.unflatten(-1, (-1, 32))
         span, top = group.amax(-1, keepdim=True) - group.amin(-1, keepdim=True), group.abs().amax(-1, keepdim=True)
@@ -159,7 +171,9 @@ def test_error_is_within_the_bound_of_the_format(name):
     assert torch.less_equal(*squares).all()
 
 
-@pytest.mark.parametrize(("name", "most"), [("fp8", 0.028), ("int4", 0.092), ("nvfp4", 0.087), ("uint4", 0.081)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("fp8", 0.028), ("int4", 0.092), ("int8", 0.006), ("nvfp4", 0.087), ("uint4", 0.081)]
+)
 def test_normal_values_lose_a_known_part(name, most):
     weight = torch.randn(128, 512)
     error = (FORMATS[name].unpack(FORMATS[name].pack(weight)) - weight).norm() / weight.norm()
@@ -211,7 +225,7 @@ def test_values_that_are_not_finite_are_rejected_by_name(name, bad):
         FORMATS[name].quantize("layers.0.experts.down_proj", weight)
 
 
-@pytest.mark.parametrize(("name", "block"), [("int4", 32), ("nvfp4", 16), ("uint4", 32)])
+@pytest.mark.parametrize(("name", "block"), [("int4", 32), ("int8", 32), ("nvfp4", 16), ("uint4", 32)])
 def test_inputs_that_do_not_fill_blocks_are_rejected(name, block):
     for act in (FORMATS[name].pack, lambda weight: FORMATS[name].layout(weight.shape)):
         with pytest.raises(InputError, match=f"{block + 8} inputs cannot be divided into blocks of {block}"):
@@ -224,7 +238,7 @@ def test_vectors_empty_and_integer_tensors_are_rejected():
         for format in FORMATS.values():
             with pytest.raises(InputError):
                 format.pack(wrong)
-    for unknown in ("int3", "uint4"):  # no model is stored in uint4
+    for unknown in ("int3", "int8", "uint4"):  # no model is stored in the last two
         with pytest.raises(InputError, match=f"{unknown}.*fp8, int4, nvfp4,"):
             format_of("decoder.norm.weight", (8,), unknown)
 
@@ -250,11 +264,12 @@ def test_embeddings_are_fp8_without_the_layers_suffix(name):
     assert format_of(*matrix, name + LAYERS) is format_of(*matrix, name) is FORMATS[name]
 
 
-def test_tall_matrix_packs_to_the_same_numbers_in_chunks(monkeypatch):
-    weight = torch.randn(37, 8)
-    whole = FORMATS["fp8"].quantize("a", weight)
-    monkeypatch.setattr(fp8, "ROWS", 10)
-    for key, tensor in FORMATS["fp8"].quantize("a", weight).tensors.items():
+@pytest.mark.parametrize("name", ["fp8", "int4", "int8"])
+def test_tall_matrix_packs_to_the_same_numbers_in_chunks(name, monkeypatch):
+    weight = torch.randn(37, 64)
+    whole = FORMATS[name].quantize("a", weight)
+    monkeypatch.setattr(matrices, "ROWS", 10)
+    for key, tensor in FORMATS[name].quantize("a", weight).tensors.items():
         assert torch.equal(tensor.float(), whole.tensors[key].float())
 
 
@@ -272,3 +287,11 @@ def test_moving_to_another_dtype_keeps_the_codes():
         packed.to(torch.bfloat16)
         assert torch.equal(packed.dense(torch.float32), before), name
         assert packed.dense(torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4", "int8", "uint4"])
+def test_rows_and_blocks_of_rows_are_those_of_the_whole_matrix(name):
+    packed = FORMATS[name].quantize("w", weights(2, 64).repeat(5, 1) * torch.arange(1.0, 11.0)[:, None])
+    whole, index = packed.dense(), torch.tensor([[7, 0], [9, 7]])
+    assert torch.equal(packed.rows(index), whole[index])
+    assert torch.equal(torch.cat([part.dense() for part in packed.split(4)]), whole)

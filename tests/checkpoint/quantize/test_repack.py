@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gesso.checkpoint.quantize import fp8, int4, nvfp4, uint4
+from gesso.checkpoint.quantize import int4, matrices, nvfp4, uint4
 from gesso.checkpoint.quantize.codes import e2m1, e8m0, pack_nibbles, scaled, unpack_bits
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.quantize.repack import to_fp8, to_fp8_by_powers_of_two, to_int4, to_nvfp4, to_uint4
@@ -88,7 +88,7 @@ def mx(code, exponent, unpack):
 
 @pytest.mark.parametrize("shape", [(40, 128), (3, 40, 128)])
 def test_powers_of_two_keep_microscaled_values_in_fp8(shape, monkeypatch):
-    monkeypatch.setattr(fp8, "ROWS", 16)
+    monkeypatch.setattr(matrices, "ROWS", 16)
     code = torch.randint(0, 16, shape, dtype=torch.uint8)
     exponent = torch.randint(110, 120, (*shape[:-1], 4), dtype=torch.uint8)
     packed = mx(code, exponent, e2m1)
@@ -115,5 +115,5 @@ def test_a_large_table_is_converted_to_fp8_in_blocks_of_rows(monkeypatch):
     code = torch.randint(0, 16, (40, 64), dtype=torch.uint8)
     packed = mx(code, torch.randint(120, 127, (40, 2), dtype=torch.uint8), e2m1)
     whole = to_fp8(packed)
-    monkeypatch.setattr(fp8, "ROWS", 16)
+    monkeypatch.setattr(matrices, "ROWS", 16)
     assert torch.equal(to_fp8(packed).dense(), whole.dense())

@@ -1,0 +1,143 @@
+"""Choose how a model writes on its device: token by token, or with canvases of some length.
+
+A GPU denoises a canvas of 256 tokens nearly as fast as it encodes one token. A CPU does not: a canvas reads all experts
+and multiplies by every row, while a token reads an eighth of the weights. Which of them is faster depends on the
+machine and on the format of the weights, so it is measured with the loaded model.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gesso.backends.base import Backend, Piece
+from gesso.errors import InputError
+from gesso.settings import DECODES, DRAWING, SHORT, DecodeName, Diffusion, DiffusionOptions, PresetName, choose
+
+LEAST_BYTES = 2 * 10**9  # weights of a model that is measured; a smaller one writes before a measurement would end
+# Steps that a canvas of this length is assumed to take. The model decides the real number, text by text. 16 is that of
+# our benchmarks. A shorter canvas saves fewer steps than tokens: those of gesso-mini take no fewer steps at all.
+STEPS = {16: 8, 64: 12, 256: 16}
+PROMPT = 32  # tokens before the measured ones
+PASSES = 3  # of which the fastest counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How requests are written that do not ask for anything that depends on it.
+
+    `rates` are the expected tokens per second by the length of a canvas, 1 for token by token; empty if `why` has
+    another reason.
+    """
+
+    by_token: bool = False
+    canvas_length: int | None = None  # None: the checkpoint's
+    rates: Mapping[int, float] = field(default_factory=dict)
+    why: str = "the default"
+
+    @property
+    def summary(self) -> str:
+        length = "" if self.canvas_length is None else f" of {self.canvas_length}"
+        return f"{'token by token' if self.by_token else f'canvases{length}'} ({self.why})"
+
+    def settings(
+        self,
+        defaults: Diffusion,
+        decode: DecodeName | None,
+        preset: PresetName | Diffusion | None,
+        given: DiffusionOptions,
+        *,
+        needs_canvas: bool,
+    ) -> Diffusion:
+        """Return the settings of a request.
+
+        If it gives a setting of canvases, it is written with canvases, unless `decode` rejects that. `needs_canvas`: it
+        has pins, a constraint or a draft to resume.
+        """
+        if decode is not None:
+            check_decode(decode)
+        if decode == "tokens":
+            if given.get("sampler", "autoregressive") != "autoregressive":
+                raise InputError('decode="tokens" has no sampler of canvases; leave out one of the two')
+            by_token: DiffusionOptions = {**given, "sampler": "autoregressive"}
+            return choose(defaults, preset, **by_token)
+        is_open = given.keys() <= DRAWING | {"settle"} and preset in (None, SHORT)
+        if decode == "canvas" or needs_canvas or not is_open:
+            return choose(defaults, preset, **given)
+        if self.by_token:  # where every token is final at once, as `settle` asks for
+            draws: Any = {name: value for name, value in given.items() if name in DRAWING}
+            return choose(defaults, **draws, sampler="autoregressive")
+        if self.canvas_length is not None:
+            given = {"canvas_length": self.canvas_length, **given}
+        return choose(defaults, preset, **given)
+
+
+def check_decode(decode: str) -> None:
+    if decode not in DECODES:
+        raise InputError(f"decode must be one of {', '.join(DECODES)}, got {decode!r}")
+
+
+def choose_decoding(decode: DecodeName, backend: Backend, longest: int) -> Decoding:
+    """Return how a model writes. "auto" measures a large model on a CPU; canvases are at most `longest` tokens."""
+    if decode != "auto":
+        return Decoding(by_token=decode == "tokens", why="as requested")
+    model = backend.model
+    if model.device.type != "cpu" or _weight_bytes(model) < LEAST_BYTES:
+        return Decoding()
+    rates = measure(lambda tokens, causal: _pass_seconds(backend, tokens, causal), longest)
+    best = max(rates, key=lambda length: rates[length])
+    shown = ", ".join(
+        f"{'token by token' if length == 1 else f'canvases of {length}'} {rate:.2g}" for length, rate in rates.items()
+    )
+    return Decoding(
+        by_token=best == 1,
+        canvas_length=None if best == 1 else best,
+        rates=rates,
+        why=f"expected tokens/s: {shown}",
+    )
+
+
+def measure(seconds: Callable[[int, bool], float], longest: int) -> dict[int, float]:
+    """Return the expected tokens per second by canvas length; 1 is token by token.
+
+    `seconds` measures a pass over some tokens, as text or as a canvas. The measurement ends as soon as longer canvases
+    would lose even if they took no longer than the last one: a pass over 256 tokens may take many seconds.
+    """
+    rates = {1: 1 / seconds(1, True)}
+    least = 1 / rates[1]
+    lengths = [length for length in STEPS if length <= longest]
+    for i, length in enumerate(lengths):
+        if max(longer / (STEPS[longer] * least) for longer in lengths[i:]) <= max(rates.values()):
+            break
+        least = seconds(length, False)
+        # A finished canvas is encoded, which takes about as long as a step.
+        rates[length] = length / ((STEPS[length] + 1) * least)
+    return rates
+
+
+def _pass_seconds(backend: Backend, tokens: int, causal: bool) -> float:
+    """Return the time of a pass, with its prediction, after a short prompt."""
+    model = backend.model
+    cache = model.new_cache(1, PROMPT + (1 + PASSES) * tokens)
+    ids = _spread_ids(PROMPT + tokens, model.config.vocab_size)
+    backend.run([Piece(0, ids[:PROMPT], causal=True)], cache)
+    times = []
+    for _ in range(1 + PASSES if tokens == 1 else 2):  # the first pass reads pages and compiles kernels
+        began = time.perf_counter()
+        (hidden_SH,) = backend.run([Piece(0, ids[PROMPT:], causal=causal)], cache)
+        key_T2 = torch.zeros(tokens, 2, dtype=torch.int32)
+        backend.predict(hidden_SH, torch.ones(tokens), key_T2, [tokens], soft=not causal)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def _spread_ids(count: int, vocab_size: int) -> Tensor:
+    """Return different tokens, so that they choose different experts."""
+    return (torch.arange(count) * 7919 + 11) % vocab_size
+
+
+def _weight_bytes(model: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -1,0 +1,55 @@
+"""The cores that this process may use, and how many threads it should run.
+
+Products of matrices gain nothing from a second thread on a core, and lose if there are more threads than cores: each
+product then waits for the thread that was interrupted.
+"""
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from gesso.errors import InputError
+
+
+def usable_cores(system: Path = Path("/sys/devices/system/cpu"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of physical cores that this process may run on, or of processors where that is unknown.
+
+    The limit of a container counts, too.
+    """
+    processors = _allowed()
+    cores = {_core(system / f"cpu{number}" / "topology", number) for number in processors}
+    return max(1, min(len(cores), _quota(cgroup / "cpu.max")))
+
+
+def threads_for(given: int | None, present: int) -> int:
+    """Return how many threads to run: as given, or one per core, but no more than `present`, which the user may have
+    lowered."""
+    if given is not None and given < 1:
+        raise InputError(f"threads must be at least 1, got {given}")
+    return given or min(present, usable_cores())
+
+
+def _allowed() -> Iterable[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _core(topology: Path, number: int) -> str:
+    """Return the processors that share a core, which identifies it."""
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the second is that of older kernels
+        try:
+            return (topology / name).read_text().strip()
+        except OSError:
+            continue
+    return str(number)
+
+
+def _quota(limit: Path) -> int:
+    """Return the processors that a container may use at a time, rounded up."""
+    try:
+        time, period = limit.read_text().split()
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+    return os.cpu_count() or 1 if time == "max" else math.ceil(int(time) / int(period))

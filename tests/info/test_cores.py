@@ -1,0 +1,60 @@
+"""Threads: one per physical core that the process may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import gesso
+from gesso.errors import InputError
+from gesso.info import cores
+from gesso.info.cores import threads_for, usable_cores
+
+
+def machine(directory: Path, siblings: dict[int, str], name: str = "core_cpus_list") -> Path:
+    for number, shared in siblings.items():
+        topology = directory / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / name).write_text(f"{shared}\n")
+    return directory
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_two_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    system = machine(tmp_path, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, name)
+    monkeypatch.setattr(cores, "_allowed", lambda: {0, 1, 2, 3})
+    assert usable_cores(system, tmp_path) == 2
+    monkeypatch.setattr(cores, "_allowed", lambda: {1, 3})
+    assert usable_cores(system, tmp_path) == 1, "the process is limited to one core"
+    assert usable_cores(tmp_path / "absent", tmp_path) == 2, "without a topology, processors are counted"
+
+
+@pytest.mark.parametrize(("limit", "count"), [("max 100000", 4), ("150000 100000", 2), ("10000 100000", 1), ("", 4)])
+def test_the_limit_of_a_container_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, count: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(cores, "_allowed", lambda: range(4))
+    (tmp_path / "cpu.max").write_text(limit)
+    assert usable_cores(tmp_path, tmp_path) == count
+
+
+def test_given_threads_win_and_a_lowered_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 4)
+    assert [threads_for(given, present) for given, present in ((None, 8), (None, 2), (6, 8), (6, 2))] == [4, 2, 6, 6]
+    with pytest.raises(InputError, match="at least 1"):
+        threads_for(0, 8)
+
+
+def test_loading_sets_the_threads_of_torch(tiny_directory: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        gesso.load(tiny_directory, device="cpu", threads=2)
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        gesso.load(tiny_directory, device="cpu")
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
