@@ -70,7 +70,8 @@ def test_group_sorts_pairs_by_expert_into_tiles_of_one_expert():
 
 
 def test_group_for_both_equals_two_groups_of_the_same_order():
-    index_TK, slot_T = draw(200, 8, 7, 3, 8)[1], torch.arange(200, dtype=torch.int32) % 5 - 1
+    index_TK = draw(200, 8, 7, 3, 8)[1]
+    slot_T = torch.arange(200, dtype=torch.int32, device=index_TK.device) % 5 - 1
     for both, rows in zip(kernel.group_for_both(index_TK, 7, 32, 64, slot_T), (32, 64), strict=True):
         alone = kernel.group(index_TK, 7, rows)
         for name in ("order_R", "end_E", "expert_N", "first_N"):
