@@ -18,11 +18,10 @@ def for_model(model: DiffusionGemma) -> Backend:
     if model.device.type == "cpu":
         from gesso.backends import cpu
 
+        keep_freed_memory()
         if cpu.supports(model):
             return cpu.CpuBackend(model)
     from gesso.backends.torch import TorchBackend
 
     check_resident(model, f"run the model in {str(model.dtype).removeprefix('torch.')} without the CUDA kernels")
-    if model.device.type == "cpu":
-        keep_freed_memory()
     return TorchBackend(model)

@@ -5,6 +5,7 @@ a whole model in bfloat16 needs twice the memory of most machines: some of its l
 extrapolated.
 """
 
+import gc
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ PROMPT = 64
 
 def measure(name: str, config: Config, ours: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a peer beside `ours`."""
+    gc.collect()  # the measured model: both do not fit in memory
     return _llama_cpp(config, ours) if name == "llama.cpp" else _transformers(config, ours)
 
 
