@@ -87,10 +87,15 @@ class AdaptedLinear(Linear):
 
 
 class AdaptedExperts(Experts):
+    """Experts with the weights of others, and with their adapters if they have any."""
+
     def __init__(self, base: Experts) -> None:
         nn.Module.__init__(self)
         self.gate_up_proj, self.down_proj = base.gate_up_proj, base.down_proj
         self.gate_up_proj_adapters, self.down_proj_adapters = Adapters(), Adapters()
+        if isinstance(base, AdaptedExperts):
+            self.gate_up_proj_adapters = base.gate_up_proj_adapters
+            self.down_proj_adapters = base.down_proj_adapters
 
     def lora(self, name: str) -> Lora | None:
         adapters = getattr(self, f"{name}_adapters")

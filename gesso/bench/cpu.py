@@ -16,12 +16,9 @@ from torch import Tensor
 from gesso.backends import cpu
 from gesso.backends.base import Piece
 from gesso.checkpoint import random_weights
-from gesso.checkpoint.parameters import assign, empty_model
-from gesso.checkpoint.quantize.formats import FORMATS, format_of, is_expert
+from gesso.checkpoint.quantize.formats import FORMATS, is_expert
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.errors import InputError
-from gesso.model.config import Config
-from gesso.model.init import begin_one
 from gesso.model.transformer import DiffusionGemma
 
 ROWS = (1, 4, 16, 64, 256)
@@ -83,7 +80,7 @@ def _products() -> list[Row]:
 
     found = []
     for format in ("int4", "int8", "float32"):
-        one = torch.ones(OUTPUTS, INPUTS) if format == "float32" else random_codes(format, (OUTPUTS, INPUTS))
+        one = torch.ones(OUTPUTS, INPUTS) if format == "float32" else random_codes(format)
         size = one.nbytes if isinstance(one, Tensor) else sum(tensor.nbytes for tensor in one.tensors.values())
         copies = -(-COLD // size)
         products: list[Callable[[Tensor], Tensor]] = []
@@ -91,7 +88,7 @@ def _products() -> list[Row]:
             if isinstance(one, Tensor):
                 products.append(_dense(one.clone()))
             else:
-                products.append(Matrix.of(random_codes(format, (OUTPUTS, INPUTS))))
+                products.append(Matrix.of(random_codes(format)))
         for rows in ROWS:
             x_TI = torch.randn(rows, INPUTS)
             some = products if rows < 16 else products[: max(2, copies * 16 // rows)]
@@ -115,15 +112,11 @@ def _row(what: str, format: str, rows: int, seconds: float, size: float, product
     )
 
 
-def random_codes(format: str, shape: tuple[int, ...]) -> Packed:
-    """Return packed weights of random codes and equal scales. Quantizing random values would take minutes."""
-    tensors = {}
-    for key, (size, dtype) in FORMATS[format].layout(shape).items():
-        if key == "weight_scale":
-            tensors[key] = torch.full(size, 1e-3, dtype=dtype)
-        else:  # `weight_shape` is not used
-            tensors[key] = torch.empty(size, dtype=dtype).random_(-(2**31) if dtype == torch.int32 else -127, 127)
-    return FORMATS[format].packed(shape, tensors)
+def random_codes(format: str) -> Packed:
+    """Return a packed matrix of random codes. Quantizing random values would take minutes."""
+    draw, shape = FORMATS[format].draw, (OUTPUTS, INPUTS)
+    assert draw is not None
+    return FORMATS[format].packed(shape, draw(shape, torch.Generator().manual_seed(0)))
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -134,7 +127,9 @@ def _layers(changes: dict[str, Any]) -> list[Row]:
     """Measure layers of int4: one token at a time, and texts."""
     changes = {"num_hidden_layers": len(LAYERS), "layer_types": list(LAYERS), "vocab_size": VOCABULARY, **changes}
     config = random_weights.config_of("26b-a4b", **changes)
-    backend = cpu.CpuBackend(random_model(config))
+    backend = cpu.CpuBackend(
+        random_weights.make(config, torch.device("cpu"), torch.float32, "int4-layers", on_cpu=True).eval()
+    )
     fixed, experts = _weights(backend.model)
     share = config.top_k_experts / config.num_experts
     found = []
@@ -161,18 +156,6 @@ def _text(backend: cpu.CpuBackend, rows: int) -> float:
             backend.run([piece], cache)
 
     return _best(run) / count
-
-
-def random_model(config: Config) -> DiffusionGemma:
-    model, generator = empty_model(config), torch.Generator().manual_seed(0)
-    for name, parameter in list(model.named_parameters()):
-        if format_of(name, parameter.shape, "int4-layers"):
-            assign(model, name, random_codes("int4", tuple(parameter.shape)))
-        else:
-            value = torch.empty(parameter.shape)
-            begin_one(name, value, len(config.layers), generator)
-            assign(model, name, value)
-    return model.eval()
 
 
 def _weights(model: DiffusionGemma) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

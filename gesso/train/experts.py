@@ -43,12 +43,6 @@ def sort_pairs(index_TK: Tensor, experts: int) -> Pairs:
 class GroupedExperts(AdaptedExperts):
     """Experts with the parameters and adapters of others."""
 
-    def __init__(self, base: Experts) -> None:
-        super().__init__(base)
-        if isinstance(base, AdaptedExperts):
-            self.gate_up_proj_adapters = base.gate_up_proj_adapters
-            self.down_proj_adapters = base.down_proj_adapters
-
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
         if index_TK.shape[1] == len(self.gate_up_proj):  # `runs_all`: two dense products
             return super().forward(x_TH, index_TK, weight_TK)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gesso.adapters.lora import AdaptedExperts
 from gesso.backends.cpu.products import Pairs
-from gesso.model.experts import Experts
 from gesso.model.modules import gated_gelu
 
 NAMES = ("gate_up_proj", "down_proj")
@@ -20,12 +19,6 @@ NAMES = ("gate_up_proj", "down_proj")
 
 class PackedExperts(AdaptedExperts):
     """Experts with the weights and adapters of others. Training, and an active adapter, use the plain version."""
-
-    def __init__(self, base: Experts) -> None:
-        super().__init__(base)
-        if isinstance(base, AdaptedExperts):
-            self.gate_up_proj_adapters = base.gate_up_proj_adapters
-            self.down_proj_adapters = base.down_proj_adapters
 
     def forward(self, x_TH: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
         up, down = (getattr(getattr(self, name), "product", None) for name in NAMES)
