@@ -1,8 +1,9 @@
 """`python -m tests.load beside-infill`: how much the infill requests of others slow a client's steps.
 
-A client streams drafts, one per denoising step, and so sees how long each step takes: alone, beside plain requests, and
-beside infill requests that write and score four candidates each. All canvases have the same length. So the time that a
-plain request adds to a step, its prompt included, also explains what each canvas of an infill request may add.
+A client streams drafts, one per denoising step, and so sees how long each step takes: alone, beside infill requests that
+write and score four candidates each, and beside as many plain requests as these have candidates. All canvases have the
+same length, and a plain request's prompt has as many tokens as a candidate reads: the prompt, and once more with
+candidate and suffix to score it. So the time that a plain request adds to a step explains what a candidate may add.
 """
 
 import json
@@ -18,15 +19,11 @@ from gesso.bench.server import address, running_server
 
 CANVAS = 64
 STEPS = 16
-OTHERS = 3  # clients beside the one that is measured
+OTHERS = 3  # clients with infill requests beside the one that is measured
 FIXED = {"steps": STEPS, "stopping": "fixed", "canvas_length": CANVAS, "settle": 0}
-PLAIN: dict[str, Any] = {"prompt": "def fib(n):", "max_tokens": CANVAS, "seed": 1, "diffusion": FIXED}
-INFILL = {
-    **PLAIN,
-    "prompt": "def fib(n):\n    if n < 2:\n",
-    "suffix": "\n    return fib(n - 1) + fib(n - 2)\n",
-    "best_of": 4,
-}
+OWN: dict[str, Any] = {"prompt": "def fib(n):", "max_tokens": CANVAS, "seed": 1, "diffusion": FIXED}
+PREFIX, SUFFIX, CANDIDATES = "def fib(n):\n    if n < 2:\n", "\n    return fib(n - 1) + fib(n - 2)\n", 4
+INFILL = {**OWN, "prompt": PREFIX, "suffix": SUFFIX, "best_of": CANDIDATES}
 
 
 def measure(url: str | None, seconds: float, arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -38,10 +35,12 @@ def measure(url: str | None, seconds: float, arguments: Sequence[str] = ()) -> d
         with running_server(*arguments) as server:
             server.wait_ready()
             return measure(server.url, seconds)
+    prefix, suffix = _tokens(url, PREFIX), _tokens(url, SUFFIX)
+    plain_body = {**OWN, "prompt": (prefix * CANVAS)[: 2 * len(prefix) + CANVAS + len(suffix)]}
     phases = []
-    for others in (None, PLAIN, INFILL):
-        _phase(url, seconds / 2, others)  # on a GPU, new batch sizes are captured first
-        phases.append(_phase(url, seconds, others))
+    for clients, others in ((0, {}), (OTHERS * CANDIDATES, plain_body), (OTHERS, INFILL)):
+        _phase(url, seconds / 2, clients, others)  # on a GPU, new batch sizes are captured first
+        phases.append(_phase(url, seconds, clients, others))
     alone, plain, infill = phases
     added = (plain["step_ms"] - alone["step_ms"]) / (plain["canvases"] - alone["canvases"])
     explained = alone["step_ms"] + added * (infill["canvases"] - alone["canvases"])
@@ -55,17 +54,22 @@ def measure(url: str | None, seconds: float, arguments: Sequence[str] = ()) -> d
     }
 
 
-def _phase(url: str, seconds: float, others: dict[str, Any] | None) -> dict[str, Any]:
+def _tokens(url: str, text: str) -> list[int]:
+    answer = exchange(url, "POST", "/tokenize", json.dumps({"prompt": text}))[1]
+    return list(json.loads(answer)["tokens"])
+
+
+def _phase(url: str, seconds: float, clients: int, others: dict[str, Any]) -> dict[str, Any]:
     until, errors = time.monotonic() + seconds, []
 
     def load() -> None:
         while time.monotonic() < until:
-            status, answer = post(url, others or {})
+            status, answer = post(url, others)
             if status != 200:
                 errors.append(answer["error"]["message"])
                 time.sleep(0.1)
 
-    threads = [threading.Thread(target=load) for _ in range(OTHERS if others else 0)]
+    threads = [threading.Thread(target=load) for _ in range(clients)]
     before = _canvas_steps(url)
     for thread in threads:
         thread.start()
@@ -89,7 +93,7 @@ def _phase(url: str, seconds: float, others: dict[str, Any] | None) -> dict[str,
 
 def _steps(url: str) -> list[float]:
     """Return the seconds between the drafts of one streamed request."""
-    body = {**PLAIN, "stream": True, "diffusion": {**FIXED, "drafts": True}}
+    body = {**OWN, "stream": True, "diffusion": {**FIXED, "drafts": True}}
     connection = HTTPConnection(*address(url), timeout=600)
     times = []
     try:
