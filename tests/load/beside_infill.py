@@ -1,8 +1,8 @@
 """`python -m tests.load beside-infill`: how much the infill requests of others slow a client's steps.
 
-A client streams drafts, one per denoising step, and so sees how long each step takes: alone, beside infill requests that
-write and score four candidates each, and beside as many plain requests as these have candidates. All canvases have the
-same length, and a plain request's prompt has as many tokens as a candidate reads: the prompt, and once more with
+A client streams drafts, one per denoising step, and so sees how long each step takes: alone, beside infill requests
+that write and score four candidates each, and beside as many plain requests as these have candidates. All canvases have
+the same length, and a plain request's prompt has as many tokens as a candidate reads: the prompt, and once more with
 candidate and suffix to score it. So the time that a plain request adds to a step explains what a candidate may add.
 """
 
