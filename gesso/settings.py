@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 from gesso.checks import integer, number, shown
 from gesso.errors import InputError
 
-SamplerName = Literal["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive"]
+SamplerName = Literal["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive", "verified"]
 StoppingName = Literal["stable", "plateau", "fixed"]
 PresetName = Literal["quality", "balanced", "fast", "laptop"]
 DecodeName = Literal["auto", "canvas", "tokens"]
@@ -141,6 +141,12 @@ class Diffusion:
     settle: int = setting(
         0, "Unchanged steps after which a prefix is final. 0: a canvas is final as a whole.", bounds=(0, 1000)
     )
+    accept_ratio: float = setting(
+        1.0,
+        "Sampler verified: also accept a drafted token that is at least this many times as likely as the likeliest "
+        "one. 1: only the token that would be drawn.",
+        bounds=(0.0, 1.0),
+    )
 
     def __post_init__(self) -> None:
         for declared in SETTINGS.values():
@@ -149,17 +155,33 @@ class Diffusion:
             raise InputError(
                 f"diffusion setting t_max must be a number not below t_min ({self.t_min}), got {self.t_max}"
             )
-        for name, required in NEXT_TOKEN.items() if self.autoregressive else ():
+        fixed: DiffusionOptions = NEXT_TOKEN if self.autoregressive else ONE_STEP if self.verified else {}
+        for name, required in fixed.items():
             if (value := getattr(self, name)) != required:
                 raise InputError(
-                    f"diffusion setting {name} must be {required} with sampler autoregressive, which writes one token "
-                    f"at a time; got {shown(value)}"
+                    f"diffusion setting {name} must be {required} with sampler {self.sampler}, which denoises no "
+                    f"canvas step by step; got {shown(value)}"
                 )
+        if self.verified and (self.canvas_length is None or not 2 <= self.canvas_length <= LONGEST_DRAFT):
+            raise InputError(
+                f"diffusion setting canvas_length must be 2 to {LONGEST_DRAFT} with sampler verified, whose canvas "
+                f"drafts the next tokens; got {shown(self.canvas_length)}"
+            )
 
     @property
     def autoregressive(self) -> bool:
         """Whether the causal encoder writes token by token, from left to right, and no canvas is denoised."""
         return bool(self.sampler == "autoregressive")
+
+    @property
+    def verified(self) -> bool:
+        """Whether canvases only draft, and the causal encoder decides which tokens stay."""
+        return bool(self.sampler == "verified")
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the causal encoder decides every token from the ones before it."""
+        return self.autoregressive or self.verified
 
     @property
     def restricts_draws(self) -> bool:
@@ -185,6 +207,7 @@ class DiffusionOptions(TypedDict, total=False):
     canvas_length: int | None
     eos_settles: bool
     settle: int
+    accept_ratio: float
 
 
 def _kind(annotation: Any) -> str:
@@ -208,7 +231,10 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     }
 )
 # The autoregressive sampler as a diffusion: canvases of one token that take one step.
-NEXT_TOKEN: DiffusionOptions = {"steps": 1, "canvas_length": 1, "stopping": "fixed", "settle": 0}
+ONE_STEP: DiffusionOptions = {"steps": 1, "stopping": "fixed", "settle": 0}
+NEXT_TOKEN: DiffusionOptions = {**ONE_STEP, "canvas_length": 1}
+VERIFIED: DiffusionOptions = {**ONE_STEP, "canvas_length": 16}  # longer drafts are seldom right to the end
+LONGEST_DRAFT = 64  # the KV cache can take back no more
 
 DRAWING = frozenset(("greed", "top_k", "top_p", "min_p", "t_max", "t_min"))  # settings with a meaning for any sampler
 SHORT: PresetName = "laptop"  # the preset that leaves open whether canvases are used
@@ -251,8 +277,8 @@ def choose(
     if not isinstance(preset, Diffusion):
         PRESET.check(preset)
         preset = defaults if preset is None else PRESETS[preset]
-    if given.get("sampler") == "autoregressive":
-        given = {**NEXT_TOKEN, **given}
+    if given.get("sampler") in ("autoregressive", "verified"):
+        given = {**(VERIFIED if given["sampler"] == "verified" else NEXT_TOKEN), **given}
     return replace(preset, **given)
 
 

@@ -22,7 +22,7 @@ class Likelihood:
         ids_1S = torch.tensor([list(prompt)], device=model.device)
         for ids_1P in ids_1S.split(piece, dim=1):
             self.last_1H = model.encode(ids_1P, self.cache)[0, -1:]
-        self.cache.save(0)  # the state to return to for each text
+        self.cache.save(0, self.cache.lengths[0])  # the state to return to for each text
 
     @torch.no_grad()
     def of(self, text: Sequence[int]) -> float:

@@ -34,8 +34,9 @@ class Piece:
     adapter: str | None = None
 
 
-# "next": text whose last token predicts the next one; "scored": text whose hidden states are read.
-Kind = Literal["text", "canvas", "next", "scored"]
+# "next": text whose last token predicts the next one; "verified": text of which each token does, after a canvas of the
+# same length that does not see it; "scored": text whose hidden states are read.
+Kind = Literal["text", "canvas", "next", "verified", "scored"]
 
 
 class Denoising(Protocol):

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from gesso.diffusion.noise import Draws, Source
+from gesso.diffusion.noise import Draws, Source, TokenDraws
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.samplers import Moment, sampler_of
 from gesso.diffusion.schedule import temperature
@@ -43,6 +43,7 @@ class State(Generic[N]):
     steady_C: Tensor | None = None  # successive steps in which a position took the same token, its most probable one
     settled_C: Tensor | None = None  # positions whose token the process has pinned
     reason: str | None = None  # why the canvas is done: "converged" or "steps"
+    draft: tuple[int, ...] = ()  # tokens that verified decoding expects after those of this canvas
 
     @property
     def result_C(self) -> Tensor:
@@ -87,6 +88,12 @@ class Process:
 
     def draws(self, canvas: State[N]) -> Draws:
         """Return the random numbers of the step that the canvas is about to take."""
+        if self.settings.verified:
+            # By the number of a token, as if each were a canvas of its own. The first position of a canvas is known.
+            assert isinstance(self.seed, int) and isinstance(canvas.index, int)
+            first, length = canvas.index, len(canvas.tokens_C) // 2
+            numbers = [max(first, first + i - 1) for i in range(length)] + [first + i for i in range(length)]
+            return TokenDraws(self.source, self.seed, numbers, self.device)
         return self._draws(canvas.index, canvas.attempt, canvas.step + 1)
 
     def candidates(self, canvas: Canvas, logits_CV: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 B canvases, C positions of a canvas, V vocabulary.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,3 +71,41 @@ class HashSource:
 
     def at(self, seed: int | Tensor, canvas: int | Tensor, step: int | Tensor, device: torch.device) -> HashDraws:
         return HashDraws(seed, canvas, step, device)
+
+
+@dataclass(frozen=True)
+class TokenDraws:
+    """The draws of tokens that are written one by one, each a canvas of its own, by their numbers in the text."""
+
+    source: Source
+    seed: int
+    numbers: Sequence[int]
+    device: torch.device
+
+    def tokens(self, length: int, vocab_size: int) -> Tensor:
+        return self._of_each(lambda draws: draws.tokens(1, vocab_size))
+
+    def uniform(self, length: int) -> Tensor:
+        return self._of_each(lambda draws: draws.uniform(1))
+
+    def keys(self, length: int) -> Tensor | None:
+        return self._hashed(lambda draws: draws.keys(1)) if isinstance(self.source, HashSource) else None
+
+    def candidates(self, logits_CV: Tensor) -> Tensor:
+        if (keys_C2 := self.keys(len(logits_CV))) is not None:
+            return hash.draw(logits_CV, keys_C2)
+        pairs = zip(self.numbers, logits_CV.split(1), strict=True)
+        return torch.cat([self._at(number).candidates(logits_1V) for number, logits_1V in pairs])
+
+    def _of_each(self, draw: Callable[[Draws], Tensor]) -> Tensor:
+        if isinstance(self.source, HashSource):
+            return self._hashed(draw)
+        return torch.cat([draw(self._at(number)) for number in self.numbers])
+
+    def _at(self, number: int) -> Draws:
+        return self.source.at(self.seed, number, 1, self.device)
+
+    def _hashed(self, draw: Callable[[HashDraws], Tensor]) -> Tensor:
+        # All tokens at once, and on the host: on a GPU, this would take a hundred launches.
+        draws = HashDraws(self.seed, torch.tensor(self.numbers), 1, torch.device("cpu"))
+        return hash.send(draw(draws)[:, 0], self.device)

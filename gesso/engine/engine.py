@@ -9,6 +9,7 @@ import torch
 from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
+from gesso.diffusion.verified import begin, halves
 from gesso.engine.adapters import AdapterTable
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
@@ -165,9 +166,9 @@ class Engine:
             except Exception as error:  # out of memory: only this request fails
                 self._fail(running, error)
                 continue
-            # Scoring and autoregressive decoding need the hidden state of the last prompt token, so that token must be
+            # Scoring and decoding by token need the hidden state of the last prompt token, so that token must be
             # encoded.
-            needs_last = isinstance(running, Scoring) or running.request.diffusion.autoregressive
+            needs_last = isinstance(running, Scoring) or running.request.diffusion.by_token
             needed = prompt[:-1] if needs_last else prompt
             cached = self.scheduler.reusable(row, running, needed, self.cache)
             files = None if running.generation else self.prefixes
@@ -203,7 +204,7 @@ class Engine:
                 self._note(item)
         except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state, so encode them again
             for item in work:
-                if item.texts:
+                if item.writes:
                     self._read_from(item.running, 0)
             raise
         for outcome in outcomes:
@@ -254,7 +255,7 @@ class Engine:
             if len(row.tokens) <= prompt and len(text) == piece:
                 row.whole = len(row.tokens)
         if item.texts and row.whole == len(row.tokens) == item.running.saved_length(piece):
-            self.cache.save(item.running.row)
+            self.cache.save(item.running.row, len(row.tokens))
         if item.texts and row.whole == len(row.tokens) and self.prefixes and not row.generation:
             self.prefixes.write(self.cache, item.running.row, row.tokens, piece)
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
@@ -273,11 +274,19 @@ class Engine:
         if canvas.reason is None:
             return
         check_finite(canvas)
-        if would_be_empty(canvas, request) and not request.diffusion.autoregressive:
+        if request.diffusion.verified:
+            self._take_back(running, len(canvas.tokens_C))
+        if would_be_empty(canvas, request) and not request.diffusion.by_token:
             running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
             self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
+
+    def _take_back(self, running: Running, decided: int) -> None:
+        """Cut the drafted tokens that were not accepted off the row. The last decided token is not in it yet."""
+        row, text = self.scheduler.rows[running.row], (running.request.prompt[-1], *running.tokens)
+        row.tokens += [text[-1], *running.canvas.tokens_C[: decided - 1].tolist()]
+        self.cache.cut(running.row, len(row.tokens))
 
     def _score(self, encoded: Encoded) -> None:
         """Score the positions that were read. After the last token of a text, continue with the next text."""
@@ -308,7 +317,10 @@ class Engine:
             return []
         running = outcome.running
         temperature = running.process.temperature(replace(canvas, step=canvas.step - 1))
-        return self.runner.likely(outcome.hidden_CH, temperature, canvas.result_C, count)
+        hidden_CH = outcome.hidden_CH
+        if running.request.diffusion.verified:
+            hidden_CH = halves(hidden_CH)[1][: len(canvas.tokens_C)]
+        return self.runner.likely(hidden_CH, temperature, canvas.result_C, count)
 
     # --- end of a canvas, and of the text -----------------------------------------------------------------------
 
@@ -342,6 +354,11 @@ class Engine:
         if finish is not None:
             self._finish(running, finish, stop)
             return
+        if request.diffusion.verified:
+            done = len(running.tokens)
+            length = request.length_after(done, self.model.config)
+            running.canvas = begin(running.process, done, length, tokens[-1], running.canvas.draft)
+            return
         # Queue the canvas for encoding into the KV cache, on which the next canvas depends.
         running.pending.append(tuple(tokens))
         running.canvas = self._blank(request, running.process, running.canvas.index + 1, len(running.tokens))
@@ -364,5 +381,7 @@ class Engine:
     def _blank(self, request: Request, process: Process, index: int, done: int, attempt: int = 0) -> Canvas:
         """Return the canvas that begins after `done` new tokens."""
         length = request.length_after(done, self.model.config)
+        if request.diffusion.verified:
+            return begin(process, done, length, request.prompt[-1])
         pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
         return process.blank(index, length, pins, attempt)

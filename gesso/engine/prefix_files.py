@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gesso.errors import InputError
 from gesso.files import check_regular, replacing
-from gesso.model.cache import KVCache, LayerKV
+from gesso.model.cache import SPARE, KVCache, LayerKV
 
 logger = logging.getLogger("gesso")
 
@@ -88,6 +88,7 @@ class PrefixFiles:
                 k_SMD, v_SMD = tensors[f"k.{index}"], tensors[f"v.{index}"]
                 layer.write(row, (number + 1) * piece - len(k_SMD), k_SMD, v_SMD)
         cache.lengths[row] = len(pieces) * piece
+        cache.reached[row] = cache.lengths[row] + SPARE  # the files have no more than a window
         return cache.lengths[row]
 
     def write(self, cache: KVCache, row: int, tokens: Sequence[int], piece: int) -> None:

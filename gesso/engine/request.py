@@ -89,12 +89,20 @@ class Request:
         for name, count in self._counts().items():
             if not 0 <= count <= config.vocab_size:
                 raise InputError(f"{name} must be between 0 and {config.vocab_size}, got {count}")
+        if self.diffusion.verified:
+            self._check_verified()
         if self.guide is not None:
             self.reach.check()
         if any(not text for text in self.stop):
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
             self._check_resume(self.resume, config)
+
+    def _check_verified(self) -> None:
+        """Reject what only a canvas can do."""
+        for name, given in {"pins": self.pins, "a constraint": self.guide, "resume": self.resume}.items():
+            if given:
+                raise InputError(f"{name} needs canvases that settle; leave it out, or use another sampler than verified")
 
     def _check_compared(self, config: Config) -> None:
         room = self.length_after(0, config) - bool(self.eos)

@@ -15,6 +15,8 @@ from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
 from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.verified import advance as advance_verified
+from gesso.diffusion.verified import halves
 from gesso.engine.events import Likely
 from gesso.engine.guided import guided, is_uncorrected, satisfies_constraint
 from gesso.engine.running import Running
@@ -23,6 +25,8 @@ from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
+# The hidden states to predict from, by the kind of a piece. In verified decoding a request has two such pieces.
+PREDICTING: dict[Kind, slice] = {"canvas": slice(None), "verified": slice(None), "next": slice(-1, None)}
 
 
 @dataclass(frozen=True)
@@ -100,16 +104,22 @@ class Runner:
             if self.backend.divides(work):
                 return _joined([outcome for part in _parts(work) for outcome in self.run(part, cache)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
-        kinds = [kind for item in work for _, kind in item.pieces]
-        read: dict[Kind, slice] = {"canvas": slice(None), "next": slice(-1, None)}
-        predicting = [part[read[kind]] for part, kind in zip(hidden, kinds, strict=True) if kind in read]
-        scored = [part for part, kind in zip(hidden, kinds, strict=True) if kind == "scored"]
+        parts, predicting, scored = iter(hidden), [], []
+        for item in work:
+            found = [(next(parts), kind) for _, kind in item.pieces]
+            if read := [part[PREDICTING[kind]] for part, kind in found if kind in PREDICTING]:
+                predicting.append(torch.cat(read) if len(read) > 1 else read[0])
+            scored += [part for part, kind in found if kind == "scored"]
         return _joined([*self._predict(requests, predicting), *_encoded(work, scored)])
 
     def _pieces(self, item: Work) -> list[Piece]:
         device, row, adapter = self.model.device, item.row, item.adapter
         pieces = [Piece(row, torch.tensor(text, device=device), causal=True, adapter=adapter) for text in item.texts]
-        if item.pieces[-1][1] == "canvas" and (running := item.denoising):
+        last, running = item.pieces[-1][1], item.denoising
+        if last == "verified" and running is not None:
+            for tokens_L, causal in zip(halves(running.canvas.tokens_C), (False, True), strict=True):
+                pieces.append(Piece(row, tokens_L, causal=causal, adapter=adapter))
+        elif last == "canvas" and running is not None:
             canvas = running.canvas
             pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH, adapter=adapter))
         return pieces
@@ -129,7 +139,7 @@ class Runner:
         if together:
             chosen, hiddens, temperatures, keys = zip(*together, strict=True)
             lengths = [len(hidden_CH) for hidden_CH in hiddens]
-            soft = not all(running.request.diffusion.autoregressive for running in chosen)
+            soft = not all(running.request.diffusion.by_token for running in chosen)
             found = self.backend.predict(torch.cat(hiddens), torch.cat(temperatures), torch.cat(keys), lengths, soft)
             for running, hidden_CH, prediction in zip(chosen, hiddens, found.split(lengths), strict=True):
                 outcomes[running.id] = self._outcome(running, prediction, hidden_CH)
@@ -158,6 +168,15 @@ class Runner:
             return self._advance(running, prediction, hidden_CH)()
 
         return Outcome(running, advance, hidden_CH)
+
+    def _verify(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Canvas:
+        """Return the canvas with the tokens that the causal encoder decided."""
+        process, canvas, ratio_L = running.process, running.canvas, None
+        if process.settings.accept_ratio < 1:
+            drafted_L1 = halves(canvas.tokens_C)[1][1:, None]
+            logits_LV = self.backend.logits(halves(hidden_CH)[1][:-1]) / process.temperature(canvas)
+            ratio_L = (logits_LV.gather(-1, drafted_L1)[:, 0] - logits_LV.amax(-1)).exp()
+        return advance_verified(process, canvas, prediction, ratio_L)
 
     def score(self, encoded: Encoded) -> None:
         """Score the positions of a text that this pass has read."""
@@ -203,6 +222,8 @@ class Runner:
 
     def _advance(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Callable[[], Canvas]:
         """Return the function that takes the step of a canvas, under its constraint if it has one."""
+        if running.request.diffusion.verified:
+            return partial(self._verify, running, prediction, hidden_CH)
         logits_CV, soft_CH = prediction.logits_CV, prediction.soft_CH
         own = replace(
             prediction,

@@ -57,6 +57,8 @@ class Running:
         cache, so would the last bits, and with them the text.
         """
         prompt, answer, canvas_length = self.request.prompt, tuple(self.tokens), self.canvas_length
+        if self.request.diffusion.verified:  # the last token is read together with the draft after it
+            prompt, answer = prompt[:-1], (prompt[-1], *answer)[:-1]
         cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
         return deque(cuts + [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)])
 

@@ -43,13 +43,22 @@ class Work:
         return self.running.request.adapter
 
     @property
+    def writes(self) -> bool:
+        """Whether this pass writes to the row: the text, or a draft to verify."""
+        running = self.denoising
+        return bool(self.texts) or (running is not None and running.request.diffusion.verified)
+
+    @property
     def denoising(self) -> Running | None:
         """The request whose canvas, or next token, this pass predicts."""
         return self.running if self.denoise and isinstance(self.running, Running) else None
 
     @property
     def pieces(self) -> list[tuple[int, Kind]]:
-        """The length and kind of each piece. An autoregressive request has no canvas; its last text is "next"."""
+        """The length and kind of each piece. An autoregressive request has no canvas; its last text is "next".
+
+        In verified decoding, the text to verify comes after the canvas, which does not see it.
+        """
         running, lengths = self.running, [len(text) for text in self.texts]
         if isinstance(running, Scoring):
             slices = [running.scored(*piece) for piece in zip(self.starts, lengths, strict=True)]
@@ -57,6 +66,9 @@ class Work:
         pieces: list[tuple[int, Kind]] = [(length, "text") for length in lengths]
         if self.denoise and running.request.diffusion.autoregressive:
             pieces[-1] = (pieces[-1][0], "next")
+        elif self.denoise and running.request.diffusion.verified:
+            length = len(running.canvas.tokens_C) // 2
+            pieces += [(length, "canvas"), (length, "verified")]
         elif self.denoise:
             pieces.append((len(running.canvas.tokens_C), "canvas"))
         return pieces
@@ -148,7 +160,7 @@ class Scheduler:
 
     def _unread(self, job: Job) -> bool:
         """Return whether a job has text to read that counts in the budget."""
-        return self._counts(job, len(self.rows[job.row].tokens), len(job.pending))
+        return bool(job.pending) and self._counts(job, len(self.rows[job.row].tokens), len(job.pending))
 
     def _rank(self, job: Job) -> tuple[bool, int]:
         """Order canvases before texts, then texts left out too often, then short texts before long ones."""

@@ -20,7 +20,7 @@ MEMORY_RULES = (
     "float32 scale for each of their output channels (of each expert); norms and router stay in bf16.",
     "4-bit: 4.5 bits per value of the experts (NVFP4: 16 values share an FP8 scale; int4: 32 share one in bf16); the "
     "rest as in fp8.",
-    "Cache: bf16, one sequence; global layers keep every token, sliding layers the last window - 1.",
+    "Cache: bf16, one sequence; global layers keep every token, sliding layers the last window + 63.",
     "The workspace of a pass (activations, logits) comes on top.",
 )
 
@@ -121,7 +121,7 @@ def sequence_bytes(config: Config, context: int, value_bytes: int = 2) -> int:
     from gesso.model.cache import KVCache
 
     cache = KVCache(config, 1, context, torch.device("meta"), torch.bfloat16)
-    cache.save(0)
+    cache.save(0, 0)
     return cache.nbytes * value_bytes // 2
 
 

@@ -1,16 +1,23 @@
 """The KV cache: all keys and values in global layers, a ring of the last window - 1 in sliding layers.
 
+A ring has room for a few more, so that the last tokens of a row can be taken back: drafts that the encoder rejects.
+
 Each row (one sequence) has its own tensors, so a long text does not enlarge the others. Keys are stored rotated, so
 attention does not depend on their order in the ring; `read` returns them in order for the causal mask.
 
 L capacity of a row, M key/value heads, D head dim.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
 from gesso.errors import InputError
 from gesso.model.config import Config, LayerShape
+
+
+SPARE = 64  # tokens that a ring holds beyond the window
 
 
 class LayerKV:
@@ -23,6 +30,11 @@ class LayerKV:
         self.v: list[Tensor] = []
         self.saved: dict[int, tuple[Tensor, Tensor]] = {}  # copies of rings, by row
 
+    @property
+    def most(self) -> int:
+        """Upper bound of the tokens that a row holds."""
+        return sys.maxsize if self.window is None else self.window - 1 + SPARE
+
     def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         if self.window is None:
             return self.k[row][:length], self.v[row][:length]
@@ -32,7 +44,7 @@ class LayerKV:
     def write(self, row: int, start: int, k_SMD: Tensor, v_SMD: Tensor) -> None:
         end = start + k_SMD.shape[0]
         if self.window is not None:
-            start = max(start, end - (self.window - 1))  # skip tokens that would be overwritten at once
+            start = max(start, end - len(self.k[row]))  # skip tokens that would be overwritten at once
         slots = self._slots(row, start, end)
         self.k[row][slots] = k_SMD[start - end :]
         self.v[row][slots] = v_SMD[start - end :]
@@ -43,7 +55,7 @@ class LayerKV:
 
     def grow(self, row: int, length: int) -> None:
         """Enlarge a row to `length` tokens. Contents keep their slots: a ring wraps only at its full size."""
-        capacity = length if self.window is None else min(length, self.window - 1)
+        capacity = min(length, self.most)
         for tensors in (self.k, self.v):
             old = tensors[row]
             if capacity > len(old):
@@ -75,10 +87,11 @@ class KVCache:
         self.device = device
         self.version = 0  # increases whenever the tensors of a row are replaced
         self.rings = [layer for layer in self.layers if layer.window is not None]
-        self.whole = config.sliding_window - 1  # up to this length, rings hold every token
+        self.ring = config.sliding_window - 1 + SPARE  # tokens that a full ring holds
         self.lengths: list[int] = []
         self.capacities: list[int] = []
-        self.saved: list[int] = []  # length of each row when its rings were saved; 0: not saved
+        self.reached: list[int] = []  # tokens up to which rings were written, before the row was last cut
+        self.saved: list[tuple[int, int]] = []  # length and reach of each row when its rings were saved; 0: not saved
         for _ in range(batch_size):
             self.add_row(max_length)
 
@@ -87,7 +100,8 @@ class KVCache:
             layer.add_row()
         self.lengths.append(0)
         self.capacities.append(0)
-        self.saved.append(0)
+        self.reached.append(0)
+        self.saved.append((0, 0))
         self.grow(len(self.lengths) - 1, capacity)
 
     def grow(self, row: int, capacity: int) -> None:
@@ -113,25 +127,33 @@ class KVCache:
     def can_cut(self, row: int, length: int) -> bool:
         """Return whether the row can be cut back to its first `length` tokens.
 
-        Global layers can always be cut. A ring that has wrapped has overwritten tokens that the cut needs, unless the
-        state at that length was saved.
+        Global layers can always be cut. A ring that has wrapped has overwritten tokens that the cut may need, unless
+        the state at that length was saved.
         """
-        intact = not self.rings or self.lengths[row] <= self.whole
-        return length in (0, self.lengths[row], self.saved[row]) or intact
+        oldest = self._reach(row) - self.ring  # earlier tokens have been overwritten
+        intact = not self.rings or oldest <= max(0, length - (self.ring - SPARE))
+        return length in (0, self.lengths[row], self.saved[row][0]) or intact
 
     def cut(self, row: int, length: int) -> None:
         if length > self.lengths[row] or not self.can_cut(row, length):
             raise ValueError(f"row {row} holds {self.lengths[row]} tokens and cannot be cut back to {length}")
-        if length == self.saved[row] != 0:
+        saved, reached = self.saved[row]
+        if length == saved != 0:
             for layer in self.rings:
                 layer.restore(row)
-        elif length < self.saved[row]:
-            self.saved[row] = 0
+            self.reached[row] = reached
+        else:
+            self.reached[row] = self._reach(row) if length else 0
+            if length < saved:
+                self.saved[row] = 0, 0
         self.lengths[row] = length
 
-    def save(self, row: int) -> None:
-        """Save the rings of a row, so that it can be cut back to its present length later."""
-        self.saved[row] = 0  # an interrupted save must not count
+    def save(self, row: int, length: int) -> None:
+        """Save the rings of a row, so that it can be cut back to `length` later, to which it could be cut now."""
+        self.saved[row] = 0, 0  # an interrupted save must not count
         for layer in self.rings:
             layer.save(row)
-        self.saved[row] = self.lengths[row]
+        self.saved[row] = length, self._reach(row)
+
+    def _reach(self, row: int) -> int:
+        return max(self.reached[row], self.lengths[row])

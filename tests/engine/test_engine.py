@@ -290,7 +290,7 @@ def test_growing_a_cache_row_keeps_its_contents(tiny):
     for length in (40, 300):
         cache = tiny.model.new_cache(1, length)
         tiny.model.encode(torch.tensor([long_prompt(length)]), cache)
-        cache.save(0)
+        cache.save(0, length)
         before = tiny.model.denoise(canvas, cache)
         cache.grow(0, 2 * length)
         assert torch.equal(tiny.model.denoise(canvas, cache), before)

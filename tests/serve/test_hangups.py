@@ -52,7 +52,7 @@ def test_disconnecting_clients_leave_nothing_behind_and_affect_no_others(server)
     before, after = found["before"], found["after"]
     config = Config.from_directory(Path(server.app.state.supervisor.settings.model))
     row = KVCache(config, 1, config.max_position_embeddings, torch.device("meta"), torch.float32)
-    row.save(0)
+    row.save(0, 0)
     assert after["gesso_engine_cache_bytes"] <= 4 * row.nbytes  # rows keep their size, and no row is lost
     grown = after["gesso_engine_cache_bytes"] - before["gesso_engine_cache_bytes"]
     assert after["gesso_engine_memory_bytes"] < before["gesso_engine_memory_bytes"] + grown + 32e6

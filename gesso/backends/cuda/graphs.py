@@ -44,6 +44,7 @@ LATER = 8
 SAMPLERS = ("entropy-bound", "confidence-threshold", "argmax", "autoregressive")
 STOPPINGS = ("stable", "fixed")
 TEXTS = ("text", "scored")
+HELD = ("canvas", "verified")  # pieces whose tokens are those of a canvas
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Shape:
 
     room: int  # tokens for all texts together, with padding; 0: each text is a piece
     pieces: tuple[tuple[int, Kind], ...]
-    lengths: tuple[int, ...]  # of the predictions: canvases, and the last tokens of texts of kind "next"
+    # of the predictions: canvases, with the text to verify if there is one; and the last tokens of texts of kind "next"
+    lengths: tuple[int, ...]
     settings: Diffusion | None  # settings of all canvases; None: they advance outside of the graph
     eos: frozenset[int]
 
@@ -161,8 +163,8 @@ class Graphs:
 
 
 def predicting(hidden: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Tensor]:
-    """Return the hidden states to predict from: those of canvases, and the last of texts of kind "next"."""
-    read = {"canvas": slice(None), "next": slice(-1, None)}
+    """Return the hidden states to predict from: those of canvases and verified texts, and the last of a "next"."""
+    read = {"canvas": slice(None), "verified": slice(None), "next": slice(-1, None)}
     return [part[read[kind]] for part, kind in zip(hidden, kinds, strict=True) if kind in read]
 
 
@@ -188,11 +190,13 @@ class Graph:
         model = backend.model
         tokens, device = sum(shape.lengths), model.device
         self.pieces = ((shape.room, "text"), *shape.pieces) if shape.room else shape.pieces
-        self.texts = [_long(length, device) for length, kind in self.pieces if kind != "canvas"]
+        self.texts = [_long(length, device) for length, kind in self.pieces if kind not in HELD]
         self.tokens_T = _long(tokens, device)
         self.soft_TH = torch.zeros(tokens, model.config.hidden_size, dtype=model.dtype, device=device)
         self.temperature_T = torch.ones(tokens, device=device)
         self.key_T2 = torch.zeros(tokens, 2, dtype=torch.int32, device=device)
+        kinds = [kind for _, kind in self.pieces]
+        self.conditions = kinds.count("canvas") > kinds.count("verified")  # drafts have no self-conditioning
         self.canvases = None
         if shape.settings is not None:
             size = len(shape.lengths), shape.lengths[0]
@@ -260,7 +264,7 @@ class Graph:
         texts = [[*text] for item in work for text in item.texts]
         if not self.shape.room:
             return texts
-        kinds = [kind for item in work for _, kind in item.pieces if kind != "canvas"]
+        kinds = [kind for item in work for _, kind in item.pieces if kind not in HELD]
         pairs = list(zip(texts, kinds, strict=True))
         side_by_side = [token for text, kind in pairs if kind in TEXTS for token in text]
         return [side_by_side, *(text for text, kind in pairs if kind not in TEXTS)]
@@ -291,18 +295,20 @@ class Graph:
         lengths, kinds = self.shape.lengths, [kind for _, kind in self.pieces]
         if self.canvases:
             self.canvases.prepare(self.temperature_T, self.key_T2)
-        texts = iter(self.texts)
-        parts = zip(self.tokens_T.split(lengths), self.soft_TH.split(lengths), strict=True)
-        canvases = ((tokens_C, False, soft_CH) for tokens_C, soft_CH in parts)
-        pieces = [
-            Piece(-1, *next(canvases)) if kind == "canvas" else Piece(-1, next(texts), causal=True) for kind in kinds
-        ]
+        texts, pieces, start = iter(self.texts), [], 0
+        for length, kind in self.pieces:
+            end = start + (length if kind in HELD else kind == "next")
+            if kind in HELD:
+                pieces.append(Piece(-1, self.tokens_T[start:end], kind == "verified", self.soft_TH[start:end]))
+            else:
+                pieces.append(Piece(-1, next(texts), causal=True))
+            start = end
         self.hidden = self.backend.flow(self.plan, pieces)
         if not lengths:
             return
         self.hidden_TH = torch.cat(predicting(self.hidden, kinds))
         self.prediction = self.backend.predict(
-            self.hidden_TH, self.temperature_T, self.key_T2, lengths, soft="canvas" in kinds
+            self.hidden_TH, self.temperature_T, self.key_T2, lengths, soft=self.conditions
         )
         if self.canvases:
             self.canvases.step(self.prediction, self.backend.model)

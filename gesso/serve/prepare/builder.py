@@ -196,7 +196,7 @@ class RequestBuilder(Builder[Common]):
         fields = self.fields
         given = {name: value for name in DRAWS if (value := getattr(fields, name)) is not None}
         given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
-        if given.get("sampler") != "autoregressive":  # which allows settle 0 only
+        if given.get("sampler") not in ("autoregressive", "verified"):  # which allow settle 0 only
             given.setdefault("settle", self.frontend.settings.settle)
         settings = choose(self.frontend.defaults.diffusion, **given)
         if fields.temperature < 1:

@@ -104,14 +104,16 @@ def move(attends: Sequence[Any], caches: Sequence[CacheRows], segments: Sequence
 def _columns(segments: Sequence[Segment]) -> list[list[int]]:
     """Return the columns of `segments_S7`.
 
-    The texts of one row must be adjacent in T: later segments read them as one contiguous range.
+    The texts of one row must be adjacent in T: later segments read them as one contiguous range. Only the last one may
+    be elsewhere: a draft to verify comes after a canvas that does not see it.
     """
     columns, offset = [], 0
+    apart: set[int] = set()  # rows whose last text is elsewhere
     # by row: first position and token of its text, and the position after its last
     texts: dict[int, tuple[int, int, int]] = {}
     for segment in segments:
         cached, fresh, end = texts.get(segment.row, (segment.start, offset, segment.start))
-        if segment.start != end or (segment.causal and offset != fresh + end - cached):
+        if segment.start != end or segment.row in apart:
             raise ValueError(
                 f"text of row {segment.row} at position {segment.start} does not follow the earlier text of that row, "
                 f"which ends at position {end}, token {fresh + end - cached}; put the pieces of a row next to each "
@@ -119,6 +121,8 @@ def _columns(segments: Sequence[Segment]) -> list[list[int]]:
             )
         columns.append([offset, segment.length, segment.start, int(segment.causal), cached, fresh])
         if segment.causal:
+            if segment.length and offset != fresh + end - cached:
+                apart.add(segment.row)
             texts[segment.row] = cached, fresh, end + segment.length
         offset += segment.size
     return [[*column, texts.get(segment.row, (0, 0, 0))[2]] for column, segment in zip(columns, segments, strict=True)]
