@@ -152,8 +152,9 @@ def group_for_both(
     chunk = min(max(triton.next_power_of_2(pairs), 1024), 4096)
     _group[(experts,)](
         index_TK.contiguous(), order_R, end_E, *first, *((None, None) if second is first else second),
-        slot_T, slot_R, pairs, index_TK.shape[1],
-        ROWS=first_rows, SECOND_ROWS=second_rows, CHUNK=chunk, EARLY=can_launch_early(device), num_warps=chunk // 256,
+        slot_T, slot_R, pairs,
+        CHOICES=index_TK.shape[1], ROWS=first_rows, SECOND_ROWS=second_rows, CHUNK=chunk,
+        EARLY=can_launch_early(device), num_warps=chunk // 256,
     )  # fmt: skip
     return Groups(order_R, end_E, *first, slot_R), Groups(order_R, end_E, *second, slot_R)
 
@@ -167,8 +168,8 @@ def _lines(matrices: Matrices, tiling: Tiling) -> TensorDescriptor:
 @triton.jit
 def _group(
     index_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, second_expert_ptr, second_first_ptr,
-    slot_ptr, sorted_slot_ptr, pairs, choices,
-    ROWS: tl.constexpr, SECOND_ROWS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    slot_ptr, sorted_slot_ptr, pairs,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, SECOND_ROWS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sort the pairs of one expert, and list its tiles, for both products if their tiles differ.
 
@@ -192,11 +193,12 @@ def _group(
     place = first
     for start in range(0, pairs, CHUNK):
         chosen = tl.load(index_ptr + start + lane, mask=start + lane < pairs, other=2147483647).to(tl.int32)
+        if slot_ptr is not None:  # of all pairs, so that this load does not wait for the other
+            slot = tl.load(slot_ptr + (start + lane) // CHOICES, mask=start + lane < pairs, other=-1)
         is_own = (chosen == expert).to(tl.int32)
         to = place + tl.cumsum(is_own, 0) - is_own
         tl.store(order_ptr + to, start + lane, mask=is_own == 1)
         if slot_ptr is not None:
-            slot = tl.load(slot_ptr + (start + lane) // choices, mask=is_own == 1, other=-1)
             tl.store(sorted_slot_ptr + to, slot, mask=is_own == 1)
         place += tl.sum(is_own, 0)
 

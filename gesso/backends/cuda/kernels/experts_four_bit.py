@@ -87,6 +87,8 @@ def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices, i
     y_RH = torch.empty(pairs, hidden, dtype=h_RI.dtype, device=h_RI.device)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
     adapters, constants = arguments(inner)
+    if inner is not None and tiling.rows < 64:
+        constants["maxnreg"] = 96  # for five programs on an SM, as without adapters
     _down[grid](
         h_RI, TensorDescriptor.from_tensor(matrices.words, [1, tiling.columns, tiling.depth // 4]),
         matrices.scales, matrices.global_scale_EX, y_RH,

@@ -133,6 +133,8 @@ def _launch(
         tensors += [_tiled(matrix.weight_OI, tiling.columns, tiling), matrix.scale_O, y_TO]
     missing = 3 - len(matrices)
     adapters, constants = arguments(inner)
+    if inner is not None and (tiling.warps, tiling.stages) == (8, 3):
+        constants["maxnreg"] = 128  # for two programs on an SM, as without adapters
     # Without fusion: a program that multiplies by scales and adds must round in between, as separate programs do.
     _product[triton.cdiv(len(x_TI), tiling.rows), tiles, programs](
         _tiled(x_TI, tiling.rows, tiling), scale_T, *tensors, *[None] * 3 * missing,
