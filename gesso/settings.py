@@ -12,7 +12,9 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 from gesso.checks import integer, number, shown
 from gesso.errors import InputError
 
-SamplerName = Literal["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive", "verified"]
+SamplerName = Literal[
+    "entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive", "verified"
+]
 StoppingName = Literal["stable", "plateau", "fixed"]
 PresetName = Literal["quality", "balanced", "fast", "laptop"]
 DecodeName = Literal["auto", "canvas", "tokens"]

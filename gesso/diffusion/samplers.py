@@ -143,7 +143,7 @@ def sampler_of(settings: Diffusion) -> Sampler:
             return Posterior(deterministic=True)
         case "argmax":
             return ArgmaxCommit()
-        case "autoregressive":
+        case "autoregressive" | "verified":
             return NextToken()
         case sampler:
             return sampler

@@ -2,8 +2,8 @@
 
 A pass reads the last known token and the draft after it as text. The hidden state of each position then predicts the
 next token, as if the encoder wrote token by token. Drafted tokens stay up to the first one that differs from the
-encoder's own draw, which takes its place. The same pass denoises a canvas of noise that begins with the known token. Its
-prediction is the next draft. So every pass yields at least one token.
+encoder's own draw, which takes its place. The same pass denoises a canvas of noise that begins with the known token.
+Its prediction is the next draft. So every pass yields at least one token.
 
 The draw of a token depends on the seed and on the number of the token in the text, for the encoder and for the draft
 alike. So the text is the one that the sampler "autoregressive" writes with the same seed, and drafts are often right
@@ -38,8 +38,10 @@ def halves(values_C: Tensor) -> tuple[Tensor, Tensor]:
     return values_C[:length], values_C[length:]
 
 
-def advance(process: Process, canvas: Canvas, prediction: Prediction, ratio_L: Tensor | None = None) -> Canvas:
-    """Return a canvas that holds only the decided tokens, with the draft of the next ones.
+def advance(
+    process: Process, canvas: Canvas, prediction: Prediction, limit: int, ratio_L: Tensor | None = None
+) -> Canvas:
+    """Return a canvas that holds only the decided tokens, at most `limit`, with the draft of the next ones.
 
     `ratio_L` are the probabilities of the drafted tokens divided by those of the likeliest ones. If it is given, a
     drafted token also stays if its ratio is at least `accept_ratio`.
@@ -53,11 +55,9 @@ def advance(process: Process, canvas: Canvas, prediction: Prediction, ratio_L: T
     if ratio_L is not None:
         stays_L = stays_L | (ratio_L >= settings.accept_ratio)
         decided_L = torch.cat([torch.where(stays_L, text_L[1:], decided_L[:-1]), decided_L[-1:]])
-    count = int(stays_L.cumprod(-1).sum()) + 1
+    count = min(int(stays_L.cumprod(-1).sum()) + 1, limit)
     own = slice(len(text_L), len(text_L) + count)
-    decided = Prediction(
-        decided_L[:count], decided_L[:count], prediction.confidence_C[own], prediction.entropy_C[own]
-    )
+    decided = Prediction(decided_L[:count], decided_L[:count], prediction.confidence_C[own], prediction.entropy_C[own])
     return replace(
         canvas,
         tokens_C=decided.argmax_C,

@@ -184,7 +184,7 @@ class Engine:
         while row >= len(self.cache.lengths):
             self.cache.add_row(0)
         if length > self.cache.capacities[row]:  # at least double: a chat grows with every turn
-            self.cache.grow(row, min(max(length, 2 * self.cache.capacities[row], 512), self.max_length))
+            self.cache.grow(row, max(length, min(max(2 * self.cache.capacities[row], 512), self.max_length)))
 
     def _read_from(self, running: Job, start: int) -> None:
         """Cut the request's cache row back to `start` tokens, and queue the rest of its text."""
@@ -355,9 +355,8 @@ class Engine:
             self._finish(running, finish, stop)
             return
         if request.diffusion.verified:
-            done = len(running.tokens)
-            length = request.length_after(done, self.model.config)
-            running.canvas = begin(running.process, done, length, tokens[-1], running.canvas.draft)
+            draft = running.canvas.draft
+            running.canvas = begin(running.process, len(running.tokens), running.canvas_length, tokens[-1], draft)
             return
         # Queue the canvas for encoding into the KV cache, on which the next canvas depends.
         running.pending.append(tuple(tokens))
@@ -382,6 +381,6 @@ class Engine:
         """Return the canvas that begins after `done` new tokens."""
         length = request.length_after(done, self.model.config)
         if request.diffusion.verified:
-            return begin(process, done, length, request.prompt[-1])
+            return begin(process, done, request.canvas_length(self.model.config), request.prompt[-1])
         pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
         return process.blank(index, length, pins, attempt)

@@ -61,7 +61,8 @@ class Request:
     @property
     def cache_tokens(self) -> int:
         """Upper bound of the tokens in the request's row of the KV cache."""
-        return len(self.prompt) + self.max_new_tokens
+        draft = (self.diffusion.canvas_length or 0) if self.diffusion.verified else 0  # beyond the end of the text
+        return len(self.prompt) + self.max_new_tokens + draft
 
     def check(self, config: Config, max_length: int) -> None:
         """Raise InputError for a request that cannot be run."""
@@ -102,7 +103,9 @@ class Request:
         """Reject what only a canvas can do."""
         for name, given in {"pins": self.pins, "a constraint": self.guide, "resume": self.resume}.items():
             if given:
-                raise InputError(f"{name} needs canvases that settle; leave it out, or use another sampler than verified")
+                raise InputError(
+                    f"{name} needs canvases that settle; leave it out, or use another sampler than verified"
+                )
 
     def _check_compared(self, config: Config) -> None:
         room = self.length_after(0, config) - bool(self.eos)

@@ -106,10 +106,10 @@ class Runner:
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
         parts, predicting, scored = iter(hidden), [], []
         for item in work:
-            found = [(next(parts), kind) for _, kind in item.pieces]
-            if read := [part[PREDICTING[kind]] for part, kind in found if kind in PREDICTING]:
+            own = [(next(parts), kind) for _, kind in item.pieces]
+            if read := [part[PREDICTING[kind]] for part, kind in own if kind in PREDICTING]:
                 predicting.append(torch.cat(read) if len(read) > 1 else read[0])
-            scored += [part for part, kind in found if kind == "scored"]
+            scored += [part for part, kind in own if kind == "scored"]
         return _joined([*self._predict(requests, predicting), *_encoded(work, scored)])
 
     def _pieces(self, item: Work) -> list[Piece]:
@@ -176,7 +176,8 @@ class Runner:
             drafted_L1 = halves(canvas.tokens_C)[1][1:, None]
             logits_LV = self.backend.logits(halves(hidden_CH)[1][:-1]) / process.temperature(canvas)
             ratio_L = (logits_LV.gather(-1, drafted_L1)[:, 0] - logits_LV.amax(-1)).exp()
-        return advance_verified(process, canvas, prediction, ratio_L)
+        limit = running.request.max_new_tokens - len(running.tokens)
+        return advance_verified(process, canvas, prediction, limit, ratio_L)
 
     def score(self, encoded: Encoded) -> None:
         """Score the positions of a text that this pass has read."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from gesso.errors import InputError
 from gesso.model.config import Config, LayerShape
 
-
 SPARE = 64  # tokens that a ring holds beyond the window
 
 

@@ -26,7 +26,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gesso.backends.cuda.kernels.four_bit import interleaved_to
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, fp8_scale, gelu, precision
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments, can_launch_early
+from gesso.backends.cuda.kernels.low_rank import (
+    NOT_SPECIALIZED,
+    Inner,
+    add_low_rank,
+    add_low_rank_to_both,
+    arguments,
+    can_launch_early,
+)
 
 # Each entry: the largest number of tokens, and the tiling up to there. With one canvas an expert has some 16 rows, and
 # most bytes by far are weights. What matters then is how many bytes are in flight: columns * depth * stages * bytes,
@@ -222,7 +229,7 @@ def _list_tiles(expert_ptr, first_ptr, expert, first, end, ROWS: tl.constexpr):
 # the results of those are not stored. Beyond the width of a row the engine returns zeros.
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _up(
     x_ptr, x_scale_ptr, weights, scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     choices, hidden, width, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
@@ -284,7 +291,7 @@ def _up(
     tl.store(h_at, h.to(h_ptr.dtype.element_ty), mask=valid_row[:, None] & valid_column[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _down(
     rows, h_scale_ptr, weights, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
     choices, width, hidden, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,

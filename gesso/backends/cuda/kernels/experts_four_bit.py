@@ -27,7 +27,7 @@ from gesso.backends.cuda.kernels.four_bit import (
 )
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import MANY, Tiling, Tilings, fp8, fp8_scale, precision
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, arguments
+from gesso.backends.cuda.kernels.low_rank import NOT_SPECIALIZED, Inner, add_low_rank, arguments
 
 # Each entry: the largest number of tokens, and the tiling up to there. Depth is in bytes of two values each. It is the
 # same for any number of tokens, because it defines the order of the sums. More stages are slower: scales pass through
@@ -117,7 +117,7 @@ def _gate_up(gate_up: FourBitMatrices, tiling: Tiling) -> TensorDescriptor:
 # few bytes per row, could not be prefetched.
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _up(
     x_ptr, packed, scale_ptr, global_scale_ptr, h_ptr, h_scale_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
@@ -209,7 +209,7 @@ def _up_rows(
     tl.store(h_at, h.to(h_ptr.dtype.element_ty), mask=valid_row[None, :] & (column < WIDTH)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _down(
     h_ptr, packed, scale_ptr, global_scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr, choices,
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels.low_rank import Inner, add_low_rank, add_low_rank_to_both, arguments
+from gesso.backends.cuda.kernels.low_rank import NOT_SPECIALIZED, Inner, add_low_rank, add_low_rank_to_both, arguments
 
 FP8 = torch.float8_e4m3fn
 
@@ -218,7 +218,7 @@ def quantize_row(x_ptr, low_ptr, scale_ptr, row, width, COLUMNS: tl.constexpr):
     tl.store(scale_ptr + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _product(
     x, x_scale_ptr, first, first_scale_ptr, first_y_ptr, second, second_scale_ptr, second_y_ptr,
     third, third_scale_ptr, third_y_ptr, tokens, width, first_columns, second_columns, third_columns,
@@ -311,7 +311,7 @@ def _scales(scale_ptr, at, valid):
     return tl.load(scale_ptr + at, mask=valid, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gated(
     x, x_scale_ptr, gate, gate_scale_ptr, up, up_scale_ptr, y_ptr, tokens, width, columns,
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,

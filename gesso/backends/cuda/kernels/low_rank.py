@@ -24,6 +24,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
+# Triton compiles a kernel for the value 1 alone. A second adapter must not need another, while requests wait for it.
+NOT_SPECIALIZED = ["b_slots"]
 CHUNK = 16  # inner values that one product takes; more need registers that the main loop has to leave free
 
 
