@@ -143,6 +143,12 @@ class Diffusion:
     settle: int = setting(
         0, "Unchanged steps after which a prefix is final. 0: a canvas is final as a whole.", bounds=(0, 1000)
     )
+    slide: int = setting(
+        0,
+        "Final tokens from which on they are committed before the rest of the canvas. 0: a canvas is committed as a "
+        "whole.",
+        bounds=(0, 4096),
+    )
     accept_ratio: float = setting(
         1.0,
         "Sampler verified: also accept a drafted token that is at least this many times as likely as the likeliest "
@@ -157,6 +163,8 @@ class Diffusion:
             raise InputError(
                 f"diffusion setting t_max must be a number not below t_min ({self.t_min}), got {self.t_max}"
             )
+        if self.slide and not self.settle:
+            raise InputError("diffusion setting slide must be 0 without settle, which makes a prefix final; set settle")
         fixed: DiffusionOptions = NEXT_TOKEN if self.autoregressive else ONE_STEP if self.verified else {}
         for name, required in fixed.items():
             if (value := getattr(self, name)) != required:
@@ -209,6 +217,7 @@ class DiffusionOptions(TypedDict, total=False):
     canvas_length: int | None
     eos_settles: bool
     settle: int
+    slide: int
     accept_ratio: float
 
 

@@ -9,6 +9,7 @@ import torch
 from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
+from gesso.diffusion.sliding import slide
 from gesso.diffusion.verified import begin, halves
 from gesso.engine.adapters import AdapterTable
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
@@ -272,6 +273,8 @@ class Engine:
         likely = self._likely(outcome, canvas, request.draft_logprobs)
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
         if canvas.reason is None:
+            if request.diffusion.slide and not would_be_empty(canvas, request):
+                self._slide(running, outcome)
             return
         check_finite(canvas)
         if request.diffusion.verified:
@@ -281,6 +284,14 @@ class Engine:
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
             self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
+
+    def _slide(self, running: Running, outcome: Outcome) -> None:
+        """Commit the settled prefix of a canvas if it is long enough."""
+        canvas, request = running.canvas, running.request
+        if (final := canvas.final) >= request.diffusion.slide:
+            check_finite(canvas)
+            likely = self._likely(outcome, canvas, request.top_logprobs)
+            self._commit(running, canvas.result_C[:final].tolist(), likely[:final])
 
     def _take_back(self, running: Running, decided: int) -> None:
         """Cut the drafted tokens that were not accepted off the row. The last decided token is not in it yet."""
@@ -325,7 +336,7 @@ class Engine:
     # --- end of a canvas, and of the text -----------------------------------------------------------------------
 
     def _commit(self, running: Running, tokens: list[int], likely: list[Likely]) -> None:
-        """Append a finished canvas to the text. Then end the text, or start the next canvas."""
+        """Append the tokens of a canvas to the text: all, or a settled prefix. Then end the text, or go on."""
         request, before = running.request, len(running.tokens)
         running.usage = replace(running.usage, canvases=running.usage.canvases + 1)
         first = max(request.pins, default=0) - before  # the text cannot end before the last pin
@@ -360,7 +371,7 @@ class Engine:
             return
         # Queue the canvas for encoding into the KV cache, on which the next canvas depends.
         running.pending.append(tuple(tokens))
-        running.canvas = self._blank(request, running.process, running.canvas.index + 1, len(running.tokens))
+        running.canvas = self._following(running, len(tokens))
 
     def _finish(self, running: Running, reason: Finish, stop: str | None = None) -> None:
         usage = replace(running.usage, completion_tokens=len(running.tokens))
@@ -377,10 +388,21 @@ class Engine:
         self.cancelled.discard(running.id)
         self.outbox.append(last)
 
+    def _following(self, running: Running, committed: int) -> Canvas:
+        """Return the canvas after some committed tokens of the last one: its open positions, if it has any."""
+        request, process, canvas, done = running.request, running.process, running.canvas, len(running.tokens)
+        if committed == len(canvas.tokens_C):
+            return self._blank(request, process, canvas.index + 1, done)
+        length = request.length_after(done, self.model.config)
+        return slide(process, canvas, committed, length, self._pins(request, done, length))
+
     def _blank(self, request: Request, process: Process, index: int, done: int, attempt: int = 0) -> Canvas:
         """Return the canvas that begins after `done` new tokens."""
         length = request.length_after(done, self.model.config)
         if request.diffusion.verified:
             return begin(process, done, request.canvas_length(self.model.config), request.prompt[-1])
-        pins = {at - done: token for at, token in request.pins.items() if done <= at < done + length}
-        return process.blank(index, length, pins, attempt)
+        return process.blank(index, length, self._pins(request, done, length), attempt)
+
+    @staticmethod
+    def _pins(request: Request, done: int, length: int) -> dict[int, int]:
+        return {at - done: token for at, token in request.pins.items() if done <= at < done + length}

@@ -24,6 +24,7 @@ from tests.engine_requests import request, result
 OPTIONS = (
     {},
     {"settle": 1, "confidence": 0.5},
+    {"settle": 1, "slide": 2, "confidence": 10.0},
     {"stability": 3, "confidence": 10.0},
     {"eos_settles": True, "confidence": 10.0, "stability": 0},
     {"greed": 0.5, "sampler": "confidence-threshold"},

@@ -58,7 +58,7 @@ GROUPS = (
     Group("training-26b", ("tests/gpu/test_training_26b.py",), memory=14, limit=200),
     Group("formats", ("tests/gpu/test_formats.py",), memory=4, limit=200),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
-    Group("engine", ("tests/gpu/test_engine.py",), memory=4, limit=200),
+    Group("engine", ("tests/gpu/test_engine.py", "tests/gpu/test_verified.py"), memory=4, limit=200),
     Group(
         "kernels",
         (
