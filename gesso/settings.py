@@ -12,8 +12,19 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 from gesso.checks import integer, number, shown
 from gesso.errors import InputError
 
-SamplerName = Literal["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive"]
-StoppingName = Literal["stable", "plateau", "fixed"]
+SamplerName = Literal[
+    "entropy-bound",
+    "confidence-threshold",
+    "stable-tokens",
+    "credit",
+    "informed-corrector",
+    "ancestral",
+    "predictor-corrector",
+    "ddim",
+    "argmax",
+    "autoregressive",
+]
+StoppingName = Literal["stable", "top-2-gap", "schedule", "plateau", "fixed"]
 PresetName = Literal["quality", "balanced", "fast", "laptop"]
 DecodeName = Literal["auto", "canvas", "tokens"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)

@@ -63,19 +63,20 @@ class Prediction:
 
     def split(self, lengths: Sequence[int]) -> "list[Prediction]":
         """Return the predictions of canvases of these lengths."""
-        parts = {name: tensor.split(list(lengths)) for name, tensor in self._tensors().items()}
+        parts = {name: tensor.split(list(lengths)) for name, tensor in self.tensors().items()}
         return [Prediction(**{name: part[i] for name, part in parts.items()}) for i in range(len(lengths))]
 
     def clone(self) -> "Prediction":
-        return Prediction(**{name: tensor.clone() for name, tensor in self._tensors().items()})
+        return Prediction(**{name: tensor.clone() for name, tensor in self.tensors().items()})
 
     @staticmethod
     def cat(predictions: "Sequence[Prediction]") -> "Prediction":
         """Return the predictions of several canvases as one."""
-        each: list[dict[str, Any]] = [prediction._tensors() for prediction in predictions]
+        each: list[dict[str, Any]] = [prediction.tensors() for prediction in predictions]
         joined: dict[str, Any] = {name: torch.cat([tensors[name] for tensors in each]) for name in each[0]}
         return Prediction(**joined)
 
-    def _tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Any]:
+        """Return the fields that are tensors."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if isinstance(value, Tensor)}

@@ -569,7 +569,7 @@ def test_streams_may_interleave_and_be_closed_early(tiny):
 
 def test_a_custom_sampler_may_request_logits(tiny):
     class Greedy(EntropyBound):
-        needs_logits = True
+        needs = frozenset({"logits"})
 
         def __call__(self, canvas_C, prediction, moment):
             assert torch.equal(prediction.logits_CV.argmax(-1), prediction.argmax_C)
@@ -584,7 +584,7 @@ def test_at_most_one_request_has_its_logits_in_memory(tiny, monkeypatch):
     """Logits are computed for samplers that need them and for constraints that were enforced in the previous step."""
 
     class Watching(EntropyBound):
-        needs_logits = True
+        needs = frozenset({"logits"})
 
     alive, most, logits = [], [], tiny.model.logits
 

@@ -135,7 +135,7 @@ def test_a_sampler_that_needs_logits_is_not_captured(pair):
         assert prediction.logits_CV is not None
         return prediction.argmax_C, prediction.argmax_C >= 0
 
-    looks.needs_logits = True
+    looks.needs = {"logits"}
     _, graphed = pair
     graphed.generate("a", seed=1, steps=3, canvas_length=8, max_new_tokens=16, sampler=looks)
     assert not graphed.engine.runner.backend.graphs.made
