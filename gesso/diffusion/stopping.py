@@ -11,7 +11,6 @@ from gesso.diffusion.prediction import Need, Prediction
 from gesso.diffusion.schedule import temperature
 from gesso.settings import Diffusion
 
-CERTAIN = 15.0  # logit gaps above this count as this
 
 
 class Stopping(Protocol):
@@ -34,6 +33,15 @@ def mean_entropy(prediction: Prediction, judged_C: Tensor) -> Tensor:
     return mean(prediction.entropy_C, judged_C)
 
 
+def unchanged(history: Sequence[Prediction], judged_C: Tensor, stability: int) -> bool | Tensor:
+    """Return whether the argmax of the judged positions is that of the `stability` steps before."""
+    *earlier, now = history[-stability - 1 :]
+    same: bool | Tensor = len(earlier) == stability
+    for past in earlier:
+        same = same & ((past.argmax_C == now.argmax_C) | ~judged_C).all(-1)
+    return same
+
+
 @dataclass(frozen=True)
 class StableAndConfident:
     """Stop when the argmax has not changed for `stability` steps and the mean entropy is below `confidence`."""
@@ -46,13 +54,7 @@ class StableAndConfident:
         return self.stability
 
     def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool | Tensor:
-        *earlier, now = history[-self.stability - 1 :]
-        if len(earlier) < self.stability:
-            return False
-        done = mean_entropy(now, judged_C) < self.confidence
-        for past in earlier:
-            done = done & ((past.argmax_C == now.argmax_C) | ~judged_C).all(-1)
-        return done
+        return unchanged(history, judged_C, self.stability) & (mean_entropy(history[-1], judged_C) < self.confidence)
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,11 @@ class TopTwoGap:
     arXiv 2508.19982).
 
     The thresholds are for logits at a temperature of one. Progress is the fraction of the steps that are done, so more
-    `steps` also make a canvas stop later. A gap counts as at most `CERTAIN`, twice the first threshold. Otherwise a few
-    certain positions, or final ones, would make up for many uncertain ones.
+    `steps` also make a canvas stop later.
+
+    Two conditions are not in the paper, whose decoded tokens stay, and whose mean is over the answer only. The most
+    likely tokens must not have changed for `stability` steps. And a gap counts as at most the first threshold: most
+    positions of a canvas are certain early, and would make up for the others.
     """
 
     settings: Diffusion
@@ -86,8 +91,14 @@ class TopTwoGap:
     third: float = 2.5  # from two thirds on
     needs: ClassVar[frozenset[Need]] = frozenset({"top"})
 
+    @property
+    def memory(self) -> int:
+        return self.settings.stability
+
     def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool | Tensor:
-        return mean_gap(self.settings, history[-1], judged_C) >= self.threshold(progress(self.settings, history[-1]))
+        gap = mean_gap(self.settings, history[-1], judged_C, self.first)
+        enough = gap >= self.threshold(progress(self.settings, history[-1]))
+        return unchanged(history, judged_C, self.settings.stability) & enough
 
     def threshold(self, done: float | Tensor) -> float | Tensor:
         return self.first + (self.second - self.first) * (done >= 1 / 3) + (self.third - self.second) * (done >= 2 / 3)
@@ -103,12 +114,12 @@ class GapSchedule(TopTwoGap):
         return self.first + (self.third - self.first) * done
 
 
-def mean_gap(settings: Diffusion, prediction: Prediction, judged_C: Tensor) -> Tensor:
-    """Return the mean difference of the two largest logits at a temperature of one, in float64."""
+def mean_gap(settings: Diffusion, prediction: Prediction, judged_C: Tensor, most: float) -> Tensor:
+    """Return the mean difference of the two largest logits at a temperature of one, each at most `most`, in float64."""
     assert prediction.remaining is not None
     first_C, second_C, *_ = top_of(prediction)[1]
     gap_C = (first_C.double().log() - second_C.double().clamp(min=1e-300).log()) * _temperature(settings, prediction)
-    return mean(gap_C.clamp(max=CERTAIN), judged_C)
+    return mean(gap_C.clamp(max=most), judged_C)
 
 
 def _temperature(settings: Diffusion, prediction: Prediction) -> float | Tensor:
