@@ -83,17 +83,18 @@ class StableTokens:
 def divergence(p: Prediction, q: Prediction) -> Tensor:
     """Return an estimate of KL(p || q) per position, over the K most probable tokens of p and the others as one.
 
-    The probability of such a token under q is known if it is among the K most probable ones there, too. Otherwise it is
-    at most that of the last of them, which is used.
+    The probability of such a token under q is known if it is among the K most probable ones there, too. Otherwise the
+    largest possible value is used: that of the last of them, or of all others together.
     """
     least = 1e-9  # for probabilities that have been rounded to zero
     q_tokens, q_probabilities = top_of(q)
-    sum_C = torch.zeros_like(q_probabilities[0])
+    most_C = torch.minimum(q_probabilities[-1], 1 - reduce(add, q_probabilities))
+    sum_C = torch.zeros_like(most_C)
     p_rest_C, q_rest_C = torch.ones_like(sum_C), torch.ones_like(sum_C)
     for token_C, p_C in zip(*top_of(p), strict=True):
         matches = [other_C == token_C for other_C in q_tokens]
         known_C = reduce(add, (same_C * q_C for same_C, q_C in zip(matches, q_probabilities, strict=True)))
-        q_C = torch.where(reduce(or_, matches), known_C, q_probabilities[-1])
+        q_C = torch.where(reduce(or_, matches), known_C, most_C)
         sum_C = sum_C + p_C * (p_C.clamp(min=least).log() - q_C.clamp(min=least).log())
         p_rest_C, q_rest_C = p_rest_C - p_C, q_rest_C - q_C
     p_rest_C, q_rest_C = p_rest_C.clamp(min=least), q_rest_C.clamp(min=least)

@@ -12,7 +12,6 @@ from gesso.diffusion.schedule import temperature
 from gesso.settings import Diffusion
 
 
-
 class Stopping(Protocol):
     """A stopping rule. It may have the attributes `needs` and `memory`, as a sampler does."""
 
