@@ -13,12 +13,23 @@ from gesso.checks import integer, number, shown
 from gesso.errors import InputError
 
 SamplerName = Literal[
-    "entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax", "autoregressive", "verified"
+    "entropy-bound",
+    "confidence-threshold",
+    "stable-tokens",
+    "credit",
+    "informed-corrector",
+    "ancestral",
+    "predictor-corrector",
+    "ddim",
+    "argmax",
+    "autoregressive",
+    "verified",
 ]
-StoppingName = Literal["stable", "plateau", "fixed"]
+StoppingName = Literal["stable", "top-2-gap", "schedule", "plateau", "fixed"]
 PresetName = Literal["quality", "balanced", "fast", "laptop"]
 DecodeName = Literal["auto", "canvas", "tokens"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
+BY_TOKEN: tuple[SamplerName, ...] = ("autoregressive", "verified")  # the causal encoder decides every token
 STOPPINGS: tuple[StoppingName, ...] = get_args(StoppingName)
 DECODES: tuple[DecodeName, ...] = get_args(DecodeName)
 Custom = Callable[..., Any]  # an object that follows the Protocol `Sampler` or `Stopping` of `gesso.diffusion`
@@ -191,7 +202,7 @@ class Diffusion:
     @property
     def by_token(self) -> bool:
         """Whether the causal encoder decides every token from the ones before it."""
-        return self.autoregressive or self.verified
+        return self.sampler in BY_TOKEN
 
     @property
     def restricts_draws(self) -> bool:
@@ -288,7 +299,7 @@ def choose(
     if not isinstance(preset, Diffusion):
         PRESET.check(preset)
         preset = defaults if preset is None else PRESETS[preset]
-    if given.get("sampler") in ("autoregressive", "verified"):
+    if given.get("sampler") in BY_TOKEN:
         given = {**(VERIFIED if given["sampler"] == "verified" else NEXT_TOKEN), **given}
     return replace(preset, **given)
 

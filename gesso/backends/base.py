@@ -113,11 +113,19 @@ class Backend(Protocol):
         ...
 
     def predict(
-        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+        self,
+        hidden_TH: Tensor,
+        temperature_T: Tensor,
+        key_T2: Tensor,
+        lengths: Sequence[int],
+        soft: bool = True,
+        top: bool = False,
+        current_T: Tensor | None = None,
     ) -> Prediction:
         """Return the predictions of canvases of these lengths. Candidates are drawn with the keys of `HashDraws`.
 
-        Without `soft`, no self-conditioning is computed.
+        Without `soft`, no self-conditioning is computed. With `top`, the prediction has the most probable tokens. With
+        `current_T`, the tokens on the canvases, it has their probabilities.
         """
         ...
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gesso.adapters.lora import adapter_sites, kept_active, switch
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.diffusion.hash import draw
-from gesso.diffusion.prediction import Prediction, argmax
+from gesso.diffusion.prediction import Prediction, argmax, top_tokens
 from gesso.model.attention import AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
@@ -59,16 +59,23 @@ class TorchBackend:
 
     @torch.no_grad()
     def predict(
-        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+        self,
+        hidden_TH: Tensor,
+        temperature_T: Tensor,
+        key_T2: Tensor,
+        lengths: Sequence[int],
+        soft: bool = True,
+        top: bool = False,
+        current_T: Tensor | None = None,
     ) -> Prediction:
         rows = max(1, CHUNK_BYTES // (4 * self.model.config.vocab_size))
+        given = [hidden_TH, temperature_T, key_T2, *([] if current_T is None else [current_T])]
         predictions = []
-        for segment in zip(
-            *(tensor.split(list(lengths)) for tensor in (hidden_TH, temperature_T, key_T2)), strict=True
-        ):
-            for hidden_RH, temperature_R, key_R2 in zip(*(tensor.split(rows) for tensor in segment), strict=True):
+        for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
+            for hidden_RH, temperature_R, key_R2, *current in zip(*(part.split(rows) for part in segment), strict=True):
                 logits_RV = self.logits(hidden_RH).div_(temperature_R[:, None])
-                predictions.append(summarize(self.model, logits_RV, draw(logits_RV, key_R2), soft))
+                candidate_R = draw(logits_RV, key_R2)
+                predictions.append(summarize(self.model, logits_RV, candidate_R, soft, top, *current))
                 del logits_RV  # before the next ones
         return Prediction.cat(predictions)
 
@@ -86,14 +93,25 @@ class TorchBackend:
 
 
 @torch.no_grad()
-def summarize(model: DiffusionGemma, logits_TV: Tensor, candidate_T: Tensor, soft: bool = True) -> Prediction:
-    """Return the prediction of a step from its logits: softcapped and divided by the temperature."""
+def summarize(
+    model: DiffusionGemma,
+    logits_TV: Tensor,
+    candidate_T: Tensor,
+    soft: bool = True,
+    top: bool = False,
+    current_T: Tensor | None = None,
+) -> Prediction:
+    """Return the prediction of a step from its logits: softcapped and divided by the temperature.
+
+    See `Backend.predict` for `soft`, `top` and `current_T`.
+    """
     argmax_T = argmax(logits_TV)
     below_TV = (logits_TV - logits_TV.take_along_dim(argmax_T[:, None], -1)).clamp_(min=LEAST)
     probability_TV = below_TV.softmax(-1)
     confidence_T = probability_TV.take_along_dim(argmax_T[:, None], -1).squeeze(-1)
     with fast_products():
         soft_TH = model.expected_embedding(probability_TV) if soft else None
+    top_TK = top_tokens(logits_TV) if top else None
     return Prediction(
         candidate_C=candidate_T,
         argmax_C=argmax_T,
@@ -101,6 +119,9 @@ def summarize(model: DiffusionGemma, logits_TV: Tensor, candidate_T: Tensor, sof
         # log p = below + log(confidence), and the probabilities add up to 1.
         entropy_C=-(confidence_T.log() + below_TV.mul_(probability_TV).sum(-1)),
         soft_CH=soft_TH,
+        top_CK=top_TK,
+        top_probability_CK=None if top_TK is None else probability_TV.take_along_dim(top_TK, -1),
+        current_C=None if current_T is None else probability_TV.take_along_dim(current_T[:, None], -1).squeeze(-1),
     )
 
 

@@ -6,19 +6,22 @@ B canvases, C positions, H hidden, V vocabulary, E end-of-text tokens.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from gesso.diffusion.moment import Moment
 from gesso.diffusion.noise import Draws, Source, TokenDraws
-from gesso.diffusion.prediction import Prediction
-from gesso.diffusion.samplers import Moment, sampler_of
+from gesso.diffusion.prediction import Need, Prediction
+from gesso.diffusion.samplers import sampler_of
 from gesso.diffusion.schedule import temperature
 from gesso.diffusion.stopping import stopping_of
 from gesso.diffusion.truncation import draw_within
+from gesso.errors import InputError
 from gesso.settings import Diffusion
 
+NEEDS: tuple[Need, ...] = get_args(Need)
 FREE = -1  # in `pin_C`: the position is not pinned
 N = TypeVar("N", int, Tensor)
 S = TypeVar("S", "Canvas", "State[Tensor]")
@@ -120,15 +123,12 @@ class Process:
         With the default source and a built-in sampler, this and `converged` read nothing on the host. They can be
         captured in a graph, for several canvases at a time.
         """
+        remaining = self.settings.steps - canvas.step
         pinned_C = canvas.pin_C != FREE
-        prediction = replace(
-            prediction,
-            candidate_C=torch.where(pinned_C, canvas.pin_C, prediction.candidate_C),
-            argmax_C=torch.where(pinned_C, canvas.pin_C, prediction.argmax_C),
-            confidence_C=prediction.confidence_C.masked_fill(pinned_C, 1.0),
-            entropy_C=prediction.entropy_C.masked_fill(pinned_C, 0.0),
+        prediction = replace(_with_pins(prediction, canvas.pin_C, self.needs), remaining=remaining)
+        moment = Moment(
+            self.settings, remaining, self.vocab_size, self.draws(canvas), canvas.history, canvas.accepted_C
         )
-        moment = Moment(self.settings, self.settings.steps - canvas.step, self.vocab_size, self.draws(canvas))
         if self.settings.greed:
             # The noise also serves as random number: a position takes its candidate or its noise, never both.
             greedy_C = moment.noise(prediction.argmax_C) < self.settings.greed * self.vocab_size
@@ -162,11 +162,52 @@ class Process:
         return ~judged_C.any(-1) | stopping_of(self.settings)(canvas.history, judged_C)
 
     @cached_property
+    def needs(self) -> frozenset[Need]:
+        """The fields of a prediction that sampler and stopping rule read beside the usual ones."""
+        # A sampler or rule may be a plain function without this attribute.
+        rules = sampler_of(self.settings), stopping_of(self.settings)
+        found = frozenset[Need]().union(*(getattr(rule, "needs", ()) for rule in rules))
+        if unknown := found - {*NEEDS}:
+            raise InputError(f"needs of a sampler or stopping rule must be {', '.join(NEEDS)}, got {sorted(unknown)}")
+        return found
+
+    @cached_property
+    def memory(self) -> int:
+        """The number of earlier predictions that a built-in sampler or stopping rule reads."""
+        rules = sampler_of(self.settings), stopping_of(self.settings)
+        return max(getattr(rule, "memory", 0) for rule in rules)
+
+    @cached_property
     def eos_E(self) -> Tensor:
         return torch.tensor(sorted(self.eos), device=self.device)
 
     def _draws(self, index: N, attempt: int, step: N) -> Draws:
         return self.source.at(self.seed, index + (attempt << 24), step, self.device)
+
+
+def _with_pins(prediction: Prediction, pin_C: Tensor, needs: frozenset[Need]) -> Prediction:
+    """Return the prediction with certain pins, and without statistics that only other requests of a pass need."""
+    pinned_C = pin_C != FREE
+    top_CK, top_probability_CK, current_C = None, None, None
+    if "top" in needs:
+        assert prediction.top_CK is not None and prediction.top_probability_CK is not None
+        first_K = torch.arange(prediction.top_CK.shape[-1], device=pin_C.device) == 0
+        pinned_CK = pinned_C[..., None]
+        top_CK = torch.where(pinned_CK & first_K, pin_C[..., None], prediction.top_CK)
+        top_probability_CK = torch.where(pinned_CK, first_K.float(), prediction.top_probability_CK)
+    if "current" in needs:
+        assert prediction.current_C is not None
+        current_C = prediction.current_C.masked_fill(pinned_C, 1.0)
+    return replace(
+        prediction,
+        candidate_C=torch.where(pinned_C, pin_C, prediction.candidate_C),
+        argmax_C=torch.where(pinned_C, pin_C, prediction.argmax_C),
+        confidence_C=prediction.confidence_C.masked_fill(pinned_C, 1.0),
+        entropy_C=prediction.entropy_C.masked_fill(pinned_C, 0.0),
+        top_CK=top_CK,
+        top_probability_CK=top_probability_CK,
+        current_C=current_C,
+    )
 
 
 def _settle(before: S, after: S, settings: Diffusion) -> S:

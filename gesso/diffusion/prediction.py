@@ -1,16 +1,22 @@
 """The prediction of a denoising step: everything that the diffusion process reads of the network's output.
 
-C positions of one canvas, or of several concatenated; H hidden, V vocabulary, R rows, W tokens of a block.
+C positions of one canvas, or of several concatenated; H hidden, V vocabulary, K most probable tokens, R rows, W tokens
+of a block.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 BLOCK = 64
+TOP = 4  # tokens per position in `Prediction.top_CK`
+
+# Fields of a prediction that are computed only if the sampler or the stopping rule of a request names them in its
+# attribute `needs`: "top" for `top_CK` and `top_probability_CK`, "current" for `current_C`, "logits" for `logits_CV`.
+Need = Literal["top", "current", "logits"]
 
 
 def argmax(values_RV: Tensor) -> Tensor:
@@ -27,6 +33,18 @@ def argmax(values_RV: Tensor) -> Tensor:
     return block_R1.squeeze(-1) * BLOCK + found_RW.argmax(-1)
 
 
+def top_tokens(values_RV: Tensor) -> Tensor:
+    """Return the tokens [R, K] of the largest values, in descending order; among equals, the lowest tokens.
+
+    `torch.topk` would return equals in any order, and which of them it returns may depend on the number of rows.
+    """
+    left_RV, found = values_RV.clone(), []
+    for _ in range(min(TOP, values_RV.shape[-1])):
+        found.append(argmax(left_RV))
+        left_RV.scatter_(-1, found[-1][:, None], -torch.inf)
+    return torch.stack(found, -1)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Statistics of each position's distribution at the temperature of the step. Pinned positions are certain."""
@@ -36,24 +54,29 @@ class Prediction:
     confidence_C: Tensor  # probability of the argmax
     entropy_C: Tensor  # in nats
     soft_CH: Tensor | None = None  # expected embedding: the self-conditioning of the next step
-    logits_CV: Tensor | None = None  # only for samplers with needs_logits = True
+    top_CK: Tensor | None = None  # the most probable tokens, in descending order; see `Need`
+    top_probability_CK: Tensor | None = None
+    current_C: Tensor | None = None  # probability of the token that was on the canvas
+    logits_CV: Tensor | None = None
     corrected: bool = False  # whether a constraint replaced the model's tokens
+    remaining: int | Tensor | None = None  # steps left, including the one of this prediction; of several canvases [B]
 
     def split(self, lengths: Sequence[int]) -> "list[Prediction]":
         """Return the predictions of canvases of these lengths."""
-        parts = {name: tensor.split(list(lengths)) for name, tensor in self._tensors().items()}
+        parts = {name: tensor.split(list(lengths)) for name, tensor in self.tensors().items()}
         return [Prediction(**{name: part[i] for name, part in parts.items()}) for i in range(len(lengths))]
 
     def clone(self) -> "Prediction":
-        return Prediction(**{name: tensor.clone() for name, tensor in self._tensors().items()})
+        return Prediction(**{name: tensor.clone() for name, tensor in self.tensors().items()})
 
     @staticmethod
     def cat(predictions: "Sequence[Prediction]") -> "Prediction":
         """Return the predictions of several canvases as one."""
-        each: list[dict[str, Any]] = [prediction._tensors() for prediction in predictions]
+        each: list[dict[str, Any]] = [prediction.tensors() for prediction in predictions]
         joined: dict[str, Any] = {name: torch.cat([tensors[name] for tensors in each]) for name in each[0]}
         return Prediction(**joined)
 
-    def _tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Any]:
+        """Return the fields that are tensors."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if isinstance(value, Tensor)}

@@ -1,53 +1,20 @@
 """Samplers: which positions take a predicted token after a step, and which return to noise.
 
-C positions. Every function works on the last dimension, and accepts any others.
+Here are those that read one prediction, and the names of all of them. `remembering.py` has those that compare it with
+earlier ones, `corrector.py` the one that doubts tokens of the canvas. C positions; any other dimensions come first.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gesso.diffusion.noise import Draws
+from gesso.diffusion.corrector import InformedCorrector
+from gesso.diffusion.moment import Moment, Sampler, accept, at_least, lowest_within
 from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.remembering import Credit, StableTokens
 from gesso.diffusion.schedule import alpha
 from gesso.settings import Diffusion
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The point in the process at which a sampler is called, and its random numbers."""
-
-    settings: Diffusion
-    remaining: int | Tensor  # steps left, including this one; of several canvases [B]
-    vocab_size: int
-    draws: Draws
-
-    def noise(self, like_C: Tensor) -> Tensor:
-        """Return one noise token per position."""
-        return self.draws.tokens(like_C.shape[-1], self.vocab_size)
-
-
-class Sampler(Protocol):
-    """Return the next canvas, and the mask of the positions that took a predicted token."""
-
-    def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]: ...
-
-
-def order_independent(values: Tensor) -> Tensor:
-    """Return values whose sum is the same in any order, because on a GPU the order depends on the number of rows.
-
-    In float64 the few hundred float32 values of a canvas add up without rounding, unless they differ by a factor of
-    millions. A CPU adds row by row, in the order of the reference, and keeps float32.
-    """
-    return values.double() if values.is_cuda else values
-
-
-def _accept(accepted_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
-    """Set accepted positions to their candidates and all others to noise, including those accepted in earlier steps."""
-    noise_C = moment.noise(prediction.candidate_C)
-    return torch.where(accepted_C, prediction.candidate_C, noise_C), accepted_C
 
 
 @dataclass(frozen=True)
@@ -61,12 +28,7 @@ class EntropyBound:
     bound: float
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
-        # Stable, because entropies are often equal: their order must not depend on how many canvases are sorted at
-        # once.
-        ascending_C, order_C = order_independent(prediction.entropy_C).sort(dim=-1, stable=True)
-        within_C = ascending_C.cumsum(-1) - ascending_C <= self.bound
-        accepted_C = torch.empty_like(within_C).scatter_(-1, order_C, within_C)  # `order_C` names every position
-        return _accept(accepted_C, prediction, moment)
+        return accept(lowest_within(prediction.entropy_C, self.bound), prediction.candidate_C, moment)
 
 
 @dataclass(frozen=True)
@@ -76,9 +38,7 @@ class ConfidenceThreshold:
     threshold: float = 0.9
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
-        confidence_C = prediction.confidence_C
-        threshold = confidence_C.amax(-1, keepdim=True).clamp(max=self.threshold)
-        return _accept(confidence_C >= threshold, prediction, moment)
+        return accept(at_least(prediction.confidence_C, self.threshold), prediction.candidate_C, moment)
 
 
 @dataclass(frozen=True)
@@ -90,28 +50,36 @@ class Posterior:
       [r 1(x_s = x_t) + (1 - r)/K] [alpha_s 1(x_s = x_0) + (1 - alpha_s)/K] with r = alpha_t / alpha_s.
     For x_t != x_0, the three have the weights below, divided by their sum 1 - alpha_t. For x_t = x_0, all but NOISE
     agree. `deterministic` is the discrete DDIM (arXiv 2010.02502, appendix A): the same marginals without fresh noise.
+
+    `predictor` is the kappa of the Psi-samplers (arXiv 2602.21185). With this probability a position takes the step
+    above. Otherwise it takes the corrector: it is drawn from q(x_s | x_0), the forward process, whatever it was. Both
+    have the same marginals, and the corrector can remove any error of earlier steps.
     """
 
-    deterministic: bool
+    deterministic: bool = False
+    predictor: float = 1.0
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
-        assert isinstance(moment.remaining, int), "this sampler steps one canvas at a time"
-        alpha_t = alpha(moment.settings, moment.remaining)
-        alpha_s = alpha(moment.settings, moment.remaining - 1)
+        # In float64 throughout, so that one canvas and several give the same bits.
+        alpha_t = alpha(moment.settings, moment.steps_left)
+        alpha_s = alpha(moment.settings, moment.steps_left - 1)
         ratio = alpha_t / alpha_s
-        u_C, noise_C = moment.draws.uniform(canvas_C.shape[-1]), moment.noise(canvas_C)
+        u_C, noise_C = moment.draws.uniform(canvas_C.shape[-1]).double(), moment.noise(canvas_C)
         if self.deterministic:
-            stay = torch.full_like(u_C, (1 - alpha_s) / (1 - alpha_t))
-            noise = torch.zeros_like(u_C)
+            stay_C = torch.zeros_like(u_C) + (1 - alpha_s) / (1 - alpha_t)
+            renoise_C = torch.zeros_like(u_C)
         else:
-            same_C = canvas_C == prediction.candidate_C
-            agree = moment.vocab_size * alpha_t * same_C  # the K r alpha_s term, only where x_t = x_0
-            total = 1 - alpha_t + agree
-            stay = (ratio * (1 - alpha_s) + agree) / total
-            noise = (1 - ratio) * (1 - alpha_s) / total
-        clean_C = u_C >= stay + noise
+            same_C = (canvas_C == prediction.candidate_C).double()
+            agree_C = moment.vocab_size * alpha_t * same_C  # the K r alpha_s term, only where x_t = x_0
+            total_C = 1 - alpha_t + agree_C
+            stay_C = (ratio * (1 - alpha_s) + agree_C) / total_C
+            renoise_C = (1 - ratio) * (1 - alpha_s) / total_C
+        if self.predictor < 1:
+            stay_C = self.predictor * stay_C
+            renoise_C = self.predictor * renoise_C + (1 - self.predictor) * (1 - alpha_s)
+        clean_C = u_C >= stay_C + renoise_C
         moved_C = torch.where(clean_C, prediction.candidate_C, noise_C)
-        return torch.where(u_C < stay, canvas_C, moved_C), clean_C
+        return torch.where(u_C < stay_C, canvas_C, moved_C), clean_C
 
 
 @dataclass(frozen=True)
@@ -137,8 +105,16 @@ def sampler_of(settings: Diffusion) -> Sampler:
             return EntropyBound(settings.entropy_bound)
         case "confidence-threshold":
             return ConfidenceThreshold()
+        case "stable-tokens":
+            return StableTokens()
+        case "credit":
+            return Credit()
+        case "informed-corrector":
+            return InformedCorrector(settings.entropy_bound)
         case "ancestral":
-            return Posterior(deterministic=False)
+            return Posterior()
+        case "predictor-corrector":
+            return Posterior(predictor=0.5)
         case "ddim":
             return Posterior(deterministic=True)
         case "argmax":

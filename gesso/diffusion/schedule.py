@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gesso.settings import Diffusion
 
-N = TypeVar("N", float, Tensor)  # of one canvas, or of several [B]
+N = TypeVar("N", float, Tensor, float | Tensor)  # of one canvas, or of several: [B], or [B, 1] beside their positions
 
 
 def temperature(settings: Diffusion, remaining: N) -> N:
@@ -14,6 +14,6 @@ def temperature(settings: Diffusion, remaining: N) -> N:
     return settings.t_min + (settings.t_max - settings.t_min) * remaining / settings.steps
 
 
-def alpha(settings: Diffusion, remaining: int) -> float:
+def alpha(settings: Diffusion, remaining: N) -> N:
     """Return the fraction of clean tokens in the uniform process: 0 with all steps left, 1 with none."""
     return 1.0 - remaining / settings.steps

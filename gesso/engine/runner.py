@@ -140,7 +140,10 @@ class Runner:
             chosen, hiddens, temperatures, keys = zip(*together, strict=True)
             lengths = [len(hidden_CH) for hidden_CH in hiddens]
             soft = not all(running.request.diffusion.by_token for running in chosen)
-            found = self.backend.predict(torch.cat(hiddens), torch.cat(temperatures), torch.cat(keys), lengths, soft)
+            needs = frozenset[str]().union(*(running.process.needs for running in chosen))
+            current_T = torch.cat([each.canvas.tokens_C for each in chosen]) if "current" in needs else None
+            rows = torch.cat(hiddens), torch.cat(temperatures), torch.cat(keys)
+            found = self.backend.predict(*rows, lengths, soft, "top" in needs, current_T)
             for running, hidden_CH, prediction in zip(chosen, hiddens, found.split(lengths), strict=True):
                 outcomes[running.id] = self._outcome(running, prediction, hidden_CH)
         return [outcomes[running.id] for running in requests]
@@ -164,7 +167,9 @@ class Runner:
             process = running.process
             logits_CV = self.backend.logits(hidden_CH) / process.temperature(running.canvas)
             candidate_C = process.candidates(running.canvas, logits_CV)
-            prediction = replace(summarize(self.model, logits_CV, candidate_C), logits_CV=logits_CV)
+            current_C = running.canvas.tokens_C if "current" in process.needs else None
+            extra = "top" in process.needs, current_C
+            prediction = replace(summarize(self.model, logits_CV, candidate_C, True, *extra), logits_CV=logits_CV)
             return self._advance(running, prediction, hidden_CH)()
 
         return Outcome(running, advance, hidden_CH)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from gesso.constraints.automaton import START
 from gesso.diffusion.canvas import Canvas, Process
-from gesso.diffusion.samplers import sampler_of
 from gesso.engine.events import Usage
 from gesso.engine.request import Request
 
@@ -31,9 +30,7 @@ class Running:
     @property
     def needs_all_logits(self) -> bool:
         """Whether the sampler, or a restriction of the draws, reads the logits of the whole vocabulary."""
-        settings = self.request.diffusion
-        # A sampler may be a plain function without this attribute.
-        return settings.restricts_draws or getattr(sampler_of(settings), "needs_logits", False)
+        return self.request.diffusion.restricts_draws or "logits" in self.process.needs
 
     @property
     def expects_logits(self) -> bool:

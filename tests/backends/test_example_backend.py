@@ -52,8 +52,8 @@ class LoggingBackend:
     def logits(self, hidden):
         return self.inner.logits(hidden)
 
-    def predict(self, hidden_TH, temperature_T, key_T2, lengths, soft=True):
-        return self.inner.predict(hidden_TH, temperature_T, key_T2, lengths, soft)
+    def predict(self, hidden_TH, temperature_T, key_T2, lengths, soft=True, top=False, current_T=None):
+        return self.inner.predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T)
 
     def replay(self, work, cache):
         return None

@@ -228,7 +228,7 @@ def test_constraint_continues_across_canvases(tiny):
 
 
 @pytest.mark.usefixtures("compiled_here")
-@pytest.mark.parametrize("sampler", gesso.settings.SAMPLERS)
+@pytest.mark.parametrize("sampler", [name for name in gesso.settings.SAMPLERS if name != "verified"])
 def test_every_sampler_follows_constraint(tiny, sampler):
     options = {} if sampler == "autoregressive" else SMALL
     result = tiny.generate("Hello", regex="[a-c]{5,20}", seed=1, max_new_tokens=24, sampler=sampler, **options)

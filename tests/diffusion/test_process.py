@@ -22,7 +22,7 @@ from gesso.diffusion.samplers import (
 )
 from gesso.diffusion.schedule import alpha, temperature
 from gesso.diffusion.stopping import FixedSteps, Plateau, StableAndConfident
-from gesso.settings import PRESETS, Diffusion
+from gesso.settings import BY_TOKEN, PRESETS, SAMPLERS, STOPPINGS, Diffusion
 
 CPU = torch.device("cpu")
 
@@ -202,20 +202,36 @@ def test_argmax_sampler_takes_the_argmax_everywhere():
     assert accepted_C.all()
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["ancestral", "ddim"])
+@pytest.mark.parametrize(
+    "sampler",
+    [Posterior(), Posterior(deterministic=True), Posterior(predictor=0.5), Posterior(predictor=0.0)],
+    ids=["ancestral", "ddim", "predictor-corrector", "corrector"],
+)
 @pytest.mark.parametrize("remaining", [10, 6, 2, 1])
-def test_posterior_reverses_the_forward_marginals_by_one_step(deterministic, remaining):
+def test_posterior_reverses_the_forward_marginals_by_one_step(sampler, remaining):
     """With x_t drawn from q(x_t | x_0) and the true x_0 as candidate, x_s must follow q(x_s | x_0)."""
     size, vocab_size, clean = 200_000, 4, 2
     now = moment(remaining, vocab_size)
     generator = torch.Generator().manual_seed(remaining)
     kept_C = torch.rand(size, generator=generator) < alpha(now.settings, remaining)
     x_t = torch.where(kept_C, clean, torch.randint(0, vocab_size, (size,), generator=generator))
-    x_s, _ = Posterior(deterministic)(x_t, prediction(candidate=[clean] * size), now)
+    x_s, _ = sampler(x_t, prediction(candidate=[clean] * size), now)
     clean_fraction = alpha(now.settings, remaining - 1)
     expected = torch.full((vocab_size,), (1 - clean_fraction) / vocab_size)
     expected[clean] += clean_fraction
     assert (x_s.bincount(minlength=vocab_size) / size - expected).abs().max() < 0.005
+
+
+def test_the_corrector_replaces_tokens_that_the_predictor_would_keep():
+    """With probability kappa the posterior, otherwise the forward process, in which no token stays."""
+    size, vocab_size, remaining = 200_000, 10_000, 4
+    now = moment(remaining, vocab_size)
+    a_t, a_s = alpha(now.settings, remaining), alpha(now.settings, remaining - 1)
+    canvas_C = torch.full((size,), 1)
+    x_s, clean_C = Posterior(predictor=0.3)(canvas_C, prediction(candidate=[2] * size), now)
+    stay, clean = a_t / a_s * (1 - a_s) / (1 - a_t), (1 - a_t / a_s) * a_s / (1 - a_t)
+    assert (x_s == 1).float().mean().item() == pytest.approx(0.3 * stay, abs=0.005)
+    assert clean_C.float().mean().item() == pytest.approx(0.3 * clean + 0.7 * a_s, abs=0.005)
 
 
 def test_posterior_probabilities_of_stay_clean_and_noise():
@@ -275,8 +291,8 @@ def test_fixed_steps_never_stop_early():
     assert not FixedSteps()(history(*[([1, 1], [0.0, 0.0])] * 20), ALL)
 
 
-@pytest.mark.parametrize("stopping", ["stable", "plateau", "fixed"])
-@pytest.mark.parametrize("sampler", ["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax"])
+@pytest.mark.parametrize("stopping", STOPPINGS)
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in BY_TOKEN])
 def test_every_sampler_and_stopping_rule_terminates(tiny, sampler, stopping):
     answer = tiny.generate("abc", max_new_tokens=12, steps=5, sampler=sampler, stopping=stopping, seed=0)
     assert 1 <= answer.usage.denoising_steps <= 5 * (1 + answer.usage.redrawn)

@@ -16,7 +16,7 @@ from gesso.engine.engine import Engine
 from gesso.engine.events import Commit, Done, Draft
 from gesso.engine.scheduler import PACE
 from gesso.errors import InputError
-from gesso.settings import Diffusion
+from gesso.settings import BY_TOKEN, SAMPLERS, Diffusion
 from tests.engine_requests import PROMPT, SMALL, finish, other_requests, request, result
 from tests.tiny import make
 
@@ -402,7 +402,7 @@ def test_a_text_does_not_end_before_its_last_pin(engine):
 # --- pins ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampler", ["entropy-bound", "confidence-threshold", "ancestral", "ddim", "argmax"])
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name not in BY_TOKEN])
 def test_pins_hold_in_every_draft_and_in_the_result(engine, sampler):
     pins = {0: 150, 3: 151, 15: 152, 16: 153, 39: 154}
     settings = replace(SMALL, sampler=sampler)
@@ -569,7 +569,7 @@ def test_streams_may_interleave_and_be_closed_early(tiny):
 
 def test_a_custom_sampler_may_request_logits(tiny):
     class Greedy(EntropyBound):
-        needs_logits = True
+        needs = frozenset({"logits"})
 
         def __call__(self, canvas_C, prediction, moment):
             assert torch.equal(prediction.logits_CV.argmax(-1), prediction.argmax_C)
@@ -584,7 +584,7 @@ def test_at_most_one_request_has_its_logits_in_memory(tiny, monkeypatch):
     """Logits are computed for samplers that need them and for constraints that were enforced in the previous step."""
 
     class Watching(EntropyBound):
-        needs_logits = True
+        needs = frozenset({"logits"})
 
     alive, most, logits = [], [], tiny.model.logits
 

@@ -29,8 +29,15 @@ OPTIONS = (
     {"eos_settles": True, "confidence": 10.0, "stability": 0},
     {"greed": 0.5, "sampler": "confidence-threshold"},
     {"stopping": "fixed", "sampler": "argmax"},
-    {"sampler": "ancestral"},  # samples outside the graph
-    {"stopping": "plateau"},
+    {"sampler": "ancestral", "stopping": "fixed"},
+    {"sampler": "ddim", "settle": 1, "confidence": 5.0},
+    {"sampler": "predictor-corrector"},
+    {"sampler": "stable-tokens", "t_max": 0.05, "t_min": 0.05, "settle": 1, "confidence": 5.0},
+    {"sampler": "credit", "t_max": 0.05, "t_min": 0.05, "eos_settles": True, "stability": 2},
+    {"sampler": "informed-corrector", "entropy_bound": 20.0, "settle": 2, "confidence": 5.0},
+    {"stopping": "top-2-gap", "t_max": 0.5, "t_min": 0.1},
+    {"sampler": "credit", "stopping": "schedule", "settle": 1, "confidence": 5.0},
+    {"stopping": "plateau"},  # stops outside of the graph
 )
 
 
@@ -136,7 +143,7 @@ def test_a_sampler_that_needs_logits_is_not_captured(pair):
         assert prediction.logits_CV is not None
         return prediction.argmax_C, prediction.argmax_C >= 0
 
-    looks.needs_logits = True
+    looks.needs = {"logits"}
     _, graphed = pair
     graphed.generate("a", seed=1, steps=3, canvas_length=8, max_new_tokens=16, sampler=looks)
     assert not graphed.engine.runner.backend.graphs.made

@@ -72,13 +72,20 @@ class CudaPasses(TorchBackend):
 
     @torch.no_grad()
     def predict(
-        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+        self,
+        hidden_TH: Tensor,
+        temperature_T: Tensor,
+        key_T2: Tensor,
+        lengths: Sequence[int],
+        soft: bool = True,
+        top: bool = False,
+        current_T: Tensor | None = None,
     ) -> Prediction:
         if hidden_TH.dtype == torch.float32:  # its tiles do not fit into shared memory
-            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft)
-        model = self.model
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T)
+        model, rows = self.model, (temperature_T, key_T2)
         table, softcap = model.decoder.embed_tokens.weight, model.config.final_logit_softcapping
-        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, temperature_T, key_T2, soft)
+        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, *rows, soft, top, current_T)
 
     # --- operations that a graph captures ---------------------------------------------------------------------------
 

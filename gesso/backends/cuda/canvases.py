@@ -3,11 +3,12 @@
 The canvas of a request is immutable, so that any of them can be kept and resumed. These tensors change at every step. A
 request's canvas is copied in, unless the tensors already hold it, and copied out after the step.
 
-B canvases, C canvas, T = B C, H hidden.
+B canvases, C canvas, T = B C, H hidden, K most probable tokens, M earlier steps.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +16,34 @@ from torch import Tensor
 from gesso.backends.base import Denoising
 from gesso.diffusion.canvas import FREE, Canvas, Process, State
 from gesso.diffusion.noise import HashSource
-from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.prediction import TOP, Prediction
 from gesso.diffusion.schedule import temperature
 from gesso.model.transformer import DiffusionGemma
 from gesso.settings import Diffusion
+
+EXTRA = ("top_CK", "top_probability_CK", "current_C")  # fields of a prediction that not all samplers need
+
+
+def _history(tokens_BC: Tensor, memory: int, top: bool) -> dict[str, Tensor]:
+    """Return the fields of earlier predictions that a step reads, [M, B, C] or [M, B, C, K], the newest last.
+
+    One tensor per field: it moves by one step in one copy, not one copy per step.
+    """
+    if not memory:
+        return {}
+    past_MBC = tokens_BC.new_zeros(memory, *tokens_BC.shape)
+    found = {"argmax_C": past_MBC}
+    if top:
+        past_MBCK = past_MBC[..., None].repeat(1, 1, 1, TOP)
+        found |= {"confidence_C": past_MBC.float(), "top_CK": past_MBCK, "top_probability_CK": past_MBCK.float()}
+    return found
+
+
+def _earlier(history: dict[str, Tensor], i: int) -> Prediction:
+    """Return the view of an earlier prediction. Fields that no step reads are those of the argmax."""
+    views: dict[str, Any] = {name: tensor[i] for name, tensor in history.items()}
+    rest = dict.fromkeys(("candidate_C", "confidence_C", "entropy_C"), views["argmax_C"])
+    return Prediction(**rest | views)
 
 
 class Canvases:
@@ -44,7 +69,7 @@ class Canvases:
             device=device,
         )
         self.process.eos_E  # noqa: B018 - compute it now: a copy from the host cannot be captured
-        earlier = [torch.zeros_like(tokens_BC) for _ in range(settings.stability)]
+        self.history = _history(tokens_BC, self.process.memory, "top" in self.process.needs)
         self.canvas = State(
             index=torch.zeros_like(self.seed_B),
             attempt=0,
@@ -53,7 +78,8 @@ class Canvases:
             # float64, because the host computes temperatures in it too
             step=torch.zeros(count, dtype=torch.float64, device=device),
             soft_CH=soft_BCH,
-            history=tuple(Prediction(argmax_BC, argmax_BC, argmax_BC, argmax_BC) for argmax_BC in earlier),
+            history=tuple(_earlier(self.history, i) for i in range(self.process.memory)),
+            accepted_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
             steady_C=torch.zeros_like(tokens_BC),
             settled_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
         )
@@ -73,14 +99,16 @@ class Canvases:
         self.seed_B[i] = seed - (1 << 64) if seed >= 1 << 63 else seed
         batch.index[i] = canvas.index + (canvas.attempt << 24)
         batch.step[i] = canvas.step
-        for name in ("tokens_C", "pin_C", "soft_CH", "steady_C", "settled_C"):
+        for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C"):
             target, value = getattr(batch, name)[i], getattr(canvas, name)
             target.zero_() if value is None else target.copy_(value)
         for back, past in enumerate(reversed(batch.history), start=1):
-            if back <= len(canvas.history):
-                past.argmax_C[i] = canvas.history[-back].argmax_C
-            else:
-                past.argmax_C[i] = FREE  # there was no such step: equal to no token
+            for name in self.history:
+                target = getattr(past, name)[i]
+                if back <= len(canvas.history):
+                    target.copy_(getattr(canvas.history[-back], name))
+                else:  # there was no such step: tokens equal to none, and probabilities of zero
+                    target.fill_(0.0 if target.is_floating_point() else FREE)
 
     # --- on the device --------------------------------------------------------------------------------------------
 
@@ -98,8 +126,8 @@ class Canvases:
         """Advance all canvases by one denoising step."""
         batch = self.canvas
         shape = batch.tokens_C.shape
-        names = ("candidate_C", "argmax_C", "confidence_C", "entropy_C")
-        batched = Prediction(**{name: getattr(prediction, name).view(shape) for name in names})
+        given = replace(prediction, soft_CH=None).tensors()
+        batched = Prediction(**{name: tensor.view(*shape, *tensor.shape[1:]) for name, tensor in given.items()})
         soft_BCH = batch.soft_CH  # unchanged without self-conditioning
         if prediction.soft_CH is not None:
             soft_BCH = model.conditioning(batch.pin_C.flatten(), prediction.soft_CH).view(*shape, -1)
@@ -112,17 +140,18 @@ class Canvases:
         self.floats = torch.stack([now.confidence_C, now.entropy_C])
         self.flags = torch.stack([after.accepted_C, after.settled_C])
         self.soft_BCH = after.soft_CH
-        for name in ("tokens_C", "pin_C", "soft_CH", "steady_C", "settled_C", "step"):
+        self.extra = {name: tensor for name in EXTRA if (tensor := getattr(now, name)) is not None}
+        for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C", "step"):
             getattr(batch, name).copy_(getattr(after, name))
-        for past, newer in zip(batch.history, after.history[1:], strict=True):
-            past.argmax_C.copy_(newer.argmax_C)
+        for name, past_MBC in self.history.items():
+            past_MBC.copy_(torch.cat([past_MBC[1:], getattr(now, name)[None]]))
 
     # --- back on the host -----------------------------------------------------------------------------------------
 
     def after(self, requests: Sequence[Denoising]) -> list[Canvas]:
         """Return the canvas of each request after the step."""
         ints, floats, flags = self.ints.clone(), self.floats.clone(), self.flags.clone()
-        soft_BCH = self.soft_BCH.clone()
+        soft_BCH, extra = self.soft_BCH.clone(), {name: tensor.clone() for name, tensor in self.extra.items()}
         settles = self.process.settings.settle > 0
         canvases = []
         for i, (request, converged) in enumerate(zip(requests, self._converged(requests), strict=True)):
@@ -130,13 +159,21 @@ class Canvases:
             confidence_C, entropy_C = floats[:, i].unbind()
             accepted_C, settled_C = flags[:, i].unbind()
             before = request.canvas
+            prediction = Prediction(
+                candidate_C,
+                argmax_C,
+                confidence_C,
+                entropy_C,
+                remaining=self.process.settings.steps - before.step,
+                **{name: tensor[i] for name, tensor in extra.items()},
+            )
             canvas = replace(
                 before,
                 tokens_C=tokens_C,
                 pin_C=pin_C,
                 step=before.step + 1,
                 soft_CH=soft_BCH[i],
-                history=(*before.history, Prediction(candidate_C, argmax_C, confidence_C, entropy_C)),
+                history=(*before.history, prediction),
                 accepted_C=accepted_C,
                 steady_C=steady_C if settles else None,
                 settled_C=settled_C if settles else None,

@@ -30,19 +30,18 @@ from gesso.backends.cuda.network import Plan, note, segments_of
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.hash import send
 from gesso.diffusion.noise import HashSource
-from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.prediction import Need, Prediction
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import Diffusion
+from gesso.settings import SAMPLERS, STOPPINGS, Diffusion
 
 MAX_GRAPHS = 32
 MAX_SEEN = 256  # shapes whose passes are counted
 SLOTS = 8  # segments for texts; the last one is empty and has the padding
 # A pass with texts and canvases gets a graph of its own if its shape recurs. Until then, two graphs run its two parts.
 LATER = 8
-# Samplers and stopping rules that read nothing on the host.
-SAMPLERS = ("entropy-bound", "confidence-threshold", "argmax", "autoregressive")
-STOPPINGS = ("stable", "fixed")
+# Samplers and stopping rules that read nothing on the host. Those of callers may.
+READ_NOTHING = frozenset(SAMPLERS) - {"verified"} | frozenset(STOPPINGS) - {"plateau"}
 TEXTS = ("text", "scored")
 HELD = ("canvas", "verified")  # pieces whose tokens are those of a canvas
 
@@ -55,6 +54,7 @@ class Shape:
     pieces: tuple[tuple[int, Kind], ...]
     # of the predictions: canvases, with the text to verify if there is one; and the last tokens of texts of kind "next"
     lengths: tuple[int, ...]
+    needs: frozenset[Need]  # of all canvases together
     settings: Diffusion | None  # settings of all canvases; None: they advance outside of the graph
     eos: frozenset[int]
 
@@ -75,10 +75,11 @@ def shape_of(work: Sequence[Work], pads: bool = False) -> Shape | None:
     elif any(kind == "scored" for _, kind in pieces):
         return None
     lengths = tuple(len(each.canvas.tokens_C) for each in canvases)
+    needs = frozenset[Need]().union(*(each.process.needs for each in canvases))
     settings = {(each.process.settings, each.process.eos) for each in canvases}
     if len(settings) == 1 and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
-        return Shape(room, tuple(pieces), lengths, *settings.pop())
-    return Shape(room, tuple(pieces), lengths, None, frozenset())
+        return Shape(room, tuple(pieces), lengths, needs, *settings.pop())
+    return Shape(room, tuple(pieces), lengths, needs, None, frozenset())
 
 
 def room_for(tokens: int) -> int:
@@ -94,7 +95,8 @@ def denoising(work: Sequence[Work]) -> list[Denoising]:
 
 def _advances_on_device(each: Denoising) -> bool:
     settings = each.process.settings
-    return settings.sampler in SAMPLERS and settings.stopping in STOPPINGS and not each.is_observed
+    names = settings.sampler, settings.stopping
+    return all(isinstance(name, str) and name in READ_NOTHING for name in names) and not each.is_observed
 
 
 class Passes(Protocol):
@@ -122,7 +124,14 @@ class Passes(Protocol):
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]: ...
 
     def predict(
-        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+        self,
+        hidden_TH: Tensor,
+        temperature_T: Tensor,
+        key_T2: Tensor,
+        lengths: Sequence[int],
+        soft: bool = True,
+        top: bool = False,
+        current_T: Tensor | None = None,
     ) -> Prediction: ...
 
 
@@ -307,8 +316,12 @@ class Graph:
         if not lengths:
             return
         self.hidden_TH = torch.cat(predicting(self.hidden, kinds))
+        needs = self.shape.needs
         self.prediction = self.backend.predict(
-            self.hidden_TH, self.temperature_T, self.key_T2, lengths, soft=self.conditions
+            *(self.hidden_TH, self.temperature_T, self.key_T2, lengths),
+            soft=self.conditions,
+            top="top" in needs,
+            current_T=self.tokens_T if "current" in needs else None,
         )
         if self.canvases:
             self.canvases.step(self.prediction, self.backend.model)

@@ -13,7 +13,7 @@ from gesso.serve.fields import DRAWS, Common, DraftFields, ModelFields
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
 from gesso.serve.protocol import Constraint, Submit, submit_payload
-from gesso.settings import choose
+from gesso.settings import BY_TOKEN, choose
 
 SEEDS = 2**64
 # The names under which an endpoint takes a prompt, and a limit on the answer. Errors use the one that the client chose.
@@ -196,7 +196,7 @@ class RequestBuilder(Builder[Common]):
         fields = self.fields
         given = {name: value for name in DRAWS if (value := getattr(fields, name)) is not None}
         given |= fields.diffusion.model_dump(exclude_none=True, exclude={"pins", "drafts"})
-        if given.get("sampler") not in ("autoregressive", "verified"):  # which allow settle 0 only
+        if given.get("sampler") not in BY_TOKEN:  # which allow settle 0 only
             given.setdefault("settle", self.frontend.settings.settle)
         settings = choose(self.frontend.defaults.diffusion, **given)
         if fields.temperature < 1:

@@ -23,6 +23,7 @@ from gesso.model.transformer import DiffusionGemma
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
 NAMES = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
+EXTRA = ("top_CK", "top_probability_CK", "current_C")
 
 
 @pytest.fixture(autouse=True)
@@ -69,18 +70,18 @@ def keys(count):
     return hash.position_keys(5, 0, 1, 0, count, DEVICE)
 
 
-def fast(hidden_TH, head_VH, temperature_T=None, key_T2=None):
+def fast(hidden_TH, head_VH, temperature_T=None, key_T2=None, **extra):
     count = len(hidden_TH)
     temperature_T = torch.ones(count, device=DEVICE) if temperature_T is None else temperature_T
     key_T2 = keys(count) if key_T2 is None else key_T2
-    return vocab_kernel.predict(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2)
+    return vocab_kernel.predict(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2, **extra)
 
 
-def plain(hidden_TH, head_VH, temperature_T=None, key_T2=None):
+def plain(hidden_TH, head_VH, temperature_T=None, key_T2=None, **extra):
     count = len(hidden_TH)
     temperature_T = torch.ones(count, device=DEVICE) if temperature_T is None else temperature_T
     key_T2 = keys(count) if key_T2 is None else key_T2
-    return reference(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2, [1] * count)
+    return reference(hidden_TH, head_VH, head_VH, SCALE, SOFTCAP, temperature_T, key_T2, [1] * count, **extra)
 
 
 class Ends:
@@ -97,13 +98,13 @@ class Ends:
         return ()
 
 
-def reference(hidden_TH, head_VH, table_VH, scale, softcap, temperature_T, key_T2, lengths):
+def reference(hidden_TH, head_VH, table_VH, scale, softcap, temperature_T, key_T2, lengths, **extra):
     backend = TorchBackend(Ends(head_VH, table_VH, scale, softcap, hidden_TH.dtype))
-    return backend.predict(hidden_TH, temperature_T, key_T2, lengths)
+    return backend.predict(hidden_TH, temperature_T, key_T2, lengths, **extra)
 
 
-def assert_same(mine, theirs, tolerance=1e-5):
-    for name in NAMES:
+def assert_same(mine, theirs, tolerance=1e-5, names=NAMES):
+    for name in names:
         a, b = getattr(mine, name), getattr(theirs, name)
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         # Sums run in another order: a probability or a mean may round to the neighbouring bfloat16.
@@ -258,3 +259,53 @@ def test_predict_kernels_reject_mixed_dtypes_and_wide_keys():
         fast(hidden_TH, head_VH.bfloat16())
     with pytest.raises(InputError, match="keys int32"):
         fast(hidden_TH, head_VH, key_T2=keys(3).long())
+
+
+# --- the most probable tokens, and the probability of the token on the canvas -----------------------------------------
+
+
+# Several tiles with a ragged last one, fewer tiles than tokens to find, and one tile.
+@pytest.mark.parametrize(("tokens", "vocabulary"), [(5, 330), (3, 130), (1, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top_tokens_and_their_probabilities_match_plain_operations(tokens, vocabulary, dtype):
+    """Logits are multiples of an eighth, so many of them are equal: the lowest tokens come first."""
+    hidden_TH, head_VH = eighths(tokens, 24, dtype=dtype), eighths(vocabulary, 24, dtype=dtype)
+    temperature_T = torch.linspace(0.4, 2.5, tokens, device=DEVICE)
+    current_T = torch.randint(0, vocabulary, (tokens,), device=DEVICE)
+    extra = {"top": True, "current_T": current_T, "soft": False}
+    mine, theirs = (predict(hidden_TH, head_VH, temperature_T, **extra) for predict in (fast, plain))
+    assert_same(mine, theirs, names=EXTRA)
+    assert torch.equal(mine.top_CK[:, 0], mine.argmax_C)
+    assert torch.equal(mine.top_probability_CK[:, 0], mine.confidence_C)
+
+
+def test_the_plain_order_of_equal_tokens_is_ascending():
+    hidden_TH, head_VH = torch.ones(2, 8, device=DEVICE), torch.zeros(300, 8, device=DEVICE)
+    head_VH[[7, 70, 290]] = 1.0
+    for predict in (fast, plain):
+        assert predict(hidden_TH, head_VH, top=True, soft=False).top_CK.tolist() == [[7, 70, 290, 0]] * 2
+
+
+def test_top_tokens_are_found_in_any_tiles():
+    """In one tile, in the last tile, in as many tiles as there are tokens, and after others in the same tile."""
+    head_VH = torch.zeros(330, 8, device=DEVICE)
+    for tokens in ([3, 4, 5, 6], [320, 325, 329, 64], [300, 10, 70, 140], [200, 201, 0, 202]):
+        head_VH.zero_()
+        head_VH[tokens] = torch.tensor([4.0, 3.0, 2.0, 1.0], device=DEVICE)[:, None]
+        found = fast(torch.ones(1, 8, device=DEVICE), head_VH, top=True, soft=False)
+        assert found.top_CK.tolist() == [tokens]
+
+
+def test_top_tokens_are_batch_invariant_and_change_nothing_else():
+    hidden_TH, head_VH = torch.randn(5, 16, device=DEVICE), torch.randn(150, 16, device=DEVICE) / 4
+    temperature_T, key_T2 = torch.linspace(0.4, 2.5, 5, device=DEVICE), keys(5)
+    current_T = torch.randint(0, 150, (5,), device=DEVICE)
+    among = fast(hidden_TH, head_VH, temperature_T, key_T2, top=True, current_T=current_T)
+    without = fast(hidden_TH, head_VH, temperature_T, key_T2)
+    rows = [4, 2]
+    alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows], top=True, current_T=current_T[rows])
+    for name in (*NAMES, *EXTRA):
+        assert torch.equal(getattr(alone, name), getattr(among, name)[rows]), name
+    for name in NAMES:
+        assert torch.equal(getattr(without, name), getattr(among, name)), name
+    assert all(getattr(without, name) is None for name in EXTRA)

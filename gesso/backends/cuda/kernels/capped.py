@@ -39,6 +39,14 @@ def distance_to_cap(stored, softcap, PTX: tl.constexpr):
 
 
 @triton.jit
+def first_of_largest(value, index, NONE: tl.constexpr):
+    """Return the lowest index of the largest value. NaN does not equal itself; if it is the largest, return the last
+    index.
+    """
+    return tl.minimum(tl.min(tl.where(value == tl.max(value, 0), index, NONE), 0), NONE - 1)
+
+
+@triton.jit
 def span_of(softcap, temperature):
     """Return the range of logits at a temperature, in powers of two."""
     return 2.0 * LOG2E * softcap / temperature

@@ -8,6 +8,11 @@ T tokens of all segments, V vocabulary, H hidden, P tiles of the vocabulary, S s
                        stored in the working dtype; no float32 [T, V] exists.
   2. `_merge`          merges the tiles of a row, in a fixed order: candidate, argmax, confidence, entropy.
 
+in `top.py`, if the prediction needs them,
+
+     `_top`            finds the most probable tokens of a row in the tiles with the largest logits.
+     `_probability`    computes the probability of the token on the canvas.
+
 and in `soft.py`
 
   3. `_probabilities`  turns the stored logits into probabilities, in place.
@@ -50,11 +55,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gesso.backends.cuda.kernels.capped import LOG2E, LOWEST, Product, distance_to_cap, span_of
+from gesso.backends.cuda.kernels.capped import LOG2E, LOWEST, Product, distance_to_cap, first_of_largest, span_of
 from gesso.backends.cuda.kernels.hash import token_hash, uniform
 from gesso.backends.cuda.kernels.linear import quantize_rows
 from gesso.backends.cuda.kernels.soft import expected
 from gesso.backends.cuda.kernels.special import exp2, in_ptx, log2, rounded
+from gesso.backends.cuda.kernels.top import likely_tokens, probability_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.diffusion.prediction import Prediction
 from gesso.errors import InputError
@@ -83,8 +89,12 @@ def predict(
     temperature_T: Tensor,
     key_T2: Tensor,
     soft: bool = True,
+    top: bool = False,
+    current_T: Tensor | None = None,
 ) -> Prediction:
     """Return the prediction of every row at its own temperature. Nothing is read on the host, so this can be captured.
+
+    See `Backend.predict` for `soft`, `top` and `current_T`.
 
     The rows of all three matrices must start at multiples of 16 bytes, as the copy engine requires.
     """
@@ -120,10 +130,10 @@ def predict(
     )
 
     candidate_T, argmax_T = (hidden_TH.new_empty(tokens, dtype=torch.int64) for _ in range(2))
-    top_T, confidence_T, entropy_T = (hidden_TH.new_empty(tokens, dtype=torch.float32) for _ in range(3))
+    best_T, confidence_T, entropy_T = (hidden_TH.new_empty(tokens, dtype=torch.float32) for _ in range(3))
     _merge[(tokens,)](
         *(*statistics_4TP, stored_TV, temperature_T, key_T2, softcap),
-        *(candidate_T, argmax_T, top_T, confidence_T, entropy_T),
+        *(candidate_T, argmax_T, best_T, confidence_T, entropy_T),
         V=vocabulary,
         P=tiles,
         BLOCK_P=triton.next_power_of_2(tiles),
@@ -132,10 +142,20 @@ def predict(
         num_warps=MERGE_WARPS,
     )
 
-    if not soft:
-        return Prediction(candidate_T, argmax_T, confidence_T, entropy_T)
-    soft_TH = expected(stored_TV, temperature_T, top_T, confidence_T, softcap, embedding_VH, embed_scale)
-    return Prediction(candidate_T, argmax_T, confidence_T, entropy_T, soft_TH)
+    # Before `expected`, which overwrites the logits.
+    logits = stored_TV, temperature_T, best_T, confidence_T, softcap
+    top_TK, top_probability_TK = likely_tokens(*logits, statistics_4TP[0], vocabulary) if top else (None, None)
+    current_probability_T = None if current_T is None else probability_of(current_T, *logits)
+    return Prediction(
+        candidate_C=candidate_T,
+        argmax_C=argmax_T,
+        confidence_C=confidence_T,
+        entropy_C=entropy_T,
+        soft_CH=expected(*logits, embedding_VH, embed_scale) if soft else None,
+        top_CK=top_TK,
+        top_probability_CK=top_probability_TK,
+        current_C=current_probability_T,
+    )
 
 
 def _check(hidden_TH: Tensor, head_VH: Weight, embedding_VH: Weight, temperature_T: Tensor, key_T2: Tensor) -> None:
@@ -269,14 +289,6 @@ def _logits(
     tl.store(best_TP + index, best, mask=inside)
 
 
-@triton.jit
-def _first_of_largest(value, index, NONE: tl.constexpr):
-    """Return the lowest index of the largest value. NaN does not equal itself; if it is the largest, return the last
-    index.
-    """
-    return tl.minimum(tl.min(tl.where(value == tl.max(value, 0), index, NONE), 0), NONE - 1)
-
-
 @triton.jit(do_not_specialize_on_alignment=["temperature_T", "key_T2"])
 def _merge(
     peak_TP, mass_TP, weighted_TP, best_TP, stored_TV, temperature_T, key_T2, softcap,
@@ -313,13 +325,13 @@ def _merge(
     # Only the largest values of tiles are known; find their tokens in the two winning tiles again.
     token_V = tl.arange(0, BLOCK_V)
     stored_row = stored_TV + row.to(tl.int64) * (P * BLOCK_V)
-    peak_token_V = _first_of_largest(-depth_P, tile_P, P) * BLOCK_V + token_V
+    peak_token_V = first_of_largest(-depth_P, tile_P, P) * BLOCK_V + token_V
     depth_V = distance_to_cap(tl.load(stored_row + peak_token_V), softcap, PTX)
-    argmax = _first_of_largest(tl.where(peak_token_V < V, -depth_V, LOWEST), peak_token_V, V)
+    argmax = first_of_largest(tl.where(peak_token_V < V, -depth_V, LOWEST), peak_token_V, V)
     tl.store(argmax_T + row, argmax.to(tl.int64))
 
-    best_token_V = _first_of_largest(below_P + best_P, tile_P, P) * BLOCK_V + token_V
+    best_token_V = first_of_largest(below_P + best_P, tile_P, P) * BLOCK_V + token_V
     below_V = span * (top - distance_to_cap(tl.load(stored_row + best_token_V), softcap, PTX))
     noise_V = _negative_gumbel(tl.load(key_T2 + row * 2), tl.load(key_T2 + row * 2 + 1), best_token_V, PTX)
-    candidate = _first_of_largest(tl.where(best_token_V < V, below_V - noise_V, LOWEST), best_token_V, V)
+    candidate = first_of_largest(tl.where(best_token_V < V, below_V - noise_V, LOWEST), best_token_V, V)
     tl.store(candidate_T + row, candidate.to(tl.int64))
