@@ -5,7 +5,7 @@ several candidates. If a task scores the likelihood of given answers, the plan r
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -16,7 +16,7 @@ from gesso.api import Gesso
 from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Result, Scored, Usage
-from gesso.engine.plan import Plan, compare, score
+from gesso.engine.plan import Plan, T, compare, score
 from gesso.engine.request import Request, Score
 from gesso.errors import InputError
 from gesso.eval.decide import Decide
@@ -59,13 +59,21 @@ def answers(
     g: Gesso, task: Task, questions: Sequence[Question], batch: int, tries: Tries
 ) -> Iterator[tuple[int, Answer | Exception, float]]:
     """Yield (index, answer or error, seconds) of each question when it ends. Running out of memory ends everything."""
+    return side_by_side(g, (_plan(g, task, question, tries) for question in questions), batch)
+
+
+def side_by_side(g: Gesso, plans: Iterable[Plan[T]], batch: int) -> Iterator[tuple[int, T | Exception, float]]:
+    """Run plans, `batch` at once, and yield (index, result or error, seconds) of each when it ends.
+
+    A plan is taken from `plans` when it begins.
+    """
     if g.engine.busy:  # their steps would count in the seconds of the items
         raise InputError("the engine has open requests; finish or close their streams before an evaluation")
-    waiting = iter(range(len(questions)))
-    running: dict[int, PlanRun[Answer]] = {}  # by index of the question
-    ended: list[tuple[int, Answer | Exception, float]] = []
+    waiting = enumerate(plans)
+    running: dict[int, PlanRun[T]] = {}  # by index
+    ended: list[tuple[int, T | Exception, float]] = []
 
-    def end(index: int, start: float, run: PlanRun[Answer]) -> None:
+    def end(index: int, start: float, run: PlanRun[T]) -> None:
         running.pop(index, None)
         if isinstance(run.error, torch.OutOfMemoryError):
             raise run.error
@@ -73,8 +81,8 @@ def answers(
 
     try:
         while True:
-            while len(running) < batch and (index := next(waiting, None)) is not None:
-                plan = _plan(g, task, questions[index], tries)
+            while len(running) < batch and (first := next(waiting, None)) is not None:
+                index, plan = first
                 run = g.driver.submit(plan, on_end=partial(end, index, time.perf_counter()))
                 if not run.ended:
                     running[index] = run
