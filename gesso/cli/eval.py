@@ -74,7 +74,7 @@ def evaluate(
     ] = True,
     constrained: Annotated[bool, typer.Option("--constrained", help="Apply the constraints of the items.")] = False,
     against: Annotated[
-        Path | None, typer.Option(help="Output of an earlier --json run of the same items: print the paired difference.")
+        Path | None, typer.Option(help="A file with the --json output of an earlier run: print the paired difference.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything, item by item, as one JSON list.")] = False,
     *,

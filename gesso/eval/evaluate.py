@@ -14,6 +14,7 @@ from gesso.errors import InputError
 from gesso.eval.answers import Answer, Question, Tries, answers
 from gesso.eval.estimate import Estimate, estimate, estimate_score
 from gesso.eval.task import LOG_PROBABILITY, Item, Task
+from gesso.presets import resolved
 from gesso.settings import choose
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def evaluate(
     options = {**task.options, **options}
     # Reject invalid settings now; otherwise every item would fail.
     diffusion = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
-    chosen = dataclasses.asdict(choose(g.defaults.diffusion, options.get("preset"), **diffusion))
+    chosen = dataclasses.asdict(choose(g.defaults.diffusion, resolved(options.get("preset")), **diffusion))
     start = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
     batch = batch or len(g.engine.scheduler.rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gesso.checks import shown
 from gesso.errors import InputError
-from gesso.eval.estimate import Z, Estimate
+from gesso.eval.estimate import Estimate, Z
 from gesso.eval.task import LOG_PROBABILITY
 from gesso.files import parse_json, read_text
 
@@ -90,9 +90,9 @@ def _crossing(is_left: Callable[[float], bool], low: float, high: float) -> floa
 
 
 def student(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, by Cornish and Fisher's expansion: 1 % too low at 2 degrees, then less.
+    """Return the 97.5 % quantile of Student's t.
 
-    Abramowitz and Stegun 1964, 26.7.5.
+    Cornish and Fisher's expansion (Abramowitz and Stegun 1964, 26.7.5): 1 % too low at 2 degrees of freedom, then less.
     """
     z, n = Z, freedom
     terms = (
