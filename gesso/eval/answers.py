@@ -59,7 +59,7 @@ def answers(
     g: Gesso, task: Task, questions: Sequence[Question], batch: int, tries: Tries
 ) -> Iterator[tuple[int, Answer | Exception, float]]:
     """Yield (index, answer or error, seconds) of each question when it ends. Running out of memory ends everything."""
-    return side_by_side(g, (_plan(g, task, question, tries) for question in questions), batch)
+    return side_by_side(g, (answer_plan(g, task, question, tries) for question in questions), batch)
 
 
 def side_by_side(g: Gesso, plans: Iterable[Plan[T]], batch: int) -> Iterator[tuple[int, T | Exception, float]]:
@@ -98,7 +98,8 @@ def side_by_side(g: Gesso, plans: Iterable[Plan[T]], batch: int) -> Iterator[tup
             g.driver.cancel(run)
 
 
-def _plan(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[Answer]:
+def answer_plan(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[Answer]:
+    """Return the plan for one question."""
     if LOG_PROBABILITY in task.scores:
         return (yield from _log_probability(g, question.item))
     return (yield from _attempts(g, task, question, tries))
@@ -136,7 +137,7 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
     if isinstance(task, Decide) and "choice" not in question.options:
         return (yield from _decision(g, task, item, question.seed))
     if not tries.pinned:
-        return (yield from likeliest(g, _request(g, item, question), tries.candidates))
+        return (yield from likeliest(g, request(g, item, question), tries.candidates))
     assert isinstance(task, Holes)
     before, after = task.hole(item)
     options = {**question.options, "seed": question.seed, "candidates": tries.candidates}
@@ -163,7 +164,8 @@ def _prompt(g: Gesso, item: Item) -> list[int]:
     return [*prompt, *g.tokenizer.encode(item.opening, bos=False)]
 
 
-def _request(g: Gesso, item: Item, question: Question) -> Request:
+def request(g: Gesso, item: Item, question: Question) -> Request:
+    """Return the engine request for an item with the seed and the options of a question."""
     options = {**question.options, "seed": question.seed}
     if isinstance(item.prompt, str):
         return g.request(item.prompt, **options)

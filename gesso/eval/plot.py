@@ -29,6 +29,7 @@ class Point:
 class Series:
     name: str
     points: Sequence[Point]
+    connected: bool = True
 
 
 def series(name: str, evaluations: Sequence["Evaluation"], score: str) -> Series:
@@ -133,7 +134,9 @@ class _YAxis:
 def _drawn(line: Series, n: int, place_x: _XAxis, place_y: _YAxis) -> str:
     points = sorted(line.points, key=lambda point: point.x)
     path = "L".join(f"{place_x(p.x):.1f} {place_y(p.y):.1f}" for p in points)
-    parts = [f'<g class="s{n % len(COLOURS)}">', f'<path class="line" d="M{path}"/>']
+    parts = [f'<g class="s{n % len(COLOURS)}">']
+    if line.connected:
+        parts.append(f'<path class="line" d="M{path}"/>')
     for p in points:
         x, y = place_x(p.x), place_y(p.y)
         interval = ""
@@ -152,7 +155,7 @@ def _legend(lines: Sequence[Series]) -> Iterator[str]:
     x = LEFT
     for n, line in enumerate(lines):
         yield (
-            f'<g class="s{n % len(COLOURS)}"><path class="line" d="M{x} 46h24"/>'
+            f'<g class="s{n % len(COLOURS)}"><path class="line" d="M{x} 46h{24 * line.connected}"/>'
             f'<path class="point" transform="translate({x + 12} 46)" d="{MARKERS[n % len(MARKERS)]}"/></g>'
             f'<text x="{x + 30}" y="50">{escape(line.name)}</text>'
         )
