@@ -46,16 +46,27 @@ def score_difference(before: Values, after: Values) -> Estimate:
 
 
 def ratio(before: Values, after: Values) -> Estimate:
-    """Return mean(after) / mean(before) of paired positive values, with an interval by the delta method."""
-    whole = math.fsum(before)
+    """Return mean(after) / mean(before) of paired positive values with Fieller's interval.
+
+    Fieller 1954, Journal of the Royal Statistical Society B 16. The interval contains 1 exactly if that of `difference`
+    contains 0. It is None if the mean of `before` is too uncertain.
+    """
+    count, whole = len(before), math.fsum(before)
     if not whole:
         return Estimate(1.0, None, None)
     share = math.fsum(after) / whole
-    if len(before) < 3:
+    if count < 3:
         return Estimate(share, None, None)
-    errors = [b - share * a for a, b in zip(before, after, strict=True)]
-    reach = student(len(before) - 1) * _standard_error(errors) * len(before) / whole
-    return Estimate(share, share - reach, share + reach)
+    # The ratios r for which the mean of after − r before is t standard errors from 0: the roots of a r² − 2 b r + c.
+    t, x, y = student(count - 1), whole / count, math.fsum(after) / count
+    wide = t * t / (count - 1) / count
+    a = x * x - wide * math.fsum((one - x) ** 2 for one in before)
+    b = x * y - wide * math.fsum((one - x) * (two - y) for one, two in zip(before, after, strict=True))
+    c = y * y - wide * math.fsum((two - y) ** 2 for two in after)
+    if a <= 0:
+        return Estimate(share, None, None)
+    reach = math.sqrt(max(b * b - a * c, 0.0))
+    return Estimate(share, (b - reach) / a, (b + reach) / a)
 
 
 def tango(gained: int, lost: int, count: int) -> Estimate:

@@ -46,8 +46,19 @@ def test_differences_are_paired_and_have_intervals_for_their_kind_of_value():
     assert (difference([1, 2], [2, 3]).low, difference([], []).mean) == (None, 0)
     halved = ratio(before, [value / 2 for value in before])
     assert (halved.mean, halved.low, halved.high) == pytest.approx((0.5, 0.5, 0.5))
-    noisy = ratio([10.0] * 20, [5.0, 7.0] * 10)
-    assert noisy.mean == 0.6 and noisy.high - 0.6 == pytest.approx(student(19) * 0.1 * math.sqrt(1 / 19))
+    constant = ratio([10.0] * 20, [5.0, 7.0] * 10)
+    assert constant.mean == 0.6 and constant.high - 0.6 == pytest.approx(student(19) * 0.1 * math.sqrt(1 / 19))
+
+
+def test_ratios_and_differences_agree_on_what_is_beyond_noise():
+    rng, verdicts = random.Random(0), set()
+    for _ in range(300):
+        before = [rng.uniform(5, 25) for _ in range(8)]
+        after = [value * rng.uniform(0.5, 1.3) for value in before]
+        verdicts.add(beyond := difference(before, after).high < 0)
+        assert (ratio(before, after).high < 1) == beyond
+    assert verdicts == {True, False}
+    assert ratio([0.1, 0.1, 50.0], [1.0, 2.0, 3.0]).low is None
 
 
 def run(scores: list[float], passes: list[float | None], fingerprint: str = "a") -> Run:

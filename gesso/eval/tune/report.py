@@ -39,7 +39,7 @@ def _lines(tuning: Tuning) -> Iterator[str]:
     table, goal = tuning.search.table, tuning.goal
     finished = tuning.search.rounds
     yield f"{tuning.name}: {len(tuning.settings)} settings, {len(finished)} rounds, {tuning.seconds / 60:.1f} minutes"
-    yield f"quality: {_quality(tuning)}; tolerance {_change(goal.tolerance, goal.scores[0])}"
+    yield f"quality: {_quality(tuning)}; tolerance {_change(goal.tolerance, goal.scores[0])[1:]}"
     shown = [one for one in tuning.search.alive if one not in table.errors]
     if items := table.common(shown):
         best = front(table, shown)
