@@ -24,6 +24,7 @@ from gesso.eval.estimate import Estimate, estimate
 from gesso.eval.evaluate import evaluate, fingerprint
 from gesso.eval.paired import Comparison, Run, compare, read_runs
 from gesso.eval.sudoku.puzzles import SEVENTEEN
+from gesso.eval.tune.candidates import writes_tokens
 from gesso.settings import SAMPLERS, STOPPINGS, choose
 
 TOLERANCE = 0.02  # by which a score may fall if the passes fall beyond noise
@@ -49,7 +50,7 @@ COLUMNS = (
 ROWS: Mapping[str, Mapping[str, Any]] = {
     DEFAULT: {},
     **{name: {"sampler": name} for name in SAMPLERS},
-    "autoregressive, greedy": {"sampler": "autoregressive", "greed": 1.0},
+    **{f"{name}, greedy": {"sampler": name, "greed": 1.0} for name in SAMPLERS if writes_tokens(name)},
     **{f"stopping {name}": {"stopping": name} for name in STOPPINGS},
 }
 

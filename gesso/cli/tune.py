@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gesso.eval.tune.run import Tuning
 
 TASKS = ("python_infill", "structured", "sudoku")
-COUNT, HELD_OUT = 128, 500
+COUNT, HELD_OUT = 64, 500
 
 
 @with_options
@@ -120,16 +120,19 @@ def tune(
 
 
 def _samplers(given: Sequence[str] | None, write: bool) -> list[str]:
+    """Return the samplers to try. The defaults of a checkpoint must suit constraints and pins, which need canvases."""
+    from gesso.eval.tune.candidates import writes_tokens
+
     if unknown := [name for name in given or () if name not in SAMPLERS]:
         raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}, got {unknown[0]!r}")
     if not write:
         return list(given or SAMPLERS)
-    if "autoregressive" in (given or ()):
+    if tokens := [name for name in given or () if writes_tokens(name)]:
         raise InputError(
-            "--write with --sampler autoregressive: constraints and pins need canvases, so the defaults of a "
-            "checkpoint cannot be autoregressive; remove one, or use --out"
+            f"--write with --sampler {tokens[0]}: constraints and pins need canvases, so the defaults of a checkpoint "
+            "cannot decide token by token; remove one, or use --out"
         )
-    return [name for name in given or SAMPLERS if name != "autoregressive"]
+    return [name for name in given or SAMPLERS if not writes_tokens(name)]
 
 
 def _items(

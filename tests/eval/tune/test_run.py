@@ -36,6 +36,10 @@ def test_candidates_are_a_fixed_set_with_every_sampler_and_stopping_rule():
         assert len({getattr(one, name) for one in found}) > 1, name
     only = candidates(default, ["argmax"], 64, seed=0)
     assert {one.sampler for one in only[1:]} == {"argmax"}
+    tokens = candidates(default, ["autoregressive"], 64, seed=0)
+    assert len(tokens) > 5 and {one.sampler for one in tokens[1:]} == {"autoregressive"}
+    assert changes(tokens[2], default) == "greed 1, sampler autoregressive"
+    assert candidates(tokens[1], ["argmax"], 64, seed=0)[1].steps > 1  # a default without steps
     assert changes(default, default) == "default"
     assert changes(replace(default, steps=3, greed=1.0), default) == "steps 3, greed 1"
 
@@ -213,7 +217,7 @@ def test_write_changes_a_local_checkpoint_only_if_the_choice_is_confirmed(main, 
         (["{rows}", "--write"], "belongs to the package"),
         (["{rows}", "--write", "-m", "gesso-sudoku"], "belongs to the package"),
         (["{rows}", "--write", "-m", "someone/model"], "not a checkpoint's directory"),
-        (["{rows}", "--write", "-m", "{here}", "--sampler", "autoregressive"], "cannot be autoregressive"),
+        (["{rows}", "--write", "-m", "{here}", "--sampler", "autoregressive"], "cannot decide token by token"),
     ],
 )
 def test_unusable_arguments_are_rejected_before_a_model_is_loaded(main, monkeypatch, tmp_path, arguments, message):
