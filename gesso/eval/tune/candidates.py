@@ -8,11 +8,11 @@ from typing import Any
 from gesso.errors import InputError
 from gesso.settings import SETTINGS, STOPPINGS, Diffusion, choose
 
-DRAWN = 16  # candidates with several settings changed at random
+DRAWN = 18  # candidates with several settings changed at random
 TRIES = 1000  # draws at most: a few samplers have fewer combinations than DRAWN
-# Factors of the checkpoint's own values. Most lead to fewer passes: that is what the search is for.
-STEPS = (1, 0.67, 0.5, 0.33)
-BOUNDS = (1, 3, 10, 30)
+# Factors of the checkpoint's own values. All but 1 lead to fewer passes: that is what the search is for.
+STEPS = (1, 1, 0.67, 0.5)
+BOUNDS = (1, 1, 3, 10)
 CONFIDENCES = (1, 4, 20)
 TEMPERATURES = ((1, 1), (0.6, 1), (0.4, 0.5), (0.2, 0.2))  # of t_max and t_min
 GREEDS = (0.0, 0.0, 0.5, 1.0)
@@ -34,10 +34,14 @@ def candidates(default: Diffusion, samplers: Sequence[str], canvas: int, seed: i
         _add(found, default, given)
     rng = random.Random(f"tune {seed}")
     wanted = len(found) + DRAWN
+    others = [name for name in samplers if name != default.sampler]
     for number in range(TRIES):
         if len(found) >= wanted:
             break
-        _add(found, default, _draw(rng, _neutral(default), samplers[number % len(samplers)], canvas))
+        # Every second draw has the default's sampler: the checkpoint's settings suit it.
+        other = others[number // 2 % len(others)] if others else str(default.sampler)
+        sampler = other if number % 2 or default.sampler not in samplers else str(default.sampler)
+        _add(found, default, _draw(rng, _neutral(default), sampler, canvas))
     return found
 
 

@@ -169,12 +169,13 @@ def test_a_prompt_that_the_default_cannot_answer_is_named(quick):
 def test_tune_ends_to_end_on_the_bundled_model(main, tmp_path, monkeypatch):
     monkeypatch.setattr("gesso.eval.tune.candidates.DRAWN", 0)
     prompts, out, plot = (tmp_path / name for name in ("my.jsonl", "tuned.json", "tuned.svg"))
-    words = ("one", "two", "red", "blue", "hot", "cold", "up", "down", "left", "right", "day", "night")
+    words = ("one", "two", "red", "blue", "hot", "cold", "up", "down")
     prompts.write_text("".join(json.dumps({"prompt": f"{word} =", "answer": "x"}) + "\n" for word in words))
-    done = main("tune", str(prompts), "--sampler", "argmax", "--max-new-tokens", "4", "--batch", "4",
+    done = main("tune", str(prompts), "--sampler", "autoregressive", "--max-new-tokens", "3", "--batch", "4",
                 "--out", str(out), "--plot", str(plot))  # fmt: skip
     assert done.code == 0, done.err
-    assert "my.jsonl: 2 settings" in done.out and "Result: " in done.out and "round 1 of 1" in done.err
+    assert "my.jsonl: 3 settings" in done.out and "round 1 of 1" in done.err
+    assert "held-out items (4)" in done.out and "More held-out items give a narrower interval" in done.out
     ElementTree.fromstring(plot.read_text())
     stored = json.loads(out.read_text())
     assert stored["tuning"]["task"] == "my.jsonl"
