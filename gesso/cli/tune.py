@@ -108,7 +108,7 @@ def tune(
         print_json(report.to_dict(found))
     else:
         print_text(report.summary(found))
-    if plot is not None:
+    if plot is not None and found.search.table.answers:
         plot.write_text(report.plot(found), encoding="utf-8")
     if found.ended == "interrupt":
         raise typer.Exit(130)

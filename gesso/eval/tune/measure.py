@@ -111,15 +111,20 @@ class Bench:
 
     def __call__(self, candidates: Sequence[int], items: range) -> Iterator[tuple[int, int, Measured | Exception]]:
         """Yield (candidate, item, answer or error). An item that the default settings cannot answer is an error."""
-        questions = [Question(self.items[at], item_seed(self.seed, at), self.options) for at in items]
-        self.judge.prepare(self.g, questions)
-        work = [(one, at) for at in range(len(questions)) for one in candidates]
-        plans = (self._plan(questions[at], self.settings[one]) for one, at in work)
-        for index, found, _ in side_by_side(self.g, plans, len(self.g.engine.scheduler.rows)):
-            candidate, at = work[index]
-            if isinstance(found, Exception) and candidate == DEFAULT:
-                raise InputError(f"{questions[at].item.name}: {found}") from None
-            yield candidate, items[at], found
+        rows = len(self.g.engine.scheduler.rows)
+        # The many-step answers of a few items at a time, so that a limit on the time is kept.
+        size = len(items) if self.judge.bounded else rows
+        for start in range(0, len(items), max(size, 1)):
+            part = items[start : start + size]
+            questions = {at: Question(self.items[at], item_seed(self.seed, at), self.options) for at in part}
+            self.judge.prepare(self.g, list(questions.values()))
+            work = [(one, at) for at in part for one in candidates]
+            plans = (self._plan(questions[at], self.settings[one]) for one, at in work)
+            for index, found, _ in side_by_side(self.g, plans, rows):
+                candidate, at = work[index]
+                if isinstance(found, Exception) and candidate == DEFAULT:
+                    raise InputError(f"{self.items[at].name}: {found}") from None
+                yield candidate, at, found
 
     def _plan(self, question: Question, settings: Diffusion) -> Plan[Measured]:
         asked = Question(question.item, question.seed, {**question.options, "preset": settings})

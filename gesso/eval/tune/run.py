@@ -59,6 +59,8 @@ class Tuning:
     def verdict(self) -> tuple[bool, str]:
         """Return whether the choice replaces the default, and why."""
         found, goal = self.confirmation, self.goal
+        if self.chosen == DEFAULT and self.ended is not None and not self.search.rounds:
+            return False, "the run ended before all settings had answered the items of the first round"
         if self.chosen == DEFAULT:
             return False, "no settings take fewer passes beyond noise without a lower quality on the tuning items"
         if found is None or self.ended == "interrupt":

@@ -99,6 +99,7 @@ def tuning_of(quality: float, passes: float, held_out: int = 500, chosen: int = 
         (tuning_of(0.8, 5.0, held_out=0), False, "not confirmed on held-out items"),
         (tuning_of(0.8, 5.0, ended="interrupt"), False, "stopped before"),
         (tuning_of(0.8, 5.0, ended="time"), True, "fewer passes"),
+        (tuning_of(0.8, 5.0, 0, DEFAULT, ended="time", search=Search(Table())), False, "before all settings had"),
     ],
 )
 def test_the_default_stays_unless_the_choice_is_confirmed(tuning, confirmed, reason):
