@@ -18,6 +18,7 @@ from gesso.eval.tune.search import (
     rounds,
     search,
     standing,
+    survivors,
 )
 
 GOAL = Goal(scores=("exact",), tolerance=0.02, held_out=500)
@@ -105,6 +106,22 @@ def test_domination_needs_a_difference_beyond_noise():
     change = standing(found, 1, bounded=True)
     assert (change.count, change.scores["exact"].mean) == (30, 0)
     assert change.ratio.mean == pytest.approx(5.5 / 11) and change.passes.high < 0
+
+
+def test_survivors_are_the_highest_expected_savings_and_the_best_quality():
+    def noise(one: int, item: int) -> int:
+        """Return ±1: independent of the noise of other candidates, with a mean of 0 over 32 items."""
+        return 1 - 2 * ((one + 1 & item).bit_count() % 2)
+
+    found = table(
+        *(
+            [(0.5 + 0.02 * (one == 2) + 0.1 * noise(one, i), 60 - 2 * one + 25 * noise(one, i)) for i in range(32)]
+            for one in range(7)
+        )
+    )
+    assert not any(dominated(found, one, range(7)) for one in range(7))
+    assert survivors(found, range(7), 3, GOAL) == [DEFAULT, 2, 5, 6]
+    assert survivors(found, range(7), 6, GOAL) == list(range(7))
 
 
 def test_the_chance_of_confirmation_grows_with_the_difference_and_the_held_out_items():
