@@ -31,8 +31,9 @@ from gesso.infill.results import EditResult, HolesResult, InfillResult
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
 from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, TextOptions
+from gesso.presets import Preset, resolved
 from gesso.results import ChatResult, Decision
-from gesso.settings import SETTINGS, DecodeName, Diffusion, DiffusionOptions, PresetName, unknown_settings
+from gesso.settings import SETTINGS, DecodeName, DiffusionOptions, unknown_settings
 
 # Special tokens that may begin an answer. With any other, the answer would be empty.
 OPENINGS = ("<|channel>", "<|tool_call>")
@@ -88,8 +89,8 @@ class Gesso:
             adapter: name of the adapter to write it with. Default: the one of `use_adapter`.
 
         Diffusion:
-            preset: "quality", "balanced", "fast" or "laptop", or a `gesso.Diffusion`. Default: the checkpoint's
-                settings.
+            preset: "quality", "balanced", "fast" or "laptop", a .json file of `gesso tune --out`, or a
+                `gesso.Diffusion`. Default: the checkpoint's settings.
             decode: "tokens" writes token by token with the causal encoder, "canvas" with canvases, "auto" (the default)
                 as the model was loaded to, but always with canvases if the request has pins, a constraint, a preset
                 except "laptop", or a setting of canvases.
@@ -320,7 +321,7 @@ class Gesso:
         guide: Guide | None = None,
         max_new_tokens: int | None = None,
         seed: int | None = None,
-        preset: PresetName | Diffusion | None = None,
+        preset: Preset | None = None,
         stop: str | Sequence[str] = (),
         pins: Mapping[int, int] | None = None,
         resume: Draft | None = None,
@@ -355,7 +356,7 @@ class Gesso:
             diffusion=self.decoding.settings(
                 self.defaults.diffusion,
                 decode,
-                preset,
+                resolved(preset),
                 diffusion,
                 needs_canvas=bool(pins or asked or guide or resume),
             ),

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from gesso.engine.events import Draft
-from gesso.settings import DecodeName, Diffusion, DiffusionOptions, PresetName
+from gesso.presets import Preset
+from gesso.settings import DecodeName, DiffusionOptions
 
 Method = Literal["auto", "prompt", "pinned"]
 
@@ -17,7 +18,7 @@ class TextOptions(DiffusionOptions, total=False):
 
     max_new_tokens: int | None  # None: the checkpoint's default, or less where the context ends
     seed: int | None  # None: random; `Result.seed` has the seed that was used
-    preset: PresetName | Diffusion | None  # settings to start from; None: the checkpoint's
+    preset: Preset | None  # settings to start from; None: the checkpoint's
     stop: str | Sequence[str]  # end the text before any of these strings
     adapter: str | None  # name of the adapter; None: the one of `Gesso.use_adapter`
     top_logprobs: int | None  # add the logprobs of tokens, and of this many alternatives, to commit events

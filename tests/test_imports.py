@@ -17,7 +17,7 @@ CHECKPOINT = MODEL | {"checkpoint", "bundled"}
 WEIGHTS = CHECKPOINT | {"adapters"}
 TEXT = BASE | {"chat"}
 ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat"}
-API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "results", "loading"}
+API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "presets", "results", "loading"}
 # Each package with the packages it may import, itself aside.
 BELOW = {
     "errors": set(),
@@ -35,7 +35,8 @@ BELOW = {
     "constraints": TEXT,
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
-    "options": BASE | {"engine"},
+    "presets": BASE,
+    "options": BASE | {"engine", "presets"},
     "results": BASE | {"chat", "engine"},
     "api": API,
     "loading": API | {"info"},

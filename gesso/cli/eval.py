@@ -20,8 +20,9 @@ COUNT = 100
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
-    from gesso.eval import Task
+    from gesso.eval import Item, Task
     from gesso.eval.evaluate import Evaluation
+    from gesso.eval.paired import Comparison, Run
 
 
 @with_options
@@ -72,6 +73,9 @@ def evaluate(
         typer.Option("--schema-in-prompt/--no-schema-in-prompt", help="Show the model the JSON schema (structured)."),
     ] = True,
     constrained: Annotated[bool, typer.Option("--constrained", help="Apply the constraints of the items.")] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="A file with the --json output of an earlier run: print the paired difference.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything, item by item, as one JSON list.")] = False,
     *,
     loading: Loading,
@@ -96,9 +100,11 @@ def evaluate(
         "candidates": candidates,
         "pinned": pinned,
     }
-    g = loading.load(max_batch=batch)
     limits: Sequence[int | None] = [None] if LOG_PROBABILITY in task.scores else steps or [None]
+    earlier = None if against is None else _earlier(against, items, len(limits))
+    g = loading.load(max_batch=batch)
     evaluations = [_evaluate(g, task, items, limit, settings) for limit in limits]
+    compared = _compared(earlier, evaluations)
     if plot is not None:
         from gesso.eval.plot import series, svg
 
@@ -106,10 +112,37 @@ def evaluate(
         curve = series(task.name, evaluations, shown)
         plot.write_text(svg([curve], title=f"{task.name}: {shown} against steps", y_label=shown), encoding="utf-8")
     if json:
-        print_json([evaluation.to_dict() for evaluation in evaluations])
+        rows = zip(evaluations, compared, strict=True)
+        print_json([one.to_dict() | ({"against": change.to_dict()} if change else {}) for one, change in rows])
         return
-    for evaluation in evaluations:
+    for evaluation, change in zip(evaluations, compared, strict=True):
         print_text(evaluation.summary())
+        if change is not None:
+            print_text(change.summary())
+
+
+def _earlier(path: Path, items: "Sequence[Item]", count: int) -> "list[Run]":
+    """Return the runs in a file, one for each of `count` evaluations. Reject other items before a model is loaded."""
+    from gesso.eval.evaluate import fingerprint
+    from gesso.eval.paired import check_same_items, read_runs
+
+    found = read_runs(path)
+    if len(found) not in (1, count):
+        raise InputError(f"{path} has {len(found)} evaluations; --against needs one, or one per --steps")
+    for run in found:
+        check_same_items(run.fingerprint, fingerprint(items))
+    return found if len(found) == count else found * count
+
+
+def _compared(
+    earlier: "Sequence[Run] | None", evaluations: "Sequence[Evaluation]"
+) -> "Sequence[Comparison] | Sequence[None]":
+    """Return the difference of each evaluation to the earlier one at its place."""
+    from gesso.eval.paired import Run, compare
+
+    if earlier is None:
+        return [None] * len(evaluations)
+    return [compare(before, Run.of(after)) for before, after in zip(earlier, evaluations, strict=True)]
 
 
 def _evaluate(
@@ -151,7 +184,7 @@ def _task(
         raise InputError(f"--score applies to rows of your own, without a task; {name} has scores of its own")
     options: dict[str, Any] = {"data": tuple(data)} if data else {}
     if clues is not None:
-        options["clues"] = _range(clues)
+        options["clues"] = clue_range(clues)
     if not schema_in_prompt:
         options["schema_in_prompt"] = False
     if method is not None:
@@ -166,7 +199,7 @@ def _task(
     return tasks.task(name, **options)
 
 
-def _range(text: str) -> tuple[int, int]:
+def clue_range(text: str) -> tuple[int, int]:
     """Parse 30-36, or 30 for a range of one number."""
     match = re.fullmatch("([0-9]{1,3})(?:-([0-9]{1,3}))?", text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

@@ -28,6 +28,7 @@ from gesso.cli.sudoku import CODES, sudoku
 from gesso.cli.terminal import complain, prepare, print_text, show_cursor
 from gesso.cli.trace import trace
 from gesso.cli.train import train
+from gesso.cli.tune import tune
 from gesso.errors import DoesNotFitError, GessoError, InputError
 
 # Of commands without options for a model, such as `gesso train`.
@@ -42,7 +43,7 @@ for command in (generate, chat, decide, infill, edit, trace, info, train, merge,
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)
-for command in (bench, serve, pull, push, models, rm):
+for command in (tune, bench, serve, pull, push, models, rm):
     app.command(epilog=EXIT_CODES)(command)
 
 

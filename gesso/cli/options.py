@@ -17,7 +17,8 @@ from gesso.cli.terminal import note
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
 from gesso.info.device import SHARE
-from gesso.settings import DECODES, OPTIONS, SETTINGS, DecodeName, Diffusion, Setting, choose
+from gesso.presets import resolved
+from gesso.settings import DECODES, OPTIONS, PRESET, SETTINGS, DecodeName, Diffusion, Setting, choose
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -36,15 +37,16 @@ def setting_option(setting: Setting) -> Any:
 
     def check(value: Any) -> Any:
         if value is not None:
-            setting.check(value)
+            resolved(value) if setting is PRESET else setting.check(value)
         return value
 
     if setting.kind == "boolean":
         return typer.Option(help=setting.help, callback=check, rich_help_panel="Diffusion")
+    choices = (*setting.choices, "FILE.json") if setting is PRESET else setting.choices
     return typer.Option(
         help=setting.help if setting.choices else f"{setting.help} From {setting.range}.",
         parser=setting.parse,
-        metavar="|".join(setting.choices) or {"integer": "<int>", "number": "<float>"}[setting.kind],
+        metavar="|".join(choices) or {"integer": "<int>", "number": "<float>"}[setting.kind],
         callback=check,
         rich_help_panel="Diffusion",
     )

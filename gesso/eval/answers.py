@@ -5,7 +5,7 @@ several candidates. If a task scores the likelihood of given answers, the plan r
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -16,7 +16,7 @@ from gesso.api import Gesso
 from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Result, Scored, Usage
-from gesso.engine.plan import Plan, compare, score
+from gesso.engine.plan import Plan, T, compare, score
 from gesso.engine.request import Request, Score
 from gesso.errors import InputError
 from gesso.eval.decide import Decide
@@ -59,13 +59,21 @@ def answers(
     g: Gesso, task: Task, questions: Sequence[Question], batch: int, tries: Tries
 ) -> Iterator[tuple[int, Answer | Exception, float]]:
     """Yield (index, answer or error, seconds) of each question when it ends. Running out of memory ends everything."""
+    return side_by_side(g, (answer_plan(g, task, question, tries) for question in questions), batch)
+
+
+def side_by_side(g: Gesso, plans: Iterable[Plan[T]], batch: int) -> Iterator[tuple[int, T | Exception, float]]:
+    """Run plans, `batch` at once, and yield (index, result or error, seconds) of each when it ends.
+
+    A plan is taken from `plans` when it begins.
+    """
     if g.engine.busy:  # their steps would count in the seconds of the items
         raise InputError("the engine has open requests; finish or close their streams before an evaluation")
-    waiting = iter(range(len(questions)))
-    running: dict[int, PlanRun[Answer]] = {}  # by index of the question
-    ended: list[tuple[int, Answer | Exception, float]] = []
+    waiting = enumerate(plans)
+    running: dict[int, PlanRun[T]] = {}  # by index
+    ended: list[tuple[int, T | Exception, float]] = []
 
-    def end(index: int, start: float, run: PlanRun[Answer]) -> None:
+    def end(index: int, start: float, run: PlanRun[T]) -> None:
         running.pop(index, None)
         if isinstance(run.error, torch.OutOfMemoryError):
             raise run.error
@@ -73,8 +81,8 @@ def answers(
 
     try:
         while True:
-            while len(running) < batch and (index := next(waiting, None)) is not None:
-                plan = _plan(g, task, questions[index], tries)
+            while len(running) < batch and (first := next(waiting, None)) is not None:
+                index, plan = first
                 run = g.driver.submit(plan, on_end=partial(end, index, time.perf_counter()))
                 if not run.ended:
                     running[index] = run
@@ -90,7 +98,8 @@ def answers(
             g.driver.cancel(run)
 
 
-def _plan(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[Answer]:
+def answer_plan(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[Answer]:
+    """Return the plan for one question."""
     if LOG_PROBABILITY in task.scores:
         return (yield from _log_probability(g, question.item))
     return (yield from _attempts(g, task, question, tries))
@@ -128,7 +137,7 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
     if isinstance(task, Decide) and "choice" not in question.options:
         return (yield from _decision(g, task, item, question.seed))
     if not tries.pinned:
-        return (yield from likeliest(g, _request(g, item, question), tries.candidates))
+        return (yield from likeliest(g, request(g, item, question), tries.candidates))
     assert isinstance(task, Holes)
     before, after = task.hole(item)
     options = {**question.options, "seed": question.seed, "candidates": tries.candidates}
@@ -155,7 +164,8 @@ def _prompt(g: Gesso, item: Item) -> list[int]:
     return [*prompt, *g.tokenizer.encode(item.opening, bos=False)]
 
 
-def _request(g: Gesso, item: Item, question: Question) -> Request:
+def request(g: Gesso, item: Item, question: Question) -> Request:
+    """Return the engine request for an item with the seed and the options of a question."""
     options = {**question.options, "seed": question.seed}
     if isinstance(item.prompt, str):
         return g.request(item.prompt, **options)

@@ -14,6 +14,7 @@ from gesso.errors import InputError
 from gesso.eval.answers import Answer, Question, Tries, answers
 from gesso.eval.estimate import Estimate, estimate, estimate_score
 from gesso.eval.task import LOG_PROBABILITY, Item, Task
+from gesso.presets import resolved
 from gesso.settings import choose
 
 if TYPE_CHECKING:
@@ -179,22 +180,22 @@ def evaluate(
     options = {**task.options, **options}
     # Reject invalid settings now; otherwise every item would fail.
     diffusion = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
-    chosen = dataclasses.asdict(choose(g.defaults.diffusion, options.get("preset"), **diffusion))
+    chosen = dataclasses.asdict(choose(g.defaults.diffusion, resolved(options.get("preset")), **diffusion))
     start = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
     batch = batch or len(g.engine.scheduler.rows)
     questions = [
-        Question(item, _item_seed(seed, index), {**options, **(item.constraint if constrained else {})})
+        Question(item, item_seed(seed, index), {**options, **(item.constraint if constrained else {})})
         for index, item in enumerate(asked)
     ]
     for index, tried, seconds in answers(g, task, questions, batch, tries):
-        outcomes[index] = _outcome(g, task, questions[index], tried, seconds, attempts)
+        outcomes[index] = outcome(g, task, questions[index], tried, seconds, attempts)
         if progress:
             progress(len(outcomes), len(asked))
     return Evaluation(
         task=task.name,
         data=dict(data or {}),
-        fingerprint=hashlib.sha256(repr([_asked(i) for i in asked]).encode()).hexdigest()[:16],
+        fingerprint=fingerprint(asked),
         model={"name": str(g.directory), "device": str(g.model.device), "dtype": str(g.model.dtype).split(".")[-1]},
         settings={
             **{name: _plain(value) for name, value in {**options, **chosen}.items()},
@@ -207,9 +208,10 @@ def evaluate(
     )
 
 
-def _outcome(
+def outcome(
     g: "Gesso", task: Task, question: Question, tried: Answer | Exception, seconds: float, attempts: int
 ) -> Outcome:
+    """Return the scored answer to a question."""
     item = question.item
     shared: dict[str, Any] = {"name": item.name, "seed": question.seed, "expected": item.expected, "seconds": seconds}
     if isinstance(tried, float):
@@ -220,7 +222,7 @@ def _outcome(
         none = dict.fromkeys(task.scores, 0.0)
         first = none if attempts > 1 else {}
         return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
-    outputs = [_output(g, item, one) for one in tried]
+    outputs = [output(g, item, one) for one in tried]
     usage = total_usage([one.usage for one in tried], tried[-1].usage.completion_tokens)
     return Outcome(
         **shared,
@@ -235,11 +237,16 @@ def _outcome(
     )
 
 
-def _output(g: "Gesso", item: Item, result: Result) -> str:
+def output(g: "Gesso", item: Item, result: Result) -> str:
     """Return the text to score: for tools with the special tokens of a call, for a conversation without thoughts."""
     if item.meta.get("tools"):
         return g.decode(result.tokens, special=True)
     return result.text if isinstance(item.prompt, str) else g.read_answer(result).text
+
+
+def fingerprint(items: Sequence[Item]) -> str:
+    """Return a hash of the questions: equal for evaluations of the same items."""
+    return hashlib.sha256(repr([_asked(item) for item in items]).encode()).hexdigest()[:16]
 
 
 def _asked(item: Item) -> tuple[Any, ...]:
@@ -247,7 +254,7 @@ def _asked(item: Item) -> tuple[Any, ...]:
     return (*question, item.meta["tools"]) if item.meta.get("tools") else question
 
 
-def _item_seed(seed: int, index: int) -> int:
+def item_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4])
 
 

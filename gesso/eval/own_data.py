@@ -1,7 +1,8 @@
 """Your own questions and answers: `gesso eval --data FILE`, one JSON object per line."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -64,6 +65,7 @@ class OwnData:
 
     data: tuple[Path, ...]
     kind: str = "exact"
+    needs_answers: bool = True  # False: rows without one are prompts that the caller does not score
 
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
@@ -110,7 +112,7 @@ class OwnData:
         )
 
     def _answers(self, given: Any) -> Answers:
-        if given is None and self.kind == "python":
+        if given is None and (self.kind == "python" or not self.needs_answers):
             return ()
         if given is None:
             raise InputError(f"answer is missing; --score {self.kind} compares with it")
@@ -126,6 +128,16 @@ class OwnData:
             except ValueError as error:
                 raise InputError(f"answer: {shown(answer)} is not JSON: {error}") from None
         return answers
+
+
+def has_answers(paths: Iterable[Path]) -> bool:
+    """Return whether the rows of files have answers. Reject files in which only some rows do."""
+    found = [bool(item.meta["answers"]) for item in OwnData(data=tuple(paths), needs_answers=False).items(
+        "test", sys.maxsize, seed=0
+    )]  # fmt: skip
+    if any(found) and not all(found):
+        raise InputError(f"{sum(found)} of {len(found)} rows have an answer; give one to every row, or to none")
+    return any(found)
 
 
 def _prompt(row: Mapping[str, Any]) -> Prompt:

@@ -15,6 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 24, 68, 56  # margins
 COLOURS = (("#0072b2", "#56b4e9"), ("#d55e00", "#e69f00"), ("#007a5a", "#2fc79a"), ("#a8487f", "#e59cc4"))
 MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "M-4-4h8v8h-8z", "M0-5l5 9h-10z", "M0-5.5l5.5 5.5l-5.5 5.5l-5.5-5.5z")
 
+ROUND = tuple(digits * 10.0**power for power in range(-2, 6) for digits in (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
+
 
 @dataclass(frozen=True)
 class Point:
@@ -29,6 +31,7 @@ class Point:
 class Series:
     name: str
     points: Sequence[Point]
+    connected: bool = True
 
 
 def series(name: str, evaluations: Sequence["Evaluation"], score: str) -> Series:
@@ -108,10 +111,10 @@ class _XAxis:
 
 
 def _x_axis(xs: Sequence[float]) -> tuple[_XAxis, list[float]]:
-    """Return the axis and its ticks: the points, except those too close to the previous tick."""
+    """Return the axis and its ticks: the points if they are whole, or else round numbers, not too close together."""
     axis = _XAxis(xs[0], xs[-1], log=xs[0] > 0 and xs[-1] / xs[0] >= 8)
     ticks: list[float] = []
-    for x in xs:
+    for x in xs if all(float(x).is_integer() for x in xs) else [x for x in ROUND if xs[0] <= x <= xs[-1]]:
         if not ticks or axis(x) - axis(ticks[-1]) >= 26:
             ticks.append(x)
     return axis, ticks
@@ -133,7 +136,9 @@ class _YAxis:
 def _drawn(line: Series, n: int, place_x: _XAxis, place_y: _YAxis) -> str:
     points = sorted(line.points, key=lambda point: point.x)
     path = "L".join(f"{place_x(p.x):.1f} {place_y(p.y):.1f}" for p in points)
-    parts = [f'<g class="s{n % len(COLOURS)}">', f'<path class="line" d="M{path}"/>']
+    parts = [f'<g class="s{n % len(COLOURS)}">']
+    if line.connected:
+        parts.append(f'<path class="line" d="M{path}"/>')
     for p in points:
         x, y = place_x(p.x), place_y(p.y)
         interval = ""
@@ -152,7 +157,7 @@ def _legend(lines: Sequence[Series]) -> Iterator[str]:
     x = LEFT
     for n, line in enumerate(lines):
         yield (
-            f'<g class="s{n % len(COLOURS)}"><path class="line" d="M{x} 46h24"/>'
+            f'<g class="s{n % len(COLOURS)}"><path class="line" d="M{x} 46h{24 * line.connected}"/>'
             f'<path class="point" transform="translate({x + 12} 46)" d="{MARKERS[n % len(MARKERS)]}"/></g>'
             f'<text x="{x + 30}" y="50">{escape(line.name)}</text>'
         )

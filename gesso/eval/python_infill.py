@@ -11,7 +11,7 @@ import random
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -105,8 +105,8 @@ def maskable(source: str) -> list[int]:
     return [i for i, line in enumerate(lines) if len(line) >= 3 and not line.startswith("#") and i not in prose]
 
 
-def edit_similarity(a: str, b: str) -> float:
-    """Return 1 minus the Levenshtein distance divided by the longer length."""
+def edit_similarity(a: Sequence[Any], b: Sequence[Any]) -> float:
+    """Return 1 minus the Levenshtein distance of two texts or lists divided by the longer length."""
     if not a and not b:
         return 1.0
     previous = list(range(len(b) + 1))

@@ -1,0 +1,131 @@
+"""Answer items with several settings side by side, and measure the quality and the passes of each answer.
+
+All settings answer an item before the next item begins, so that the KV cache still holds the item's prompt.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gesso.api import Gesso
+from gesso.engine.events import Result
+from gesso.engine.plan import Plan, generate, score
+from gesso.errors import InputError
+from gesso.eval.answers import Question, Tries, answer_plan, request, side_by_side
+from gesso.eval.evaluate import item_seed, outcome
+from gesso.eval.python_infill import edit_similarity
+from gesso.eval.task import Item, Task
+from gesso.eval.tune.search import DEFAULT, Measured
+from gesso.settings import PRESETS, Diffusion, PresetName
+
+REFERENCE: PresetName = "quality"  # the preset of the many-step run that answers without a reference are compared with
+LIKELIHOOD, AGREEMENT = "likelihood", "agreement"
+
+
+class Judge(Protocol):
+    """The way in which the quality of an answer is measured."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether all scores are from 0 to 1."""
+
+    @property
+    def scores(self) -> tuple[str, ...]: ...
+
+    def prepare(self, g: Gesso, questions: Sequence[Question]) -> None:
+        """Do once per item what the judgement of every answer to it needs."""
+
+    def plan(self, g: Gesso, question: Question) -> Plan[Measured]: ...
+
+
+@dataclass(frozen=True)
+class ByTask:
+    """The scores of a task, which knows the expected answers."""
+
+    task: Task
+    bounded: bool = True
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        return self.task.scores
+
+    def prepare(self, g: Gesso, questions: Sequence[Question]) -> None:
+        pass
+
+    def plan(self, g: Gesso, question: Question) -> Plan[Measured]:
+        tried = yield from answer_plan(g, self.task, question, Tries())
+        found = outcome(g, self.task, question, tried, seconds=0, attempts=1)
+        return Measured(found.scores, found.denoising_steps)
+
+
+@dataclass(frozen=True)
+class ByModel:
+    """The model's own judgement of answers without a reference.
+
+    `likelihood` is the mean log-probability per token of the answer by the causal encoder, in nats. Texts that repeat
+    themselves are likely too, so it is not enough. `agreement` is the share of tokens that agree with the answer of a
+    run with many steps, as 1 − edit distance / length.
+    """
+
+    bounded: bool = False
+    scores: tuple[str, ...] = (LIKELIHOOD, AGREEMENT)
+    expected: dict[str, list[int]] = field(default_factory=dict)  # tokens of the many-step answers, by item
+
+    def prepare(self, g: Gesso, questions: Sequence[Question]) -> None:
+        missing = [one for one in questions if one.item.name not in self.expected]
+        many = [Question(one.item, one.seed, {**one.options, "preset": PRESETS[REFERENCE]}) for one in missing]
+        plans = (generate([request(g, one.item, one)]) for one in many)
+        for index, found, _ in side_by_side(g, plans, len(g.engine.scheduler.rows)):
+            if isinstance(found, Exception):
+                raise InputError(f"{many[index].item.name}: {found}")
+            self.expected[many[index].item.name] = g.tokenizer.encode(found[0].text, bos=False)
+
+    def plan(self, g: Gesso, question: Question) -> Plan[Measured]:
+        asked = request(g, question.item, question)
+        (result,) = yield from generate([asked])
+        text = g.tokenizer.encode(result.text, bos=False)
+        read = [*text, g.eos_token_id] if _ended(result) else text
+        (total,) = yield from score(asked.prompt, [read], g.max_length, asked.adapter)
+        guess = -math.log(g.config.vocab_size)  # of a text that the context has no room for
+        likelihood = total / max(len(read), 1) if math.isfinite(total) else guess
+        agreement = edit_similarity(text, self.expected[question.item.name])
+        return Measured({LIKELIHOOD: likelihood, AGREEMENT: agreement}, result.usage.denoising_steps)
+
+
+def _ended(result: Result) -> bool:
+    """Return whether the model ended the text itself."""
+    return result.finish_reason == "stop" and result.stop is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Items and settings to measure, as the search calls it."""
+
+    g: Gesso
+    judge: Judge
+    items: Sequence[Item]
+    settings: Sequence[Diffusion]  # the candidates
+    options: Mapping[str, Any]  # of requests, such as max_new_tokens
+    seed: int
+
+    def __call__(self, candidates: Sequence[int], items: range) -> Iterator[tuple[int, int, Measured | Exception]]:
+        """Yield (candidate, item, answer or error). An item that the default settings cannot answer is an error."""
+        rows = len(self.g.engine.scheduler.rows)
+        # The many-step answers of a few items at a time, so that a limit on the time is kept.
+        size = len(items) if self.judge.bounded else rows
+        for start in range(0, len(items), max(size, 1)):
+            part = items[start : start + size]
+            questions = {at: Question(self.items[at], item_seed(self.seed, at), self.options) for at in part}
+            self.judge.prepare(self.g, list(questions.values()))
+            work = [(one, at) for at in part for one in candidates]
+            plans = (self._plan(questions[at], self.settings[one]) for one, at in work)
+            for index, found, _ in side_by_side(self.g, plans, rows):
+                candidate, at = work[index]
+                if isinstance(found, Exception) and candidate == DEFAULT:
+                    raise InputError(f"{self.items[at].name}: {found}") from None
+                yield candidate, at, found
+
+    def _plan(self, question: Question, settings: Diffusion) -> Plan[Measured]:
+        asked = Question(question.item, question.seed, {**question.options, "preset": settings})
+        return self.judge.plan(self.g, asked)
