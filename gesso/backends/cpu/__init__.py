@@ -8,16 +8,24 @@
 Import these modules only where numba is installed, except `formats`.
 """
 
+from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from gesso.backends.base import Piece
 from gesso.backends.cpu.formats import KERNELS
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.model.cache import KVCache
 from gesso.model.experts import Experts
 from gesso.model.modules import RMSNorm
 from gesso.model.transformer import DiffusionGemma
+
+if TYPE_CHECKING:
+    from gesso.backends.cpu.token import TokenPass
 
 
 def supports(model: DiffusionGemma) -> bool:
@@ -44,10 +52,27 @@ class CpuBackend(TorchBackend):
 
         use_kernels(model)
         super().__init__(model)
-        self.attend = attend
+        self.attend, self.token = attend, token_pass(model)
+
+    def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
+        return [hidden_SH for piece in pieces for hidden_SH in self._run(piece, cache)]
+
+    @torch.no_grad()
+    def _run(self, piece: Piece, cache: KVCache) -> list[Tensor]:
+        if self.token is None or not piece.causal or len(piece.ids_S) > 1 or piece.adapter is not None:
+            return super().run([piece], cache)
+        return [self.token.run(piece.ids_S, cache, piece.row)]
 
     def drop_captured(self) -> None:
         use_kernels(self.model)  # the weights have changed
+        self.token = token_pass(self.model)
+
+
+def token_pass(model: DiffusionGemma) -> "TokenPass | None":
+    """Return the pass of one token for a model that uses kernels; None if it has parts without kernels."""
+    from gesso.backends.cpu import token
+
+    return token.TokenPass(model) if token.supports(model) else None
 
 
 def use_kernels(model: nn.Module) -> None:

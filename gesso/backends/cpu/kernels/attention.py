@@ -9,6 +9,7 @@ from numba import types
 
 from gesso.backends.cpu.kernels import vectors as vec
 from gesso.backends.cpu.kernels.compiling import VERSION, entry, inlined, load_four
+from gesso.backends.cpu.kernels.functions import exponential
 
 
 @inlined
@@ -27,10 +28,38 @@ def _softmax(scores, room):
         top = vec.larger(top, vec.load_floats(scores + i))
     minus, sums = vec.floats(-vec.greatest(top)), vec.no_floats()
     for i in range(0, 4 * room, 64):
-        weights = vec.exponential(vec.plus(vec.load_floats(scores + i), minus))
+        weights = exponential(vec.plus(vec.load_floats(scores + i), minus))
         vec.store_floats(scores + i, weights)
         sums = vec.plus(sums, weights)
     return types.float32(1) / vec.total(sums)
+
+
+@inlined
+def attend_head(q, key, value, keys, values, count, stride, group, size, out, scores):
+    """Attend from the queries of one key head to the keys of a cache and that of the token itself.
+
+    q, out        float32 [G, D]; D is a multiple of 16
+    key, value    float32 [D]: those of the token itself
+    keys, values  rows of float32 [D], `stride` bytes apart, of which the first `count` are seen
+    scores        float32 [G, room], where `room` is count + 1, rounded up to a multiple of 16
+    """
+    room = (count + 16) // 16 * 16
+    for g in range(group):
+        vec.store_floats(scores + 4 * (g * room + room - 16), vec.floats(types.float32(-math.inf)))
+    for token in range(count + 1):
+        k = keys + token * stride if token < count else key
+        for g in range(group):
+            vec.store_float(scores + 4 * (g * room + token), _score(q + 4 * g * size, k, size))
+    for g in range(group):
+        factor = _softmax(scores + 4 * g * room, room)
+        for i in range(0, 4 * size, 64):
+            vec.store_floats(out + 4 * g * size + i, vec.no_floats())
+        for token in range(count + 1):
+            v = values + token * stride if token < count else value
+            weight = vec.floats(vec.load_float(scores + 4 * (g * room + token)) * factor)
+            for i in range(0, 4 * size, 64):
+                y = out + 4 * g * size + i
+                vec.store_floats(y, vec.fused(weight, vec.load_floats(v + i), vec.load_floats(y)))
 
 
 @inlined
@@ -51,22 +80,10 @@ def _attend(arguments):
         if head >= heads:
             break
         at, first = 4 * head * size, head * group
-        for g in range(first, first + group):
-            vec.store_floats(scores + 4 * (g * room + room - 16), vec.floats(types.float32(-math.inf)))
-        for token in range(count + 1):
-            k = keys + 4 * token * heads * size + at if token < count else key + at
-            for g in range(first, first + group):
-                vec.store_float(scores + 4 * (g * room + token), _score(q + 4 * g * size, k, size))
-        for g in range(first, first + group):
-            factor = _softmax(scores + 4 * g * room, room)
-            for i in range(0, 4 * size, 64):
-                vec.store_floats(out + 4 * g * size + i, vec.no_floats())
-            for token in range(count + 1):
-                v = values + 4 * token * heads * size + at if token < count else value + at
-                weight = vec.floats(vec.load_float(scores + 4 * (g * room + token)) * factor)
-                for i in range(0, 4 * size, 64):
-                    y = out + 4 * g * size + i
-                    vec.store_floats(y, vec.fused(weight, vec.load_floats(v + i), vec.load_floats(y)))
+        attend_head(
+            q + 4 * first * size, key + at, value + at, keys + at, values + at, count, 4 * heads * size, group, size,
+            out + 4 * first * size, scores + 4 * first * room,
+        )  # fmt: skip
 
 
 def _entries(version):
