@@ -9,6 +9,7 @@ Import these modules only where numba is installed, except `formats`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from gesso.backends.base import Piece
 from gesso.backends.cpu.formats import KERNELS
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
 from gesso.model.experts import Experts
 from gesso.model.modules import RMSNorm
@@ -62,6 +64,28 @@ class CpuBackend(TorchBackend):
         if self.token is None or not piece.causal or len(piece.ids_S) > 1 or piece.adapter is not None:
             return super().run([piece], cache)
         return [self.token.run(piece.ids_S, cache, piece.row)]
+
+    @torch.no_grad()
+    def predict(
+        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+    ) -> Prediction:
+        from gesso.backends.cpu import vocabulary
+
+        head, softcap = vocabulary.head_of(self.model), self.model.config.final_logit_softcapping
+        if head is None:
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft)
+        found = []
+        parts = (tensor.split(list(lengths)) for tensor in (hidden_TH, temperature_T, key_T2))
+        for hidden_CH, temperature_C, key_C2 in zip(*parts, strict=True):
+            length, prediction = len(hidden_CH), None
+            if soft or length > 1:
+                prediction = super().predict(hidden_CH, temperature_C, key_C2, [length], soft)
+            if length == 1:  # also beside canvases, so that its bits do not depend on them
+                own = vocabulary.predict(head, softcap, hidden_CH, temperature_C.item(), key_C2)
+                prediction = replace(own, soft_CH=prediction.soft_CH if prediction else None)
+            assert prediction is not None
+            found.append(prediction)
+        return Prediction.cat(found)
 
     def drop_captured(self) -> None:
         use_kernels(self.model)  # the weights have changed

@@ -5,7 +5,6 @@ Operation by operation, the small operations of a layer take as long as its prod
 H hidden, N query heads, M key/value heads, D head dim, E experts, L layers.
 """
 
-import struct
 from collections.abc import Mapping
 
 import torch
@@ -24,7 +23,6 @@ from gesso.model.layer import Layer
 from gesso.model.rope import frequencies, rotation
 from gesso.model.transformer import DiffusionGemma
 
-BITS = {"int4": 4, "int8": 8}
 LANES = 16
 
 
@@ -73,8 +71,7 @@ class TokenPass:
             fields = {field: tensor.data_ptr() for field, tensor in (weights | self.buffers).items()}
             for field, matrix in matrices.items():
                 if matrix is not None:
-                    numbers = matrix.codes.data_ptr(), matrix.scales.data_ptr(), matrix.outputs, matrix.inputs
-                    fields |= {field + 8 * i: n for i, n in enumerate((*numbers, BITS[matrix.format]))}
+                    fields |= {field + 8 * i: number for i, number in enumerate(matrix.numbers().tolist())}
             if matrices[table.V_PROJ] is None:
                 fields[table.RAW_VALUES] = fields[table.NEW_KEYS]
             fields |= {
@@ -85,8 +82,8 @@ class TokenPass:
                 table.SIZE: shape.head_dim,
                 table.EXPERTS: config.num_experts,
                 table.CHOSEN: config.top_k_experts,
-                table.EPS: _bits(config.rms_norm_eps),
-                table.ROOT: _bits(layer.router.root),
+                table.EPS: threads.bits(config.rms_norm_eps),
+                table.ROOT: threads.bits(layer.router.root),
             }
             for field, value in fields.items():
                 self.table[index, field // 8] = value
@@ -119,12 +116,6 @@ class TokenPass:
         cache.lengths[row] += 1
         hidden_SH: Tensor = self.stack.norm(x_SH)
         return hidden_SH
-
-
-def _bits(number: float) -> int:
-    """Return the bits of a float64 as an integer."""
-    (bits,) = struct.unpack("q", struct.pack("d", number))
-    return int(bits)
 
 
 def _matrices(layer: Layer) -> dict[int, Matrix | None]:

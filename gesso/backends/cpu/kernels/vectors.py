@@ -65,6 +65,7 @@ def operation(returned, *taken):
             lambda typing, a: typed(typing, a),
             lambda typing, a, b: typed(typing, a, b),
             lambda typing, a, b, c: typed(typing, a, b, c),
+            lambda typing, a, b, c, d: typed(typing, a, b, c, d),
         )
         form = forms[len(taken)]
         form.__name__, form.__doc__ = build.__name__, build.__doc__
@@ -79,6 +80,11 @@ def operation(returned, *taken):
 @operation(types.int64, types.intp)
 def load_long(builder, address):
     return load(builder, address, LONG)
+
+
+@operation(types.int64, types.intp)
+def load_int(builder, address):
+    return builder.sext(load(builder, address, INT), LONG)
 
 
 @operation(types.float32, types.intp)
