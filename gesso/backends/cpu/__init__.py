@@ -10,7 +10,7 @@ Import these modules only where numba is installed, except `formats`.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,12 +102,14 @@ def token_pass(model: DiffusionGemma) -> "TokenPass | None":
 def use_kernels(model: nn.Module) -> None:
     """Let the model's packed matrices, experts and norms use kernels wherever no gradient is needed."""
     from gesso.backends.cpu.experts import PackedExperts
+    from gesso.backends.cpu.mixtures import mixture
     from gesso.backends.cpu.norms import KernelNorm
     from gesso.backends.cpu.products import Matrix
 
     for module in list(model.modules()):
         if isinstance(module, Packed) and module.format in KERNELS:
             module.product = Matrix.of(module)
+            module.mixture = partial(mixture, module.product) if len(module.shape) == 2 else None
         for name, child in module.named_children():
             if isinstance(child, Experts) and not isinstance(child, PackedExperts):
                 setattr(module, name, PackedExperts(child))
