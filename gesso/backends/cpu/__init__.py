@@ -1,7 +1,8 @@
 """The CPU backend: the plain model, whose packed weights are multiplied by kernels instead of being unpacked.
 
-- `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`, `attention`: parts
-  of the model that use kernels.
+- `token`: one token of text through all layers, in one kernel. `vocabulary`: the prediction of the next token.
+- `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`, `attention`, `mixtures`:
+  parts of the model that use kernels.
 - `kernels`: the kernels, in Python that numba compiles.
 - `threads`: kernels on the threads of torch.
 
