@@ -62,7 +62,8 @@ class CpuBackend(TorchBackend):
 
     @torch.no_grad()
     def _run(self, piece: Piece, cache: KVCache) -> list[Tensor]:
-        if self.token is None or not piece.causal or len(piece.ids_S) > 1 or piece.adapter is not None:
+        is_token = piece.causal and len(piece.ids_S) == 1 and piece.adapter is None
+        if self.token is None or not is_token or not self.token.can_run(cache):
             return super().run([piece], cache)
         return [self.token.run(piece.ids_S, cache, piece.row)]
 

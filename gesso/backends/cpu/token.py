@@ -63,11 +63,13 @@ class TokenPass:
         self.counters = torch.zeros(len(stack.layers), kernel.STAGES, STAGE_BYTES // 8, dtype=torch.int64)
         self.table = torch.zeros(len(stack.layers), table.LAYER_BYTES // 8, dtype=torch.int64)
         self.held: list[object] = []
+        self.first: Matrix | None = None
         for index, layer in enumerate(stack.layers):
             assert isinstance(layer, Layer)
             shape, matrices = config.layers[index], _matrices(layer)
             weights = _weights(layer) | {table.SCALAR: stack.layer_scalars[index]}
             self.held += [matrices, weights]
+            self.first = self.first or matrices[table.Q_PROJ]
             fields = {field: tensor.data_ptr() for field, tensor in (weights | self.buffers).items()}
             for field, matrix in matrices.items():
                 if matrix is not None:
@@ -88,9 +90,16 @@ class TokenPass:
             for field, value in fields.items():
                 self.table[index, field // 8] = value
 
+    def can_run(self, cache: KVCache) -> bool:
+        """Return whether the model has not been moved since, and the cache has the type that the kernel reads."""
+        first = self.stack.layers[0]
+        assert isinstance(first, Layer)
+        return _matrices(first)[table.Q_PROJ] is self.first and cache.layers[0].k[0].dtype == torch.float32
+
     def run(self, ids_S: Tensor, cache: KVCache, row: int) -> Tensor:
         """Return the hidden state [1, H] of one token of text, and append it to the cache."""
         config, start = self.model.config, cache.lengths[row]
+        assert start < cache.capacities[row]
         position_S = torch.tensor([start])
         rotations = {
             shape: rotation(position_S, frequencies(shape, position_S.device), torch.float32)

@@ -92,3 +92,14 @@ def test_a_model_with_a_matrix_without_kernels_runs_operation_by_operation():
         backend = CpuBackend(model)
         assert backend.token is None
         assert by_token(backend)[0].isfinite().all()
+
+
+def test_a_model_that_has_moved_does_not_run_with_its_old_weights():
+    backend = CpuBackend(make())
+    backend.model.to(torch.float64)
+    assert by_token(backend)[0].dtype == torch.float64
+    backend.model.to(torch.float32)
+    backend.model.decoder.norm.weight.zero_()
+    assert by_token(backend)[0].eq(0).all()
+    backend.drop_captured()
+    assert backend.token is not None and backend.token.can_run(backend.model.new_cache(1, 4))
