@@ -11,6 +11,7 @@ import os
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from gesso.backends.cpu.kernels.compiling import inlined
 from gesso.backends.cpu.kernels.instructions import INT, LONG
@@ -35,8 +36,7 @@ def _seen(builder, address):
 @operation(types.void)
 def _yield(builder):
     if os.name == "posix":
-        function = ir.FunctionType(INT, [])
-        builder.call(ir.Function(builder.module, function, "sched_yield"), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(INT, []), "sched_yield"), [])
 
 
 @inlined
