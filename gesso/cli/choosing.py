@@ -1,8 +1,5 @@
 """The checkpoint that an alias stands for on a device."""
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-
 from gesso.checkpoint.aliases import Choice
 
 
@@ -18,5 +15,8 @@ def choose_apart(device: str | None, memory: float | str, quantize: str | None) 
 
     To ask a GPU for its memory, a process takes some of it. A server does not need it in its own process.
     """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(choose_here, device, memory, quantize).result()

@@ -12,6 +12,7 @@ import gesso
 from gesso.bundled import BASE, SOLVER
 from gesso.checkpoint import aliases
 from gesso.cli.choosing import choose_here
+from gesso.cli.importing import import_torch
 from gesso.cli.memory import ran_out, shortage
 from gesso.cli.terminal import note
 from gesso.errors import InputError
@@ -138,6 +139,7 @@ class Loading(ModelOptions):
     cache_dir: CacheDir = None
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
+        import_torch()
         chosen, engine = self.chosen(), {"decode": "canvas"} | engine
         engine |= {"adapter": self.adapter, "threads": self.threads, "cache_dir": self.cache_dir}
         model = gesso.load(chosen.model or default, **chosen.keywords(), **engine)

@@ -1,23 +1,34 @@
 """The CPU backend: the plain model, whose packed weights are multiplied by kernels instead of being unpacked.
 
-- `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`, `attention`: parts
-  of the model that use kernels.
+- `token`: one token of text through all layers, in one kernel. `vocabulary`: the prediction of the next token.
+- `formats`: which formats have kernels. `products`: products with tensors. `experts`, `norms`, `attention`, `mixtures`:
+  parts of the model that use kernels.
 - `kernels`: the kernels, in Python that numba compiles.
 - `threads`: kernels on the threads of torch.
 
 Import these modules only where numba is installed, except `formats`.
 """
 
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from gesso.backends.base import Piece
 from gesso.backends.cpu.formats import KERNELS
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.diffusion.prediction import Prediction
+from gesso.model.cache import KVCache
 from gesso.model.experts import Experts
 from gesso.model.modules import RMSNorm
 from gesso.model.transformer import DiffusionGemma
+
+if TYPE_CHECKING:
+    from gesso.backends.cpu.token import TokenPass
 
 
 def supports(model: DiffusionGemma) -> bool:
@@ -44,21 +55,63 @@ class CpuBackend(TorchBackend):
 
         use_kernels(model)
         super().__init__(model)
-        self.attend = attend
+        self.attend, self.token = attend, token_pass(model)
+
+    def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
+        return [hidden_SH for piece in pieces for hidden_SH in self._run(piece, cache)]
+
+    @torch.no_grad()
+    def _run(self, piece: Piece, cache: KVCache) -> list[Tensor]:
+        is_token = piece.causal and len(piece.ids_S) == 1 and piece.adapter is None
+        if self.token is None or not is_token or not self.token.can_run(cache):
+            return super().run([piece], cache)
+        return [self.token.run(piece.ids_S, cache, piece.row)]
+
+    @torch.no_grad()
+    def predict(
+        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+    ) -> Prediction:
+        from gesso.backends.cpu import vocabulary
+
+        head, softcap = vocabulary.head_of(self.model), self.model.config.final_logit_softcapping
+        if head is None:
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft)
+        found = []
+        parts = (tensor.split(list(lengths)) for tensor in (hidden_TH, temperature_T, key_T2))
+        for hidden_CH, temperature_C, key_C2 in zip(*parts, strict=True):
+            length, prediction = len(hidden_CH), None
+            if soft or length > 1:
+                prediction = super().predict(hidden_CH, temperature_C, key_C2, [length], soft)
+            if length == 1:  # also beside canvases, so that its bits do not depend on them
+                own = vocabulary.predict(head, softcap, hidden_CH, temperature_C.item(), key_C2)
+                prediction = replace(own, soft_CH=prediction.soft_CH if prediction else None)
+            assert prediction is not None
+            found.append(prediction)
+        return Prediction.cat(found)
 
     def drop_captured(self) -> None:
         use_kernels(self.model)  # the weights have changed
+        self.token = token_pass(self.model)
+
+
+def token_pass(model: DiffusionGemma) -> "TokenPass | None":
+    """Return the pass of one token for a model that uses kernels; None if it has parts without kernels."""
+    from gesso.backends.cpu import token
+
+    return token.TokenPass(model) if token.supports(model) else None
 
 
 def use_kernels(model: nn.Module) -> None:
     """Let the model's packed matrices, experts and norms use kernels wherever no gradient is needed."""
     from gesso.backends.cpu.experts import PackedExperts
+    from gesso.backends.cpu.mixtures import mixture
     from gesso.backends.cpu.norms import KernelNorm
     from gesso.backends.cpu.products import Matrix
 
     for module in list(model.modules()):
         if isinstance(module, Packed) and module.format in KERNELS:
             module.product = Matrix.of(module)
+            module.mixture = partial(mixture, module.product) if len(module.shape) == 2 else None
         for name, child in module.named_children():
             if isinstance(child, Experts) and not isinstance(child, PackedExperts):
                 setattr(module, name, PackedExperts(child))

@@ -22,7 +22,7 @@ def attend(q_SND: Tensor, k_SMD: Tensor, v_SMD: Tensor, cache: LayerKV, row: int
     keys_LMD, values_LMD = cache.k[row], cache.v[row]
     length, heads, size = k_SMD.shape
     is_float = q_SND.dtype == keys_LMD.dtype == torch.float32
-    if not causal or length != 1 or not is_float or size % LANES or torch.is_grad_enabled():
+    if not causal or length != 1 or not is_float or size % (2 * LANES) or torch.is_grad_enabled():
         return attend_with_cache(q_SND, k_SMD, v_SMD, cache, row, start, causal)
     # A ring holds what the token sees, in any order: attention does not depend on it.
     count = start if cache.window is None else min(start, cache.window - 1)

@@ -3,8 +3,6 @@
 `RMSNorm` in `gesso/model/modules.py` is the specification.
 """
 
-import struct
-
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +20,6 @@ class KernelNorm(RMSNorm):
     def __init__(self, base: RMSNorm) -> None:
         nn.Module.__init__(self)
         self.eps, self.weight = base.eps, base.weight
-        (self.eps_bits,) = struct.unpack("q", struct.pack("d", base.eps))
 
     def forward(self, x: Tensor) -> Tensor:
         weight, size = self.weight, x.shape[-1]
@@ -31,7 +28,7 @@ class KernelNorm(RMSNorm):
         x = x.contiguous()
         y, rows = torch.empty_like(x), x.numel() // size
         threads.run(
-            normalize, x.data_ptr(), rows, size, y.data_ptr(), weight.data_ptr(), self.eps_bits,
+            normalize, x.data_ptr(), rows, size, y.data_ptr(), weight.data_ptr(), threads.bits(self.eps),
             threads=threads.count(min(rows, x.numel() // ALONE)),
         )  # fmt: skip
         return y

@@ -29,6 +29,7 @@ FORMATS = {
         (rounding.round_many_int8, many_rows.multiply_many_int8),
     ),
 }
+BITS = {"int4": 4, "int8": 8}
 MANY = 4  # rows per matrix from which rearranging its weights takes less time than reading them again for each row
 ROUNDED_AT_ONCE = 16  # rows; fewer are not worth waking a thread
 
@@ -63,16 +64,21 @@ class Matrix:
         assert x.shape[-1] == self.inputs
         return self.grouped(x, _all_rows(x.numel() // self.inputs)).view(*x.shape[:-1], self.outputs).to(x.dtype)
 
+    def numbers(self) -> Tensor:
+        """Return the matrix as kernels with several products expect it: see `kernels/matrices.py`."""
+        addresses = self.codes.data_ptr(), self.scales.data_ptr()
+        return torch.tensor([*addresses, self.outputs, self.inputs, BITS[self.format]])
+
     def grouped(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Return the products [R, O], in float32, of rows [..., I] and the matrices of their experts."""
         rows, experts = pairs.source_R.shape[0], pairs.expert_G.shape[0]
         is_few = rows < MANY * experts
-        rounded = _rounded(x, self.inputs, self.format, is_few)
+        x_rounded = rounded(x, self.inputs, self.format, is_few)
         y_RO = torch.empty(rows, self.outputs)
         used = threads.count(experts * -(-self.outputs // few_rows.OUTPUTS))
         space = None if is_few else torch.empty(used * many_rows.SPACE_BYTES, dtype=torch.uint8)
         threads.run(
-            FORMATS[self.format][1 if is_few else 2][1], rounded.data_ptr(), pairs.source_R.data_ptr(),
+            FORMATS[self.format][1 if is_few else 2][1], x_rounded.data_ptr(), pairs.source_R.data_ptr(),
             self.codes.data_ptr(), self.scales.data_ptr(), self.inputs, self.outputs, y_RO.data_ptr(), experts,
             pairs.expert_G.data_ptr(), pairs.end_G.data_ptr(), 0, 0 if space is None else space.data_ptr(),
             threads=used,
@@ -90,7 +96,7 @@ def _all_rows(count: int) -> Pairs:
 _last: tuple[Tensor, tuple[object, ...], Tensor] | None = None
 
 
-def _rounded(x: Tensor, inputs: int, format: str, is_few: bool) -> Tensor:
+def rounded(x: Tensor, inputs: int, format: str, is_few: bool) -> Tensor:
     """Return rows in the layout of the kernels for few or for many rows."""
     global _last
     last, key = _last, (format, is_few, None if x.is_inference() else x._version)
@@ -99,10 +105,10 @@ def _rounded(x: Tensor, inputs: int, format: str, is_few: bool) -> Tensor:
     x_TI = x.reshape(-1, inputs).float().contiguous()
     tokens = x_TI.shape[0]
     size = -(-inputs // BLOCK) * ROW_BLOCK_BYTES if is_few else inputs // GROUP * ROW_GROUP_BYTES
-    rounded = torch.empty(tokens, size, dtype=torch.uint8)
+    result = torch.empty(tokens, size, dtype=torch.uint8)
     threads.run(
-        FORMATS[format][1 if is_few else 2][0], x_TI.data_ptr(), tokens, inputs, rounded.data_ptr(),
+        FORMATS[format][1 if is_few else 2][0], x_TI.data_ptr(), tokens, inputs, result.data_ptr(),
         threads=threads.count(tokens // ROUNDED_AT_ONCE),
     )  # fmt: skip
-    _last = x, key, rounded
-    return rounded
+    _last = x, key, result
+    return result

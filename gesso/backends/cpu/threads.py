@@ -5,11 +5,13 @@ torch's, which keep spinning for a while after every operation. So a kernel runs
 library that torch uses. Where that library has no such entry point, a pool of Python threads runs the kernel; the
 kernels release the interpreter lock.
 
-A kernel is a C function of one address: that of its arguments, integers of 64 bits. The first of them is a counter from
-which threads take parts of the work, so any number of threads may run it, and a slow core takes fewer parts.
+A kernel is a C function of one address: that of its arguments, integers of 64 bits or the bits of float64 numbers. The
+first of them is a counter from which threads take parts of the work, so any number of threads may run it, and a slow
+core takes fewer parts.
 """
 
 import ctypes
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,12 @@ def run(kernel: Any, *arguments: int, threads: int) -> None:
         parallel(kernel.address, block, threads, 0)
     else:
         list(_pool(threads).map(_function(kernel), [block] * threads))
+
+
+def bits(number: float) -> int:
+    """Return a float64 as an argument of a kernel."""
+    (found,) = struct.unpack("q", struct.pack("d", number))
+    return int(found)
 
 
 @cache

@@ -21,10 +21,12 @@ TABLE_ROWS = 32768  # of a large matrix, unpacked at once
 class Packed(nn.Module):
     """A matrix [O, I], or experts [E, O, I], as the tensors of a format. `dtype` is the dtype it unpacks to.
 
-    A backend may set `product`, a kernel that multiplies rows by the matrix. It is used where no gradient is needed.
+    A backend may set two kernels, which are used where no gradient is needed: `product` multiplies rows by the matrix,
+    and `mixture` returns weighted sums of its rows.
     """
 
     product: Product | None = None
+    mixture: Product | None = None
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Packed(nn.Module):
             moved: Tensor = fn(tensor)
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
-        self.product = None  # it reads the tensors where they were
+        self.product = self.mixture = None  # they read the tensors where they were
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype
         return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
 
@@ -141,6 +143,8 @@ def _embedding(input: Tensor, weight: Packed, *args: Any, **kwargs: Any) -> Tens
 
 
 def _matmul(input: Tensor, other: Packed) -> Tensor:
+    if other.mixture is not None and not torch.is_grad_enabled():
+        return other.mixture(input)
     if len(other) <= TABLE_ROWS:
         return input @ other.dense(input.dtype)
     parts = zip(input.split(TABLE_ROWS, -1), other.split(TABLE_ROWS), strict=True)

@@ -48,7 +48,7 @@ def _add_block(sums, x, first, second, scales, bits):
 
 
 @inlined
-def _dot(x, weight, scale, inputs, bits):
+def dot(x, weight, scale, inputs, bits):
     """Return the product of a rounded row and the weights of one output."""
     sums = vec.no_floats()
     blocks = inputs // BLOCK
@@ -88,7 +88,7 @@ def _multiply_few(arguments, bits):
             x_row = x + x_bytes * vec.load_long(source + 8 * row)
             for o in range(part * OUTPUTS, min(outputs, (part + 1) * OUTPUTS)):
                 weight, scale = weights + (matrix + o) * (inputs * bits // 8), scales + (matrix + o) * (inputs // 16)
-                vec.store_float(out + 4 * (row * outputs + o), _dot(x_row, weight, scale, inputs, bits))
+                vec.store_float(out + 4 * (row * outputs + o), dot(x_row, weight, scale, inputs, bits))
 
 
 def _entries(version):

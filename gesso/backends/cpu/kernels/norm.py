@@ -9,6 +9,24 @@ from gesso.backends.cpu.kernels.compiling import VERSION, entry, inlined, load_f
 
 
 @inlined
+def inverse_length(x, inputs, eps):
+    """Return the factor that makes the mean square of a row 1."""
+    sums = vec.no_floats()
+    for i in range(0, 4 * inputs, 64):
+        values = vec.load_floats(x + i)
+        sums = vec.fused(values, values, sums)
+    return types.float32(1 / math.sqrt(vec.total(sums) / inputs + eps))
+
+
+@inlined
+def normalize_row(x, inputs, y, weight, eps):
+    factor = inverse_length(x, inputs, eps)
+    for i in range(0, 4 * inputs, 64):
+        values = vec.times(vec.load_floats(x + i), vec.load_floats(weight + i))
+        vec.store_floats(y + i, vec.multiplied(values, factor))
+
+
+@inlined
 def _normalize(arguments):
     """Divide rows by the root of their mean square, and multiply them by weights.
 
@@ -22,14 +40,8 @@ def _normalize(arguments):
         row = vec.take(arguments)
         if row >= rows:
             break
-        at, sums = 4 * row * inputs, vec.no_floats()
-        for i in range(0, 4 * inputs, 64):
-            values = vec.load_floats(x + at + i)
-            sums = vec.fused(values, values, sums)
-        factor = types.float32(1 / math.sqrt(vec.total(sums) / inputs + eps))
-        for i in range(0, 4 * inputs, 64):
-            values = vec.times(vec.load_floats(x + at + i), vec.load_floats(weight + i))
-            vec.store_floats(y + at + i, vec.multiplied(values, factor))
+        at = 4 * row * inputs
+        normalize_row(x + at, inputs, y + at, weight, eps)
 
 
 def _entries(version):

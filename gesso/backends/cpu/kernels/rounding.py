@@ -43,8 +43,8 @@ def _round(x, bits):
 
 
 @inlined
-def _round_few(arguments, bits):
-    """Round rows for `_multiply_few`. A row has 256 bytes per block:
+def round_row(x, inputs, target, bits):
+    """Round a row for the products of few rows. It has 256 bytes per block:
 
     0    of each group, the first half
     64   of each group, the second half
@@ -53,25 +53,32 @@ def _round_few(arguments, bits):
 
     Missing groups of the last block are zeros.
     """
-    x, rows, inputs, target = load_four(arguments + 8)
     blocks, groups = (inputs + BLOCK - 1) // BLOCK, inputs // GROUP
+    for group in range(4 * blocks):
+        at = target + group // 4 * ROW_BLOCK_BYTES + group % 4 * 16
+        vec.store_nothing(at + 128)
+        if group < groups:
+            first, second, start, scale = _round(x + 4 * group * GROUP, bits)
+            vec.store_as_bytes(at, first)
+            vec.store_as_bytes(at + 64, second)
+            vec.store_int(at + 128, start)
+            vec.store_scale(at + 192, scale)
+        else:
+            vec.store_nothing(at)
+            vec.store_nothing(at + 64)
+            vec.store_nothing(at + 192)
+
+
+@inlined
+def _round_few(arguments, bits):
+    """Round rows for `_multiply_few`."""
+    x, rows, inputs, target = load_four(arguments + 8)
+    row_bytes = (inputs + BLOCK - 1) // BLOCK * ROW_BLOCK_BYTES
     while True:
         row = vec.take(arguments)
         if row >= rows:
             break
-        for group in range(4 * blocks):
-            at = target + (row * blocks + group // 4) * ROW_BLOCK_BYTES + group % 4 * 16
-            vec.store_nothing(at + 128)
-            if group < groups:
-                first, second, start, scale = _round(x + 4 * (row * inputs + group * GROUP), bits)
-                vec.store_as_bytes(at, first)
-                vec.store_as_bytes(at + 64, second)
-                vec.store_int(at + 128, start)
-                vec.store_scale(at + 192, scale)
-            else:
-                vec.store_nothing(at)
-                vec.store_nothing(at + 64)
-                vec.store_nothing(at + 192)
+        round_row(x + 4 * row * inputs, inputs, target + row * row_bytes, bits)
 
 
 @inlined

@@ -9,8 +9,6 @@ of bytes depend on the machine (`dots.py`). Memory is addressed by integers, in 
     Floats  16 float32
 """
 
-import math
-
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, models, register_model
@@ -67,6 +65,7 @@ def operation(returned, *taken):
             lambda typing, a: typed(typing, a),
             lambda typing, a, b: typed(typing, a, b),
             lambda typing, a, b, c: typed(typing, a, b, c),
+            lambda typing, a, b, c, d: typed(typing, a, b, c, d),
         )
         form = forms[len(taken)]
         form.__name__, form.__doc__ = build.__name__, build.__doc__
@@ -81,6 +80,11 @@ def operation(returned, *taken):
 @operation(types.int64, types.intp)
 def load_long(builder, address):
     return load(builder, address, LONG)
+
+
+@operation(types.int64, types.intp)
+def load_int(builder, address):
+    return builder.sext(load(builder, address, INT), LONG)
 
 
 @operation(types.float32, types.intp)
@@ -153,6 +157,11 @@ def store_scale(builder, address, value):
 def store_int(builder, address, value):
     """Store the lowest 32 bits."""
     store(builder, address, builder.trunc(value, INT))
+
+
+@operation(types.void, types.intp, types.int64)
+def store_long(builder, address, value):
+    store(builder, address, value)
 
 
 @operation(types.void, types.intp)
@@ -321,6 +330,16 @@ def plus(builder, a, b):
 
 
 @operation(Floats, Floats, Floats)
+def minus(builder, a, b):
+    return builder.fsub(a, b)
+
+
+@operation(Floats, Floats, Floats)
+def divided(builder, a, b):
+    return builder.fdiv(a, b)
+
+
+@operation(Floats, Floats, Floats)
 def larger(builder, a, b):
     """Return the larger of two values in every lane; NaN if one of them is."""
     return call(builder, "llvm.maximum.v16f32", Floats.llvm, a, b)
@@ -330,26 +349,6 @@ def larger(builder, a, b):
 def greatest(builder, value):
     """Return the largest of all lanes; NaN if one of them is."""
     return call(builder, "llvm.vector.reduce.fmaximum.v16f32", FLOAT, value)
-
-
-@operation(Floats, Floats)
-def exponential(builder, value):
-    """Return e^x of values up to 0, with a relative error of 2e-7. Below -87 it is e^-87, and of NaN it is NaN."""
-
-    def constant(number):
-        return ir.Constant(Floats.llvm, [number] * LANES)
-
-    bounded = call(builder, "llvm.maximum.v16f32", Floats.llvm, value, constant(-87.0))
-    power = builder.fmul(bounded, constant(1 / math.log(2)))
-    whole = call(builder, "llvm.rint.v16f32", Floats.llvm, power)
-    rest = builder.fsub(power, whole)
-    result = constant(math.log(2) ** 6 / 720)  # the Taylor series of 2^rest, from its last term
-    for degree in (5, 4, 3, 2, 1, 0):
-        term = constant(math.log(2) ** degree / math.factorial(degree))
-        result = call(builder, "llvm.fma.v16f32", Floats.llvm, result, rest, term)
-    exponent = builder.shl(builder.fptosi(whole, Ints.llvm), ir.Constant(Ints.llvm, [23] * LANES))
-    scaled = builder.bitcast(builder.add(builder.bitcast(result, Ints.llvm), exponent), Floats.llvm)
-    return builder.select(builder.fcmp_ordered("ord", value, value), scaled, value)
 
 
 @operation(Floats, Floats, types.float32)
