@@ -69,22 +69,31 @@ class CpuBackend(TorchBackend):
 
     @torch.no_grad()
     def predict(
-        self, hidden_TH: Tensor, temperature_T: Tensor, key_T2: Tensor, lengths: Sequence[int], soft: bool = True
+        self,
+        hidden_TH: Tensor,
+        temperature_T: Tensor,
+        key_T2: Tensor,
+        lengths: Sequence[int],
+        soft: bool = True,
+        top: bool = False,
+        current_T: Tensor | None = None,
     ) -> Prediction:
         from gesso.backends.cpu import vocabulary
 
         head, softcap = vocabulary.head_of(self.model), self.model.config.final_logit_softcapping
         if head is None:
-            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft)
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T)
         found = []
-        parts = (tensor.split(list(lengths)) for tensor in (hidden_TH, temperature_T, key_T2))
-        for hidden_CH, temperature_C, key_C2 in zip(*parts, strict=True):
+        given = [hidden_TH, temperature_T, key_T2, *([] if current_T is None else [current_T])]
+        for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
+            hidden_CH, temperature_C, key_C2, *current = segment
             length, prediction = len(hidden_CH), None
-            if soft or length > 1:
-                prediction = super().predict(hidden_CH, temperature_C, key_C2, [length], soft)
+            if length > 1 or soft or top or current:
+                prediction = super().predict(hidden_CH, temperature_C, key_C2, [length], soft, top, *current)
             if length == 1:  # also beside canvases, so that its bits do not depend on them
                 own = vocabulary.predict(head, softcap, hidden_CH, temperature_C.item(), key_C2)
-                prediction = replace(own, soft_CH=prediction.soft_CH if prediction else None)
+                same = {name: getattr(own, name) for name in ("candidate_C", "argmax_C", "confidence_C", "entropy_C")}
+                prediction = replace(prediction, **same) if prediction else own
             assert prediction is not None
             found.append(prediction)
         return Prediction.cat(found)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cpu import threads
+from gesso.backends.cpu.attention import seen
 from gesso.backends.cpu.kernels import layers as kernel
 from gesso.backends.cpu.kernels import table
 from gesso.backends.cpu.kernels.rounding import BLOCK, ROW_BLOCK_BYTES
@@ -105,16 +106,18 @@ class TokenPass:
             shape: rotation(position_S, frequencies(shape, position_S.device), torch.float32)
             for shape in set(config.layers)
         }
-        places, seen = [], 0
+        places, most = [], 0
         for shape, layer in zip(config.layers, cache.layers, strict=True):
             keys_LMD, values_LMD, (cos, sin) = layer.k[row], layer.v[row], rotations[shape]
-            # A ring holds what the token sees, in any order: attention does not depend on it.
-            count = start if layer.window is None else min(start, layer.window - 1)
-            seen = max(seen, count)
+            count, oldest, unseen = seen(layer, row, start)
+            most = max(most, count)
             addresses = (tensor.data_ptr() for tensor in (keys_LMD, values_LMD, cos, sin))
-            places.append((*addresses, count, start % len(keys_LMD)))
-        scores = torch.empty(config.num_attention_heads, seen + LANES)
-        changing = table.KEYS, table.VALUES, table.COS, table.SIN, table.SEEN, table.PLACE
+            places.append((*addresses, count, oldest, unseen, start % len(keys_LMD)))
+        scores = torch.empty(config.num_attention_heads, most + LANES)
+        changing = (
+            *(table.KEYS, table.VALUES, table.COS, table.SIN),
+            *(table.HELD, table.OLDEST, table.UNSEEN, table.PLACE),
+        )
         self.table[:, [field // 8 for field in changing]] = torch.tensor(places)
         self.table[:, table.SCORES // 8] = scores.data_ptr()
         self.counters.zero_()

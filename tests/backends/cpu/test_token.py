@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("numba")
+import gesso.model.cache  # noqa: E402
 from gesso.backends.base import Backend, Piece  # noqa: E402
 from gesso.backends.cpu import CpuBackend, threads  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
@@ -13,7 +14,13 @@ from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
 from gesso.model.transformer import DiffusionGemma  # noqa: E402
 from tests.backends.cpu.test_backend import make  # noqa: E402
 
-TOKENS = 10  # rings have 3 places: they wrap three times
+TOKENS = 10
+
+
+@pytest.fixture(autouse=True)
+def short_rings(monkeypatch):
+    """Rings have 5 places, of which a token sees 3: they wrap."""
+    monkeypatch.setattr(gesso.model.cache, "SPARE", 2)
 
 
 def by_token(backend: Backend, rows: tuple[int, ...] = (0,)) -> list[Tensor]:

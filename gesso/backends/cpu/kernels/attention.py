@@ -66,12 +66,13 @@ def _softmax(scores, room):
 
 
 @inlined
-def attend_head(q, key, value, keys, values, count, stride, group, size, out, scores):
+def attend_head(q, key, value, keys, values, count, oldest, unseen, stride, group, size, out, scores):
     """Attend from the queries of one key head to the keys of a cache and that of the token itself.
 
     q, out        float32 [G, D]; D is a multiple of 32
     key, value    float32 [D]: those of the token itself
-    keys, values  rows of float32 [D], `stride` bytes apart, of which the first `count` are seen
+    keys, values  rows of float32 [D], `stride` bytes apart; the first `count` are seen, except `unseen` of them from
+                  `oldest` on: in a ring, those before the window
     scores        float32 [G, room], where `room` is count + 1, rounded up to a multiple of 16
     """
     room, last = (count + 16) // 16 * 16, group - 1
@@ -84,6 +85,9 @@ def attend_head(q, key, value, keys, values, count, stride, group, size, out, sc
         for g in range(0, group, 2):  # an odd query is its own partner
             h, at = min(g + 1, last), scores + 4 * token
             _score(q + 4 * g * size, q + 4 * h * size, k, size, AHEAD * stride, at + 4 * g * room, at + 4 * h * room)
+    for i in range(oldest, oldest + unseen):
+        for g in range(group):
+            vec.store_float(scores + 4 * (g * room + (i if i < count else i - count)), types.float32(-math.inf))
     for g in range(group):
         _softmax(scores + 4 * g * room, room)
     for token in range(0, count + 1, BLOCK):
@@ -102,12 +106,13 @@ def _attend(arguments):
 
     q, out        float32 [N, D]: N = M·G query heads; D is a multiple of 32
     key, value    float32 [M, D]: those of the token itself
-    keys, values  float32 [L, M, D], of which the first `count` are seen
+    keys, values  float32 [L, M, D], of which some are seen: `count`, `oldest` and `unseen` as for `attend_head`
     scores        float32 [N, room], where `room` is count + 1, rounded up to a multiple of 16
     """
     q, key, value, keys = load_four(arguments + 8)
     values, count, heads, group = load_four(arguments + 40)
     size, out, scores = vec.load_long(arguments + 72), vec.load_long(arguments + 80), vec.load_long(arguments + 88)
+    oldest, unseen = vec.load_long(arguments + 96), vec.load_long(arguments + 104)
     room = (count + 16) // 16 * 16
     while True:
         head = vec.take(arguments)
@@ -115,8 +120,8 @@ def _attend(arguments):
             break
         at, first = 4 * head * size, head * group
         attend_head(
-            q + 4 * first * size, key + at, value + at, keys + at, values + at, count, 4 * heads * size, group, size,
-            out + 4 * first * size, scores + 4 * first * room,
+            q + 4 * first * size, key + at, value + at, keys + at, values + at, count, oldest, unseen,
+            4 * heads * size, group, size, out + 4 * first * size, scores + 4 * first * room,
         )  # fmt: skip
 
 

@@ -64,7 +64,8 @@ def _projections(layer):
 def _attention(layer):
     """Norms and rotation of the heads, and their attention. One part is a key head."""
     stage, heads, group, size = _stage(layer, 2), get(layer, at.HEADS), get(layer, at.GROUP), get(layer, at.SIZE)
-    eps, seen = vec.load_double(layer + at.EPS), get(layer, at.SEEN)
+    eps, held = vec.load_double(layer + at.EPS), get(layer, at.HELD)
+    oldest, unseen = get(layer, at.OLDEST), get(layer, at.UNSEEN)
     cos, sin, stride = get(layer, at.COS), get(layer, at.SIN), 4 * heads * size
     while True:
         head = next_part(stage)
@@ -82,10 +83,10 @@ def _attention(layer):
             norm_and_rotate(queries + 4 * g * size, size, get(layer, at.NORM_QUERY), cos, sin, eps)
         keys, values, place = get(layer, at.KEYS) + own, get(layer, at.VALUES) + own, get(layer, at.PLACE) * stride
         attend_head(
-            queries, key, value, keys, values, seen, stride, group, size, get(layer, at.ATTENDED) + first,
-            get(layer, at.SCORES) + 4 * head * group * ((seen + 16) // 16 * 16),
+            queries, key, value, keys, values, held, oldest, unseen, stride, group, size,
+            get(layer, at.ATTENDED) + first, get(layer, at.SCORES) + 4 * head * group * ((held + 16) // 16 * 16),
         )  # fmt: skip
-        copy(key, size, keys + place)  # last: it may replace the oldest token, which is seen here
+        copy(key, size, keys + place)  # last: it may replace a token that is seen here
         copy(value, size, values + place)
         finish_part(stage)
     wait(stage, heads)

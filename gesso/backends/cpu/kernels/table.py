@@ -8,7 +8,7 @@ W width of an expert, L capacity of the cache.
 
 from gesso.backends.cpu.kernels.matrices import MATRIX_BYTES
 
-_MATRICES, _NUMBERS = 9, 46
+_MATRICES, _NUMBERS = 9, 48
 
 # Packed matrices: five integers each.
 Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ, EXPERTS_UP, EXPERTS_DOWN = (
@@ -21,12 +21,13 @@ Q_PROJ, K_PROJ, V_PROJ, O_PROJ, GATE_PROJ, UP_PROJ, DOWN_PROJ, EXPERTS_UP, EXPER
     # Weights of norms, router and layer.
     NORM_INPUT, NORM_QUERY, NORM_KEY, NORM_ATTENDED, NORM_DENSE, NORM_EXPERTS, NORM_AFTER_DENSE, NORM_AFTER_EXPERTS,
     NORM_AFTER, ROUTER, ROUTER_SCALE, EXPERT_SCALE, SCALAR,
-    KEYS, VALUES, SEEN, PLACE,  # the cache [L, M, D], how many tokens of it are seen, and the place of this one
+    KEYS, VALUES, PLACE,  # the cache [L, M, D], and the place of this token in it
+    HELD, OLDEST, UNSEEN,  # how many tokens are in it, the place of the oldest, and how many from there on are not seen
     COS, SIN,  # [D]
     # Buffers.
     X, Y,  # [H]: the hidden state, and a normed one
     QUERIES, NEW_KEYS, RAW_VALUES, NEW_VALUES, ATTENDED,  # [N, D], three [M, D], [N, D]
-    SCORES,  # [N, SEEN + 1], rows rounded up to a multiple of 16
+    SCORES,  # [N, HELD + 1], rows rounded up to a multiple of 16
     ROUNDED, ROUNDED_EXPERTS,  # a row for products; K rows
     GATES, UPS, DENSE, ROUTES,  # [I], [I], [H], [E]
     INDEX, WEIGHT, EXPERT_HIDDEN, SPARSE,  # int64 [K], [K], [K, 2W], [H]
