@@ -4,7 +4,7 @@ All settings answer an item before the next item begins, so that the KV cache st
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from gesso.eval.tune.search import DEFAULT, Measured
 from gesso.settings import PRESETS, Diffusion, PresetName
 
 REFERENCE: PresetName = "quality"  # the preset of the many-step run that answers without a reference are compared with
+SLOW = 3  # times the passes of the default, at which a candidate is abandoned: it may need a hundred times the work
 LIKELIHOOD, AGREEMENT = "likelihood", "agreement"
 
 
@@ -118,14 +119,48 @@ class Bench:
             part = items[start : start + size]
             questions = {at: Question(self.items[at], item_seed(self.seed, at), self.options) for at in part}
             self.judge.prepare(self.g, list(questions.values()))
-            work = [(one, at) for at in part for one in candidates]
-            plans = (self._plan(questions[at], self.settings[one]) for one, at in work)
-            for index, found, _ in side_by_side(self.g, plans, rows):
-                candidate, at = work[index]
-                if isinstance(found, Exception) and candidate == DEFAULT:
-                    raise InputError(f"{self.items[at].name}: {found}") from None
-                yield candidate, at, found
+            yield from self._answers(candidates, questions, rows)
+
+    def _answers(
+        self, candidates: Sequence[int], questions: Mapping[int, Question], rows: int
+    ) -> Iterator[tuple[int, int, Measured | Exception]]:
+        begun: list[tuple[int, int]] = []
+        passes: dict[int, dict[int, float]] = {one: {} for one in candidates}
+        slow: set[int] = set()
+
+        def plans() -> Iterator[Plan[Measured]]:
+            for at, question in questions.items():
+                for one in candidates:
+                    if one not in slow:
+                        begun.append((one, at))
+                        yield self._plan(question, self.settings[one])
+
+        for index, found, _ in side_by_side(self.g, plans(), rows):
+            one, at = begun[index]
+            if isinstance(found, Exception) and one == DEFAULT:
+                raise InputError(f"{self.items[at].name}: {found}") from None
+            yield one, at, found
+            passes[one][at] = 0 if isinstance(found, Exception) else found.passes
+            for each in (one,) if one != DEFAULT else candidates:
+                if each not in slow and _is_slow(passes[each], passes[DEFAULT], questions):
+                    slow.add(each)
+                    yield each, at, InputError(f"more than {SLOW} times the passes of the default")
 
     def _plan(self, question: Question, settings: Diffusion) -> Plan[Measured]:
         asked = Question(question.item, question.seed, {**question.options, "preset": settings})
         return self.judge.plan(self.g, asked)
+
+
+def _is_slow(passes: Mapping[int, float], default: Mapping[int, float], items: Iterable[int]) -> bool:
+    """Return whether a candidate needs many times the passes of the default on the first items, two or more.
+
+    Only the first items that both have answered count, so that the order in which answers end has no influence.
+    """
+    total = base = 0.0
+    for count, at in enumerate(items, 1):
+        if at not in passes or at not in default:
+            return False
+        total, base = total + passes[at], base + default[at]
+        if count >= 2 and total > SLOW * base:
+            return True
+    return False
