@@ -71,16 +71,16 @@ class ByModel:
 
     bounded: bool = False
     scores: tuple[str, ...] = (LIKELIHOOD, AGREEMENT)
-    expected: dict[str, list[int]] = field(default_factory=dict)  # tokens of the many-step answers, by item
+    expected: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # tokens of the many-step answers
 
     def prepare(self, g: Gesso, questions: Sequence[Question]) -> None:
-        missing = [one for one in questions if one.item.name not in self.expected]
+        missing = [one for one in questions if _key(one) not in self.expected]
         many = [Question(one.item, one.seed, {**one.options, "preset": PRESETS[REFERENCE]}) for one in missing]
         plans = (generate([request(g, one.item, one)]) for one in many)
         for index, found, _ in side_by_side(g, plans, len(g.engine.scheduler.rows)):
             if isinstance(found, Exception):
                 raise InputError(f"{many[index].item.name}: {found}")
-            self.expected[many[index].item.name] = g.tokenizer.encode(found[0].text, bos=False)
+            self.expected[_key(many[index])] = g.tokenizer.encode(found[0].text, bos=False)
 
     def plan(self, g: Gesso, question: Question) -> Plan[Measured]:
         asked = request(g, question.item, question)
@@ -90,8 +90,13 @@ class ByModel:
         (total,) = yield from score(asked.prompt, [read], g.max_length, asked.adapter)
         guess = -math.log(g.config.vocab_size)  # of a text that the context has no room for
         likelihood = total / max(len(read), 1) if math.isfinite(total) else guess
-        agreement = edit_similarity(text, self.expected[question.item.name])
+        agreement = edit_similarity(text, self.expected[_key(question)])
         return Measured({LIKELIHOOD: likelihood, AGREEMENT: agreement}, result.usage.denoising_steps)
+
+
+def _key(question: Question) -> tuple[str, int]:
+    """Return what an answer depends on, other than the settings. Names of rows need not be different."""
+    return repr(question.item.prompt), question.seed
 
 
 def _ended(result: Result) -> bool:

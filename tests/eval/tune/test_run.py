@@ -155,7 +155,7 @@ def test_answers_without_a_reference_are_judged_by_the_model(quick):
     answer = found.search.table.answers[DEFAULT][0]
     assert answer.scores["likelihood"] < 0 and 0 <= answer.scores["agreement"] <= 1
     assert "agreement with a run of the preset quality" in report.summary(found)
-    assert judge.expected.keys() == {item.name for item in rows(8)}
+    assert {prompt for prompt, _ in judge.expected} >= {repr(item.prompt) for item in rows(8)}
 
 
 def test_settings_that_take_far_more_passes_are_abandoned(quick):
