@@ -146,7 +146,7 @@ def _items(
 ) -> "tuple[str, Judge, tuple[list[Item], list[Item]], dict[str, Any]]":
     """Return a name, the judgement of answers, tuning and held-out items, and the options of their requests."""
     from gesso import eval as tasks
-    from gesso.eval.own_data import OwnData, has_answers
+    from gesso.eval.own_data import LIKELIHOOD, OwnData, has_answers
     from gesso.eval.tune.measure import ByModel, ByTask
     from gesso.eval.tune.run import draw, split
 
@@ -161,6 +161,8 @@ def _items(
         return chosen.name, ByTask(chosen), draw(chosen, count, held_out, seed), dict(chosen.options)
     if len(score or ()) > 1:
         raise InputError("rows of your own are scored in one way; give --score once")
+    if score and score[0] == LIKELIHOOD:
+        raise InputError(f"--score {LIKELIHOOD} reads given answers, so no settings matter; choose another score")
     paths = tuple(prompts or ())
     scored = bool(score) or has_answers(paths)
     rows = OwnData(data=paths, kind=score[0] if score else "exact", needs_answers=scored)

@@ -34,15 +34,31 @@ def candidates(default: Diffusion, samplers: Sequence[str], canvas: int, seed: i
         _add(found, default, given)
     rng = random.Random(f"tune {seed}")
     wanted = len(found) + DRAWN
-    others = [name for name in samplers if name != default.sampler]
+    groups = _groups(default, samplers)
     for number in range(TRIES):
         if len(found) >= wanted:
             break
-        # Every second draw has the default's sampler: the checkpoint's settings suit it.
-        other = others[number // 2 % len(others)] if others else str(default.sampler)
-        sampler = other if number % 2 or default.sampler not in samplers else str(default.sampler)
+        turn, which = divmod(number, len(groups))
+        sampler = groups[which][turn % len(groups[which])]
         _add(found, default, _draw(rng, _neutral(default), sampler, canvas))
     return found
+
+
+def _groups(default: Diffusion, samplers: Sequence[str]) -> list[list[str]]:
+    """Return the samplers in groups that get equally many draws: the default's, which the checkpoint's settings suit;
+    those that draft and decide, which have settings of their own; all others.
+    """
+    usual = [str(name) for name in samplers if name == default.sampler]
+    drafting = [name for name in samplers if name not in usual and _draft(name) > 1]
+    others = [name for name in samplers if name not in (*usual, *drafting)]
+    return [group for group in (usual, drafting, others) if group]
+
+
+def _draft(sampler: str) -> int:
+    """Return the number of tokens that a sampler drafts before it decides token by token, or 0."""
+    if not writes_tokens(sampler):
+        return 0
+    return choose(Diffusion(), sampler=sampler).canvas_length or 0  # type: ignore[arg-type]  # the names are checked
 
 
 def writes_tokens(sampler: str) -> bool:
@@ -68,16 +84,18 @@ def _single(default: Diffusion, samplers: Sequence[str]) -> Iterator[dict[str, A
 def _draw(rng: random.Random, default: Diffusion, sampler: str, canvas: int) -> dict[str, Any]:
     hot, cold = rng.choice(TEMPERATURES)
     t_max = round(default.t_max * hot, 3)
-    shared = {
+    shared: dict[str, Any] = {
         "sampler": sampler,
         "t_max": t_max,
         "t_min": min(t_max, round(default.t_min * cold, 3)),
         "greed": rng.choice(GREEDS),
     }
     if writes_tokens(sampler):
-        draft = choose(default, sampler=sampler).canvas_length or 1  # type: ignore[arg-type]  # the names are checked
-        longer = {"canvas_length": max(2, round(draft * rng.choice(DRAFTS)))} if draft > 1 else {}
-        return shared | longer | ({"accept_ratio": rng.choice(RATIOS)} if "accept_ratio" in SETTINGS and longer else {})
+        if (draft := _draft(sampler)) > 1:
+            shared["canvas_length"] = max(2, round(draft * rng.choice(DRAFTS)))
+            if "accept_ratio" in SETTINGS:
+                shared["accept_ratio"] = rng.choice(RATIOS)
+        return shared
     length = rng.choice(LENGTHS)
     return shared | {
         "steps": max(1, round(default.steps * rng.choice(STEPS))),

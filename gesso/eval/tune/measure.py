@@ -4,7 +4,7 @@ All settings answer an item before the next item begins, so that the KV cache st
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from gesso.eval.tune.search import DEFAULT, Measured
 from gesso.settings import PRESETS, Diffusion, PresetName
 
 REFERENCE: PresetName = "quality"  # the preset of the many-step run that answers without a reference are compared with
+SLOW = 3  # times the passes of the default, at which a candidate is abandoned: it may need a hundred times the work
 LIKELIHOOD, AGREEMENT = "likelihood", "agreement"
 
 
@@ -70,16 +71,16 @@ class ByModel:
 
     bounded: bool = False
     scores: tuple[str, ...] = (LIKELIHOOD, AGREEMENT)
-    expected: dict[str, list[int]] = field(default_factory=dict)  # tokens of the many-step answers, by item
+    expected: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # tokens of the many-step answers
 
     def prepare(self, g: Gesso, questions: Sequence[Question]) -> None:
-        missing = [one for one in questions if one.item.name not in self.expected]
+        missing = [one for one in questions if _key(one) not in self.expected]
         many = [Question(one.item, one.seed, {**one.options, "preset": PRESETS[REFERENCE]}) for one in missing]
         plans = (generate([request(g, one.item, one)]) for one in many)
         for index, found, _ in side_by_side(g, plans, len(g.engine.scheduler.rows)):
             if isinstance(found, Exception):
                 raise InputError(f"{many[index].item.name}: {found}")
-            self.expected[many[index].item.name] = g.tokenizer.encode(found[0].text, bos=False)
+            self.expected[_key(many[index])] = g.tokenizer.encode(found[0].text, bos=False)
 
     def plan(self, g: Gesso, question: Question) -> Plan[Measured]:
         asked = request(g, question.item, question)
@@ -89,8 +90,13 @@ class ByModel:
         (total,) = yield from score(asked.prompt, [read], g.max_length, asked.adapter)
         guess = -math.log(g.config.vocab_size)  # of a text that the context has no room for
         likelihood = total / max(len(read), 1) if math.isfinite(total) else guess
-        agreement = edit_similarity(text, self.expected[question.item.name])
+        agreement = edit_similarity(text, self.expected[_key(question)])
         return Measured({LIKELIHOOD: likelihood, AGREEMENT: agreement}, result.usage.denoising_steps)
+
+
+def _key(question: Question) -> tuple[str, int]:
+    """Return what an answer depends on, other than the settings. Names of rows need not be different."""
+    return repr(question.item.prompt), question.seed
 
 
 def _ended(result: Result) -> bool:
@@ -118,14 +124,48 @@ class Bench:
             part = items[start : start + size]
             questions = {at: Question(self.items[at], item_seed(self.seed, at), self.options) for at in part}
             self.judge.prepare(self.g, list(questions.values()))
-            work = [(one, at) for at in part for one in candidates]
-            plans = (self._plan(questions[at], self.settings[one]) for one, at in work)
-            for index, found, _ in side_by_side(self.g, plans, rows):
-                candidate, at = work[index]
-                if isinstance(found, Exception) and candidate == DEFAULT:
-                    raise InputError(f"{self.items[at].name}: {found}") from None
-                yield candidate, at, found
+            yield from self._answers(candidates, questions, rows)
+
+    def _answers(
+        self, candidates: Sequence[int], questions: Mapping[int, Question], rows: int
+    ) -> Iterator[tuple[int, int, Measured | Exception]]:
+        begun: list[tuple[int, int]] = []
+        passes: dict[int, dict[int, float]] = {one: {} for one in candidates}
+        slow: set[int] = set()
+
+        def plans() -> Iterator[Plan[Measured]]:
+            for at, question in questions.items():
+                for one in candidates:
+                    if one not in slow:
+                        begun.append((one, at))
+                        yield self._plan(question, self.settings[one])
+
+        for index, found, _ in side_by_side(self.g, plans(), rows):
+            one, at = begun[index]
+            if isinstance(found, Exception) and one == DEFAULT:
+                raise InputError(f"{self.items[at].name}: {found}") from None
+            yield one, at, found
+            passes[one][at] = 0 if isinstance(found, Exception) else found.passes
+            for each in (one,) if one != DEFAULT else candidates:
+                if each not in slow and _is_slow(passes[each], passes[DEFAULT], questions):
+                    slow.add(each)
+                    yield each, at, InputError(f"more than {SLOW} times the passes of the default")
 
     def _plan(self, question: Question, settings: Diffusion) -> Plan[Measured]:
         asked = Question(question.item, question.seed, {**question.options, "preset": settings})
         return self.judge.plan(self.g, asked)
+
+
+def _is_slow(passes: Mapping[int, float], default: Mapping[int, float], items: Iterable[int]) -> bool:
+    """Return whether a candidate needs many times the passes of the default on the first items, two or more.
+
+    Only the first items that both have answered count, so that the order in which answers end has no influence.
+    """
+    total = base = 0.0
+    for count, at in enumerate(items, 1):
+        if at not in passes or at not in default:
+            return False
+        total, base = total + passes[at], base + default[at]
+        if count >= 2 and total > SLOW * base:
+            return True
+    return False

@@ -27,7 +27,7 @@ from gesso.eval.tune.search import (
 )
 from gesso.settings import Diffusion
 
-SEARCH_SHARE = 0.45  # of the time, if it is limited; the rest is for the held-out items
+SEARCH_SHARE = 0.4  # of the time, if it is limited; the rest is for the held-out items
 FEWEST = 6  # rows to split
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)

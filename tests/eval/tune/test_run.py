@@ -9,11 +9,11 @@ import pytest
 
 import gesso
 from gesso import Diffusion, InputError
-from gesso.eval import Sudoku
+from gesso.eval import OwnData, Sudoku
 from gesso.eval.task import Item
 from gesso.eval.tune import report, run
 from gesso.eval.tune.candidates import DRAWN, candidates, changes
-from gesso.eval.tune.measure import ByModel, ByTask
+from gesso.eval.tune.measure import Bench, ByModel, ByTask
 from gesso.eval.tune.search import DEFAULT, Goal, Measured, Search, Table
 from gesso.presets import read_preset
 from gesso.settings import SAMPLERS, STOPPINGS
@@ -155,7 +155,19 @@ def test_answers_without_a_reference_are_judged_by_the_model(quick):
     answer = found.search.table.answers[DEFAULT][0]
     assert answer.scores["likelihood"] < 0 and 0 <= answer.scores["agreement"] <= 1
     assert "agreement with a run of the preset quality" in report.summary(found)
-    assert judge.expected.keys() == {item.name for item in rows(8)}
+    assert {prompt for prompt, _ in judge.expected} >= {repr(item.prompt) for item in rows(8)}
+
+
+def test_settings_that_take_far_more_passes_are_abandoned(quick):
+    settings = [Diffusion(steps=steps, stopping="fixed") for steps in (1, 2, 8)]
+    items = [replace(item, meta={"answers": ()}) for item in rows(24)]
+    judge = ByTask(OwnData(data=(), kind="python"))
+    bench = Bench(g=quick, judge=judge, items=items, settings=settings, options=SHORT, seed=0)
+    found = Table()
+    for answer in bench([0, 1, 2], range(24)):
+        found.add(*answer)
+    assert found.errors == {2: "more than 3 times the passes of the default"}
+    assert [len(found.answers[one]) for one in (0, 1)] == [24, 24] and 2 <= len(found.answers[2]) < 24
 
 
 def test_a_prompt_that_the_default_cannot_answer_is_named(quick):
@@ -214,6 +226,7 @@ def test_write_changes_a_local_checkpoint_only_if_the_choice_is_confirmed(main, 
         (["--task", "structured", "--clues", "30"], "--clues applies to --task sudoku"),
         (["{rows}", "--sampler", "best"], "--sampler must be one of"),
         (["{rows}", "--score", "exact", "--score", "json"], "give --score once"),
+        (["{rows}", "--score", "likelihood"], "no settings matter"),
         (["{mixed}"], "1 of 2 rows have an answer"),
         (["{rows}", "--out", "preset.txt"], "--out must end in .json"),
         (["{rows}", "--write"], "belongs to the package"),
