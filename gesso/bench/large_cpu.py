@@ -24,7 +24,7 @@ WARM = 4  # tokens that are not timed
 PASSES = 2  # timed steps of a canvas
 
 
-def measure(g: Any, seconds_to_load: float, bandwidth: float, *, prompt: int, new: int) -> dict[str, Any]:
+def measure(g: Any, seconds_to_load: float, bandwidth: float, *, prompt: int, new: int, sampler: str) -> dict[str, Any]:
     """Measure a loaded model on a machine that reads `bandwidth` bytes per second.
 
     Prompts have `prompt` tokens. At most TOKENS of the `new` ones are written, one by one.
@@ -44,7 +44,9 @@ def measure(g: Any, seconds_to_load: float, bandwidth: float, *, prompt: int, ne
         "autoregressive_tokens_per_second": rate,
         "share_of_bandwidth": rate * size / bandwidth,
         "prefill": [{"tokens": PREFILL, "tokens_per_second": PREFILL / read}],
-        "canvases": [{"canvas": length, "ms_a_step": 1e3 * _step_seconds(g, prompt, length)} for length in lengths],
+        "canvases": [
+            {"canvas": length, "ms_a_step": 1e3 * _step_seconds(g, prompt, length, sampler)} for length in lengths
+        ],
     }
     resident, peak = resident_bytes()
     return found | {"resident_GB": resident / 1e9, "peak_resident_GB": peak / 1e9}
@@ -92,8 +94,8 @@ def _prefill_seconds(g: Any, tokens: int) -> float:
     return _passes(g, tokens, 1, sampler="autoregressive")[0]
 
 
-def _step_seconds(g: Any, prompt: int, length: int) -> float:
-    options = {"steps": 1 + PASSES, "stopping": "fixed", "canvas_length": length}
+def _step_seconds(g: Any, prompt: int, length: int, sampler: str) -> float:
+    options = {"steps": 1 + PASSES, "stopping": "fixed", "canvas_length": length, "sampler": sampler}
     return min(_passes(g, prompt, length, **options)[1:])  # the first reads the prompt and has no self-conditioning
 
 

@@ -34,8 +34,10 @@ from gesso.eval.plot import Point, Series, svg
 from gesso.info.budget import CONTEXT
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
+from gesso.settings import SETTINGS
 
 STEPS = 16
+SAMPLER = SETTINGS["sampler"].default
 # Batch sizes, prompt, new tokens, prefills, autoregressive tokens. On a GPU: as peers publish them. On a CPU: a minute.
 USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1,), 64, 256, (512,), 16)}
 
@@ -43,12 +45,13 @@ USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1
 def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, new: int | None, peer: str | None, adapters: int = 0, rank: int = 16,
-    threads: int | None = None,
+    threads: int | None = None, sampler: str = SAMPLER,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a model. Missing sizes are those of USUAL for the device.
 
     adapters: how many random adapters to measure again with, of this rank.
     """
+    check_sampler(sampler)
     if peer not in (None, "transformers", "llama.cpp"):
         raise InputError(f"--peer must be transformers or llama.cpp, got {peer!r}")
     if peer == "llama.cpp":
@@ -75,6 +78,7 @@ def bench(
         tokens=usual[4],
         adapters=adapters,
         rank=rank,
+        sampler=sampler,
     )
     if peer is not None:
         random = isinstance(name, str) and random_weights.is_random(name)
@@ -90,6 +94,13 @@ def bench(
         found["peer_ms_a_step"] = seconds * 1e3
         found["times_the_peer"] = seconds * 1e3 / found["batches"][0]["ms_a_step"]
     return found
+
+
+def check_sampler(sampler: str) -> None:
+    """Reject a sampler that cannot be measured, before any weights are loaded."""
+    SETTINGS["sampler"].check(sampler)
+    if sampler == "autoregressive":
+        raise InputError("--sampler must be one for canvases; autoregressive decoding is measured beside it")
 
 
 def sizes_in(text: str | None) -> tuple[int, ...]:
@@ -167,7 +178,7 @@ def draw(found: dict[str, Any]) -> str:
 
 def measure(
     load: Callable[[], Any], *, batches: Sequence[int], prompt: int, new: int, prefills: Sequence[int], tokens: int,
-    adapters: int = 0, rank: int = 16,
+    adapters: int = 0, rank: int = 16, sampler: str = SAMPLER,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure the model that `load` returns. `tokens` are generated autoregressively.
 
@@ -179,10 +190,11 @@ def measure(
     wait(device)
     loaded = time.perf_counter()
     if device.type == "cpu" and large_cpu.weight_bytes(g.model) >= LEAST_BYTES:
-        return large_cpu.measure(g, loaded - began, read_speed(device, READ_VALUES["cpu"]), prompt=prompt, new=new)
+        speed = read_speed(device, READ_VALUES["cpu"])
+        return large_cpu.measure(g, loaded - began, speed, prompt=prompt, new=new, sampler=sampler)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    _write(g, 1, prompt, 2 * g.config.canvas_length)
+    _write(g, 1, prompt, 2 * g.config.canvas_length, sampler)
     wait(device)
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device)
@@ -193,6 +205,7 @@ def measure(
         "prompt": prompt,
         "new": new,
         "steps": STEPS,
+        "sampler": sampler,
         "canvas": g.config.canvas_length,
         "adapters": adapters,
         "rank": rank,
@@ -209,21 +222,21 @@ def measure(
         copies = copy_speed(held)
         found |= {"streamed_layers": len(held.layers), "copied_GB_a_step": held.nbytes / 1e9, "copy_GBps": copies / 1e9}
         found["floor_ms"] = max(found["floor_ms"], held.nbytes / copies * 1e3)
-    found["batches"] = [_batch(g, size, prompt, new) for size in batches]
+    found["batches"] = [_batch(g, size, prompt, new, sampler) for size in batches]
     for row in found["batches"]:
         row["share_of_floor"] = found["floor_ms"] / row["ms_a_step"]
     found["prefill"] = [_prefill(g, length) for length in prefills if length < longest]
     found["autoregressive_tokens_per_second"] = _autoregressive(g, prompt, tokens) if tokens else None
     names = attach_random(g, adapters, rank)
     for row in found["batches"] if names else ():
-        adapted = _batch(g, row["batch"], prompt, new, names)
+        adapted = _batch(g, row["batch"], prompt, new, sampler, names)
         row |= {f"adapted_{key}": adapted[key] for key in ("ms_a_step", "tokens_per_second")}
     if device.type == "cuda":
         found["peak_memory_GB"] = torch.cuda.max_memory_allocated(device) / 1e9
     return found
 
 
-def _batch(g: Any, size: int, prompt: int, new: int, adapters: Sequence[str] = ()) -> dict[str, Any]:
+def _batch(g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
     """Measure one batch size after three equal runs, which compile and capture everything.
 
     A pass that commits a canvas and begins the next is captured only after it has recurred several times.
@@ -233,9 +246,9 @@ def _batch(g: Any, size: int, prompt: int, new: int, adapters: Sequence[str] = (
     with peers and the floor.
     """
     for _ in range(2):
-        _write(g, size, prompt, new, adapters)
-    steps, _ = _write(g, size, prompt, new, adapters, waiting=True)
-    passes, seconds = _write(g, size, prompt, new, adapters)
+        _write(g, size, prompt, new, sampler, adapters)
+    steps, _ = _write(g, size, prompt, new, sampler, adapters, waiting=True)
+    passes, seconds = _write(g, size, prompt, new, sampler, adapters)
     step = statistics.median(steps)
     return {
         "batch": size,
@@ -248,14 +261,14 @@ def _batch(g: Any, size: int, prompt: int, new: int, adapters: Sequence[str] = (
 
 
 def _write(
-    g: Any, size: int, prompt: int, new: int, adapters: Sequence[str] = (), waiting: bool = False
+    g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Sequence[str] = (), waiting: bool = False
 ) -> tuple[list[float], float]:
     """Return the seconds of each pass with a denoising step, and of the whole run.
 
     Requests take the adapters in turn. With `waiting`, the host waits for the device after every pass; otherwise only
     at the end of a canvas.
     """
-    for i, request in enumerate(requests(g, size, prompt, new, steps=STEPS, stopping="fixed")):
+    for i, request in enumerate(requests(g, size, prompt, new, steps=STEPS, stopping="fixed", sampler=sampler)):
         g.engine.submit(replace(request, adapter=adapters[i % len(adapters)] if adapters else None))
     steps, began = [], time.perf_counter()
     before = began

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from gesso import loading
 from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
-from gesso.bench.model import STEPS, USUAL, sizes_in
+from gesso.bench.model import SAMPLER, STEPS, USUAL, check_sampler, sizes_in
 from gesso.bench.requests import requests
 from gesso.errors import InputError
 
@@ -37,8 +37,10 @@ class Span:
 def measure(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
     batches: str | None, prompt: int | None, adapters: int = 0, rank: int = 16, threads: int | None = None,
+    sampler: str = SAMPLER,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure steps. adapters: how many random adapters the requests take in turn, of this rank."""
+    check_sampler(sampler)
     sizes = sizes_in(batches) or (1,)
     if len(sizes) != 1:
         raise InputError(f"bench step takes one batch size, got {batches!r}")
@@ -58,7 +60,8 @@ def measure(
     )
     new = (WARM + 1) * g.config.canvas_length
     names = attach_random(g, adapters, rank) if adapters else [None]
-    made = requests(g, batch, prompt or USUAL[where.type][1], new, steps=STEPS, stopping="fixed")
+    options = {"steps": STEPS, "stopping": "fixed", "sampler": sampler}
+    made = requests(g, batch, prompt or USUAL[where.type][1], new, **options)
     for request, adapter in zip(made, cycle(names), strict=False):
         g.engine.submit(replace(request, adapter=adapter))
     for _ in range(WARM * STEPS + BEFORE):

@@ -37,6 +37,7 @@ def bench(
     adapters: Annotated[
         int, typer.Option(min=0, help="model: also measure with this many random adapters; step: measure with them.")
     ] = 0,
+    sampler: Annotated[str, typer.Option(help="model, step: sampler of the canvases.")] = "entropy-bound",
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
@@ -56,7 +57,7 @@ def bench(
 
         found = generation.bench(
             loading.model, batches=batches, prompt=prompt, new=new, peer=peer, adapters=adapters, rank=rank or 16,
-            threads=loading.threads, **loading.keywords(),
+            threads=loading.threads, sampler=sampler, **loading.keywords(),
         )  # fmt: skip
         if plot is not None:
             plot.write_text(generation.draw(found), encoding="utf-8")
@@ -66,7 +67,7 @@ def bench(
 
         found = step.measure(
             loading.model, batches=batches, prompt=prompt, adapters=adapters, rank=rank or 16, threads=loading.threads,
-            **loading.keywords(),
+            sampler=sampler, **loading.keywords(),
         )  # fmt: skip
         print_json(found)
     elif what == "kernels" and loading.device == "cpu":

@@ -53,8 +53,9 @@ class InformedCorrector:
         support_C = self.support(canvas_C, prediction, moment).masked_fill(~repeats_C, torch.inf)
         order_C = support_C.sort(dim=-1, stable=True).indices
         rank_C = order_C.argsort(dim=-1).double()  # the inverse of the order
-        limit = self.share * (moment.steps_left - 1) / moment.settings.steps * canvas_C.shape[-1]
-        return (support_C < 0) & (rank_C < limit)
+        # Without a division, which a GPU would round differently for one canvas and for several.
+        most = self.share * canvas_C.shape[-1] * (moment.steps_left - 1)
+        return (support_C < 0) & (rank_C * moment.settings.steps < most)
 
     def support(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> Tensor:
         """Return the log odds [C] of the tokens on the canvas in the leave-one-out distribution, in float64."""

@@ -114,7 +114,7 @@ def sampler_of(settings: Diffusion) -> Sampler:
         case "ancestral":
             return Posterior()
         case "predictor-corrector":
-            return Posterior(predictor=0.5)
+            return Posterior(predictor=0.2)
         case "ddim":
             return Posterior(deterministic=True)
         case "argmax":

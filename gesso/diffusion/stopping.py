@@ -96,11 +96,13 @@ class TopTwoGap:
 
     def __call__(self, history: Sequence[Prediction], judged_C: Tensor) -> bool | Tensor:
         gap = mean_gap(self.settings, history[-1], judged_C, self.first)
-        enough = gap >= self.threshold(progress(self.settings, history[-1]))
+        enough = gap >= self.threshold(steps_done(self.settings, history[-1]))
         return unchanged(history, judged_C, self.settings.stability) & enough
 
-    def threshold(self, done: float | Tensor) -> float | Tensor:
-        return self.first + (self.second - self.first) * (done >= 1 / 3) + (self.third - self.second) * (done >= 2 / 3)
+    def threshold(self, done: int | Tensor) -> float | Tensor:
+        # Compare whole numbers: as a quotient, a third could be rounded differently on a GPU.
+        late, last = 3 * done >= self.settings.steps, 3 * done >= 2 * self.settings.steps
+        return self.first + (self.second - self.first) * late + (self.third - self.second) * last
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ class GapSchedule(TopTwoGap):
     2512.02892): on a line from `first` to `third`. For gaps and progress, see `TopTwoGap`.
     """
 
-    def threshold(self, done: float | Tensor) -> float | Tensor:
-        return self.first + (self.third - self.first) * done
+    def threshold(self, done: int | Tensor) -> float | Tensor:
+        return self.first + (self.third - self.first) * done / self.settings.steps
 
 
 def mean_gap(settings: Diffusion, prediction: Prediction, judged_C: Tensor, most: float) -> Tensor:
@@ -127,10 +129,10 @@ def _temperature(settings: Diffusion, prediction: Prediction) -> float | Tensor:
     return temperature(settings, left[:, None] if isinstance(left, Tensor) else left)
 
 
-def progress(settings: Diffusion, prediction: Prediction) -> float | Tensor:
-    """Return the fraction of the steps that are done after this prediction."""
+def steps_done(settings: Diffusion, prediction: Prediction) -> int | Tensor:
+    """Return the number of steps that are done after this prediction."""
     assert prediction.remaining is not None
-    return (settings.steps - prediction.remaining + 1) / settings.steps
+    return settings.steps - prediction.remaining + 1
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,29 @@ def test_generation_is_measured_with_adapters_in_turn(main, tiny_directory, monk
     assert "with 2 adapters of rank 4" in shown.getvalue()
 
 
+def test_the_sampler_of_a_measurement_is_chosen_by_name(main, tiny_directory, monkeypatch):
+    submitted = set()
+
+    def submit(engine, request, real=Engine.submit):
+        submitted.add(request.diffusion.sampler)
+        return real(engine, request)
+
+    monkeypatch.setattr(Engine, "submit", submit)
+    small = ("-m", str(tiny_directory), "--device", "cpu", "--batches", "1", "--prompt", "9", "--sampler", "credit")
+    assert json.loads(main("bench", *small, "--new", "4", "--json").out)["sampler"] == "credit"
+    assert submitted == {"credit", "entropy-bound", "autoregressive"}, "prompts are read with the default"
+    submitted.clear()
+    main("bench", "step", *small)
+    assert submitted == {"credit"}
+
+
+@pytest.mark.parametrize("sampler", ["gibbs", "autoregressive"])
+@pytest.mark.parametrize("what", ["model", "step"])
+def test_a_sampler_without_canvases_is_rejected_before_loading(main, what, sampler):
+    done = main("bench", what, "-m", "no-such-model", "--sampler", sampler)
+    assert done.code == 2 and sampler in done.err and "no-such-model" not in done.err
+
+
 def test_a_large_model_on_a_cpu_is_measured_token_by_token_and_by_canvas_length(main, monkeypatch):
     monkeypatch.setitem(random_weights.SHAPES, "26b-a4b", TINY | {"moe_intermediate_size": 32})
     monkeypatch.setattr(generation, "LEAST_BYTES", 1)

@@ -4,13 +4,16 @@ import pytest
 import torch
 
 from gesso.backends.cuda import CudaBackend
+from gesso.backends.cuda.kernels import vocab
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.parameters import assign
 from gesso.checkpoint.quantize.formats import FORMATS, format_of, is_expert
+from gesso.diffusion.hash import position_keys
+from gesso.diffusion.prediction import TOP
 from gesso.engine.engine import Engine
 from gesso.engine.request import Score
 from tests.backends.passes import CapturesPlainly
-from tests.gpu.device import DRY_RUN
+from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.real_width import errors, make_model, outputs
 
 pytestmark = pytest.mark.gpu
@@ -75,3 +78,40 @@ def test_padding_and_other_texts_of_a_captured_pass_change_no_bits(stored):
     assert scores(pads=True) == apart
     assert len({tuple(apart[i :: len(texts)]) for i in range(len(texts))}) == len(texts)
     assert all(len(set(apart[i :: len(texts)])) == 1 for i in range(len(texts)))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bf16", "fp8"])
+def test_top_tokens_are_those_of_a_sort_of_all_logits(monkeypatch, packed):
+    """At the vocabulary of the 26B-A4B checkpoint, with logits in bfloat16, of which many are equal."""
+    tokens, vocabulary, hidden = (9, 700, 32) if DRY_RUN else (257, 262_144, 2816)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    # Triton's interpreter has no bfloat16.
+    normal = {"generator": generator, "device": DEVICE, "dtype": torch.float32 if DRY_RUN else torch.bfloat16}
+    hidden_TH, head_VH = torch.randn(tokens, hidden, **normal), torch.randn(vocabulary, hidden, **normal) / 16
+    table_VH = FORMATS["fp8"].quantize("head", head_VH) if packed else head_VH
+    temperature_T = torch.linspace(0.4, 2.0, tokens, device=DEVICE)
+    key_T2 = position_keys(1, 0, 0, 2, tokens, DEVICE)
+    current_T = torch.randint(0, vocabulary, (tokens,), generator=generator, device=DEVICE)
+    stored, find = [], vocab.likely_tokens
+
+    def watched(stored_TV, *rest):
+        stored.append(stored_TV.clone())  # probabilities replace the logits
+        return find(stored_TV, *rest)
+
+    monkeypatch.setattr(vocab, "likely_tokens", watched)
+    weights = table_VH, table_VH, 1.0, 30.0
+    found = vocab.predict(hidden_TH, *weights, temperature_T, key_T2, True, True, current_T)
+    assert torch.equal(found.top_CK[:, 0], found.argmax_C)
+    for row, stored_V in enumerate(stored[0][:, :vocabulary]):
+        logits_V = 30 * (stored_V.double() / 30).tanh()
+        expected_K = stored_V.float().sort(descending=True, stable=True).indices[:TOP]
+        assert torch.equal(found.top_CK[row], expected_K)
+        probability_V = (logits_V / temperature_T[row]).softmax(-1).float()
+        close = {"rtol": 2e-3, "atol": 1e-9}
+        torch.testing.assert_close(found.top_probability_CK[row], probability_V[expected_K], **close)
+        torch.testing.assert_close(found.current_C[row], probability_V[current_T[row]], **close)
+    rows = torch.arange(0, tokens, 3, device=DEVICE)
+    few = (given[rows] for given in (temperature_T, key_T2))
+    alone = vocab.predict(hidden_TH[rows], *weights, *few, True, True, current_T[rows])
+    for name in ("top_CK", "top_probability_CK", "current_C", "soft_CH"):
+        assert torch.equal(getattr(alone, name), getattr(found, name)[rows])
