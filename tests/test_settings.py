@@ -131,7 +131,11 @@ def http_error(**diffusion) -> dict:
         ("steps", 2.5, "diffusion setting steps must be an integer from 1 to 1,000, got {}"),
         ("t_max", 1e6, "diffusion setting t_max must be a number from 0.001 to 100, got 1000000.0"),
         ("greed", math.nan, "diffusion setting greed must be a number from 0 to 1, got nan"),
-        ("stopping", "magic", "diffusion setting stopping must be one of stable, top-2-gap, schedule, plateau, fixed, got 'magic'"),
+        (
+            "stopping",
+            "magic",
+            "diffusion setting stopping must be one of stable, top-2-gap, schedule, plateau, fixed, got 'magic'",
+        ),
         ("preset", "best", "diffusion setting preset must be one of quality, balanced, fast, laptop, got 'best'"),
     ],
 )
