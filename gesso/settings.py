@@ -26,11 +26,15 @@ SamplerName = Literal[
     "verified",
 ]
 StoppingName = Literal["stable", "top-2-gap", "schedule", "plateau", "fixed"]
+# Fields of a prediction that are computed only if a sampler or stopping rule names them in its attribute `needs`; see
+# `gesso.diffusion.prediction`.
+Need = Literal["top", "current", "logits"]
 PresetName = Literal["quality", "balanced", "fast", "laptop"]
 DecodeName = Literal["auto", "canvas", "tokens"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
 BY_TOKEN: tuple[SamplerName, ...] = ("autoregressive", "verified")  # the causal encoder decides every token
 STOPPINGS: tuple[StoppingName, ...] = get_args(StoppingName)
+NEEDS: tuple[Need, ...] = get_args(Need)
 DECODES: tuple[DecodeName, ...] = get_args(DecodeName)
 Custom = Callable[..., Any]  # an object that follows the Protocol `Sampler` or `Stopping` of `gesso.diffusion`
 T = TypeVar("T")
@@ -174,6 +178,12 @@ class Diffusion:
             raise InputError(
                 f"diffusion setting t_max must be a number not below t_min ({self.t_min}), got {self.t_max}"
             )
+        for rule in (self.sampler, self.stopping):
+            if unknown := {*getattr(rule, "needs", ())} - {*NEEDS}:
+                raise InputError(
+                    f"needs of a sampler or stopping rule must be among {', '.join(NEEDS)}, "
+                    f"got {shown(sorted(map(str, unknown)))}"
+                )
         if self.slide and not self.settle:
             raise InputError("diffusion setting slide must be 0 without settle, which makes a prefix final; set settle")
         fixed: DiffusionOptions = NEXT_TOKEN if self.autoregressive else ONE_STEP if self.verified else {}

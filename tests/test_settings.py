@@ -22,7 +22,16 @@ from gesso.serve.errors import from_validation
 from gesso.serve.fields import CompletionFields, DiffusionFields
 from gesso.serve.http.app import create_app
 from gesso.serve.settings import EngineSettings, ServerSettings
-from gesso.settings import OPTIONS, PRESETS, SETTINGS, Diffusion, DiffusionOptions, PresetName, choose, reference
+from gesso.settings import (
+    OPTIONS,
+    PRESETS,
+    SETTINGS,
+    Diffusion,
+    DiffusionOptions,
+    PresetName,
+    choose,
+    reference,
+)
 
 ROOT = Path(__file__).parents[1]
 NUMERIC = [name for name, setting in SETTINGS.items() if setting.bounds]
@@ -43,7 +52,7 @@ def test_numeric_settings_have_bounds_that_contain_the_presets():
 def test_values_within_the_bounds_are_accepted_and_others_rejected(name):
     low, high = SETTINGS[name].bounds
     least, most = SETTINGS["t_min"].bounds
-    other = {"t_max": {"t_min": least}, "t_min": {"t_max": most}}.get(name, {})
+    other = {"t_max": {"t_min": least}, "t_min": {"t_max": most}, "slide": {"settle": 1}}.get(name, {})
     for value in (low, high):
         Diffusion(**{name: value}, **other)
     beyond = [math.nextafter(low, -math.inf), math.nextafter(high, math.inf)] if isinstance(low, float) else []

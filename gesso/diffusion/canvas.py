@@ -6,22 +6,20 @@ B canvases, C positions, H hidden, V vocabulary, E end-of-text tokens.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, TypeVar, get_args
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from gesso.diffusion.moment import Moment
 from gesso.diffusion.noise import Draws, Source, TokenDraws
-from gesso.diffusion.prediction import Need, Prediction
+from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.samplers import sampler_of
 from gesso.diffusion.schedule import temperature
 from gesso.diffusion.stopping import stopping_of
 from gesso.diffusion.truncation import draw_within
-from gesso.errors import InputError
-from gesso.settings import Diffusion
+from gesso.settings import Diffusion, Need
 
-NEEDS: tuple[Need, ...] = get_args(Need)
 FREE = -1  # in `pin_C`: the position is not pinned
 N = TypeVar("N", int, Tensor)
 S = TypeVar("S", "Canvas", "State[Tensor]")
@@ -166,10 +164,7 @@ class Process:
         """The fields of a prediction that sampler and stopping rule read beside the usual ones."""
         # A sampler or rule may be a plain function without this attribute.
         rules = sampler_of(self.settings), stopping_of(self.settings)
-        found = frozenset[Need]().union(*(getattr(rule, "needs", ()) for rule in rules))
-        if unknown := found - {*NEEDS}:
-            raise InputError(f"needs of a sampler or stopping rule must be {', '.join(NEEDS)}, got {sorted(unknown)}")
-        return found
+        return frozenset[Need]().union(*(getattr(rule, "needs", ()) for rule in rules))
 
     @cached_property
     def memory(self) -> int:

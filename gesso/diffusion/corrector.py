@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from gesso.diffusion.moment import Moment, lowest_within, top_of
-from gesso.diffusion.prediction import Need, Prediction
+from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.schedule import temperature
+from gesso.settings import Need
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class InformedCorrector:
     `share` of the canvas return to noise, so that the next step predicts them from the others. The share falls to zero
     with the last step.
 
-    The paper alternates such corrections with steps of the reverse process, each with a pass of its own, and draws the
-    new tokens; the code here was derived from its abstract. alpha is the fraction of positions that took a predicted
+    The conversion is the paper's. How it is used was derived from the abstract of the paper, and may differ from its
+    sampler: here one pass serves acceptance and correction. alpha is the fraction of positions that took a predicted
     token in the step before, since acceptance follows no schedule.
     """
 

@@ -40,7 +40,7 @@ class Sampler(Protocol):
     """Return the next canvas, and the mask of the positions that took a predicted token.
 
     A sampler may have two more attributes. `needs` names the fields of a prediction that it reads beside the usual
-    ones, see `gesso.diffusion.prediction.Need`. `memory` is the number of earlier predictions that it reads; only a
+    ones, see `gesso.diffusion.prediction`. `memory` is the number of earlier predictions that it reads; only a
     built-in sampler, which runs in captured passes, has to say.
     """
 

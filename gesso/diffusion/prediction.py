@@ -6,17 +6,13 @@ of a block.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 BLOCK = 64
 TOP = 4  # tokens per position in `Prediction.top_CK`
-
-# Fields of a prediction that are computed only if the sampler or the stopping rule of a request names them in its
-# attribute `needs`: "top" for `top_CK` and `top_probability_CK`, "current" for `current_C`, "logits" for `logits_CV`.
-Need = Literal["top", "current", "logits"]
 
 
 def argmax(values_RV: Tensor) -> Tensor:
@@ -54,10 +50,11 @@ class Prediction:
     confidence_C: Tensor  # probability of the argmax
     entropy_C: Tensor  # in nats
     soft_CH: Tensor | None = None  # expected embedding: the self-conditioning of the next step
-    top_CK: Tensor | None = None  # the most probable tokens, in descending order; see `Need`
+    # Only if the sampler or the stopping rule of the request names them in its attribute `needs`.
+    top_CK: Tensor | None = None  # "top": the most probable tokens, in descending order
     top_probability_CK: Tensor | None = None
-    current_C: Tensor | None = None  # probability of the token that was on the canvas
-    logits_CV: Tensor | None = None
+    current_C: Tensor | None = None  # "current": the probability of the token that was on the canvas
+    logits_CV: Tensor | None = None  # "logits"
     corrected: bool = False  # whether a constraint replaced the model's tokens
     remaining: int | Tensor | None = None  # steps left, including the one of this prediction; of several canvases [B]
 

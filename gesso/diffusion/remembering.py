@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gesso.diffusion.moment import Moment, accept, at_least, top_of
-from gesso.diffusion.prediction import Need, Prediction
+from gesso.diffusion.prediction import Prediction
+from gesso.settings import Need
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Credit:
     would not have the bonus.
 
     Only the last `memory` steps count, older ones have lost 94 % of their credit. A token that was the argmax, but is
-    no longer among the K most probable ones, has a small probability, and its bonus is left out of the sum.
+    no longer among the K most probable ones, has a small probability, and its bonus is left out of the sum. The
+    constants have not been tuned for this model.
     """
 
     threshold: float = 0.9
@@ -45,12 +47,13 @@ class Credit:
 
     def confidence(self, prediction: Prediction, moment: Moment) -> Tensor:
         """Return the probability of the most probable token after the bonus."""
-        tokens, probabilities = top_of(prediction)
-        steps = (prediction, *reversed(moment.history[-self.memory :]))
-        traces = [(past.argmax_C, self.decay**age * past.confidence_C**self.exponent) for age, past in enumerate(steps)]
-        credits = [reduce(add, (gain_C * (argmax_C == token_C) for argmax_C, gain_C in traces)) for token_C in tokens]
-        fused = [p_C * (1 + credit_C) ** self.weight for p_C, credit_C in zip(probabilities, credits, strict=True)]
-        rest_C = (1 - reduce(add, probabilities)).clamp(min=0)
+        assert prediction.top_CK is not None and prediction.top_probability_CK is not None
+        credit_CK = torch.zeros_like(prediction.top_probability_CK)
+        for age, past in enumerate((prediction, *reversed(moment.history[-self.memory :]))):
+            gain_C = self.decay**age * past.confidence_C**self.exponent
+            credit_CK = credit_CK + gain_C[..., None] * (past.argmax_C[..., None] == prediction.top_CK)
+        fused = (prediction.top_probability_CK * (1 + credit_CK) ** self.weight).unbind(-1)
+        rest_C = (1 - reduce(add, top_of(prediction)[1])).clamp(min=0)
         return fused[0] / (reduce(add, fused) + rest_C)
 
 
@@ -74,6 +77,9 @@ class StableTokens:
         stable_C = torch.full_like(confidence_C, len(moment.history) >= self.memory, dtype=torch.bool)
         newer = prediction
         for older in reversed(moment.history[-self.memory :]):
+            if older.top_CK is None:  # a draft of another sampler was resumed
+                stable_C = torch.zeros_like(stable_C)
+                break
             stable_C = stable_C & (divergence(newer, older) < self.divergence)
             newer = older
         best_C = at_least(confidence_C, 1.0)

@@ -7,9 +7,9 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from gesso.diffusion.moment import order_independent, top_of
-from gesso.diffusion.prediction import Need, Prediction
+from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.schedule import temperature
-from gesso.settings import Diffusion
+from gesso.settings import Diffusion, Need
 
 
 class Stopping(Protocol):

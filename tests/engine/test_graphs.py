@@ -110,6 +110,16 @@ def test_drafts_of_a_graph_survive_later_steps_and_can_be_resumed(pair):
     assert len({tuple(draft.canvas.tokens_C.tolist()) for draft in drafts}) > 1
 
 
+@pytest.mark.parametrize("sampler", ["stable-tokens", "credit", "informed-corrector"])
+def test_a_draft_can_be_resumed_with_a_sampler_that_needs_more_statistics(pair, sampler):
+    options = {"canvas_length": 8, "max_new_tokens": 8, "stopping": "fixed", "seed": 5, "t_max": 0.1, "t_min": 0.05}
+    texts = []
+    for g in pair:
+        drafts = [event for event in g.stream("x y", steps=6, **options) if isinstance(event, Draft)]
+        texts.append(g.generate("x y", resume=drafts[2], steps=6, sampler=sampler, **options).tokens)
+    assert texts[0] == texts[1]
+
+
 def test_the_shape_of_a_pass_does_not_depend_on_the_seed(pair):
     plain, _ = pair
     shapes = set()

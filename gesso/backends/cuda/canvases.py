@@ -105,9 +105,10 @@ class Canvases:
         for back, past in enumerate(reversed(batch.history), start=1):
             for name in self.history:
                 target = getattr(past, name)[i]
-                if back <= len(canvas.history):
-                    target.copy_(getattr(canvas.history[-back], name))
-                else:  # there was no such step: tokens equal to none, and probabilities of zero
+                value = getattr(canvas.history[-back], name) if back <= len(canvas.history) else None
+                if value is not None:
+                    target.copy_(value)
+                else:  # no such step, or not with this sampler: tokens equal to none, and probabilities of zero
                     target.fill_(0.0 if target.is_floating_point() else FREE)
 
     # --- on the device --------------------------------------------------------------------------------------------

@@ -30,10 +30,10 @@ from gesso.backends.cuda.network import Plan, note, segments_of
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.hash import send
 from gesso.diffusion.noise import HashSource
-from gesso.diffusion.prediction import Need, Prediction
+from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import SAMPLERS, STOPPINGS, Diffusion
+from gesso.settings import SAMPLERS, STOPPINGS, Diffusion, Need
 
 MAX_GRAPHS = 32
 MAX_SEEN = 256  # shapes whose passes are counted
