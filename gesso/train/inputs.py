@@ -12,6 +12,7 @@ from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.transfer import read_into
 from gesso.train.recipe import Recipe
+from gesso.train.trajectories import recorded_files
 
 SAMPLE = 4096  # bytes of each tensor
 COMPANIONS = (".json", ".jinja", ".model")
@@ -24,6 +25,8 @@ def fingerprints(recipe: Recipe, base: Source) -> Fingerprints:
     # `data.files` of a generator may name anything.
     names = (*recipe.data.files, *(recipe.held_out.files if recipe.held_out else ()))
     data = {name: _digest(Path(name)) for name in names if Path(name).is_file()}
+    for name in recipe.distill.trajectories if recipe.distill else ():
+        data |= {str(path): _digest(path) for path in recorded_files(Path(name).expanduser())}
     companions = (file for file in base.directory.iterdir() if file.suffix in COMPANIONS and file.name != INDEX)
     files = {file.name: _digest(file) for file in sorted(companions) if file.is_file()}
     return {"data": data, "base": files if recipe.model.scratch else files | _weights(base)}
