@@ -101,7 +101,7 @@ def train(
         report = run.check(settings)
         print_report(report, lambda console: data_report.render(report, console), json)
         return
-    _train(settings, minutes, written=recipe is None)
+    train_recipe(settings, minutes, written=recipe is None)
 
 
 WITH_DATA = (
@@ -128,7 +128,7 @@ def _plan(options: Mapping[str, Any], check: bool) -> "Plan":
     return make_plan(Given(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu", check=check)
 
 
-def _train(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:
+def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:
     """Train, and write the loss curve and the next commands. With `written`, write the recipe as well."""
     from gesso.eval.curve import loss_curve
     from gesso.eval.samples import answerer

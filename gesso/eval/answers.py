@@ -128,7 +128,7 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
     if isinstance(task, Decide) and "choice" not in question.options:
         return (yield from _decision(g, task, item, question.seed))
     if not tries.pinned:
-        return (yield from likeliest(g, _request(g, item, question), tries.candidates))
+        return (yield from likeliest(g, request_of(g, item, question), tries.candidates))
     assert isinstance(task, Holes)
     before, after = task.hole(item)
     options = {**question.options, "seed": question.seed, "candidates": tries.candidates}
@@ -155,7 +155,8 @@ def _prompt(g: Gesso, item: Item) -> list[int]:
     return [*prompt, *g.tokenizer.encode(item.opening, bos=False)]
 
 
-def _request(g: Gesso, item: Item, question: Question) -> Request:
+def request_of(g: Gesso, item: Item, question: Question) -> Request:
+    """Return the request that answers an item."""
     options = {**question.options, "seed": question.seed}
     if isinstance(item.prompt, str):
         return g.request(item.prompt, **options)

@@ -184,7 +184,7 @@ def evaluate(
     outcomes: dict[int, Outcome] = {}
     batch = batch or len(g.engine.scheduler.rows)
     questions = [
-        Question(item, _item_seed(seed, index), {**options, **(item.constraint if constrained else {})})
+        Question(item, item_seed(seed, index), {**options, **(item.constraint if constrained else {})})
         for index, item in enumerate(asked)
     ]
     for index, tried, seconds in answers(g, task, questions, batch, tries):
@@ -220,7 +220,7 @@ def _outcome(
         none = dict.fromkeys(task.scores, 0.0)
         first = none if attempts > 1 else {}
         return Outcome(**shared, scores=none, first_scores=first, error=str(tried) or repr(tried))
-    outputs = [_output(g, item, one) for one in tried]
+    outputs = [output_of(g, item, one) for one in tried]
     usage = total_usage([one.usage for one in tried], tried[-1].usage.completion_tokens)
     return Outcome(
         **shared,
@@ -235,7 +235,7 @@ def _outcome(
     )
 
 
-def _output(g: "Gesso", item: Item, result: Result) -> str:
+def output_of(g: "Gesso", item: Item, result: Result) -> str:
     """Return the text to score: for tools with the special tokens of a call, for a conversation without thoughts."""
     if item.meta.get("tools"):
         return g.decode(result.tokens, special=True)
@@ -247,7 +247,8 @@ def _asked(item: Item) -> tuple[Any, ...]:
     return (*question, item.meta["tools"]) if item.meta.get("tools") else question
 
 
-def _item_seed(seed: int, index: int) -> int:
+def item_seed(seed: int, index: int) -> int:
+    """Return the seed of the answer to an item, by its position."""
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4])
 
 

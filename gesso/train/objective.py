@@ -159,8 +159,10 @@ class Objective(nn.Module):
         The temperature is one number, or one per token. With `fixed`, no gradient flows into the prediction.
         """
         chunks = hidden.flatten(0, -2).split(chunk_rows(self.model.head))
-        of_chunks: Sequence[float | Tensor] = [temperature] * len(chunks) if isinstance(temperature, float) else (
-            temperature.flatten()[:, None].split(chunk_rows(self.model.head))
+        of_chunks: Sequence[float | Tensor] = (
+            [temperature] * len(chunks)
+            if isinstance(temperature, float)
+            else (temperature.flatten()[:, None].split(chunk_rows(self.model.head)))
         )
         expected = [
             checkpoint(self._expected, hidden_RH, of_chunk, fixed, use_reentrant=False)

@@ -7,11 +7,11 @@ one entry per canvas of a run, with these tensors; `x_end` has the end of each e
     text, text_end                the canvas' part of the final text, with its end token
     canvas, canvas_end            [steps, C]: the noisy canvas that each step read
     temperature                   [steps]: of each step's prediction
-    accepted                      whether the verifier accepted the run
+    run, accepted                 number of the run, and whether the verifier accepted its text
 
-Self-conditioning is not recorded: at the 26B shape, the soft embedding of one step takes 1.4 MB, a canvas 1 KB. Training
-computes it again with the current weights from the canvas one step earlier, which itself gets none. So it is exact for
-the first two steps of a run, and an approximation that forgets older steps for the others.
+Self-conditioning is not recorded: at the 26B shape, the soft embedding of one step takes 1.4 MB, a canvas 1 KB.
+Training computes it again with the current weights from the canvas one step earlier, which itself gets none. So it is
+exact for the first two steps of a run, and an approximation that forgets older steps for the others.
 
 N steps of a run, C canvas.
 """
@@ -63,6 +63,7 @@ class Entry:
     before: Sequence[int]
     text: Sequence[int]
     trajectory: Trajectory
+    run: int
     accepted: bool
 
 
@@ -85,6 +86,7 @@ def write_shard(path: Path, entries: Sequence[Entry], canvas_length: int) -> Non
         tensors[f"{name}_end"] = np.cumsum([len(one) for one in arrays], dtype=np.int64)
     temperatures = [entry.trajectory.temperature_N for entry in entries]
     tensors["temperature"] = np.concatenate([np.zeros(0, dtype=np.float32), *temperatures]).astype(np.float32)
+    tensors["run"] = np.array([entry.run for entry in entries], dtype=np.int64)
     tensors["accepted"] = np.array([entry.accepted for entry in entries], dtype=np.uint8)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     save_file(tensors, partial)
@@ -122,7 +124,7 @@ class Trajectories:
                 )
             lengths[str(directory)] = int(index["canvas_length"])
             for path in recorded_files(directory)[1:]:
-                self.entries += [entry for entry in _read_shard(path) if entry.accepted]
+                self.entries += [entry for entry in read_shard(path) if entry.accepted]
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise InputError(f"recordings for one run must have canvases of one length; these have: {shown}")
@@ -139,7 +141,8 @@ class Trajectories:
         return np.array([len(entry.before) + len(entry.text) for entry in self.entries], dtype=np.int64)
 
 
-def _read_shard(path: Path) -> list[Entry]:
+def read_shard(path: Path) -> list[Entry]:
+    """Return the entries of a shard, rejected ones too."""
     tensors = load_file(path)
     starts = {name: np.concatenate([[0], tensors[f"{name}_end"]]) for name in RAGGED}
 
@@ -148,8 +151,9 @@ def _read_shard(path: Path) -> list[Entry]:
         return found
 
     entries = []
-    for i, accepted in enumerate(tensors["accepted"].tolist()):
+    numbers = zip(tensors["run"].tolist(), tensors["accepted"].tolist(), strict=True)
+    for i, (run, accepted) in enumerate(numbers):
         steps = slice(starts["canvas"][i], starts["canvas"][i + 1])
         trajectory = Trajectory(part("canvas", i), tensors["temperature"][steps])
-        entries.append(Entry(part("before", i).tolist(), part("text", i).tolist(), trajectory, bool(accepted)))
+        entries.append(Entry(part("before", i).tolist(), part("text", i).tolist(), trajectory, run, bool(accepted)))
     return entries
