@@ -115,21 +115,21 @@ def distill(
         raise InputError(f"{recipe} has no [distill] section; add one, or train it with gesso train")
     if settings is None and out is None and not (record_only and trajectories):
         raise InputError("give --out, the directory of the run")
+    own = tuple(trajectories or ())
     if settings is not None and settings.distill is not None:
-        places = settings.distill.trajectories
-        model, quantize = settings.model.path, settings.model.quantize
+        places, model, quantize = settings.distill.trajectories, settings.model.path, settings.model.quantize
     else:
-        places = tuple(trajectories or (f"{out}/{RECORDINGS}",))
+        places = own or (f"{out}/{RECORDINGS}",)
     began = time.monotonic()
     if task is not None or data:
-        if len(places) > 1:
-            raise InputError("a command records into one directory; record each task with a command of its own")
+        if len(into := own or places) > 1:
+            raise InputError("a command records into one directory: name it with --trajectories DIRECTORY")
         options = denoising.diffusion()
         options |= {"steps": denoising_steps} if denoising_steps else {}
         options |= {"max_new_tokens": max_new_tokens} if max_new_tokens else {}
         prompts = _prompts(model, task, tuple(data or ()), count, seed, accept)
         adapter = getattr(settings.lora, "adapter", None) if settings else None
-        if not _record(prompts, Path(places[0]), model, quantize, adapter, options, batch, minutes):
+        if not _record(prompts, Path(into[0]), model, quantize, adapter, options, batch, minutes):
             print_text("stopped  while recording: the same command continues")
             return
     elif record_only:
