@@ -39,11 +39,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bound 0.1": {"entropy_bound": 0.1},
     "6 steps": {"steps": 6},
     "bound 0.3, confidence 0.05": {"entropy_bound": 0.3, "confidence": 0.05},
-    "4 steps": {"steps": 4},
-    "confidence 0.05": {"confidence": 0.05},
-    "bound 1, confidence 0.1": {"entropy_bound": 1.0, "confidence": 0.1},
     "12 steps": {"steps": 12},
-    "3 steps": {"steps": 3},
+    "bound 1, confidence 0.1": {"entropy_bound": 1.0, "confidence": 0.1},
+    "4 steps": {"steps": 4},
 }
 
 
@@ -135,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory for everything")
     parser.add_argument("--phase", choices=PHASES, action="append", help="only this phase; may be repeated")
-    parser.add_argument("--runs", type=int, default=4096, help="recorded runs per task")
+    parser.add_argument("--runs", type=int, default=3072, help="recorded runs per task")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps of each model")
     parser.add_argument("--batch-size", type=int, default=256, help="examples per step")
     parser.add_argument("--count", type=int, default=500, help="items per evaluation")
