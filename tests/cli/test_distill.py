@@ -34,6 +34,8 @@ def test_a_task_gives_runs_a_recipe_a_model_and_the_next_commands(command, short
     # The control trains as often on the same recording.
     control = ["distill", "--trajectories", "whole/trajectories", "-m", str(short), "--steps", "2", "--batch-size", "4"]
     assert main([*control, "--out", "control", "--objective", "ordinary", "--lora", "2"]) == 0
+    quantized = ["--quantize", "int4", "--lora", "2", "--targets", "attention,mlp,experts"]
+    assert main([*control, "--out", "quantized", *quantized]) == 0 and Path("quantized/adapter").is_dir()
     recipe = load(Path("control/recipe.toml"))
     assert recipe.distill.objective == "ordinary" and recipe.lora.rank == 2 and Path("control/adapter").is_dir()
     assert recipe.data.files == ("whole/trajectories/rows.jsonl",)
