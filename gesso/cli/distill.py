@@ -1,6 +1,7 @@
 """`gesso distill`."""
 
 import gc
+import os
 import sys
 import time
 from pathlib import Path
@@ -122,6 +123,8 @@ def distill(
         places = own or (f"{out}/{RECORDINGS}",)
     began = time.monotonic()
     if task is not None or data:
+        if "RANK" in os.environ:
+            raise InputError("runs are recorded in one process; record them first, then torchrun gesso train RECIPE")
         if len(into := own or places) > 1:
             raise InputError("a command records into one directory: name it with --trajectories DIRECTORY")
         options = denoising.diffusion()

@@ -29,7 +29,16 @@ from gesso.engine.plan import generate
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.files import read_json, replacing
-from gesso.train.trajectories import Entry, Trajectory, read_index, read_shard, shard_path, write_index, write_shard
+from gesso.train.trajectories import (
+    Entry,
+    Ints,
+    Trajectory,
+    read_index,
+    read_shard,
+    shard_path,
+    write_index,
+    write_shard,
+)
 
 NOTE, ROWS = "record.json", "rows.jsonl"
 SHARD = 256  # runs
@@ -46,7 +55,7 @@ class Watch:
     before: list[int]  # text before the current canvas
     drafts: list[Tensor] = field(default_factory=list)
     canvas: Canvas | None = None  # after the last step
-    found: list[tuple[list[int], list[int], Trajectory]] = field(default_factory=list)
+    found: list[tuple[Ints, Ints, Trajectory]] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Draft):
@@ -68,7 +77,8 @@ class Watch:
         text = kept
         if len(kept) < len(result):  # a stop string leaves no end token
             text = [*kept, result[len(kept)] if result[len(kept)] in self.request.eos else self.g.eos_token_id]
-        self.found.append((list(self.before), text, trajectory))
+        before, text_ids = (np.array(tokens, dtype=np.int32) for tokens in (self.before, text))
+        self.found.append((before, text_ids, trajectory))
         self.before += result
 
 

@@ -45,6 +45,6 @@ class Distilled:
 
     def _example(self, number: int) -> Example:
         entry = self.trajectories.entries[number]
-        at, tokens = len(entry.before), (*entry.before, *entry.text)
+        at, tokens = len(entry.before), (*entry.before.tolist(), *entry.text.tolist())
         trajectory = entry.trajectory if self.settings.objective == "trajectory" else None
         return Example(tokens, ((at, len(tokens)),), "recorded run", number, trajectory=trajectory)

@@ -60,8 +60,8 @@ class Trajectory:
 class Entry:
     """One canvas of a run."""
 
-    before: Sequence[int]
-    text: Sequence[int]
+    before: Ints
+    text: Ints
     trajectory: Trajectory
     run: int
     accepted: bool
@@ -73,7 +73,7 @@ def shard_path(directory: Path, number: int) -> Path:
 
 def write_shard(path: Path, entries: Sequence[Entry], canvas_length: int) -> None:
     """Write a shard, which gets its name when it is complete."""
-    parts: dict[str, list[Any]] = {
+    parts: dict[str, list[Ints]] = {
         "before": [entry.before for entry in entries],
         "text": [entry.text for entry in entries],
         "canvas": [entry.trajectory.canvas_NC for entry in entries],
@@ -81,9 +81,8 @@ def write_shard(path: Path, entries: Sequence[Entry], canvas_length: int) -> Non
     empty = {"before": (0,), "text": (0,), "canvas": (0, canvas_length)}
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name, part in parts.items():
-        arrays = [np.asarray(one, dtype=np.int32) for one in part]
-        tensors[name] = np.concatenate([np.zeros(empty[name], dtype=np.int32), *arrays])
-        tensors[f"{name}_end"] = np.cumsum([len(one) for one in arrays], dtype=np.int64)
+        tensors[name] = np.concatenate([np.zeros(empty[name], dtype=np.int32), *part])
+        tensors[f"{name}_end"] = np.cumsum([len(one) for one in part], dtype=np.int64)
     temperatures = [entry.trajectory.temperature_N for entry in entries]
     tensors["temperature"] = np.concatenate([np.zeros(0, dtype=np.float32), *temperatures]).astype(np.float32)
     tensors["run"] = np.array([entry.run for entry in entries], dtype=np.int64)
@@ -155,5 +154,5 @@ def read_shard(path: Path) -> list[Entry]:
     for i, (run, accepted) in enumerate(numbers):
         steps = slice(starts["canvas"][i], starts["canvas"][i + 1])
         trajectory = Trajectory(part("canvas", i), tensors["temperature"][steps])
-        entries.append(Entry(part("before", i).tolist(), part("text", i).tolist(), trajectory, run, bool(accepted)))
+        entries.append(Entry(part("before", i), part("text", i), trajectory, run, bool(accepted)))
     return entries
