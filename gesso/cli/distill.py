@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.progress import Progress
 
 from gesso.cli.options import Denoising, Model, with_options
 from gesso.cli.terminal import note, print_text
-from gesso.cli.train import train_recipe
+from gesso.cli.train import is_given, train_recipe
 from gesso.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 RECORDINGS = "trajectories"  # in the directory of the run
 COUNT = 2000
+# Options that a recipe replaces.
+TRAINING = (
+    "model", "quantize", "out", "lora", "targets", "objective", "certainty", "rows", "steps", "batch_size", "lr",
+)  # fmt: skip
 
 
 def _training(help: str, *names: str, **more: Any) -> Any:
@@ -30,6 +35,7 @@ def _training(help: str, *names: str, **more: Any) -> Any:
 
 @with_options
 def distill(
+    context: typer.Context,
     recipe: Annotated[
         Path | None,
         typer.Argument(help="A recipe with a [distill] section, in place of the options under Training."),
@@ -111,6 +117,9 @@ def distill(
 
     if task is not None and data:
         raise InputError("give --task or --data, not both: a recording has one kind of prompts")
+    if recipe is not None and (given := next(filter(partial(is_given, context), TRAINING), None)):
+        option = f"--{given.replace('_', '-')}"
+        raise InputError(f"{option} is for a run without a recipe; in place of it, change {recipe}")
     settings = load(recipe) if recipe is not None else None
     if settings is not None and settings.distill is None:
         raise InputError(f"{recipe} has no [distill] section; add one, or train it with gesso train")
@@ -141,13 +150,13 @@ def distill(
         return
     if settings is None:
         assert out is not None
-        given = Given(
+        chosen = Given(
             out=out, trajectories=places, data=tuple(data or ()), model=model, quantize=quantize, lora=lora,
             targets=tuple(name.strip() for name in targets.split(",")), objective=objective, certainty=certainty,
             rows=rows, steps=steps, batch_size=batch_size, lr=lr, seed=seed,
         )  # fmt: skip
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        settings = make_recipe(given, Config.from_directory(find_directory(model)), device)
+        settings = make_recipe(chosen, Config.from_directory(find_directory(model)), device)
         note("\n".join(_lines(settings)))
     left = None if minutes is None else max(minutes - (time.monotonic() - began) / 60, 0.01)
     train_recipe(settings, left, written=recipe is None)
@@ -189,12 +198,14 @@ def _record(
     import gesso
     from gesso.checkpoint.find import find_directory
     from gesso.checkpoint.source import open_source
-    from gesso.distill.record import record
+    from gesso.distill.record import is_complete, note_of, record
     from gesso.train.inputs import base_fingerprints
     from gesso.train.trajectories import read_index
 
     base = base_fingerprints(open_source(find_directory(model)))
     named = {"model": base, "quantize": quantize, "adapter": adapter}
+    if is_complete(directory, note_of(prompts, named, options)):
+        return True
     g = gesso.load(model, quantize=quantize, adapter=adapter, max_batch=batch, decode="canvas")
     try:
         with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:

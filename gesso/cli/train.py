@@ -86,7 +86,7 @@ def train(
     from gesso.train.recipe import load
 
     if recipe is not None:
-        if given := next(filter(partial(_is_given, context), WITH_DATA), None):
+        if given := next(filter(partial(is_given, context), WITH_DATA), None):
             option = f"--{given.replace('_', '-')}"
             raise InputError(f"{option} goes with --data; in place of it, change {recipe}, which has all settings")
         settings = load(recipe)
@@ -110,7 +110,7 @@ WITH_DATA = (
 )  # fmt: skip
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def is_given(context: typer.Context, name: str) -> bool:
     """Return whether an option is on the command line, not in the environment or the configuration file."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -115,9 +115,7 @@ def record(
     if first.diffusion.by_token or first.diffusion.steps < 2:
         raise InputError("there are no canvases of several steps to record; use another sampler, or more steps")
     length = first.length_after(0, g.config)
-    diffusion = {name: value if _is_plain(value) else repr(value) for name, value in asdict(first.diffusion).items()}
-    note = {**note, **prompts.note, "max_new_tokens": first.max_new_tokens, "settings": diffusion}
-    _begin(directory, note, prompts)
+    _begin(directory, note_of(prompts, note, options), prompts)
     if read_index(directory) is not None:
         return True
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
@@ -171,26 +169,40 @@ def record(
             g.driver.cancel(run)
     if failed and len(failed) == len(prompts):
         raise failed[0]
-    write_index(directory, {**_summary(directory, len(prompts)), "canvas_length": length, **note})
+    diffusion = {name: value if _is_plain(value) else repr(value) for name, value in asdict(first.diffusion).items()}
+    write_index(directory, {**_summary(directory, len(prompts)), "canvas_length": length, "settings": diffusion})
     return True
 
 
+def note_of(prompts: Prompts, note: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything that determines the runs, as JSON stores it."""
+    plain = {name: value if _is_plain(value) else repr(value) for name, value in options.items()}
+    found: dict[str, Any] = json.loads(json.dumps({**note, **prompts.note, "options": plain}))
+    return found
+
+
+def is_complete(directory: Path, note: Mapping[str, Any]) -> bool:
+    """Return whether these runs are recorded. Reject a directory with other ones."""
+    if not (directory / NOTE).is_file():
+        return False
+    before = read_json(directory / NOTE)
+    if changed := [name for name in sorted(before.keys() | note) if before.get(name) != note.get(name)]:
+        raise InputError(
+            f"{directory} has runs that were recorded otherwise ({', '.join(changed)}); choose another directory, or "
+            "delete this one to record again"
+        )
+    return read_index(directory) is not None
+
+
 def _begin(directory: Path, note: Mapping[str, Any], prompts: Prompts) -> None:
-    """Write the note and the reference rows, or compare the note with that of the recording to continue."""
-    directory.mkdir(parents=True, exist_ok=True)
-    stored = json.loads(json.dumps(note))
-    if (directory / NOTE).is_file():
-        before = read_json(directory / NOTE)
-        if changed := [name for name in sorted(before.keys() | stored) if before.get(name) != stored.get(name)]:
-            raise InputError(
-                f"{directory} has runs that were recorded otherwise ({', '.join(changed)}); choose another directory, "
-                "or delete this one to record again"
-            )
+    """Write the note and the reference rows, unless a recording with this note is to be continued."""
+    if is_complete(directory, note) or (directory / NOTE).is_file():
         return
+    directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / ROWS) as file:
         file.writelines(json.dumps(row).encode() + b"\n" for row in prompts.rows())
     with replacing(directory / NOTE) as file:
-        file.write(json.dumps(stored, indent=1).encode())
+        file.write(json.dumps(note, indent=1).encode())
 
 
 def _summary(directory: Path, runs: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_rows_of_your_own_are_prompts_and_ordinary_rows(command, capsys):
         (["--out", "x", "--accept", "all"], "--accept must be one of"),
         (["--out", "x", "--trajectories", "a", "--trajectories", "b"], "into one directory"),
         (["--out", "x", "--minutes", "0"], "the same command continues"),
-        (["plain.toml"], "no [distill] section"),
+        (["plain.toml"], "--model is for a run without a recipe"),
     ],
 )
 def test_unusable_commands_say_what_to_do(command, capsys, changes, words):
@@ -75,4 +75,5 @@ def test_unusable_commands_say_what_to_do(command, capsys, changes, words):
     )
     code = main([*command, *changes])
     out, err = capsys.readouterr()
+    assert main(["distill", "plain.toml"]) == 2 and "no [distill] section" in capsys.readouterr().err
     assert words in out + err and code == (0 if "continues" in words else 2)
