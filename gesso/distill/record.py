@@ -82,6 +82,28 @@ class Watch:
         self.before += result
 
 
+class Shards:
+    """The shards of a recording that are not complete. Each is written when the last of its runs has ended."""
+
+    def __init__(self, directory: Path, runs: int, canvas_length: int) -> None:
+        self.directory, self.canvas_length = directory, canvas_length
+        numbers = (n for n in range(-(-runs // SHARD)) if not shard_path(directory, n).exists())
+        self.left = {n: set(range(n * SHARD, min((n + 1) * SHARD, runs))) for n in numbers}  # runs that have not ended
+        self.entries: dict[int, list[Entry]] = {n: [] for n in self.left}
+
+    @property
+    def missing(self) -> list[int]:
+        return sorted(run for runs in self.left.values() for run in runs)
+
+    def add(self, run: int, entries: Sequence[Entry]) -> None:
+        number = run // SHARD
+        self.entries[number] += entries
+        self.left[number].remove(run)
+        if not self.left[number]:
+            ordered = sorted(self.entries.pop(number), key=lambda entry: entry.run)
+            write_shard(shard_path(self.directory, number), ordered, self.canvas_length)
+
+
 def _blank(g: Gesso, request: Request, canvas: Canvas) -> Tensor:
     """Return the noise that a canvas began with."""
     process = Process(
@@ -119,35 +141,22 @@ def record(
     if read_index(directory) is not None:
         return True
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    open_shards = {
-        shard: min(SHARD, len(prompts) - shard * SHARD)
-        for shard in range(-(-len(prompts) // SHARD))
-        if not shard_path(directory, shard).exists()
-    }
-    waiting = iter([shard * SHARD + i for shard, runs in open_shards.items() for i in range(runs)])
-    entries: dict[int, list[Entry]] = {shard: [] for shard in open_shards}
+    shards = Shards(directory, len(prompts), length)
+    waiting = iter(shards.missing)
     running: dict[int, PlanRun[list[Result]]] = {}
-    done = len(prompts) - sum(open_shards.values())
     failed: list[Exception] = []
 
     def end(index: int, asked: Asked, watch: Watch, run: PlanRun[list[Result]]) -> None:
-        nonlocal done
         running.pop(index, None)
-        if run.error is None:
-            accepted = asked.accepts(run.outcome()[0])
+        if isinstance(run.error, InputError):  # such as a prompt that is too long
+            failed.append(run.error)
+            shards.add(index, [])
+        else:
+            accepted = asked.accepts(run.outcome()[0])  # raises any other error
             # The last canvas of a text may be shorter than the others: canvases of one length are trained on.
             canvases = [found for found in watch.found if found[2].canvas_NC.shape[1] == length]
-            entries[index // SHARD] += [Entry(*found, index, accepted) for found in canvases]
-        elif isinstance(run.error, InputError):  # such as a prompt that is too long
-            failed.append(run.error)
-        else:
-            raise run.error
-        done += 1
-        open_shards[index // SHARD] -= 1
-        if not open_shards[index // SHARD]:
-            finished = sorted(entries.pop(index // SHARD), key=lambda entry: entry.run)
-            write_shard(shard_path(directory, index // SHARD), finished, length)
-        show(done, len(prompts))
+            shards.add(index, [Entry(*found, index, accepted) for found in canvases])
+        show(len(prompts) - sum(map(len, shards.left.values())), len(prompts))
 
     try:
         while True:
