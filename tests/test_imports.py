@@ -45,8 +45,9 @@ BELOW = {
     "eval": API,
     "serve": API | {"info"},
     "trace": API | {"serve"},
+    "distill": API | {"train", "eval"},
     "bench": API | {"serve", "train", "eval", "info"},
-    "cli": API | {"serve", "train", "eval", "info", "trace", "bench"},
+    "cli": API | {"serve", "train", "eval", "distill", "info", "trace", "bench"},
 }
 
 

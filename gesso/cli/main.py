@@ -12,6 +12,7 @@ from gesso.cli.bench import bench
 from gesso.cli.chat import chat
 from gesso.cli.decide import decide
 from gesso.cli.defaults import config_path, read_defaults
+from gesso.cli.distill import distill
 from gesso.cli.eval import evaluate
 from gesso.cli.generate import generate
 from gesso.cli.info import info
@@ -39,7 +40,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
 )
-for command in (generate, chat, decide, infill, edit, trace, info, train, merge, quantize):
+for command in (generate, chat, decide, infill, edit, trace, info, train, distill, merge, quantize):
     app.command(epilog=EXIT_CODES)(command)
 app.command(epilog=CODES)(sudoku)
 app.command("eval", epilog=EXIT_CODES)(evaluate)

@@ -86,7 +86,7 @@ def train(
     from gesso.train.recipe import load
 
     if recipe is not None:
-        if given := next(filter(partial(_is_given, context), WITH_DATA), None):
+        if given := next(filter(partial(is_given, context), WITH_DATA), None):
             option = f"--{given.replace('_', '-')}"
             raise InputError(f"{option} goes with --data; in place of it, change {recipe}, which has all settings")
         settings = load(recipe)
@@ -101,7 +101,7 @@ def train(
         report = run.check(settings)
         print_report(report, lambda console: data_report.render(report, console), json)
         return
-    _train(settings, minutes, written=recipe is None)
+    train_recipe(settings, minutes, written=recipe is None)
 
 
 WITH_DATA = (
@@ -110,7 +110,7 @@ WITH_DATA = (
 )  # fmt: skip
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def is_given(context: typer.Context, name: str) -> bool:
     """Return whether an option is on the command line, not in the environment or the configuration file."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -128,7 +128,7 @@ def _plan(options: Mapping[str, Any], check: bool) -> "Plan":
     return make_plan(Given(**{**given, **lists}), "cuda" if torch.cuda.is_available() else "cpu", check=check)
 
 
-def _train(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:
+def train_recipe(recipe: "Recipe", minutes: float | None, *, written: bool) -> None:
     """Train, and write the loss curve and the next commands. With `written`, write the recipe as well."""
     from gesso.eval.curve import loss_curve
     from gesso.eval.samples import answerer

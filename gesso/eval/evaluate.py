@@ -255,6 +255,7 @@ def _asked(item: Item) -> tuple[Any, ...]:
 
 
 def item_seed(seed: int, index: int) -> int:
+    """Return the seed of the answer to an item, by its position."""
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4])
 
 

@@ -32,6 +32,11 @@ class Batch:
     owner_K: Tensor  # example of each canvas
     place_K: Tensor  # number of each canvas in its example
     layout: Layout
+    # Canvases of the model's own runs, in place of noise; None: the batch has none, see `train/trajectories.py`.
+    recorded_K: Tensor | None = None  # whether the canvas is recorded
+    shown_KC: Tensor | None = None  # the recorded canvas
+    earlier_KC: Tensor | None = None  # the recorded canvas one step earlier, for self-conditioning
+    temperature_K: Tensor | None = None  # of the step between the two
 
     @property
     def size(self) -> int:
@@ -54,6 +59,9 @@ class Corruption:
     t_K: Tensor  # share of tokens replaced
     noisy_KC: Tensor
     conditioned: Ints  # examples with self-conditioning: they get a first pass
+    first_KC: Tensor | None = None  # the canvases of the first pass; None: the same ones
+    temperature_K: Tensor | None = None  # of the prediction of the first pass; None: 1
+    recorded_K: Tensor | None = None  # canvases to which the certainty term applies; None: none
 
 
 def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[int]]]:
@@ -68,7 +76,7 @@ def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[in
 
 def collate(
     examples: Sequence[Example], *, canvas_length: int, per_example: int | None, eos: int, pad: int, learn_text: str,
-    seed: int, first: int, multiple: int = 1, draws: int = 1, pack: bool = False,
+    seed: int, first: int, multiple: int = 1, draws: int = 1, pack: bool = False, conditioning: float = 0.0,
 ) -> Batch:  # fmt: skip
     """Return a batch with `per_example` canvases per example, drawn uniformly without repetition, or all (None).
 
@@ -76,6 +84,8 @@ def collate(
     and that no canvas attends to is left out. `first` is the number of the first example in the run. Every canvas is
     repeated `draws` times, to be shown at that many noise levels. Every text is padded to the longest of the batch,
     rounded up to a `multiple`. With `pack`, texts follow each other without padding; only their sum is rounded up.
+    Of the share `conditioning` of the examples, which get self-conditioning, a later step of their run is shown; of the
+    others, the first.
     """
     chosen, texts = [], []
     for offset, example in enumerate(examples):
@@ -104,7 +114,27 @@ def collate(
     place_K = np.concatenate([np.arange(len(found)) for found in chosen])
     arrays = (text_S, valid_S, layout.owner_S, target_R, clean_KC, layout.owner_K, place_K)
     tokens, valid, owner, target, clean, canvas_owner, place = map(torch.from_numpy, arrays)
-    return Batch(tokens, valid, owner, target, clean, canvas_owner, place, layout)
+    recorded = _recorded(examples, canvas_length, conditioning, seed, first)
+    return Batch(tokens, valid, owner, target, clean, canvas_owner, place, layout, **recorded)
+
+
+def _recorded(
+    examples: Sequence[Example], canvas_length: int, conditioning: float, seed: int, first: int
+) -> dict[str, Tensor]:
+    """Return the recorded canvases of a batch. An example with a trajectory has one canvas, and so have the others."""
+    if not any(example.trajectory for example in examples):
+        return {}
+    size = len(examples)
+    later = set(conditioned_examples(conditioning, seed, first, size).tolist())
+    recorded, shown, earlier = np.zeros(size, dtype=bool), *np.zeros((2, size, canvas_length), dtype=np.int64)
+    temperature = np.ones(size, dtype=np.float32)
+    for i, example in enumerate(examples):
+        if example.trajectory is not None:
+            level = float(_uniform(seed, first + i, 7, 1))
+            recorded[i] = True
+            shown[i], earlier[i], temperature[i] = example.trajectory.pick(i in later, level)
+    arrays = {"recorded_K": recorded, "shown_KC": shown, "earlier_KC": earlier, "temperature_K": temperature}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _widths(lengths_B: Ints, multiple: int, pack: bool) -> Ints:
@@ -143,7 +173,12 @@ def corrupt(
         open_BC = (position_C >= end_B2[:, :1]) & (position_C <= end_B2[:, 1:])
         replaced_KC &= (open_BC | whole_B1)[owner_K]
     noisy_KC = torch.where(replaced_KC, of_canvas(draws(3).tokens(most, vocab_size)), batch.clean_KC)
-    return Corruption(t_K, noisy_KC, conditioned_examples(conditioning, seed, first, batch.size))
+    conditioned = conditioned_examples(conditioning, seed, first, batch.size)
+    if batch.recorded_K is None or batch.shown_KC is None or batch.earlier_KC is None:
+        return Corruption(t_K, noisy_KC, conditioned)
+    recorded_K1 = batch.recorded_K[:, None]
+    shown_KC, earlier_KC = (torch.where(recorded_K1, own, noisy_KC) for own in (batch.shown_KC, batch.earlier_KC))
+    return Corruption(t_K, shown_KC, conditioned, earlier_KC, batch.temperature_K, batch.recorded_K)
 
 
 def conditioned_examples(share: float, seed: int, first: int, count: int) -> Ints:

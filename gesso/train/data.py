@@ -32,6 +32,7 @@ from gesso.train.order import order
 from gesso.train.reading import read_rows
 from gesso.train.recipe import DataSettings
 from gesso.train.rows import Span
+from gesso.train.trajectories import Trajectory
 from gesso.train.views import Viewer
 
 LISTED = 20  # rejected rows named by the error that stops a run
@@ -47,6 +48,8 @@ class Example:
     line: int
     context_only: int = 0
     """Responses of the conversation that serve as context and not as targets (see `rows._conversation`)."""
+    trajectory: Trajectory | None = None
+    """The recorded canvases of the one response, to train on in place of noise."""
 
 
 @dataclass(frozen=True)

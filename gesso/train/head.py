@@ -21,36 +21,49 @@ CHUNK_BYTES, FROZEN_CHUNK_BYTES = 512 * 2**20, 128 * 2**20
 
 def token_losses(
     hidden: Tensor, head_VH: Weight, target: Tensor, softcap: float, observed: Tensor | None = None,
-    bonus: Tensor | None = None, of_chunk: Callable[..., Tensor] | None = None,
+    bonus: Tensor | None = None, of_chunk: Callable[..., Tensor] | None = None, certainty: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the cross-entropy of every token, in the shape of `target`.
 
-    `bonus` is added to the logits of the `observed` tokens.
+    `bonus` is added to the logits of the `observed` tokens. Where the argmax is the target, the entropy of the
+    prediction, weighted by `certainty`, is added to the loss.
     """
     if not target.numel():
         return hidden.new_zeros(target.shape, dtype=torch.float32)
     hidden_TH, target_T = hidden.flatten(0, -2), target.flatten()
-    observed_T, bonus_T = (None if x is None else x.flatten() for x in (observed, bonus))
+    observed_T, bonus_T, certainty_T = (None if x is None else x.flatten() for x in (observed, bonus, certainty))
     if is_frozen(head_VH):
-        frozen = hidden_TH, head_VH, target_T, softcap, observed_T, bonus_T
+        frozen = hidden_TH, head_VH, target_T, softcap, observed_T, bonus_T, certainty_T
         losses_T: Tensor = FrozenHeadLoss.apply(*frozen)  # type: ignore[no-untyped-call]
         return losses_T.view(target.shape)
-    parts = _split(chunk_rows(head_VH), hidden_TH, target_T, observed_T, bonus_T)
+    parts = _split(chunk_rows(head_VH), hidden_TH, target_T, observed_T, bonus_T, certainty_T)
+    of_chunk = of_chunk or chunk_loss
     losses = [
-        checkpoint(of_chunk or chunk_loss, h_RH, head_VH, target_R, softcap, observed_R, bonus_R, use_reentrant=False)
-        for h_RH, target_R, observed_R, bonus_R in parts
+        checkpoint(of_chunk, h_RH, head_VH, target_R, softcap, *more, use_reentrant=False)
+        for h_RH, target_R, *more in parts
     ]
     return torch.cat(losses).view(target.shape)
 
 
 def chunk_loss(
     hidden_RH: Tensor, head_VH: Tensor, target_R: Tensor, softcap: float, observed_R: Tensor | None,
-    bonus_R: Tensor | None,
+    bonus_R: Tensor | None, certainty_R: Tensor | None,
 ) -> Tensor:  # fmt: skip
     logits_RV = softcapped_logits(hidden_RH, head_VH, softcap)
     if observed_R is not None and bonus_R is not None:
         logits_RV = logits_RV.scatter_add(-1, observed_R[:, None], bonus_R[:, None].to(logits_RV.dtype))
-    return F.cross_entropy(logits_RV, target_R, reduction="none")
+    loss_R = F.cross_entropy(logits_RV, target_R, reduction="none")
+    return loss_R if certainty_R is None else loss_R + certainty_R * entropy_if_right(logits_RV, target_R)
+
+
+def entropy_if_right(logits_RV: Tensor, target_R: Tensor) -> Tensor:
+    """Return the entropy of each prediction whose argmax is the target, and zero for the others.
+
+    The certainty term of dParallel (arXiv 2509.26488): a right prediction should be certain too, so that it is accepted
+    at once. A wrong one gets no such gradient.
+    """
+    log_RV = logits_RV.log_softmax(-1)
+    return torch.where(logits_RV.argmax(-1) == target_R, -(log_RV.exp() * log_RV).sum(-1), 0.0)
 
 
 class FrozenHeadLoss(Function):
@@ -63,11 +76,11 @@ class FrozenHeadLoss(Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_TH: Tensor, head_VH: Weight, target_T: Tensor, softcap: float, observed_T: Tensor | None,
-        bonus_T: Tensor | None,
+        bonus_T: Tensor | None, certainty_T: Tensor | None,
     ) -> Tensor:  # fmt: skip
         losses, slopes = [], []
-        for h_RH, target_R, observed_R, bonus_R in _split(
-            chunk_rows(head_VH), hidden_TH, target_T, observed_T, bonus_T
+        for h_RH, target_R, observed_R, bonus_R, certainty_R in _split(
+            chunk_rows(head_VH), hidden_TH, target_T, observed_T, bonus_T, certainty_T
         ):
             raw_RV = F.linear(h_RH, head_VH)  # type: ignore[arg-type]
             tanh_RV = (raw_RV.float() / softcap).tanh_()
@@ -76,8 +89,17 @@ class FrozenHeadLoss(Function):
                 logits_RV.scatter_add_(-1, observed_R[:, None], bonus_R[:, None].to(logits_RV.dtype))
             total_R1 = logits_RV.logsumexp(-1, keepdim=True)
             losses.append(total_R1.squeeze(-1) - logits_RV.gather(-1, target_R[:, None]).squeeze(-1))
+            forcing_RV = None  # the gradient of the certainty term by the logits
+            if certainty_R is not None:
+                weight_R = certainty_R * (logits_RV.argmax(-1) == target_R)
+                log_RV = logits_RV - total_R1
+                entropy_R = -(log_RV.exp() * log_RV).sum(-1)
+                losses[-1] = losses[-1] + weight_R * entropy_R
+                forcing_RV = log_RV.add_(entropy_R[:, None]).mul_(-weight_R[:, None])  # times the probability, below
             if ctx.needs_input_grad[0]:
                 slope_RV = logits_RV.sub_(total_R1).exp_()
+                if forcing_RV is not None:
+                    slope_RV.mul_(forcing_RV.add_(1.0))
                 slope_RV.scatter_add_(-1, target_R[:, None], slope_RV.new_full((len(target_R), 1), -1.0))
                 slope_RV.mul_(tanh_RV.square_().neg_().add_(1.0))  # the derivative of the softcap
                 slopes.append(torch.matmul(slope_RV.to(raw_RV.dtype), head_VH).to(h_RH.dtype))  # type: ignore[arg-type]
@@ -88,7 +110,7 @@ class FrozenHeadLoss(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (slope_TH,) = ctx.saved_tensors
-        return (slope_TH * gradients[0][:, None]).to(slope_TH.dtype), None, None, None, None, None
+        return (slope_TH * gradients[0][:, None]).to(slope_TH.dtype), None, None, None, None, None, None
 
 
 def is_frozen(weight: Weight) -> bool:

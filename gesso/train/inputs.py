@@ -12,6 +12,7 @@ from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.transfer import read_into
 from gesso.train.recipe import Recipe
+from gesso.train.trajectories import recorded_files
 
 SAMPLE = 4096  # bytes of each tensor
 COMPANIONS = (".json", ".jinja", ".model")
@@ -23,10 +24,17 @@ def fingerprints(recipe: Recipe, base: Source) -> Fingerprints:
     """Return the fingerprints of all data files, and of the base checkpoint's configuration, tokenizer and weights."""
     # `data.files` of a generator may name anything.
     names = (*recipe.data.files, *(recipe.held_out.files if recipe.held_out else ()))
-    data = {name: _digest(Path(name)) for name in names if Path(name).is_file()}
+    data = {name: digest(Path(name)) for name in names if Path(name).is_file()}
+    for name in recipe.distill.trajectories if recipe.distill else ():
+        data |= {str(path): digest(path) for path in recorded_files(Path(name).expanduser())}
+    return {"data": data, "base": base_fingerprints(base, weights=not recipe.model.scratch)}
+
+
+def base_fingerprints(base: Source, weights: bool = True) -> dict[str, str]:
+    """Return the fingerprints of a checkpoint's configuration, its tokenizer and, by default, its weights."""
     companions = (file for file in base.directory.iterdir() if file.suffix in COMPANIONS and file.name != INDEX)
-    files = {file.name: _digest(file) for file in sorted(companions) if file.is_file()}
-    return {"data": data, "base": files if recipe.model.scratch else files | _weights(base)}
+    files = {file.name: digest(file) for file in sorted(companions) if file.is_file()}
+    return files | _weights(base) if weights else files
 
 
 def changed_input(before: Fingerprints, now: Fingerprints) -> str | None:
@@ -38,7 +46,7 @@ def changed_input(before: Fingerprints, now: Fingerprints) -> str | None:
     return None
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

@@ -9,7 +9,7 @@ B examples, S text of all examples, K canvases of all examples, C canvas, T = S 
 experts, R rows of a chunk, or some canvases or tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,12 +47,17 @@ class Objective(nn.Module):
     """The loss as a module, so that sharding and compilation apply to one forward."""
 
     def __init__(
-        self, model: DiffusionGemma, settings: ObjectiveSettings, checkpoint_activations: bool = False
+        self,
+        model: DiffusionGemma,
+        settings: ObjectiveSettings,
+        checkpoint_activations: bool = False,
+        certainty: float = 0.0,
     ) -> None:
         super().__init__()
         if not model.is_tied:
             raise InputError("only a model whose encoder and decoder share their weights can be trained")
         self.model, self.settings, self.checkpoint_activations = model, settings, checkpoint_activations
+        self.certainty = certainty  # weight of the entropy of right predictions on recorded canvases
         self.flex = False  # use FlexAttention where it can run
         self.scale = model.embed_scale
         self.chunk_loss, self.balance_of = chunk_loss, balance_loss
@@ -136,26 +141,36 @@ class Objective(nn.Module):
             # Sharded weights are gathered layer by layer, so a process without such examples must run the pass too.
             part, *indices = batch.layout.part(chosen if len(chosen) else np.zeros(1, dtype=np.int64))
             text_R, canvas_R = (send(torch.from_numpy(index), device) for index in indices)
+            first_KC = corruption.noisy_KC if corruption.first_KC is None else corruption.first_KC
             with torch.no_grad():
-                noisy_RCH = self.embed(corruption.noisy_KC[canvas_R])
+                noisy_RCH = self.embed(first_KC[canvas_R])
                 _, canvas_RCH, _ = self.hidden(part, batch.text_S[text_R], noisy_RCH, soft_KCH[canvas_R])
             # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
-            expected_RCH = self.expected_embedding(canvas_RCH, fixed=True).to(soft_KCH.dtype)
+            temperature: float | Tensor = 1.0
+            if corruption.temperature_K is not None:
+                temperature = corruption.temperature_K[canvas_R][:, None].expand(canvas_RCH.shape[:2])
+            expected_RCH = self.expected_embedding(canvas_RCH, temperature, fixed=True).to(soft_KCH.dtype)
             soft_KCH = soft_KCH.index_put((canvas_R,), expected_RCH if len(chosen) else expected_RCH * 0)
         return soft_KCH
 
-    def expected_embedding(self, hidden: Tensor, temperature: float = 1.0, fixed: bool = False) -> Tensor:
+    def expected_embedding(self, hidden: Tensor, temperature: float | Tensor = 1.0, fixed: bool = False) -> Tensor:
         """Return the mean embedding under the prediction, with logits in chunks, in the backward pass too.
 
-        With `fixed`, no gradient flows into the prediction.
+        The temperature is one number, or one per token. With `fixed`, no gradient flows into the prediction.
         """
-        chunks = [
-            checkpoint(self._expected, hidden_RH, temperature, fixed, use_reentrant=False)
-            for hidden_RH in hidden.flatten(0, -2).split(chunk_rows(self.model.head))
+        chunks = hidden.flatten(0, -2).split(chunk_rows(self.model.head))
+        of_chunks: Sequence[float | Tensor] = (
+            [temperature] * len(chunks)
+            if isinstance(temperature, float)
+            else (temperature.flatten()[:, None].split(chunk_rows(self.model.head)))
+        )
+        expected = [
+            checkpoint(self._expected, hidden_RH, of_chunk, fixed, use_reentrant=False)
+            for hidden_RH, of_chunk in zip(chunks, of_chunks, strict=True)
         ]
-        return torch.cat(chunks).view(hidden.shape)
+        return torch.cat(expected).view(hidden.shape)
 
-    def _expected(self, hidden_RH: Tensor, temperature: float, fixed: bool) -> Tensor:
+    def _expected(self, hidden_RH: Tensor, temperature: float | Tensor, fixed: bool) -> Tensor:
         logits_RV = self.model.logits(hidden_RH) / temperature
         logits_RV = logits_RV.detach() if fixed else logits_RV
         return self.model.soft_embedding(logits_RV)
@@ -169,7 +184,10 @@ class Objective(nn.Module):
             t_K = corruption.t_K
             bonus_K = torch.log1p(self.model.config.vocab_size * (1 - t_K) / t_K)
             bonus_KC = bonus_K[..., None].expand(corruption.noisy_KC.shape)
-        loss_KC = self._token_losses(canvas_KCH, batch.clean_KC, corruption.noisy_KC, bonus_KC)
+        certainty_KC = None
+        if self.certainty and corruption.recorded_K is not None:
+            certainty_KC = (self.certainty * corruption.recorded_K)[:, None].expand(corruption.noisy_KC.shape)
+        loss_KC = self._token_losses(canvas_KCH, batch.clean_KC, corruption.noisy_KC, bonus_KC, certainty_KC)
         loss_K = loss_KC.mean(-1)
         if self.settings.reweighted:
             loss_K = loss_K / (1 - corruption.t_K).clamp(min=1e-3)
@@ -183,10 +201,15 @@ class Objective(nn.Module):
         return mean_per_example(loss_R, batch.owner_S[target_R], batch.size)
 
     def _token_losses(
-        self, hidden: Tensor, target: Tensor, observed: Tensor | None = None, bonus: Tensor | None = None
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        observed: Tensor | None = None,
+        bonus: Tensor | None = None,
+        certainty: Tensor | None = None,
     ) -> Tensor:
         softcap = self.model.config.final_logit_softcapping
-        return token_losses(hidden, self.model.head, target, softcap, observed, bonus, self.chunk_loss)
+        return token_losses(hidden, self.model.head, target, softcap, observed, bonus, self.chunk_loss, certainty)
 
     def _balance(self, scores: list[Tensor], batch: Batch) -> Tensor:
         """Return the load balance loss of Switch (arXiv 2101.03961): 1 if tokens spread evenly over the experts."""

@@ -151,11 +151,9 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
     every = given.eval_every or math.ceil(steps / EVALUATIONS)
     if not given.steps:
         steps = math.ceil(steps / every) * every  # the last step is evaluated too
-    count = sum(math.prod(shape) for shape in parameters(config).values())
-    lr = given.lr or float(f"{PUBLISHED_LR * (PUBLISHED_WIDTH / config.hidden_size) ** POWER:.2g}")
-    wide = device == "cpu" and count < LARGE_ON_CPU
+    lr, count = given.lr or adapter_rate(config), parameter_count(config)
     recipe = Recipe(
-        model=ModelSettings(path=given.model, dtype="float32" if wide else "bfloat16", quantize=given.quantize),
+        model=ModelSettings(path=given.model, dtype=frozen_dtype(config, device), quantize=given.quantize),
         data=settings,
         objective=ObjectiveSettings(canvases_per_example=CANVASES, canvas_lengths=(canvas,)),
         optimizer=OptimizerSettings(lr=lr, min_lr=lr / 10, warmup=max(1, min(round(WARMUP * steps), MOST_WARMUP))),
@@ -180,6 +178,20 @@ def make_plan(given: Given, device: str, *, check: bool = False) -> Plan:
         rejected=tuple(dataset.rejected),
         cut=cut,
     )
+
+
+def parameter_count(config: Config) -> int:
+    return sum(math.prod(shape) for shape in parameters(config).values())
+
+
+def adapter_rate(config: Config) -> float:
+    """Return the learning rate of an adapter for a model of this width."""
+    return float(f"{PUBLISHED_LR * (PUBLISHED_WIDTH / config.hidden_size) ** POWER:.2g}")
+
+
+def frozen_dtype(config: Config, device: str) -> str:
+    """Return the dtype of the weights under an adapter."""
+    return "float32" if device == "cpu" and parameter_count(config) < LARGE_ON_CPU else "bfloat16"
 
 
 def _check_usable(dataset: Dataset) -> None:

@@ -192,6 +192,23 @@ class HeldOutSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillSettings:
+    """Train on canvases of the model's own runs, towards the text that each run ended with: see `gesso distill`."""
+
+    trajectories: tuple[str, ...]  # directories that `gesso distill` recorded
+    objective: str = "trajectory"  # or "ordinary": the same texts under random noise, as a control
+    certainty: float = 1.0  # weight of the entropy where the argmax is right, on recorded canvases
+    rows: float = 0.25  # share of the examples of a batch that are rows of data.files, under random noise
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.trajectories, tuple) and all(isinstance(name, str) for name in self.trajectories)
+        _check(self, "trajectories", named and len(self.trajectories) > 0, "a list of at least one directory")
+        _check(self, "objective", self.objective in ("trajectory", "ordinary"), '"trajectory" or "ordinary"')
+        _check(self, "certainty", math.isfinite(self.certainty) and self.certainty >= 0, "a number of at least 0")
+        _check(self, "rows", 0 <= self.rows < 1, "a share of at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     model: ModelSettings
     data: DataSettings
@@ -201,6 +218,22 @@ class Recipe:
     lora: "LoraSettings | ContinuedLora | None" = None  # None: train all weights
     eval: EvalSettings | None = None
     held_out: HeldOutSettings | None = None  # None: train on all rows
+    distill: DistillSettings | None = None  # None: train on rows only
+
+    def __post_init__(self) -> None:
+        if self.distill is None:
+            return
+        objective = self.objective
+        known_noise = objective.reweighted or objective.leave_one_out
+        for wrong, what in (
+            (objective.per_example != 1, "objective.canvases_per_example = 1, the recorded one"),
+            (objective.draws != (1,), "objective.draws = [1]: a canvas is shown at one step of its run"),
+            (known_noise, "neither objective.reweighted nor leave_one_out: the noise of a recorded canvas is unknown"),
+            (self.data.source is not None, "no data.source: ordinary rows come from data.files"),
+            (self.held_out is not None, "no [held_out]: its loss would choose by ordinary noise"),
+        ):
+            if wrong:
+                raise InputError(f"[distill] needs {what}")
 
 
 def load(path: Path) -> Recipe:
@@ -224,10 +257,15 @@ def load(path: Path) -> Recipe:
         "run": RunSettings,
     }
     known = {**required, "lora": LoraSettings, "eval": EvalSettings, "held_out": HeldOutSettings}
+    known["distill"] = DistillSettings
     if unknown := set(raw) - set(known):
         raise InputError(f"{path}: unknown sections {sorted(unknown)}; known are {', '.join(known)}")
     given = {**dict.fromkeys(required, {}), **raw}
-    return Recipe(**{name: _section(path, name, known[name], given[name]) for name in given})
+    sections = {name: _section(path, name, known[name], given[name]) for name in given}
+    try:
+        return Recipe(**sections)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _section(path: Path, name: str, kind: type[Any], given: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,12 +19,13 @@ from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
 from gesso.train import data_report
 from gesso.train.data import Dataset
+from gesso.train.distilled import Distilled
 from gesso.train.held_out import Answer, HeldOut, split
 from gesso.train.memory import explained
 from gesso.train.processes import join_processes
 from gesso.train.progress import Progress
 from gesso.train.recipe import Recipe
-from gesso.train.source import find_source
+from gesso.train.source import MakeSource, find_source
 from gesso.train.trainer import Report, Score, Trainer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -61,7 +63,9 @@ def train(
     `report` is called with the metrics of every step and replaces the progress line. `score` evaluates the model for
     `[eval]`, and `answer` writes the samples of `[held_out]`.
     """
-    make_source = find_source(recipe.data.source) if recipe.data.source else Dataset
+    make_source: MakeSource = find_source(recipe.data.source) if recipe.data.source else Dataset
+    if recipe.distill:
+        make_source = partial(Distilled, recipe.distill)
     if recipe.model.dtype not in DTYPES:
         raise InputError(f"model.dtype must be one of {', '.join(DTYPES)}, got {recipe.model.dtype!r}")
     if recipe.model.quantize and (recipe.lora is None or recipe.model.scratch):

@@ -12,11 +12,13 @@ from gesso.train.recipe_file import to_toml
 
 def shared_recipe(recipe: Recipe) -> str:
     """Return the recipe with the names of files and directories in place of their paths."""
-    path, lora, held_out = recipe.model.path, recipe.lora, recipe.held_out
+    path, lora, held_out, distill = recipe.model.path, recipe.lora, recipe.held_out, recipe.distill
     if isinstance(lora, ContinuedLora):
         lora = replace(lora, adapter=hub_base(lora.adapter) or Path(lora.adapter).name)
     if held_out is not None:
         held_out = replace(held_out, files=tuple(map(_shared, held_out.files)))
+    if distill is not None:
+        distill = replace(distill, trajectories=tuple(Path(name).name for name in distill.trajectories))
     return to_toml(
         replace(
             recipe,
@@ -25,6 +27,7 @@ def shared_recipe(recipe: Recipe) -> str:
             run=replace(recipe.run, out=Path(recipe.run.out).name),
             lora=lora,
             held_out=held_out,
+            distill=distill,
         )
     )
 

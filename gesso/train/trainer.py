@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -102,7 +103,8 @@ class Trainer:
             raise InputError('optimizer.kind = "muon" trains whole matrices in one process: no [lora], no torchrun')
         self.lora = _choose_trainable(model, recipe)
         prepare(model)
-        self.objective = Objective(model, recipe.objective, recipe.run.checkpoint_activations)
+        certainty = recipe.distill.certainty if recipe.distill else 0.0
+        self.objective = Objective(model, recipe.objective, recipe.run.checkpoint_activations, certainty)
         if self.world > 1:
             shard(self.objective, model.decoder.layers)
         self.parameters = state.trainable(model)
@@ -182,6 +184,7 @@ class Trainer:
                     eos=self.eos, pad=config.pad_token_id, learn_text=objective.learn_text, seed=run.seed,
                     first=self._first_example(number), multiple=self.recipe.data.pad_to,
                     draws=objective.draws[number % len(objective.draws)], pack=self.recipe.data.pack,
+                    conditioning=objective.self_conditioning,
                 )  # fmt: skip
 
         stream = BatchStream(make, self.step * run.accumulate)
@@ -273,7 +276,8 @@ class Trainer:
         path = self.out / f"not-finite-{step:08}-{self.rank}.json"
         what = wrong[0] if wrong else "loss of another process"
         rows = [asdict(example) for number in pending.batches for example in next(self._examples(number))[1]]
-        path.write_text(json.dumps({"step": step, "what": what, "examples": rows}, indent=1), encoding="utf-8")
+        report = json.dumps({"step": step, "what": what, "examples": rows}, indent=1, default=np.ndarray.tolist)
+        path.write_text(report, encoding="utf-8")
         raise GessoError(
             f"the {what} of step {step} is not finite; the weights are unchanged. The examples of the step "
             f"are in {path}. Inspect them, lower optimizer.lr or optimizer.clip, or raise optimizer.warmup: the run "
@@ -325,9 +329,12 @@ class Trainer:
             partial.rename(target)
 
     def _trained_config(self) -> Config:
-        """Return the model's configuration, with the canvas length of the training if there was only one."""
+        """Return the model's configuration, with the canvas length of the training if there was only one.
+
+        Recorded canvases may be short because the answers are: the model keeps its own length.
+        """
         config, lengths = self.model.config, set(self._lengths)
-        if len(lengths) > 1:
+        if len(lengths) > 1 or self.recipe.distill:
             return config
         (length,) = lengths
         return replace(config, canvas_length=length, raw={**config.raw, "canvas_length": length})

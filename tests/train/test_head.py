@@ -47,3 +47,30 @@ def test_without_a_gradient_only_losses_are_computed(case):
     found = head.token_losses(hidden, table, target, 30.0)
     assert not found.requires_grad
     torch.testing.assert_close(found, losses_and_gradient(hidden, table, target)[0])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_certainty_term_is_the_entropy_where_the_argmax_is_right_and_zero_elsewhere(case, frozen):
+    hidden, table, target, *_ = case
+    logits = 30 * torch.tanh(hidden @ table.T / 30)
+    target[::2] = logits.argmax(-1)[::2]
+    right = logits.argmax(-1) == target
+    assert 0 < right.sum() < T
+    table = table if frozen else table.clone().requires_grad_()
+    weight = torch.rand(T)
+    plain = losses_and_gradient(hidden, table, target)
+    forced = losses_and_gradient(hidden, table, target, None, None, None, weight)
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(forced[0] - plain[0], torch.where(right, weight * entropy, 0.0), rtol=1e-4, atol=1e-4)
+    assert torch.equal(forced[0][~right], plain[0][~right]) and torch.equal(forced[1][~right], plain[1][~right])
+    assert (forced[1][right] != plain[1][right]).any(-1).all(), "its gradient reaches every right prediction"
+
+
+def test_certainty_term_has_the_same_gradient_under_a_frozen_head(case):
+    hidden, table, target, *_ = case
+    target[::2] = (hidden @ table.T).argmax(-1)[::2]
+    extras = None, None, None, torch.rand(T) * 3
+    frozen = losses_and_gradient(hidden, table, target, *extras)
+    trained = losses_and_gradient(hidden, table.clone().requires_grad_(), target, *extras)
+    for found, expected in zip(frozen, trained, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
