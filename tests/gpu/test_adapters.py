@@ -2,6 +2,8 @@
 captured passes, and mixed in a batch.
 """
 
+from zlib import crc32
+
 import pytest
 import torch
 
@@ -28,7 +30,7 @@ def add(model, name: str, like: str | None = None) -> None:
     """Attach an adapter that changes products by about half of their size. `like`: with the rank and targets of it."""
     like = like or name
     adapters.add(model, LoraSettings(rank=RANKS[like], targets=TARGETS[like]), name, seed=len(name))
-    generator = torch.Generator().manual_seed(len(name))
+    generator = torch.Generator().manual_seed(crc32(name.encode()))
     with torch.no_grad():
         for site in dict.fromkeys(adapter_sites(model).values()):
             if (lora := site.get(name)) is not None:
@@ -61,7 +63,7 @@ def test_adapters_in_kernels_are_as_close_to_float32_as_plain_operations(record_
         apart, allowed = (float(errors(found[name], expected).quantile(0.9)) for found in (kernels, plain))
         record_property(f"{name}_error", apart)
         record_property(f"{name}_plain_error", allowed)
-        assert apart < 1.5 * allowed
+        assert apart < 2 * allowed  # a token that chooses other experts changes both by half
 
 
 @pytest.mark.parametrize("stored", [stored for stored in STORED if stored], ids=str)

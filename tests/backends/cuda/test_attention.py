@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import gesso.model.cache
 from gesso.model.attention import attend_with_cache
 from gesso.model.cache import LayerKV
 from gesso.model.config import LayerShape, Rope
@@ -75,6 +76,12 @@ def assert_same(segments, cache, groups=2, shape=SMALL, tolerance=2e-6, **kinds)
         assert torch.equal(our_cache.v[row], plain_cache.v[row])
 
 
+@pytest.fixture(autouse=True)
+def short_rings(monkeypatch):
+    """Rings hold three tokens more than the window, so that they wrap soon."""
+    monkeypatch.setattr(gesso.model.cache, "SPARE", 3)
+
+
 @pytest.mark.parametrize("window, groups", [(24, 1), (None, 2), (24, 8)])
 @pytest.mark.parametrize("causal", [TEXT, CANVAS])
 def test_attention_kernel_matches_plain_attention(causal, window, groups):
@@ -136,10 +143,17 @@ def test_segments_attend_to_earlier_text_of_the_same_pass(cached, window):
     assert_same(segments, cache_of([cached, 3], window))
 
 
-def test_texts_of_one_row_must_be_adjacent():
-    segments = [Segment(0, 4, 3, TEXT), Segment(1, 0, 2, TEXT), Segment(0, 7, 3, TEXT)]
-    with pytest.raises(ValueError, match="text of row 0 at position 7 .* next to each other"):
+def test_texts_that_others_read_must_be_adjacent():
+    segments = [Segment(0, 4, 3, TEXT), Segment(1, 0, 2, TEXT), Segment(0, 7, 3, TEXT), Segment(0, 10, 5, CANVAS)]
+    with pytest.raises(ValueError, match="text of row 0 at position 10 .* next to each other"):
         table_of(segments, cache_of([4, 0]))
+
+
+@pytest.mark.parametrize("cached, window", [(0, 20), (37, 20), (13, None)])
+def test_a_text_to_verify_follows_a_canvas_that_does_not_see_it(cached, window):
+    start = cached + 9
+    segments = [Segment(0, cached, 9, TEXT), Segment(0, start, 16, CANVAS), Segment(0, start, 16, TEXT)]
+    assert_same([*segments, Segment(1, 3, 5, CANVAS)], cache_of([cached, 3], window))
 
 
 @pytest.mark.parametrize("window", [None, 20])
