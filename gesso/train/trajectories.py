@@ -12,8 +12,8 @@ one entry per canvas of a run, with these tensors; `x_end` has the end of each e
 Self-conditioning is not recorded: at the 26B shape, the soft embedding of one step takes 1.4 MB, a canvas 1 KB.
 Training computes it again with the current weights, from the first canvas of the run on, so it shows the first few
 steps only. Beginning later is no substitute: a position that was not accepted is noise again, so most of what a run
-has found out is in the self-conditioning. With gesso-mini and 12 requests, the cross-entropy of the fifth canvas to the
-final text is 0.002 after the whole run, and 0.02 to 0.08 after one to three steps of it.
+has found out is in the self-conditioning. With gesso-mini and at most 12 runs, the cross-entropy of the fifth canvas to
+the final text is 0.002 after the whole run, and 0.02 to 0.08 after one to three steps of it.
 
 N steps of a run, C canvas.
 """
