@@ -49,7 +49,7 @@ def recordings(out: Path) -> dict[str, Path]:
     return {name: out / "trajectories" / name for name in TASKS}
 
 
-def recipe_for(out: Path, name: str, steps: int, batch_size: int) -> Recipe:
+def recipe_for(out: Path, name: str, steps: int, batch_size: int, certainty: float | None = None) -> Recipe:
     """Return the recipe of the distilled model or of the control, in this directory."""
     recipe, places = load(RECIPE), list(recordings(out).values())
     assert recipe.distill is not None
@@ -60,6 +60,7 @@ def recipe_for(out: Path, name: str, steps: int, batch_size: int) -> Recipe:
             recipe.distill,
             trajectories=tuple(map(str, places)),
             objective="trajectory" if name == "distilled" else "ordinary",
+            certainty=recipe.distill.certainty if certainty is None else certainty,
         ),
         run=replace(
             recipe.run, out=str(out / name), steps=steps, batch_size=batch_size, save_every=steps,
@@ -83,10 +84,11 @@ def record(out: Path, runs: int, batch: int) -> None:
         run("distill", "--task", name, *options)
 
 
-def train(out: Path, steps: int, batch_size: int) -> None:
+def train(out: Path, steps: int, batch_size: int, certainty: float | None) -> None:
     for name in ("distilled", "control"):
         path = out / f"{name}.toml"
-        write_recipe(recipe_for(out, name, steps, batch_size), path, "Written by examples/distill/experiment.py.")
+        recipe = recipe_for(out, name, steps, batch_size, certainty)
+        write_recipe(recipe, path, "Written by examples/distill/experiment.py.")
         run("distill", str(path))
 
 
@@ -136,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=3072, help="recorded runs per task")
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps of each model")
     parser.add_argument("--batch-size", type=int, default=256, help="examples per step")
+    parser.add_argument("--certainty", type=float, help="weight of the certainty term; default: the recipe's")
     parser.add_argument("--count", type=int, default=500, help="items per evaluation")
     parser.add_argument("--batch", type=int, default=128, help="texts that are written at once")
     asked = parser.parse_args(arguments)
@@ -144,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "record" in phases:
         record(asked.out, asked.runs, asked.batch)
     if "train" in phases:
-        train(asked.out, asked.steps, asked.batch_size)
+        train(asked.out, asked.steps, asked.batch_size, asked.certainty)
     if "evaluate" in phases:
         with (asked.out / "results.jsonl").open("w", encoding="utf-8") as file:
             for line in evaluations(asked.out, asked.count, asked.batch):

@@ -25,7 +25,8 @@ RECORDINGS = "trajectories"  # in the directory of the run
 COUNT = 2000
 # Options that a recipe replaces.
 TRAINING = (
-    "model", "quantize", "out", "lora", "targets", "objective", "certainty", "rows", "steps", "batch_size", "lr",
+    "model", "quantize", "out", "lora", "targets", "objective", "certainty", "depth", "rows", "steps",
+    "batch_size", "lr",
 )  # fmt: skip
 
 
@@ -94,6 +95,9 @@ def distill(
         _training("ordinary is the control: the same texts under random noise.", metavar="trajectory|ordinary"),
     ] = "trajectory",
     certainty: Annotated[float, _training("Weight of the entropy where the argmax is right.", min=0.0)] = 1.0,
+    depth: Annotated[
+        int, _training("Steps before the last canvas of a run that is shown; each costs a pass.", min=1)
+    ] = 4,
     rows: Annotated[
         float, _training("Share of ordinary rows: the references of the prompts, or --data.", min=0.0, max=0.9)
     ] = 0.25,
@@ -153,7 +157,7 @@ def distill(
         chosen = Given(
             out=out, trajectories=places, data=tuple(data or ()), model=model, quantize=quantize, lora=lora,
             targets=tuple(name.strip() for name in targets.split(",")), objective=objective, certainty=certainty,
-            rows=rows, steps=steps, batch_size=batch_size, lr=lr, seed=seed,
+            depth=depth, rows=rows, steps=steps, batch_size=batch_size, lr=lr, seed=seed,
         )  # fmt: skip
         device = "cuda" if torch.cuda.is_available() else "cpu"
         settings = make_recipe(chosen, Config.from_directory(find_directory(model)), device)

@@ -43,6 +43,7 @@ class Given:
     targets: tuple[str, ...] = ("attention", "mlp")
     objective: str = "trajectory"
     certainty: float = 1.0
+    depth: int = 4
     rows: float = 0.25
     steps: int | None = None
     batch_size: int | None = None
@@ -91,7 +92,11 @@ def make_recipe(given: Given, config: Config, device: str) -> Recipe:
         ),
         lora=lora,
         distill=DistillSettings(
-            trajectories=given.trajectories, objective=given.objective, certainty=given.certainty, rows=given.rows
+            trajectories=given.trajectories,
+            objective=given.objective,
+            certainty=given.certainty,
+            depth=given.depth,
+            rows=given.rows,
         ),
     )
 

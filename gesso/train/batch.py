@@ -6,7 +6,7 @@ B examples, S text of all examples, K canvases of all examples, C canvas, R toke
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -35,8 +35,9 @@ class Batch:
     # Canvases of the model's own runs, in place of noise; None: the batch has none, see `train/trajectories.py`.
     recorded_K: Tensor | None = None  # whether the canvas is recorded
     shown_KC: Tensor | None = None  # the recorded canvas
-    earlier_KC: Tensor | None = None  # the recorded canvas one step earlier, for self-conditioning
-    temperature_K: Tensor | None = None  # of the step between the two
+    before_DKC: Tensor | None = None  # the canvases of the D steps before it, for self-conditioning
+    temperature_DK: Tensor | None = None  # of their predictions
+    steps_K: Ints | None = None  # of the D, as many as there are before the canvas
 
     @property
     def size(self) -> int:
@@ -59,9 +60,11 @@ class Corruption:
     t_K: Tensor  # share of tokens replaced
     noisy_KC: Tensor
     conditioned: Ints  # examples with self-conditioning: they get a first pass
-    first_KC: Tensor | None = None  # the canvases of the first pass; None: the same ones
-    temperature_K: Tensor | None = None  # of the prediction of the first pass; None: 1
-    recorded_K: Tensor | None = None  # canvases to which the certainty term applies; None: none
+    # Of recorded canvases; None: there are none, so there is one first pass, over the same canvases.
+    recorded_K: Tensor | None = None
+    before_DKC: Tensor | None = None  # the canvases of the first passes, one after another
+    temperature_DK: Tensor | None = None  # of their predictions
+    steps_K: Ints | None = None  # first passes of each canvas
 
 
 def canvases(example: Example, length: int, eos: int) -> list[tuple[int, list[int]]]:
@@ -120,21 +123,30 @@ def collate(
 
 def _recorded(
     examples: Sequence[Example], canvas_length: int, conditioning: float, seed: int, first: int
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Return the recorded canvases of a batch. An example with a trajectory has one canvas, and so have the others."""
     if not any(example.trajectory for example in examples):
         return {}
     size = len(examples)
     later = set(conditioned_examples(conditioning, seed, first, size).tolist())
-    recorded, shown, earlier = np.zeros(size, dtype=bool), *np.zeros((2, size, canvas_length), dtype=np.int64)
-    temperature = np.ones(size, dtype=np.float32)
-    for i, example in enumerate(examples):
-        if example.trajectory is not None:
-            level = float(_uniform(seed, first + i, 7, 1))
-            recorded[i] = True
-            shown[i], earlier[i], temperature[i] = example.trajectory.pick(i in later, level)
-    arrays = {"recorded_K": recorded, "shown_KC": shown, "earlier_KC": earlier, "temperature_K": temperature}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    picked = {
+        i: example.trajectory.pick(i in later, float(_uniform(seed, first + i, 7, 1)))
+        for i, example in enumerate(examples)
+        if example.trajectory is not None
+    }
+    steps_K = np.ones(size, dtype=np.int64)  # of an ordinary canvas, too
+    steps_K[list(picked)] = [len(before.canvas_NC) for _, before in picked.values()]
+    depth = max(1, int(steps_K.max()))
+    recorded_K, shown_KC = np.zeros(size, dtype=bool), np.zeros((size, canvas_length), dtype=np.int64)
+    before_DKC = np.zeros((depth, size, canvas_length), dtype=np.int64)
+    temperature_DK = np.ones((depth, size), dtype=np.float32)
+    for i, (canvas_C, before) in picked.items():
+        recorded_K[i], shown_KC[i] = True, canvas_C
+        before_DKC[: steps_K[i], i], temperature_DK[: steps_K[i], i] = before.canvas_NC, before.temperature_N
+    arrays = {
+        "recorded_K": recorded_K, "shown_KC": shown_KC, "before_DKC": before_DKC, "temperature_DK": temperature_DK
+    }  # fmt: skip
+    return {**{name: torch.from_numpy(array) for name, array in arrays.items()}, "steps_K": steps_K}
 
 
 def _widths(lengths_B: Ints, multiple: int, pack: bool) -> Ints:
@@ -174,11 +186,12 @@ def corrupt(
         replaced_KC &= (open_BC | whole_B1)[owner_K]
     noisy_KC = torch.where(replaced_KC, of_canvas(draws(3).tokens(most, vocab_size)), batch.clean_KC)
     conditioned = conditioned_examples(conditioning, seed, first, batch.size)
-    if batch.recorded_K is None or batch.shown_KC is None or batch.earlier_KC is None:
+    if batch.recorded_K is None or batch.shown_KC is None or batch.before_DKC is None:
         return Corruption(t_K, noisy_KC, conditioned)
     recorded_K1 = batch.recorded_K[:, None]
-    shown_KC, earlier_KC = (torch.where(recorded_K1, own, noisy_KC) for own in (batch.shown_KC, batch.earlier_KC))
-    return Corruption(t_K, shown_KC, conditioned, earlier_KC, batch.temperature_K, batch.recorded_K)
+    shown_KC = torch.where(recorded_K1, batch.shown_KC, noisy_KC)
+    before_DKC = torch.where(recorded_K1, batch.before_DKC, noisy_KC)
+    return Corruption(t_K, shown_KC, conditioned, batch.recorded_K, before_DKC, batch.temperature_DK, batch.steps_K)
 
 
 def conditioned_examples(share: float, seed: int, first: int, count: int) -> Ints:

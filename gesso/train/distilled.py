@@ -46,5 +46,6 @@ class Distilled:
     def _example(self, number: int) -> Example:
         entry = self.trajectories.entries[number]
         at, tokens = len(entry.before), (*entry.before.tolist(), *entry.text.tolist())
-        trajectory = entry.trajectory if self.settings.objective == "trajectory" else None
+        is_shown = self.settings.objective == "trajectory"
+        trajectory = entry.trajectory.begin(1 + self.settings.depth) if is_shown else None
         return Example(tokens, ((at, len(tokens)),), "recorded run", number, trajectory=trajectory)

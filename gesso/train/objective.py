@@ -133,24 +133,33 @@ class Objective(nn.Module):
     def _condition(self, batch: Batch, corruption: Corruption) -> Tensor:
         """Return the soft embeddings of a first pass without gradient; exact zeros for the other examples.
 
-        Zero logits would be wrong: their soft embedding is the mean of all embeddings.
+        Zero logits would be wrong: their soft embedding is the mean of all embeddings. A recorded canvas gets one pass
+        for every step before it, each conditioned by the one before, as in the run.
         """
         soft_KCH = torch.zeros_like(self.embed(corruption.noisy_KC))
-        device, chosen = soft_KCH.device, corruption.conditioned
-        if in_any_process(len(chosen) > 0, device):
+        device, place, chosen = soft_KCH.device, 0, corruption.conditioned
+        while in_any_process(len(chosen) > 0, device):
             # Sharded weights are gathered layer by layer, so a process without such examples must run the pass too.
             part, *indices = batch.layout.part(chosen if len(chosen) else np.zeros(1, dtype=np.int64))
             text_R, canvas_R = (send(torch.from_numpy(index), device) for index in indices)
-            first_KC = corruption.noisy_KC if corruption.first_KC is None else corruption.first_KC
+            before_KC = corruption.noisy_KC
+            if corruption.before_DKC is not None:
+                before_KC = corruption.before_DKC[min(place, len(corruption.before_DKC) - 1)]
             with torch.no_grad():
-                noisy_RCH = self.embed(first_KC[canvas_R])
-                _, canvas_RCH, _ = self.hidden(part, batch.text_S[text_R], noisy_RCH, soft_KCH[canvas_R])
-            # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
+                before_RCH = self.embed(before_KC[canvas_R])
+                _, canvas_RCH, _ = self.hidden(part, batch.text_S[text_R], before_RCH, soft_KCH[canvas_R])
             temperature: float | Tensor = 1.0
-            if corruption.temperature_K is not None:
-                temperature = corruption.temperature_K[canvas_R][:, None].expand(canvas_RCH.shape[:2])
+            if corruption.temperature_DK is not None:
+                temperature_K = corruption.temperature_DK[min(place, len(corruption.temperature_DK) - 1)]
+                temperature = temperature_K[canvas_R][:, None].expand(canvas_RCH.shape[:2])
+            # As in the reference, gradients flow into the averaged embeddings, but not into the prediction.
             expected_RCH = self.expected_embedding(canvas_RCH, temperature, fixed=True).to(soft_KCH.dtype)
-            soft_KCH = soft_KCH.index_put((canvas_R,), expected_RCH if len(chosen) else expected_RCH * 0)
+            soft_KCH = soft_KCH.index_put(
+                (canvas_R,), expected_RCH if len(chosen) else soft_KCH[canvas_R] + 0 * expected_RCH
+            )
+            place += 1
+            steps_B = np.ones(batch.size) if corruption.steps_K is None else corruption.steps_K
+            chosen = chosen[steps_B[chosen] > place]
         return soft_KCH
 
     def expected_embedding(self, hidden: Tensor, temperature: float | Tensor = 1.0, fixed: bool = False) -> Tensor:

@@ -198,6 +198,7 @@ class DistillSettings:
     trajectories: tuple[str, ...]  # directories that `gesso distill` recorded
     objective: str = "trajectory"  # or "ordinary": the same texts under random noise, as a control
     certainty: float = 1.0  # weight of the entropy where the argmax is right, on recorded canvases
+    depth: int = 4  # steps before the last canvas of a run that is shown; each of them costs a pass
     rows: float = 0.25  # share of the examples of a batch that are rows of data.files, under random noise
 
     def __post_init__(self) -> None:
@@ -205,6 +206,7 @@ class DistillSettings:
         _check(self, "trajectories", named and len(self.trajectories) > 0, "a list of at least one directory")
         _check(self, "objective", self.objective in ("trajectory", "ordinary"), '"trajectory" or "ordinary"')
         _check(self, "certainty", math.isfinite(self.certainty) and self.certainty >= 0, "a number of at least 0")
+        _check(self, "depth", _is_count(self.depth), "a positive integer")
         _check(self, "rows", 0 <= self.rows < 1, "a share of at least 0 and below 1")
 
 

@@ -10,8 +10,10 @@ one entry per canvas of a run, with these tensors; `x_end` has the end of each e
     run, accepted                 number of the run, and whether the verifier accepted its text
 
 Self-conditioning is not recorded: at the 26B shape, the soft embedding of one step takes 1.4 MB, a canvas 1 KB.
-Training computes it again with the current weights from the canvas one step earlier, which itself gets none. So it is
-exact for the first two steps of a run, and an approximation that forgets older steps for the others.
+Training computes it again with the current weights, from the first canvas of the run on, so it shows the first few
+steps only. Beginning later is no substitute: a position that was not accepted is noise again, so most of what a run
+has found out is in the self-conditioning. With gesso-mini and at most 12 runs, the cross-entropy of the fifth canvas to
+the final text is 0.002 after the whole run, and 0.02 to 0.08 after one to three steps of it.
 
 N steps of a run, C canvas.
 """
@@ -43,8 +45,12 @@ class Trajectory:
     canvas_NC: Ints
     temperature_N: npt.NDArray[np.float32]
 
-    def pick(self, later: bool, level: float) -> tuple[Ints, Ints, float]:
-        """Return a canvas, the one a step earlier, and the temperature of the step between them.
+    def begin(self, steps: int) -> "Trajectory":
+        """Return the first steps of the run."""
+        return Trajectory(self.canvas_NC[:steps], self.temperature_N[:steps])
+
+    def pick(self, later: bool, level: float) -> tuple[Ints, "Trajectory"]:
+        """Return a canvas, and the steps before it, whose predictions condition it.
 
         The canvas is that of the first step, which has no self-conditioning, or of a `later` one: at `level`, between 0
         and 1, of their range. A run of one step has no later one; its first canvas then conditions itself, as in
@@ -52,8 +58,7 @@ class Trajectory:
         """
         steps = len(self.canvas_NC)
         at = min(1 + int(level * (steps - 1)), steps - 1) if later else 0
-        earlier = max(at - 1, 0)
-        return self.canvas_NC[at], self.canvas_NC[earlier], float(self.temperature_N[earlier])
+        return self.canvas_NC[at], self.begin(max(at, 1) if later else 0)
 
 
 @dataclass(frozen=True)

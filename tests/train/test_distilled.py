@@ -90,15 +90,18 @@ def test_examples_with_self_conditioning_show_later_steps_and_the_others_the_fir
         canvases, temperatures = example.trajectory.canvas_NC, example.trajectory.temperature_N
         shown = [step for step, tokens in enumerate(canvases) if tokens.tolist() == noise.noisy_KC[i].tolist()]
         assert len(shown) == 1 and (shown[0] > 0) == (i in noise.conditioned)
-        earlier = max(shown[0] - 1, 0)
-        assert noise.first_KC[i].tolist() == canvases[earlier].tolist()
-        assert noise.temperature_K[i] == temperatures[earlier]
+        assert noise.steps_K[i] == shown[0]
+        for step in range(shown[0]):
+            assert noise.before_DKC[step, i].tolist() == canvases[step].tolist()
+            assert noise.temperature_DK[step, i] == temperatures[step]
+    assert len(examples[0].trajectory.canvas_NC) == 5
+    assert len(next(_recorded(recipe, g, depth=2)).trajectory.canvas_NC) == 3
     picked = {make_batch(examples[:1], 1.0, seed)[1].noisy_KC[0].numpy().tobytes() for seed in range(40)}
     assert len(picked) == len(examples[0].trajectory.canvas_NC) - 1, "every later step comes up"
 
 
-def _recorded(recipe, g):  # noqa: F811
-    for batch in source(recipe, g, rows=0.0).batches(4, 0, **BATCHES):
+def _recorded(recipe, g, **changes):  # noqa: F811
+    for batch in source(recipe, g, rows=0.0, **changes).batches(4, 0, **BATCHES):
         yield from batch
 
 
@@ -110,29 +113,34 @@ def test_rows_in_the_same_batch_keep_their_noise(recipe, g):  # noqa: F811
     rows = [i for i, example in enumerate(examples) if example.trajectory is None]
     assert rows and mixed.recorded_K.tolist() == [i not in rows for i in range(4)]
     assert torch.equal(mixed.noisy_KC[rows], alone.noisy_KC[rows])
-    assert torch.equal(mixed.first_KC[rows], alone.noisy_KC[rows]) and (mixed.temperature_K[rows] == 1).all()
+    assert torch.equal(mixed.before_DKC[0, rows], alone.noisy_KC[rows]) and (mixed.temperature_DK[:, rows] == 1).all()
+    assert (mixed.steps_K[rows] == 1).all()
     assert alone.recorded_K is None and not torch.equal(mixed.noisy_KC[0], alone.noisy_KC[0])
 
 
-def test_loss_of_the_second_step_is_that_of_the_process(recipe, g):  # noqa: F811
-    """The decoder loss of the second canvas, recomputed step by step with the inference code of the model."""
-    example = next(_recorded(recipe, g))
-    short_run = Trajectory(example.trajectory.canvas_NC[:2], example.trajectory.temperature_N[:2])
-    batch, noise = make_batch([replace(example, trajectory=short_run)], 1.0)
+@pytest.mark.parametrize("objective", ["trajectory", "mixed"])
+def test_losses_of_recorded_canvases_are_those_of_the_process(recipe, g, objective):  # noqa: F811
+    """The decoder losses, recomputed step by step with the inference code of the model."""
+    examples = [example for _, example in zip(range(16), _recorded(recipe, g), strict=False)]
+    if objective == "mixed":
+        examples[1::2] = [replace(example, trajectory=None) for example in examples[1::2]]
+    batch, noise = make_batch(examples, 0.75)
+    assert len(set(noise.steps_K[::2])) > 2, "different steps are shown"
     with torch.no_grad():
         found = Objective(g.model, ObjectiveSettings(), certainty=0.7)(batch, noise).decoder_B
-        cache = g.model.new_cache(1, 400)
-        ((start, _),) = example.spans
-        g.model.encode(torch.tensor([example.tokens[:start]]), cache)
-        canvas_NC = torch.from_numpy(short_run.canvas_NC.astype(np.int64))
-        first = g.model.denoise(canvas_NC[:1], cache) / float(short_run.temperature_N[0])
-        logits_CV = g.model.denoise(canvas_NC[1:], cache, first)[0]
-        target_C = batch.clean_KC[0]
-        log_CV = logits_CV.log_softmax(-1)
-        right_C = logits_CV.argmax(-1) == target_C
-        entropy_C = -(log_CV.exp() * log_CV).sum(-1)
-        loss_C = -log_CV[torch.arange(16), target_C] + 0.7 * right_C * entropy_C
-    torch.testing.assert_close(found[0], loss_C.mean(), rtol=1e-4, atol=1e-5)
+        for i, example in enumerate(examples):
+            cache = g.model.new_cache(1, 400)
+            g.model.encode(torch.tensor([example.tokens[: example.spans[0][0]]]), cache)
+            logits = None
+            for step in range(noise.steps_K[i] if i in noise.conditioned else 0):
+                before = g.model.denoise(noise.before_DKC[step, i][None], cache, logits)
+                logits = before / noise.temperature_DK[step, i]
+            log_CV = g.model.denoise(noise.noisy_KC[i][None], cache, logits)[0].log_softmax(-1)
+            target_C = batch.clean_KC[i]
+            right_C = (log_CV.argmax(-1) == target_C) & (example.trajectory is not None)
+            entropy_C = -(log_CV.exp() * log_CV).sum(-1)
+            loss_C = -log_CV[torch.arange(16), target_C] + 0.7 * right_C * entropy_C
+            torch.testing.assert_close(found[i], loss_C.mean(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(recipe, tmp_path):
