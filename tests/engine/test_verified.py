@@ -12,7 +12,7 @@ from gesso.errors import InputError
 from tests.backends.passes import CapturesPlainly
 
 DRAWS = ({"greed": 1.0}, {"t_max": 2.0}, {"greed": 0.5, "t_max": 3.0}, {"t_max": 3.0, "top_p": 0.7, "top_k": 20})
-PROMPTS = (300, 3, 129, 17)  # the tiny model's window is shorter than the first
+PROMPTS = (230, 3, 33)  # the tiny model's window is shorter than the first
 
 
 def long_prompt(length: int) -> list[int]:
@@ -30,7 +30,7 @@ def texts(engine: Engine, requests) -> list[tuple[int, ...]]:
 
 def requests(g, sampler: str, **options):
     return [
-        g.request(long_prompt(length), sampler=sampler, max_new_tokens=30, seed=seed, **options)
+        g.request(long_prompt(length), sampler=sampler, max_new_tokens=14, seed=seed, **options)
         for seed, length in enumerate(PROMPTS)
     ]
 
@@ -40,7 +40,7 @@ def requests(g, sampler: str, **options):
 def test_verified_text_is_the_autoregressive_text_of_the_same_seed(tiny, draws, make):
     engine = Engine(tiny.model, tiny.decode, max_batch=3, piece=32, backend=make and make(tiny.model))
     expected = [result.tokens for result in texts(engine, requests(tiny, "autoregressive", **draws))]
-    for length in (2, 8):
+    for length in (2, 8) if make is None else (8,):
         found = texts(engine, requests(tiny, "verified", canvas_length=length, **draws))
         assert [result.tokens for result in found] == expected
 

@@ -66,7 +66,7 @@ def test_step_of_the_26b_reads_52_gigabytes_in_bf16(real):
     weights = 2 * (25_250_986_752 + 60)  # with one scalar per layer and stack, which the card omits
     decoder_only = weights - 2 * 30
     embedding = 2 * 262_144 * 2816
-    ring_and_globals = 25 * 2 * 1023 * 8 * 256 * 2 + 20_480 * 8192
+    ring_and_globals = 25 * 2 * (1023 + 64) * 8 * 256 * 2 + 20_480 * 8192
     (floor, *_) = of(real(H200), "bf16").floors
     assert floor.expert_share == pytest.approx(1, abs=1e-7)
     assert floor.bytes == pytest.approx(decoder_only + embedding + ring_and_globals, rel=1e-6)
@@ -121,7 +121,7 @@ def test_expert_share_matches_a_simulation():
 def test_largest_context_is_the_last_that_fits(tmp_path):
     directory = write(tmp_path, REAL)
     weights = of(plan(directory, H200), "4-bit").weight_bytes
-    rings = 2 * 25 * 2 * 1023 * 8 * 256 * 2  # in use, and their copy
+    rings = 2 * 25 * 2 * (1023 + 64) * 8 * 256 * 2  # in use, and their copy
     for tokens in (20_000, 100_001):
         need = weights + workspace(1) + rings + 20_480 * tokens
         exact = replace(H200, driver_mib=need // 2**20 + 1, system_gb=(2**20 - need % 2**20) / 1e9)
@@ -233,18 +233,18 @@ def test_model_that_does_not_fit_reports_missing_bytes(real):
     found = real(small)
     assert found.choice is None
     assert found.chosen() is None
-    missing = 15.27e9 + workspace(1) + 0.587e9 - 8 * 2**30
+    missing = 15.27e9 + workspace(1) + 0.613e9 - 8 * 2**30
     assert of(found, "4-bit").missing_bytes == pytest.approx(missing, abs=1e7)
     assert all(fit.largest_context == 0 and not fit.floors for fit in found.fits)
     text = " ".join(text_of(found).split())
-    assert "Does not fit" in text and "9.82 GB short" in text and "tokens/s at" not in text
+    assert "Does not fit" in text and "9.85 GB short" in text and "tokens/s at" not in text
 
 
 def test_choice_is_fp8_where_it_fits_and_is_faster(real, tiny):
     choices = {name: real(card).choice for name, card in CARDS.items()}
     small = ("rtx-5060", "rtx-4070", "rtx-4080", "rtx-4090")
     assert choices == {name: "4-bit" if name in small else "fp8" for name in CARDS}
-    assert "fp8 is 2.71 GB short" in real(CARDS["rtx-4090"]).reason
+    assert "fp8 is 2.74 GB short" in real(CARDS["rtx-4090"]).reason
     assert "computes it in bf16" in real(CARDS["rtx-4090"]).reason
     assert "bf16 is" in real(CARDS["rtx-5090"]).reason and "short" in real(CARDS["rtx-5090"]).reason
     assert plan(tiny, H200).choice == "bf16", "fp8 would gain little"

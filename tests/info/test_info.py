@@ -296,7 +296,7 @@ def test_rendered_report_fits_80_columns_and_is_complete(real):
     text = text_of(real)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    for shown in ("25,823,778,864", "3.84 B", "50.50", "56.08", "5.58", "262,144", "No weights here"):
+    for shown in ("25,823,778,864", "3.84 B", "50.50", "56.09", "5.59", "262,144", "No weights here"):
         assert shown in text
     joined = " ".join(text.split())
     assert all(rule in joined for rule in MEMORY_RULES)
