@@ -63,7 +63,8 @@ def test_adapters_in_kernels_are_as_close_to_float32_as_plain_operations(record_
         apart, allowed = (float(errors(found[name], expected).quantile(0.9)) for found in (kernels, plain))
         record_property(f"{name}_error", apart)
         record_property(f"{name}_plain_error", allowed)
-        assert apart < 2 * allowed  # a token that chooses other experts changes both by half
+        # The ratio varies with the factors: 0.5 to 1.7 in five draws on one H200. A defect gives an error above one.
+        assert apart < 2 * allowed
 
 
 @pytest.mark.parametrize("stored", [stored for stored in STORED if stored], ids=str)
