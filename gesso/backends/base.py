@@ -8,7 +8,7 @@ model with kernels for packed weights. To support other hardware, implement `Bac
 S tokens of a piece, C canvas, T tokens of all canvases, H hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -37,6 +37,8 @@ class Piece:
 # "next": text whose last token predicts the next one; "verified": text of which each token does, after a canvas of the
 # same length that does not see it; "scored": text whose hidden states are read.
 Kind = Literal["text", "canvas", "next", "verified", "scored"]
+# The hidden states to predict from. In verified decoding a request has two such pieces.
+PREDICTING: Mapping[Kind, slice] = {"canvas": slice(None), "verified": slice(None), "next": slice(-1, None)}
 
 
 class Denoising(Protocol):

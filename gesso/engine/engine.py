@@ -9,9 +9,9 @@ import torch
 from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
-from gesso.diffusion.sliding import slide
-from gesso.diffusion.verified import begin, halves
+from gesso.diffusion.verified import halves
 from gesso.engine.adapters import AdapterTable
+from gesso.engine.canvases import first_canvas, next_canvas
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.final_text import Decode, fewest_with, final_text, would_be_empty
@@ -111,7 +111,7 @@ class Engine:
         )
         length = request.canvas_length(self.model.config)
         if request.resume is None:
-            return Running(next(self.ids), request, process, self._blank(request, process, 0, 0), length)
+            return Running(next(self.ids), request, process, first_canvas(request, process, self.model.config), length)
         draft = request.resume
         running = Running(next(self.ids), request, process, draft.canvas, length, list(draft.before))
         running.shown = final_text(running.tokens, request, self.decode)
@@ -278,9 +278,9 @@ class Engine:
             return
         check_finite(canvas)
         if request.diffusion.verified:
-            self._take_back(running, len(canvas.tokens_C))
+            self._take_back(running)
         if would_be_empty(canvas, request) and not request.diffusion.by_token:
-            running.canvas = self._blank(request, running.process, 0, 0, attempt=1)
+            running.canvas = first_canvas(request, running.process, self.model.config, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
             self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
@@ -293,10 +293,10 @@ class Engine:
             likely = self._likely(outcome, canvas, request.top_logprobs)
             self._commit(running, canvas.result_C[:final].tolist(), likely[:final])
 
-    def _take_back(self, running: Running, decided: int) -> None:
-        """Cut the drafted tokens that were not accepted off the row. The last decided token is not in it yet."""
-        row, text = self.scheduler.rows[running.row], (running.request.prompt[-1], *running.tokens)
-        row.tokens += [text[-1], *running.canvas.tokens_C[: decided - 1].tolist()]
+    def _take_back(self, running: Running) -> None:
+        """Cut rejected drafted tokens off the row. The last decided token is not in it yet."""
+        row, known = self.scheduler.rows[running.row], (running.request.prompt[-1], *running.tokens)[-1]
+        row.tokens += [known, *running.canvas.tokens_C[:-1].tolist()]
         self.cache.cut(running.row, len(row.tokens))
 
     def _score(self, encoded: Encoded) -> None:
@@ -365,13 +365,9 @@ class Engine:
         if finish is not None:
             self._finish(running, finish, stop)
             return
-        if request.diffusion.verified:
-            draft = running.canvas.draft
-            running.canvas = begin(running.process, len(running.tokens), running.canvas_length, tokens[-1], draft)
-            return
-        # Queue the canvas for encoding into the KV cache, on which the next canvas depends.
-        running.pending.append(tuple(tokens))
-        running.canvas = self._following(running, len(tokens))
+        if not request.diffusion.verified:  # otherwise they are in the KV cache, on which the next canvas depends
+            running.pending.append(tuple(tokens))
+        running.canvas = next_canvas(running, tokens, self.model.config)
 
     def _finish(self, running: Running, reason: Finish, stop: str | None = None) -> None:
         usage = replace(running.usage, completion_tokens=len(running.tokens))
@@ -387,22 +383,3 @@ class Engine:
         del self.running[running.id]
         self.cancelled.discard(running.id)
         self.outbox.append(last)
-
-    def _following(self, running: Running, committed: int) -> Canvas:
-        """Return the canvas after some committed tokens of the last one: its open positions, if it has any."""
-        request, process, canvas, done = running.request, running.process, running.canvas, len(running.tokens)
-        if committed == len(canvas.tokens_C):
-            return self._blank(request, process, canvas.index + 1, done)
-        length = request.length_after(done, self.model.config)
-        return slide(process, canvas, committed, length, self._pins(request, done, length))
-
-    def _blank(self, request: Request, process: Process, index: int, done: int, attempt: int = 0) -> Canvas:
-        """Return the canvas that begins after `done` new tokens."""
-        length = request.length_after(done, self.model.config)
-        if request.diffusion.verified:
-            return begin(process, done, request.canvas_length(self.model.config), request.prompt[-1])
-        return process.blank(index, length, self._pins(request, done, length), attempt)
-
-    @staticmethod
-    def _pins(request: Request, done: int, length: int) -> dict[int, int]:
-        return {at - done: token for at, token in request.pins.items() if done <= at < done + length}

@@ -100,12 +100,10 @@ class Request:
             self._check_resume(self.resume, config)
 
     def _check_verified(self) -> None:
-        """Reject what only a canvas can do."""
+        """Reject options that need a canvas which settles."""
         for name, given in {"pins": self.pins, "a constraint": self.guide, "resume": self.resume}.items():
             if given:
-                raise InputError(
-                    f"{name} needs canvases that settle; leave it out, or use another sampler than verified"
-                )
+                raise InputError(f"sampler verified does not support {name}; leave it out, or choose another sampler")
 
     def _check_compared(self, config: Config) -> None:
         room = self.length_after(0, config) - bool(self.eos)

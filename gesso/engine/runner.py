@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gesso.backends.base import Backend, Kind, Piece
+from gesso.backends.base import PREDICTING, Backend, Piece
 from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
@@ -25,8 +25,6 @@ from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
-# The hidden states to predict from, by the kind of a piece. In verified decoding a request has two such pieces.
-PREDICTING: dict[Kind, slice] = {"canvas": slice(None), "verified": slice(None), "next": slice(-1, None)}
 
 
 @dataclass(frozen=True)

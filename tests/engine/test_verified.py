@@ -87,8 +87,8 @@ def test_log_probabilities_are_those_of_the_decided_tokens(tiny):
 
 def test_settings_that_verified_decoding_cannot_keep_are_rejected(tiny, main, tiny_directory):
     for options, reason in (
-        ({"pins": {0: 5}}, "pins needs canvases"),
-        ({"regex": "a+"}, "a constraint needs canvases"),
+        ({"pins": {0: 5}}, "verified does not support pins"),
+        ({"regex": "a+"}, "verified does not support a constraint"),
         ({"steps": 4}, "steps must be 1 with sampler verified"),
         ({"canvas_length": 65}, "canvas_length must be 2 to 64 with sampler verified"),
     ):

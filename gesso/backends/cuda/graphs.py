@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gesso.backends.base import Denoising, Kind, Piece, Replayed, Step, Work
+from gesso.backends.base import PREDICTING, Denoising, Kind, Piece, Replayed, Step, Work
 from gesso.backends.cuda.canvases import Canvases
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import Plan, note, segments_of
@@ -172,9 +172,8 @@ class Graphs:
 
 
 def predicting(hidden: Sequence[Tensor], kinds: Sequence[Kind]) -> list[Tensor]:
-    """Return the hidden states to predict from: those of canvases and verified texts, and the last of a "next"."""
-    read = {"canvas": slice(None), "verified": slice(None), "next": slice(-1, None)}
-    return [part[read[kind]] for part, kind in zip(hidden, kinds, strict=True) if kind in read]
+    """Return the hidden states to predict from."""
+    return [part[PREDICTING[kind]] for part, kind in zip(hidden, kinds, strict=True) if kind in PREDICTING]
 
 
 def _long(length: int, device: torch.device) -> Tensor:
