@@ -51,6 +51,10 @@ class Automaton:
         self._state_of.setdefault(term, START)
         self.bytes_left_S[START], self.accepting_S[START] = term.least, term.nullable
 
+    @property
+    def term(self) -> Term:
+        return self._terms[START]
+
     def __len__(self) -> int:
         return len(self._terms)
 

@@ -1,14 +1,11 @@
 """Compile the constraints of a caller to guides, and keep them."""
 
-import io
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from typing import Any
-
-import numpy as np
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.constraints.automaton import Automaton
@@ -17,7 +14,7 @@ from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.constraints.schema.compile import Compiled, schema_term
-from gesso.constraints.stored import from_bytes, to_bytes
+from gesso.constraints.stored import from_bytes
 from gesso.constraints.terms import ANYTHING, Term, alt, at_most, literal, seq
 from gesso.constraints.tools import TAGS, calls_term, chosen
 from gesso.constraints.words import Words
@@ -74,6 +71,12 @@ class Guides:
         make = lambda: calls_term(functions, parallel=parallel, limits=self.limits)  # noqa: E731
         return self._kept_or(_key("tools", functions, parallel), make, tools=True)
 
+    def compile(self, source: Mapping[str, Any]) -> Guide:
+        """Return the guide of a constraint in one mapping: by its name in `NAMES`, or the arguments of `calls`."""
+        guide = self.calls(**source) if "tools" in source else self.guide(**source)
+        assert guide is not None, "the request has no constraint"
+        return guide
+
     def warm_up(self) -> None:
         """Build the vocabulary tables now instead of with the first constraint."""
         _ = self.words, self._words_and_tags
@@ -84,12 +87,8 @@ class Guides:
             raise InputError(f"this checkpoint has no token {missing[0]}, which tool calls need; use another model")
 
     def restored(self, key: str, data: bytes, *, tools: bool) -> Guide:
-        """Return a guide that another process has compiled (`stored`). The key identifies its content."""
-
-        def restore() -> Compiled:
-            return Compiled(from_bytes(data))
-
-        return self._kept_or(f"restored {key}", restore, tools=tools)
+        """Return a guide from its term, which another process has compiled. The key identifies its content."""
+        return self._kept_or(f"restored {key}", lambda: Compiled(from_bytes(data)), tools=tools)
 
     def _kept_or(self, key: str, make: Callable[[], Compiled], *, tools: bool = False) -> Guide:
         """Return the kept guide, or make and keep it. Drop the guides used least recently beyond the limits."""

@@ -101,7 +101,7 @@ class Guide:
         self._lock = RLock()
         self._left_S, self._token_S = np.full(64, -1, np.int32), np.full(64, -1, np.int64)
         self._left_S[[DEAD, END, FREE]] = FAR, 0, 0
-        if self.shortest >= FAR:
+        if not words.writes_all_bytes and self.shortest >= FAR:
             raise InputError(
                 "the shortest text that satisfies the constraint has bytes that no token of this vocabulary writes; "
                 "use other characters"
@@ -178,14 +178,14 @@ class Guide:
     def fits(self, states: Ints, most: int) -> NDArray[np.bool_]:
         """Return for each state whether at most so many tokens complete the text."""
         bytes_left = self.automaton.bytes_left_S.take(states)
-        if self.words.writes_all_bytes:  # then a text has at most as many tokens as bytes
-            near = bytes_left <= most
-            if near.all():
-                return near
-        unknown = (states >= len(self._left_S)) | (self._left_S.take(states, mode="clip") < 0)
-        for state in dict.fromkeys(states[unknown].tolist()):
-            self.tokens_left(state)
-        return self._left_S.take(states) <= most
+        near = bytes_left <= most  # then a text has at most as many tokens as bytes
+        if not self.words.writes_all_bytes:
+            near = np.zeros_like(near)
+        elif near.all():
+            return near
+        for i in (~near & (bytes_left <= most * LONGEST)).nonzero()[0].tolist():
+            near[i] = self.tokens_left(int(states[i])) <= most
+        return near
 
     def _measure(self, state: int) -> None:
         """Find the tokens left from a state on the path with the fewest bytes, and the next token of that path."""

@@ -12,6 +12,7 @@ from gesso.constraints.automaton import DEAD, END, START
 from gesso.constraints.guide import Guide, Ints
 from gesso.errors import InputError
 
+MANY_BYTES = 10_000  # of a text too long to count its tokens
 MAX_WORK = 1 << 28  # moves examined, of all positions up to the last pin
 
 
@@ -34,9 +35,10 @@ class Reach:
         if self.allows(0, np.array([START]))[0]:
             return
         if not self.pins:
+            least = int(self.guide.automaton.bytes_left_S[START])
+            needs = f"has {least:,} bytes" if least > MANY_BYTES else f"needs {self.guide.shortest} tokens"
             raise InputError(
-                f"the constraint cannot be satisfied within max_new_tokens={self.length}: "
-                f"the shortest answer needs {self.guide.shortest} tokens"
+                f"the constraint cannot be satisfied within max_new_tokens={self.length}: the shortest answer {needs}"
             )
         at_S = np.zeros(len(self.guide.automaton), np.bool_)
         at_S[START] = True

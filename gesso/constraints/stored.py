@@ -9,7 +9,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from gesso.constraints.terms import (
-    EMPTY, NOTHING, Alt, Both, Bytes, Not, Repeat, Rule, Seq, Term, alt, both, complement, one_of, repeat, seq, settle,
+    EMPTY,
+    NOTHING,
+    Alt,
+    Both,
+    Bytes,
+    Not,
+    Repeat,
+    Rule,
+    Seq,
+    Term,
+    alt,
+    both,
+    complement,
+    one_of,
+    repeat,
+    seq,
+    settle,
 )  # fmt: skip
 
 
