@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 
 
 class Moves:
-    """The words considered at each state, whatever the position. Rows are valid for states that `fill` was asked for."""
+    """The words considered at each state, whatever the position. Rows are valid for the states given to `fill`."""
 
     def __init__(self, guide: "Guide", of_wide: Callable[[int], list[tuple[int, int]]]) -> None:
         self._guide, self._of_wide, self._lock = guide, of_wide, RLock()
@@ -96,7 +96,7 @@ class Guide:
         padding: frozenset[int] = frozenset(),
         warnings: tuple[str, ...] = (),
     ) -> None:
-        """`padding`: tokens that fill a canvas after the end of the text, besides `eos`. `warnings`: of the compiler."""
+        """`padding`: tokens that fill a canvas after the end, besides `eos`. `warnings`: of the compiler."""
         self.automaton, self.words, self.eos, self.padding, self.warnings = automaton, words, eos, padding, warnings
         self._lock = RLock()
         self._left_S, self._token_S = np.full(64, -1, np.int32), np.full(64, -1, np.int64)
@@ -230,7 +230,7 @@ class Guide:
 
     @cached_property
     def every_move(self) -> Moves:
-        """Like `moves`, but with a word to each state that any word reaches, and of all states. Pins need all of them."""
+        """Like `moves`, but of all states, and with a word to each state that any word reaches. Pins need them all."""
         if not self.automaton.fill_all(MAX_PINNED_STATES):
             raise _too_large(f"its automaton has more than {MAX_PINNED_STATES:,} states")
         states = np.arange(len(self.automaton))
@@ -241,7 +241,8 @@ class Guide:
         found = Moves(self, lambda state: self.words.targets(self.automaton, state))
         found.fill(states)
         if found.next_SM.size > MAX_MOVES:
-            raise _too_large(f"its automaton has {len(states):,} states with up to {found.next_SM.shape[1]:,} moves each")
+            most = found.next_SM.shape[1]
+            raise _too_large(f"its automaton has {len(states):,} states with up to {most:,} moves each")
         return found
 
 

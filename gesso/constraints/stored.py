@@ -1,7 +1,7 @@
 """Terms as bytes, to travel to another process.
 
-The form is a JSON list of nodes, each after its parts: [kind, ...] with the indexes of its parts. The last node is the
-term itself. Rules come first, by name, and their bodies in a list of their own.
+The form is JSON: a list of nodes, each after its parts, as [kind, ...] with the indexes of its parts. Bodies of rules
+are listed apart, because they may contain any node.
 """
 
 import json
@@ -30,7 +30,6 @@ from gesso.constraints.terms import (
 
 
 def to_bytes(term: Term) -> bytes:
-    rules: dict[Rule, int] = {}
     index: dict[Term, int] = {NOTHING: 0, EMPTY: 1}
     nodes: list[list[Any]] = []
     waiting: list[Term] = [term]
