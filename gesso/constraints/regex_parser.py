@@ -21,6 +21,9 @@ from gesso.constraints.regex_classes import (
 from gesso.constraints.syntax import Parser, Repeat, Sequence, Tree
 from gesso.errors import InputError
 
+MAX_RANGES = 1_000_000  # of characters, in all classes of an expression
+
+
 @dataclass(frozen=True, slots=True)
 class Anchor:
     end: bool  # of the text; otherwise its start
@@ -71,7 +74,7 @@ class RegexParser(Parser[Leaf]):
                 f"the {name} is longer than {limits.regex_chars:,} characters (limits.regex_chars); "
                 "shorten it or raise the limit"
             )
-        self.name, self.flags, self.has_assertions = name, frozenset(flags), False
+        self.name, self.flags, self.has_assertions, self.ranges = name, frozenset(flags), False, 0
 
     def parse(self) -> Node:
         tree = self.choice()
@@ -255,7 +258,10 @@ class RegexParser(Parser[Leaf]):
             items.append(self._class_range())
         if any(SHORTHANDS[name] in items and SHORTHANDS[name.upper()] in items for name in "dws"):
             items = [ANY_CHAR]  # such as [\s\S]; the two sets of each dialect are complements
-        found = joined(items)
+        self.ranges += sum(len(item.any) for item in items)
+        if self.ranges > MAX_RANGES:
+            raise self.error(start, "the classes are too large together; use fewer Unicode properties")
+        found = joined(*items)
         return found.negated() if negated else found
 
     def _class_range(self) -> Chars:
@@ -265,7 +271,7 @@ class RegexParser(Parser[Leaf]):
         self.at += 1
         high = self._class_item()
         if not (_is_one(low) and _is_one(high)):  # after a shorthand, - is a sign
-            return joined([self._chars(low), one("-"), self._chars(high)])
+            return joined(self._chars(low), one("-"), self._chars(high))
         if low.every > high.every:
             raise self.error(start, "a range in a class must go from one character to a later one")
         return self._chars(exactly(((low.every[0][0], high.every[0][0]),)))
