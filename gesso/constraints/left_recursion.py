@@ -9,6 +9,7 @@ from gesso.constraints.grammar_parser import Grammar, Node, Use
 from gesso.constraints.syntax import Choice, Repeat, Sequence
 from gesso.errors import InputError
 
+MAX_ROUNDS = 100  # each removes a circle of rules
 MAX_ALTERNATIVES = 200  # of one rule, once rules are put in the place of their uses
 
 Row = tuple[Node, ...]
@@ -17,12 +18,13 @@ Row = tuple[Node, ...]
 def without_left_recursion(grammar: Grammar, names: list[str]) -> dict[str, Node]:
     """Return the trees of the rules, none of which begins with itself. Reject recursion that cannot be removed."""
     trees = {name: grammar.trees[name] for name in names}
-    for _ in names:
-        cycle = _cycle(trees)
+    first = cycle = _cycle(trees)
+    for _ in range(MAX_ROUNDS):
         if not cycle:
             return trees
         _remove(grammar, trees, cycle)
-    raise _refused(grammar, trees, _cycle(trees))
+        cycle = _cycle(trees)
+    raise _refused(grammar, first)
 
 
 def uses(node: Node) -> list[Use]:
@@ -102,34 +104,37 @@ def _remove(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> None:
         while waiting:
             row = waiting.pop()
             if len(found) + len(waiting) > MAX_ALTERNATIVES:
-                raise _refused(grammar, trees, cycle)
+                raise _refused(grammar, cycle)
             head = row[0] if row else None
             if isinstance(head, Use) and head.name in rows:
                 waiting += [(*inner, *row[1:]) for inner in rows[head.name]]
                 continue
-            opened = _opened(row, set(cycle), nullable)
+            opened = _opened(row, set(cycle), trees, nullable)
             if opened is None:
                 found.append(row)
             else:
                 waiting += opened
         again = [row[1:] for row in found if row and isinstance(row[0], Use) and row[0].name == name]
         ends = [row for row in found if not (row and isinstance(row[0], Use) and row[0].name == name)]
-        more = [Sequence(row) for row in again if row]
+        more = [row for row in again if row]
         loop: Row = (Repeat(_one_of(more), 0, None),) if more else ()
         rows[name] = [(*row, *loop) for row in reversed(ends)]
-        trees[name] = _one_of([Sequence(row) for row in rows[name]])
+        trees[name] = _one_of(rows[name])
 
 
-def _one_of(options: list[Sequence]) -> Node:  # type: ignore[type-arg]
+def _one_of(rows: list[Row]) -> Node:
+    options: list[Node] = [Sequence(row) for row in rows]
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
-def _opened(row: Row, cycle: set[str], nullable: set[str]) -> list[Row] | None:
+def _opened(row: Row, cycle: set[str], trees: dict[str, Node], nullable: set[str]) -> list[Row] | None:
     """Open the group at the head of a row, as far as a rule of the circle begins there; None if there is none."""
     if not row or not any(use.name in cycle for use in leading(Sequence(row), nullable)):
         return None
     head, rest = row[0], row[1:]
     match head:
+        case Use(name) if name not in cycle:
+            return [(trees[name], *rest)]
         case Sequence(items):
             return [(*items, *rest)]
         case Choice(items):
@@ -143,7 +148,7 @@ def _opened(row: Row, cycle: set[str], nullable: set[str]) -> list[Row] | None:
     return None
 
 
-def _refused(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> InputError:
+def _refused(grammar: Grammar, cycle: list[str]) -> InputError:
     name = cycle[0]
     through = f" through {', '.join(map(repr, cycle[1:6]))}" if len(cycle) > 1 else ""
     return grammar.error(
