@@ -8,9 +8,11 @@ Equal terms are one object, so they are compared and hashed by identity.
 """
 
 import heapq
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
-from typing import ClassVar, final
+from typing import final
 from weakref import WeakValueDictionary
 
 from gesso.errors import InputError
@@ -25,8 +27,7 @@ Masks = tuple[int, ...]  # disjoint sets of bytes, each a number with bit b for 
 class Term:
     """A set of texts."""
 
-    __slots__ = ("__weakref__", "_least", "_masks", "has_rule")
-    made: ClassVar[Iterator[int]] = count()  # counts all terms that are made
+    __slots__ = ("__weakref__", "_after", "_least", "_masks", "has_rule")
 
     _least: int | None
     _masks: Masks | None
@@ -34,6 +35,7 @@ class Term:
 
     def __init__(self, *children: "Term") -> None:
         self._least = self._masks = None
+        self._after = dict[int, Term]()
         self.has_rule = any(child.has_rule for child in children)
 
     @property
@@ -57,6 +59,12 @@ class Term:
 
     def after(self, byte: int) -> "Term":
         """Return the texts that complete those which begin with a byte."""
+        found = self._after.get(byte)  # kept, because many terms share their parts
+        if found is None:
+            found = self._after[byte] = self._derive(byte)
+        return found
+
+    def _derive(self, byte: int) -> "Term":
         raise NotImplementedError
 
     def _measure(self) -> int:
@@ -67,6 +75,33 @@ class Term:
 
 
 _interned: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
+
+
+class _Budget(threading.local):
+    left: int | None = None
+
+
+_budget = _Budget()
+
+
+@contextmanager
+def at_most(terms: int) -> Iterator[None]:
+    """Raise InputError if the block makes more terms: some constraints have exponential size."""
+    before, _budget.left = _budget.left, terms
+    try:
+        yield
+    finally:
+        _budget.left = before
+
+
+def _count() -> None:
+    if _budget.left is not None:
+        _budget.left -= 1
+        if _budget.left < 0:
+            raise InputError(
+                "the constraint is too large to compile (limits.terms); use fewer alternatives, simpler patterns or "
+                "less nesting"
+            )
 
 
 @final
@@ -134,7 +169,7 @@ class Seq(Term):
         super().__init__(head, tail)
         self.head, self.tail = head, tail
 
-    def after(self, byte: int) -> Term:
+    def _derive(self, byte: int) -> Term:
         found: list[Term] = []
         rest: Term = self
         while isinstance(rest, Seq):  # a loop, because a sequence may be long
@@ -175,7 +210,7 @@ class Alt(Term):
         super().__init__(*items)
         self.items = items
 
-    def after(self, byte: int) -> Term:
+    def _derive(self, byte: int) -> Term:
         return alt([item.after(byte) for item in self.items])
 
     def _measure(self) -> int:
@@ -198,7 +233,7 @@ class Repeat(Term):
         super().__init__(item)
         self.item, self.low, self.high = item, low, high
 
-    def after(self, byte: int) -> Term:
+    def _derive(self, byte: int) -> Term:
         fewer = repeat(self.item, max(self.low - 1, 0), None if self.high is None else self.high - 1)
         return seq(self.item.after(byte), fewer)
 
@@ -223,7 +258,7 @@ class Both(Term):
     def nullable(self) -> bool:
         return all(item.nullable for item in self.items)
 
-    def after(self, byte: int) -> Term:
+    def _derive(self, byte: int) -> Term:
         return both([item.after(byte) for item in self.items])
 
     def _measure(self) -> int:
@@ -250,7 +285,7 @@ class Not(Term):
     def nullable(self) -> bool:
         return not self.item.nullable
 
-    def after(self, byte: int) -> Term:
+    def _derive(self, byte: int) -> Term:
         return complement(self.item.after(byte))
 
     def _measure(self) -> int:
@@ -271,7 +306,7 @@ class Rule(Term):
         self.name, self.body = name, NOTHING
         self.has_rule = True
 
-    def after(self, byte: int) -> Term:
+    def _derive(self, byte: int) -> Term:
         return self.body.after(byte)
 
     def _measure(self) -> int:
@@ -290,7 +325,7 @@ def one_of(mask: int) -> Term:
         return NOTHING
     found = _interned.get((Bytes, mask))
     if found is None:
-        next(Term.made)
+        _count()
         found = _interned[(Bytes, mask)] = Bytes(mask)
     return found
 
@@ -315,10 +350,10 @@ def literal(text: str | bytes) -> Term:
 
 def seq(*parts: Term) -> Term:
     """Return the texts of all parts in a row."""
-    found: Term = EMPTY
-    for part in reversed(parts):
-        if part is NOTHING:
-            return NOTHING
+    if NOTHING in parts:
+        return NOTHING
+    found = parts[-1] if parts else EMPTY
+    for part in reversed(parts[:-1]):
         heads = []
         while isinstance(part, Seq):
             heads.append(part.head)
@@ -342,7 +377,7 @@ def _pair(head: Term, tail: Term) -> Term:
     key = Seq, head, tail
     found = _interned.get(key)
     if found is None:
-        next(Term.made)
+        _count()
         found = _interned[key] = Seq(head, tail)
     return found
 
@@ -362,7 +397,7 @@ def alt(parts: Iterable[Term]) -> Term:
     items = tuple(sorted(kept, key=id))
     found = _interned.get((Alt, items))
     if found is None:
-        next(Term.made)
+        _count()
         found = _interned[(Alt, items)] = Alt(items)
     return found
 
@@ -421,7 +456,7 @@ def repeat(item: Term, low: int, high: int | None) -> Term:
     key = Repeat, item, low, high
     found = _interned.get(key)
     if found is None:
-        next(Term.made)
+        _count()
         found = _interned[key] = Repeat(item, low, high)
     return found
 
@@ -446,7 +481,7 @@ def both(parts: Iterable[Term]) -> Term:
     items = tuple(sorted(kept, key=id))
     found = _interned.get((Both, items))
     if found is None:
-        next(Term.made)
+        _count()
         found = _interned[(Both, items)] = Both(items)
     return found
 
@@ -462,7 +497,7 @@ def complement(item: Term) -> Term:
     assert not item.has_rule, "a complement contains a rule"
     found = _interned.get((Not, item))
     if found is None:
-        next(Term.made)
+        _count()
         found = _interned[(Not, item)] = Not(item)
     return found
 
