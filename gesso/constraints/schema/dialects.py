@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 from gesso.chat import answer
@@ -12,6 +11,7 @@ from gesso.constraints.terms import EMPTY, NOTHING, Term, alt, literal, one_of, 
 
 # Special tokens of tool calls are single bytes that UTF-8 never contains. See `tools`.
 CALL, CALL_END, CALL_QUOTE = 0xF8, 0xF9, 0xFA
+MAX_CHARS = 4096  # sets of characters that are kept
 MAX_WHITESPACE = 200  # characters in a row
 
 
@@ -25,11 +25,19 @@ class Dialect:
     escape: Callable[[Ranges], Term]  # the other ways to write one character of a set
     write_text: Callable[["Dialect", str], Term]  # a string with its quotes
     write_key: Callable[["Dialect", str], Term]
+    _chars: dict[Ranges, Term] = field(default_factory=dict)
 
-    @cache  # noqa: B019 (there are two dialects)
     def char(self, ranges: Ranges) -> Term:
         """Return the term of one character of a set inside a string."""
-        return alt([char_class(minus(ranges, self.excluded)), self.escape(ranges)])
+        if ranges not in self._chars:
+            if len(self._chars) > MAX_CHARS:
+                self._chars.clear()
+            self._chars[ranges] = alt([char_class(minus(ranges, self.excluded)), self.escape(ranges)])
+        return self._chars[ranges]
+
+    def is_char(self, term: Term) -> bool:
+        """Return whether a term is known to be one character."""
+        return any(term is found for found in self._chars.values())
 
     @property
     def any_char(self) -> Term:

@@ -152,15 +152,12 @@ def _integer(value: Any, least: int = 0) -> int:
 def _bound(value: Any, strict: bool) -> Bound | None:
     if not _is_number(value):
         raise ValueError("a number")
-    if abs(value) > 10**MAX_DIGITS:
-        return None if isinstance(value, float) else _too_long(MAX_DIGITS)
-    bound = Bound.read(value, strict)
+    if isinstance(value, float) and abs(value) > 10**MAX_DIGITS:
+        return None  # such as the largest number in floating point, which limits nothing
     digits = PRECISION if strict else MAX_DIGITS
-    return bound if bound.digits() <= digits else _too_long(digits)
-
-
-def _too_long(digits: int) -> None:
-    raise ValueError(f"a number of at most {digits} digits")
+    if abs(value) > 10**MAX_DIGITS or Bound.read(value, strict).digits() > digits:
+        raise ValueError(f"a number of at most {digits} digits")
+    return Bound.read(value, strict)
 
 
 def _types(value: Any) -> frozenset[str]:

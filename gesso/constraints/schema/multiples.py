@@ -14,7 +14,7 @@ _POINT = ord(".")
 
 
 @final
-class _Digits(Term):
+class Digits(Term):
     """Digits that continue a number with a remainder to a multiple. A decimal point changes nothing."""
 
     __slots__ = ("multiples", "remainder")
@@ -23,7 +23,7 @@ class _Digits(Term):
         super().__init__()
         self.multiples, self.remainder = multiples, remainder
 
-    def after(self, byte: int) -> Term:
+    def _derive(self, byte: int) -> Term:
         if byte == _POINT:
             return self
         if not 0x30 <= byte <= 0x39:
@@ -47,12 +47,12 @@ class _Multiples:
 
     def __init__(self, modulus: int) -> None:
         self.modulus = modulus
-        self.states: dict[int, _Digits] = {}
+        self.states: dict[int, Digits] = {}
         self.distances = self._distances()
 
-    def state(self, remainder: int) -> _Digits:
+    def state(self, remainder: int) -> Digits:
         if remainder not in self.states:
-            self.states[remainder] = _Digits(self, remainder)
+            self.states[remainder] = Digits(self, remainder)
         return self.states[remainder]
 
     def _distances(self) -> list[int]:
@@ -69,9 +69,12 @@ class _Multiples:
         return found
 
 
-@lru_cache(maxsize=32)
-def _digits(modulus: int) -> Term:
-    return _Multiples(modulus).state(0)
+_multiples = lru_cache(maxsize=32)(_Multiples)
+
+
+def digits(modulus: int, remainder: int = 0) -> Term:
+    """Return the digits that continue a number with a remainder to a multiple of a modulus."""
+    return _multiples(modulus).state(remainder)
 
 
 def common_multiple(a: Fraction, b: Fraction) -> Fraction:
@@ -95,5 +98,5 @@ def multiples(step: Fraction) -> Term | None:
     for written in range(places + 1):
         modulus = scaled.numerator // gcd(scaled.numerator, 10 ** (places - written))
         shape = seq(whole, POINT, repeat(DIGIT, written, written)) if written else whole
-        found.append(shape if modulus == 1 else both([shape, _digits(modulus)]))
+        found.append(shape if modulus == 1 else both([shape, digits(modulus)]))
     return seq(optional(MINUS), alt(found))

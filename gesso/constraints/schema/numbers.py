@@ -36,8 +36,9 @@ ANY_NUMBER = seq(optional(MINUS), alt([seq(_SHORT, optional(_EXPONENT)), _SCIENT
 _MANTISSA = seq(digit("1", "9"), optional(seq(POINT, DIGITS)))
 _TINY = seq(_MANTISSA, literal("e-"), alt([seq(literal("0"), digit("5", "9")), seq(digit("1", "9"), DIGIT)]))
 _HUGE = seq(_MANTISSA, literal("e+"), alt([seq(literal("1"), digit("6", "9")), seq(digit("2", "9"), DIGIT)]))
+_NO_E = repeat(one_of(((1 << 256) - 1) & ~(1 << ord("e") | 1 << ord("E"))), 0, None)
+_SCIENTIFIC_TEXT = seq(_NO_E, _E, ANYTHING)
 # Texts of whole numbers without an exponent.
-_NO_E = ((1 << 256) - 1) & ~(1 << ord("e") | 1 << ord("E"))
 WHOLE = seq(optional(MINUS), DIGITS, optional(seq(POINT, repeat(literal("0"), 1, None))))
 
 
@@ -113,12 +114,17 @@ def _with_exponent(low: Bound, high: Bound | None) -> Term:
 
 def fractional(low: Bound | None, high: Bound | None) -> Term:
     """Match the numbers between two bounds that are not integers."""
-    return minus(numbers(low, high), alt([WHOLE, seq(repeat(one_of(_NO_E), 0, None), _E, ANYTHING)]))
+    return minus(numbers(low, high), alt([WHOLE, _SCIENTIFIC_TEXT]))
 
 
-def whole_range(low: Bound | None, high: Bound | None) -> tuple[int | None, int | None]:
-    """Return the first and the last integer between two bounds."""
-    return _lowest(low), _highest(high)
+def spelled(value: int | float) -> Term:
+    """Match all texts of a number, and all texts with an exponent."""
+    zeros = repeat(literal("0"), 0, None)
+    sign, text = ("-", repr(-value)) if value < 0 else ("", repr(value))
+    whole, _, places = text.partition(".")
+    places = places.rstrip("0")
+    fraction = seq(POINT, literal(places), zeros) if places else optional(seq(POINT, zeros))
+    return alt([seq(literal(sign), literal(whole), fraction), _SCIENTIFIC_TEXT])
 
 
 def _lowest(low: Bound | None) -> int | None:
