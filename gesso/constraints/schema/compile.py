@@ -137,7 +137,9 @@ class Compiler:
             found = numbers(facts.low, facts.high) if "integer" in types else fractional(facts.low, facts.high)
         if excluded:
             found = minus(found, alt(spelled(value) for value in excluded))
-        return seq(found, self.writer.point_zero) if whole and found is not NOTHING else found
+        if whole and facts.step is None:  # the float nearest to a long multiple is none
+            found = seq(found, self.writer.point_zero)
+        return found
 
     def _multiples(self, facts: Facts, step: Fraction, whole: bool) -> Term:
         if whole:
