@@ -101,13 +101,14 @@ def unexpected(place: Subschema, keyword: str, expected: str) -> InputError:
 
 
 def _properties(place: Subschema) -> Properties:
-    others = place.schema.get("additionalProperties", True)
+    others = place.child(place.schema.get("additionalProperties"), "additionalProperties")
+    given = "additionalProperties" in place.schema
     patterns = named_members(place, "patternProperties")
     return Properties(
         named_members(place, "properties"),
         tuple(patterns.items()),
-        None if others is True else place.child(others, "additionalProperties"),
-        open=bool(patterns) or ("additionalProperties" in place.schema and others is not False),
+        others if given else None,
+        open=bool(patterns) or (given and others.schema is not False),
     )
 
 

@@ -20,10 +20,10 @@ class Validity:
     def _validator(self) -> Any:
         from jsonschema import Draft202012Validator
         from jsonschema.validators import validator_for
-        from referencing import Registry
+        from jsonschema_specifications import REGISTRY
 
         chosen: Any = validator_for(self.root, default=Draft202012Validator)
-        return chosen(self.root, registry=Registry(), format_checker=chosen.FORMAT_CHECKER)  # fetches nothing
+        return chosen(self.root, registry=REGISTRY, format_checker=chosen.FORMAT_CHECKER)  # fetches nothing
 
     def allows(self, place: Subschema, value: Any, draft: int) -> bool:
         """Return whether a value satisfies a subschema; True if the package cannot tell."""
