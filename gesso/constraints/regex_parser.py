@@ -6,6 +6,7 @@ Where the dialects read an expression in different ways, it is rejected with the
 import re
 from dataclasses import dataclass
 
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex_classes import (
     ANY_CHAR,
     DOT,
@@ -19,9 +20,6 @@ from gesso.constraints.regex_classes import (
 )  # fmt: skip
 from gesso.constraints.syntax import Parser, Repeat, Sequence, Tree
 from gesso.errors import InputError
-
-MAX_CHARS = 100_000  # of an expression
-
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
@@ -65,14 +63,17 @@ class RegexParser(Parser[Leaf]):
 
     max_nest = 100
 
-    def __init__(self, text: str, name: str, flags: str = "") -> None:
+    def __init__(self, text: str, name: str, limits: Limits, flags: str = "") -> None:
         """`name` is the kind of expression, for errors."""
         super().__init__(text)
+        if len(text) > limits.regex_chars:
+            raise InputError(
+                f"the {name} is longer than {limits.regex_chars:,} characters (limits.regex_chars); "
+                "shorten it or raise the limit"
+            )
         self.name, self.flags, self.has_assertions = name, frozenset(flags), False
 
     def parse(self) -> Node:
-        if len(self.text) > MAX_CHARS:
-            raise InputError(f"the {self.name} is longer than {MAX_CHARS:,} characters; shorten it")
         tree = self.choice()
         if self.at < len(self.text):
             raise self.error(self.at, "this ) closes no group")
