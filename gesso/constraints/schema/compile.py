@@ -17,6 +17,7 @@ from gesso.constraints.schema.facts import NUMBERS, TYPES, Facts, Subschema
 from gesso.constraints.schema.multiples import multiples
 from gesso.constraints.schema.numbers import fractional, integers, numbers, spelled
 from gesso.constraints.schema.objects import object_term
+from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
 from gesso.constraints.schema.strings import string_content
@@ -43,7 +44,7 @@ def schema_term(
     """Return the texts of values that satisfy a schema."""
     check_json(schema, limits)
     with at_most(limits.terms):
-        compiler = Compiler(Reader(schema), dialect, options)
+        compiler = Compiler(Reader(standard_schema(schema)), dialect, options)
         term = compiler.whole()
         if term is NOTHING:
             raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")

@@ -36,13 +36,13 @@ class _Object:
         self.patterns = {pattern: self._pattern(pattern) for shape in facts.properties for pattern, _ in shape.patterns}
         self.names = self._names()
 
-    def _pattern(self, pattern: str) -> Term | None:
-        """Return the names that match a pattern; None if it is not supported, so that no such names are written."""
+    def _pattern(self, pattern: str, *, every: bool = True) -> Term:
+        """Return the names that match a pattern. A pattern that is not supported is left to the check of the answer."""
         try:
-            return pattern_content(pattern, self.dialect, self.facts.pointer)
+            return pattern_content(pattern, self.dialect, self.facts.pointer, every=every)
         except InputError:
             self.compiler.check(f"{self.facts.pointer}/patternProperties")
-            return None
+            return NOTHING
 
     def _names(self) -> Term | None:
         """Return the names that `propertyNames` allows; None for all."""
@@ -74,8 +74,7 @@ class _Object:
         for shape in self.facts.properties:
             own = [shape.named[name]] if name in shape.named else []
             for pattern, place in shape.patterns:
-                term = self.patterns[pattern]
-                if term is not None and matches(term, self.dialect, name):
+                if matches(self.patterns[pattern], self.dialect, name):
                     own.append(place)
             found += own or ([shape.others] if shape.others is not None else [])
         return tuple(found)
@@ -92,13 +91,13 @@ class _Object:
             text.append(complement(alt(self.dialect.content(name) for name in names)))
         if self.names is not None:
             text.append(self.names)
-        known = {pattern: term for pattern, term in self.patterns.items() if term is not None}
+        known = self.patterns
         most = len(known) if len(known) <= MAX_OVERLAPS else 1
         found: list[Term] = []
         for size in range(most + 1):
             for chosen in combinations(known, size):
                 places = self._pattern_places(set(chosen))
-                others = [complement(term) for pattern, term in known.items() if pattern not in chosen]
+                others = [complement(self._pattern(pattern, every=False)) for pattern in known if pattern not in chosen]
                 key = both([*text, *(known[pattern] for pattern in chosen), *others])
                 value = self.compiler.value(places)
                 if value is not NOTHING and key.least < FAR:

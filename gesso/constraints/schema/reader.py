@@ -149,7 +149,7 @@ class Reader:
             values = [v for v in values if identity(v) not in excluded]
         for place in places:
             if not self.plain[place.pointer] or facts.about:
-                values = [v for v in values if self.validity.allows(place, v, self.references.draft)]
+                values = [v for v in values if self.validity.allows(place, v)]
         return replace(facts, values=tuple(values))
 
     def _read(self, place: Subschema) -> list[Facts]:
@@ -192,7 +192,7 @@ class Reader:
         def ignored(keyword: str, place: Subschema) -> None:
             self.warn(f"the keyword {keyword!r} is unknown and was ignored", place)
 
-        return own_facts(place, ignored, nullable=self.validity.nullable)
+        return own_facts(place, ignored)
 
     def own(self, place: Subschema) -> Facts:
         """Return the facts of a place without its applicators."""
