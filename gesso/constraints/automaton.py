@@ -35,7 +35,7 @@ class Automaton:
         self.limits, self._lock = limits, RLock()
         self.next_SB = np.zeros((64, STAY + 1), np.int32)  # the last column keeps the state
         self.accepting_S = np.zeros(64, np.bool_)
-        self.bytes_left_S = np.zeros(64, np.int32)  # the length of a shortest text to the end
+        self.bytes_left_S = np.zeros(64, np.int64)  # the length of a shortest text to the end
         self.shortest_S = np.full(64, STAY, np.int32)  # the next byte of that text; STAY at its end
         self.loops_S = np.zeros(64, np.bool_)  # whether plain bytes keep the state
         self.filled_S = np.zeros(64, np.bool_)
@@ -97,7 +97,8 @@ class Automaton:
         return state
 
     def matches(self, text: bytes) -> bool:
-        return bool(self.accepting_S[self.walk(START, text)])
+        state = self.walk(START, text)  # which may replace the arrays
+        return bool(self.accepting_S[state])
 
     def _fill(self, state: int) -> None:
         with self._lock, at_most(self.limits.row_terms):

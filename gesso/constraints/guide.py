@@ -99,7 +99,7 @@ class Guide:
         """`padding`: tokens that fill a canvas after the end, besides `eos`. `warnings`: of the compiler."""
         self.automaton, self.words, self.eos, self.padding, self.warnings = automaton, words, eos, padding, warnings
         self._lock = RLock()
-        self._left_S, self._token_S = np.full(64, -1, np.int32), np.full(64, -1, np.int64)
+        self._left_S, self._token_S = np.full(64, -1, np.int64), np.full(64, -1, np.int64)
         self._left_S[[DEAD, END, FREE]] = FAR, 0, 0
         if not words.writes_all_bytes and self.shortest >= FAR:
             raise InputError(

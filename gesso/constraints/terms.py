@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 from gesso.errors import InputError
 
 ALL_BYTES = (1 << 256) - 1
-FAR = 1 << 30  # the length of a text that does not exist
-MAX_SEARCH = 20_000  # terms examined for the shortest text of an intersection
+FAR = 1 << 60  # the length of a text that does not exist
+MAX_SEARCH = 60_000  # derivatives taken for the shortest text of an intersection
 
 Masks = tuple[int, ...]  # disjoint sets of bytes, each a number with bit b for byte b
 
@@ -549,19 +549,25 @@ def _shortest(term: Term) -> int:
     """Return the length of a shortest text of an intersection or a complement, by A* over the terms after each byte."""
     ties = count()
     queue = [(_bound(term), next(ties), 0, term)]
-    seen = {term}
+    found: dict[Term, tuple[int, Term | None]] = {term: (0, None)}  # length of the text so far, and the term before
+    work = 0
     while queue:
         _, _, length, at = heapq.heappop(queue)
-        if at is not term and at._least is not None:
-            return length + at._least if at._least < FAR else FAR
-        if at.nullable:
-            return length
+        if length > found[at][0] or at._least == FAR:
+            continue
+        if at.nullable or at._least is not None:
+            total, on_path = length + (at._least or 0), found[at][1]
+            while on_path is not None:  # all terms on the way to the end are measured now
+                on_path._least = total - found[on_path][0]
+                on_path = found[on_path][1]
+            return total
         for mask in at.masks:
             target = at.after((mask & -mask).bit_length() - 1)
-            if target is not NOTHING and target not in seen:
-                seen.add(target)
+            if target is not NOTHING and (target not in found or length + 1 < found[target][0]):
+                found[target] = length + 1, at
                 heapq.heappush(queue, (length + 1 + _bound(target), next(ties), length + 1, target))
-        if len(seen) > MAX_SEARCH:
+        work += len(at.masks)
+        if work > MAX_SEARCH:
             raise InputError("the constraint combines patterns that are too large to compare; simplify them")
     return FAR
 
