@@ -101,7 +101,7 @@ def test_a_required_tool_call_has_valid_arguments(client, choice):
 
 REJECTED = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}}, "thing"),
-    ({"regex": "("}, "regex"),
+    ({"regex": "("}, "regular expression"),
     ({"regex": "a", "choice": ["a"]}, "one constraint"),
     ({"choice": []}, "choice"),
     ({"grammar": "root ::= other"}, "other"),
