@@ -89,7 +89,7 @@ class Gesso:
             adapter: name of the adapter to write it with. Default: the one of `use_adapter`.
 
         Diffusion:
-            preset: "quality", "balanced", "fast" or "laptop", a .json file of `gesso tune --out`, or a
+            preset: "quality", "balanced", "fast", "laptop" or "verified", a .json file of `gesso tune --out`, or a
                 `gesso.Diffusion`. Default: the checkpoint's settings.
             decode: "tokens" writes token by token with the causal encoder, "canvas" with canvases, "auto" (the default)
                 as the model was loaded to, but always with canvases if the request has pins, a constraint, a preset

@@ -29,7 +29,7 @@ StoppingName = Literal["stable", "top-2-gap", "schedule", "plateau", "fixed"]
 # Fields of a prediction that are computed only if a sampler or stopping rule names them in its attribute `needs`; see
 # `gesso.diffusion.prediction`.
 Need = Literal["top", "current", "logits"]
-PresetName = Literal["quality", "balanced", "fast", "laptop"]
+PresetName = Literal["quality", "balanced", "fast", "laptop", "verified"]
 DecodeName = Literal["auto", "canvas", "tokens"]
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
 BY_TOKEN: tuple[SamplerName, ...] = ("autoregressive", "verified")  # the causal encoder decides every token
@@ -278,14 +278,15 @@ PRESETS: Mapping[PresetName, Diffusion] = MappingProxyType(
         "fast": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True),
         # The time of a step on a CPU grows with the canvas. A model that writes token by token there still does so.
         "laptop": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True, canvas_length=64),
+        "verified": Diffusion(**VERIFIED, sampler="verified", greed=1.0),
     }
 )
 PRESET = Setting(
     name="preset",
     kind="string",
     default=None,
-    help="Starting values: quality takes more steps, fast takes fewer, laptop also has short canvases. Other "
-    "options take precedence.",
+    help="Starting values: quality takes more steps, fast takes fewer, laptop also has short canvases, verified writes "
+    "the likeliest tokens one by one, several in a pass. Other options take precedence.",
     choices=tuple(PRESETS),
     label="Preset",
     basic=True,

@@ -36,9 +36,10 @@ def make_model(dtype: torch.dtype = torch.float32) -> DiffusionGemma:
     finally:
         torch.set_default_dtype(before)
     randomise(model, seed=0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     with torch.no_grad():
         for scalar in (*model.encoder.layer_scalars, *model.decoder.layer_scalars):
-            scalar.uniform_(0.8, 1.2)
+            scalar.uniform_(0.8, 1.2, generator=generator)
         for name, weight in model.named_parameters():
             # As in a trained model, attention spreads over many keys and the router has clear preferences. With norms
             # of one, attention scores would differ by tens: softmax would pick one key, and rounding decide which.

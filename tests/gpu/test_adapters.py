@@ -2,6 +2,7 @@
 captured passes, and mixed in a batch.
 """
 
+from statistics import fmean
 from zlib import crc32
 
 import pytest
@@ -24,6 +25,7 @@ STORED = (None, "fp8", "int4", "nvfp4", ("uint4", "fp8"))
 EVERYTHING = ("attention", "mlp", "experts", "router", "self_conditioning")
 TARGETS = {"all": EVERYTHING, "usual": ("attention", "mlp", "experts"), "router": ("router", "attention")}
 RANKS = {"all": 8, "usual": 16, "router": 33}
+DRAWS = 10  # of the factors, in the comparison with float32
 
 
 def add(model, name: str, like: str | None = None) -> None:
@@ -51,20 +53,45 @@ def hidden(backend, name: str | None) -> list[torch.Tensor]:
     return [each.float() for each in found]
 
 
+@torch.no_grad()
+def draw(model, seed: int) -> None:
+    """Draw the factors of all attached adapters anew, with the distributions of `add`."""
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    for site in dict.fromkeys(adapter_sites(model).values()):
+        for name in site.names():
+            lora = site.get(name)
+            bound = lora.A.shape[-1] ** -0.5
+            lora.A.uniform_(-bound, bound, generator=generator)
+            lora.B.normal_(0, 0.2, generator=generator)
+
+
 def test_adapters_in_kernels_are_as_close_to_float32_as_plain_operations(record_property):
     model = packed_model(None)
     names = ("all", "usual")
     for name in names:
         add(model, name)
-    kernels, plain = ({name: hidden(make(model), name) for name in names} for make in (CudaBackend, TorchBackend))
-    exact = TorchBackend(model.float())
+
+    def drawn(backend):
+        """Return the hidden states with each adapter, for every draw of the factors."""
+        found = []
+        for seed in range(DRAWS):
+            draw(model, seed)
+            backend.drop_captured()  # and copies of the factors
+            found.append({name: hidden(backend, name) for name in names})
+        return found
+
+    kernels, plain = (drawn(make(model)) for make in (CudaBackend, TorchBackend))
+    exact = drawn(TorchBackend(model.float()))  # last: this converts the model in place
     for name in names:
-        expected = hidden(exact, name)
-        apart, allowed = (float(errors(found[name], expected).quantile(0.9)) for found in (kernels, plain))
+        apart, allowed = (
+            fmean(float(errors(a[name], b[name]).median()) for a, b in zip(found, exact, strict=True))
+            for found in (kernels, plain)
+        )
         record_property(f"{name}_error", apart)
         record_property(f"{name}_plain_error", allowed)
-        # The ratio varies with the factors: 0.5 to 1.7 in five draws on one H200. A defect gives an error above one.
-        assert apart < 2 * allowed
+        record_property(f"{name}_ratio", apart / allowed)
+        # Kernels and plain operations round in different places, so the ratio of a single draw says little.
+        assert apart < 1.3 * allowed
 
 
 @pytest.mark.parametrize("stored", [stored for stored in STORED if stored], ids=str)

@@ -4,10 +4,12 @@
     python -m tests.load soak 60                   60 minutes of mixed, hostile and crashing use
     python -m tests.load hangups 200               200 clients that hang up, and what they leave behind
     python -m tests.load beside-infill             how much infill requests slow the steps of others
+    python -m tests.load hot-load                  what clients notice while adapters are loaded beside them
     python -m tests.load first-text --count 24     how soon a stream has text to send
     python -m tests.load scrubbing                 the cost of scrubbing in the studio, in Chromium
 
-The first four start a server, or use the one at --url.
+The first four start a server, or use the one at --url. hot-load always starts one, and its exit status is 1 if a
+request failed or its text was not that of the same request before.
 """
 
 import argparse
@@ -34,7 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hangups.add_argument("visitors", type=int)
     beside = commands.add_parser("beside-infill")
     beside.add_argument("--seconds", type=float, default=20, help="of each of the three phases")
-    beside.add_argument("arguments", nargs="*", help="of gesso serve, after --")
+    hot_load = commands.add_parser("hot-load")
+    hot_load.add_argument("--seconds", type=float, default=20, help="the first third of them without loads")
+    hot_load.add_argument("--clients", type=int, default=4, help="beside the one that loads adapters")
+    hot_load.add_argument("--experts", action="store_true", help="adapters of attention, MLP and experts")
+    for command in (beside, hot_load):
+        command.add_argument("arguments", nargs="*", help="of gesso serve, after --")
     for command in (attacks, soak, hangups, beside):
         command.add_argument("--url", help="a running server; default: a new one")
     first_text = commands.add_parser("first-text")
@@ -49,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(asked: argparse.Namespace) -> None:
+    failed = False
     match asked.command:
         case "attacks":
             from tests.load import under_attack
@@ -69,6 +77,12 @@ def run(asked: argparse.Namespace) -> None:
             from tests.load import beside_infill
 
             found = beside_infill.measure(asked.url, asked.seconds, asked.arguments)
+        case "hot-load":
+            from tests.load import hot_load
+
+            targets = ("attention", "mlp", "experts") if asked.experts else ("attention", "mlp")
+            found = hot_load.measure(asked.seconds, asked.clients, asked.arguments, targets)
+            failed = bool(found["failed"] or found["changed_texts"])
         case "first-text":
             from tests.load import first_text
 
@@ -78,6 +92,8 @@ def run(asked: argparse.Namespace) -> None:
 
             found = scrubbing.measure()
     print(json.dumps(found, indent=2))
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from gesso.eval.tune.search import DEFAULT, Measured
 from gesso.settings import PRESETS, Diffusion, PresetName
 
 REFERENCE: PresetName = "quality"  # the preset of the many-step run that answers without a reference are compared with
-SLOW = 3  # times the passes of the default, at which a candidate is abandoned: it may need a hundred times the work
+SLOW = 2  # times the passes of the default, at which a candidate is abandoned: it may need a hundred times the work
 LIKELIHOOD, AGREEMENT = "likelihood", "agreement"
 
 
@@ -114,6 +114,7 @@ class Bench:
     settings: Sequence[Diffusion]  # the candidates
     options: Mapping[str, Any]  # of requests, such as max_new_tokens
     seed: int
+    base: dict[int, float] = field(default_factory=dict)  # passes of the default, by item
 
     def __call__(self, candidates: Sequence[int], items: range) -> Iterator[tuple[int, int, Measured | Exception]]:
         """Yield (candidate, item, answer or error). An item that the default settings cannot answer is an error."""
@@ -130,7 +131,7 @@ class Bench:
         self, candidates: Sequence[int], questions: Mapping[int, Question], rows: int
     ) -> Iterator[tuple[int, int, Measured | Exception]]:
         begun: list[tuple[int, int]] = []
-        passes: dict[int, dict[int, float]] = {one: {} for one in candidates}
+        passes: dict[int, dict[int, float]] = {one: {} for one in candidates} | {DEFAULT: self.base}
         slow: set[int] = set()
 
         def plans() -> Iterator[Plan[Measured]]:
@@ -147,7 +148,7 @@ class Bench:
             yield one, at, found
             passes[one][at] = 0 if isinstance(found, Exception) else found.passes
             for each in (one,) if one != DEFAULT else candidates:
-                if each not in slow and _is_slow(passes[each], passes[DEFAULT], questions):
+                if each not in slow and _is_slow(passes[each], self.base, questions):
                     slow.add(each)
                     yield each, at, InputError(f"more than {SLOW} times the passes of the default")
 

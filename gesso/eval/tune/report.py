@@ -38,7 +38,9 @@ def summary(tuning: Tuning) -> str:
 def _lines(tuning: Tuning) -> Iterator[str]:
     table, goal = tuning.search.table, tuning.goal
     finished = tuning.search.rounds
-    yield f"{tuning.name}: {len(tuning.settings)} settings, {len(finished)} rounds, {tuning.seconds / 60:.1f} minutes"
+    tried, known = len(finished[0][1] if finished else tuning.search.alive), len(tuning.settings)
+    some = f"{tried} of {known}, as time was short" if tried < known else f"{known}"
+    yield f"{tuning.name}: {some} settings, {len(finished)} rounds, {tuning.seconds / 60:.1f} minutes"
     yield f"quality: {_quality(tuning)}; tolerance {_change(goal.tolerance, goal.scores[0])[1:]}"
     shown = [one for one in tuning.search.alive if one not in table.errors]
     if items := table.common(shown):

@@ -21,7 +21,6 @@ from gesso.eval.tune.search import (
     Table,
     choice,
     collect,
-    rounds,
     search,
     standing,
 )
@@ -117,11 +116,11 @@ def tune(
         return Bench(g=g, judge=judge, items=items, settings=settings, options=options, seed=seed)
 
     until = None if minutes is None else start + 60 * minutes * SEARCH_SHARE
-    watched = _watched(bench(tuning), progress, len(rounds(len(tuning))))
+    watched = _watched(bench(tuning), progress, "round")
     found = search(watched, len(settings), len(tuning), goal, until)
     chosen, confirmed, ended = choice(found, goal), Table(), found.ended
     if chosen != DEFAULT and ended != "interrupt":
-        measure = _watched(bench(held_out), progress, 0)
+        measure = _watched(bench(held_out), progress, "held-out items")
         ended = collect(measure([DEFAULT, chosen], range(len(held_out))), confirmed, limit) or ended
     return Tuning(
         name=name,
@@ -144,14 +143,14 @@ def _goal(judge: Judge, scores: Sequence[str], tolerance: float, held_out: int) 
     return Goal(scores=wanted, tolerance=tolerance, held_out=held_out, bounded=judge.bounded)
 
 
-def _watched(measure: Measure, progress: Progress | None, total_rounds: int) -> Measure:
-    """Return a measurement that reports its progress. Without `total_rounds` it is that of the held-out items."""
+def _watched(measure: Measure, progress: Progress | None, name: str) -> Measure:
+    """Return a measurement that reports its progress, by the name of its stage and numbers of rounds."""
     number = 0
 
     def watched(candidates: Sequence[int], items: range) -> Iterator[tuple[int, int, Measured | Exception]]:
         nonlocal number
         number += 1
-        stage = f"round {number} of {total_rounds}: {len(candidates)} settings" if total_rounds else "held-out items"
+        stage = f"{name} {number}: {len(candidates)} settings" if name == "round" else name
         total = len(candidates) * len(items)
         if progress:
             progress(stage, 0, total)

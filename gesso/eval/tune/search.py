@@ -16,6 +16,7 @@ from gesso.eval.paired import difference, ratio, score_difference
 
 FINALISTS = 4  # candidates in the last round, beside the default
 FIRST = 8  # items of the first round
+FEWEST_ROUNDS = 2  # however short the time
 DEFAULT = 0  # the candidate to compare with
 
 
@@ -186,24 +187,66 @@ def rounds(count: int) -> list[int]:
     return counts
 
 
+def kept(alive: int) -> int:
+    """Return how many of `alive` candidates may stay after a round, beside the default."""
+    return min(alive - 1, max(FINALISTS, math.ceil((alive - 1) / 2)))
+
+
+def affordable(alive: int, done: int, targets: Sequence[int], answers: float) -> int:
+    """Return how many of the candidates can go through these rounds with so many answers: FINALISTS + 1 or more.
+
+    The rounds lead from `done` items to each of `targets`.
+    """
+
+    def cost(count: int) -> int:
+        total, before = 0, done
+        for target in targets:
+            total += count * (target - before)
+            count, before = 1 + kept(count), target
+        return total
+
+    least = min(alive, FINALISTS + 1)
+    return next((count for count in range(alive, least, -1) if cost(count) <= answers), least)
+
+
 def search(measure: Measure, candidates: int, count: int, goal: Goal, until: float | None = None) -> Search:
     """Measure candidates 0 to `candidates` − 1 on up to `count` items and drop the worse half in every round.
 
-    At the time `until` (of `time.monotonic`) or after Ctrl-C, the answers so far count.
+    If there is a time `until` (of `time.monotonic`) to end at, the default answers first, which tells how many answers
+    there is time for. There are then fewer rounds until half of the candidates can go through all of them, and fewer
+    candidates in each. At that time or after Ctrl-C, the answers so far count.
     """
     found = Search(Table(), alive=list(range(candidates)))
-    done = 0
-    for target in rounds(count):
-        found.ended = collect(measure(found.alive, range(done, target)), found.table, until)
-        if found.ended is not None:
+    targets, done, start = rounds(count), 0, time.monotonic()
+
+    def most(remaining: Sequence[int]) -> int:
+        """Return for how many candidates there is time in the remaining rounds."""
+        if until is None:
+            return len(found.alive)
+        now, answers = time.monotonic(), sum(map(len, found.table.answers.values()))
+        return affordable(len(found.alive), done, remaining, (until - now) * answers / max(now - start, 1e-9))
+
+    if until is not None:
+        found.ended = collect(measure([DEFAULT], range(targets[0])), found.table, until)
+        while len(targets) > FEWEST_ROUNDS and most(targets) < candidates / 2:
+            targets.pop()
+        found.alive = spread(candidates, most(targets))
+    for number, target in enumerate(targets, 1):
+        if found.ended is not None or found.alive == [DEFAULT]:
             break
-        found.rounds.append((target, list(found.alive)))
-        keep = max(FINALISTS, math.ceil((len(found.alive) - 1) / 2))
-        found.alive = survivors(found.table, found.alive, keep, goal)
-        done = target
-        if found.alive == [DEFAULT]:
-            break
+        asked = [one for one in found.alive if target - 1 not in found.table.answers.get(one, ())]
+        found.ended = collect(measure(asked, range(done, target)), found.table, until)
+        if found.ended is None:
+            found.rounds.append((target, list(found.alive)))
+            done = target
+            keep = min(kept(len(found.alive)), most(targets[number:]) - 1)
+            found.alive = survivors(found.table, found.alive, keep, goal)
     return found
+
+
+def spread(candidates: int, count: int) -> list[int]:
+    """Return the default and others at equal distances, `count` in all: single changes come first, then random ones."""
+    return [DEFAULT, *(1 + each * (candidates - 1) // (count - 1) for each in range(count - 1))]
 
 
 def collect(answers: Iterator[tuple[int, int, Measured | Exception]], table: Table, until: float | None) -> str | None:

@@ -11,12 +11,14 @@ from gesso.eval.tune.search import (
     Goal,
     Measured,
     Table,
+    affordable,
     chance,
     choice,
     dominated,
     front,
     rounds,
     search,
+    spread,
     standing,
     survivors,
 )
@@ -143,6 +145,39 @@ def test_a_failing_candidate_is_dropped_with_its_error():
     found = search(failing, 3, 64, GOAL)
     assert choice(found, GOAL) == 1 and found.table.errors == {2: "no such canvas"}
     assert 2 not in found.alive
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0, 10.0])
+def test_a_search_in_limited_time_has_as_many_items_and_candidates_as_fit(monkeypatch, seconds):
+    """One answer takes `seconds`; in 200 seconds there is time for 4000, 667, 200 or 20 answers."""
+    fake, clock, asked = Fake(grid()), [0.0], []
+
+    def timed(candidates, items):
+        for one, item, answer in fake(candidates, items):
+            clock[0] += seconds
+            asked.append((one, item))
+            yield one, item, answer
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    found = search(timed, 25, 128, GOAL, until=200.0)
+    assert len(asked) == len(set(asked)), "no answer is measured twice"
+    assert clock[0] <= 200 + seconds
+    if seconds == 10:  # not even the fewest candidates finish the first round
+        assert found.ended == "time" and len(found.alive) == FINALISTS + 1
+        return
+    first, items = found.rounds[0][1], found.rounds[-1][0]
+    assert found.ended is None and items == {0.05: 128, 0.3: 64, 1.0: 16}[seconds]
+    assert first[0] == DEFAULT and len(first) == {0.05: 25, 0.3: 25, 1.0: 15}[seconds]
+    assert found.table.common(found.alive) == list(range(items))
+
+
+def test_fewer_candidates_are_a_selection_of_all_kinds():
+    assert spread(25, 25) == list(range(25))
+    assert spread(25, 5) == [0, 1, 7, 13, 19]
+    assert affordable(25, 0, [8, 16], 1000) == 25
+    # 8 items of n candidates, then 8 of the default and half of the others.
+    assert affordable(25, 0, [8, 16], 8 * 17 + 8 * 9) == 17
+    assert affordable(25, 0, [8, 16], 0) == FINALISTS + 1 and affordable(3, 0, [8], 0) == 3
 
 
 def test_time_and_interrupts_keep_the_answers_so_far():
