@@ -180,9 +180,9 @@ def test_unsupported_expression_is_rejected_with_the_reason(expression: str, pro
 
 
 @pytest.mark.parametrize("expression", [
-    "(" * 100 + "a*" + ")*" * 100, "(a|aa)" * 100, "a{0,1000000}" * 300, "(?:" * 50 + "a" + "){1000}" * 50,
-    r"[\p{L}\p{N}]" * 2_000, "(?i)" + "k" * 50_000, "|".join(["ab"] * 30_000), "(?=a)" * 5_000, "(?!a.*b)" * 500,
-    r"\b" * 20_000, "(^|$)" * 5_000, "((?!a)." * 60 + ")*" * 60, "[" + "a-z" * 30_000 + "]",
+    "(" * 100 + "a*" + ")*" * 100, "(a|aa)" * 100, "a{0,1000000}" * 100, "(?:" * 50 + "a" + "){1000}" * 50,
+    r"[\p{L}\p{N}]" * 500, "(?i)" + "k" * 5_000, "|".join(["ab"] * 3_000), "(?=a)" * 1_000, "(?!a.*b)" * 500,
+    r"\b" * 2_000, "(^|$)" * 1_000, "((?!a)." * 60 + ")*" * 60, "[" + "a-z" * 3_000 + "]",
 ])  # fmt: skip
 def test_hostile_expression_is_compiled_or_rejected_after_limited_work(expression: str) -> None:
     with bounded():
