@@ -12,6 +12,7 @@ anchors, word boundaries or look-around, so that each alternative is a row of pl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
 from gesso.constraints.charset import ANY, Ranges, char_class, chars
 from gesso.constraints.limits import Limits
@@ -21,6 +22,8 @@ from gesso.constraints.syntax import Choice, Repeat, Sequence
 from gesso.constraints.terms import ANYTHING, EMPTY, NOTHING, Term, alt, both, minus, optional, repeat, seq
 from gesso.errors import InputError
 
+MAX_ITEMS = 5000  # of all alternatives
+MAX_CONDITIONS = 50  # of one alternative; each of them costs stack when a text is read
 MAX_UNROLLED = 4  # repetitions of a part whose look-around reaches the next one
 MAX_ALTERNATIVES = 1000  # of an expression, once choices that contain look-around are expanded
 
@@ -90,6 +93,7 @@ class _Compiler:
     def __init__(self, parser: RegexParser, write_char: WriteChar, any_char: Term) -> None:
         self.parser, self.write_char = parser, write_char
         self.any_char, self.any_text = any_char, repeat(any_char, 0, None)
+        self.expanded: dict[int, tuple[Node, list[tuple[Node, ...]]]] = {}
 
     def error(self, problem: str) -> InputError:
         return InputError(f"the {self.parser.name} {self.parser.text[:80]!r} is not supported: {problem}")
@@ -126,6 +130,12 @@ class _Compiler:
 
     def _expanded(self, node: Node) -> list[tuple[Node, ...]]:
         """Return alternatives, each a row of plain parts, assertions, and repetitions that contain some."""
+        known = self.expanded.get(id(node))
+        if known is None:  # the node is kept too, so that no other gets its id
+            known = self.expanded[id(node)] = node, self._expand(node)
+        return known[1]
+
+    def _expand(self, node: Node) -> list[tuple[Node, ...]]:
         if not _asserts(node):
             return [(node,)]
         found: list[tuple[Node, ...]] = []
@@ -138,14 +148,18 @@ class _Compiler:
                 for item in items:
                     if _asserts(item):
                         found += self._expanded(item)
-                        self._check_count(found)
+                        self._check_size(len(found), sum(map(len, found)))
             case Sequence(items):
                 found = [()]
-                for item in items:
-                    options = self._expanded(item)
-                    if len(found) * len(options) > MAX_ALTERNATIVES:
-                        self._check_count([*found, *options], MAX_ALTERNATIVES)
-                    found = [(*row, *option) for row in found for option in options]
+                for plain_run, run in groupby(items, lambda item: not _asserts(item)):
+                    row_items = list(run)
+                    if plain_run and len(row_items) > 1:
+                        row_items = [Sequence(tuple(row_items))]
+                    for item in row_items:
+                        options = self._expanded(item)
+                        size = sum(map(len, found)) * len(options) + sum(map(len, options)) * len(found)
+                        self._check_size(len(found) * len(options), size)
+                        found = [(*row, *option) for row in found for option in options]
             case Repeat(item, 0, 1):
                 return [(), *self._expanded(item)]
             case Repeat(item, 1, 1):
@@ -156,10 +170,11 @@ class _Compiler:
                 return [(node,)]
         return found
 
-    def _check_count(self, found: list[tuple[Node, ...]], extra: int = 0) -> None:
-        if len(found) + extra > MAX_ALTERNATIVES:
+    def _check_size(self, alternatives: int, items: int) -> None:
+        if alternatives > MAX_ALTERNATIVES or items > MAX_ITEMS:
             raise self.error(
-                f"with look-around and anchors it has more than {MAX_ALTERNATIVES:,} alternatives; use fewer"
+                f"anchors and look-around lead to more than {MAX_ALTERNATIVES:,} alternatives or {MAX_ITEMS:,} parts; "
+                "use fewer of them"
             )
 
     def _expanded_repeat(self, node: Repeat[Leaf]) -> list[tuple[Node, ...]]:
@@ -202,6 +217,8 @@ class _Compiler:
     # --- one alternative ----------------------------------------------------------------------------------------------
 
     def _alternative(self, items: tuple[Node, ...], every: bool, place: _Place, rest: Term | None) -> Term:
+        if sum(isinstance(item, Look) for item in items) > MAX_CONDITIONS:
+            raise self.error(f"it has more than {MAX_CONDITIONS} look-arounds or word boundaries in a row; use fewer")
         done: list[_Part] = []
         text: Term = EMPTY
         least, known = 0, place is _Place.START  # known: `text` is all that is before
