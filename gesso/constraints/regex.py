@@ -65,11 +65,12 @@ def pattern_term(
     parser = RegexParser(pattern, "pattern", limits)
     tree = parser.parse()
     compiler = _Compiler(parser, write_char, any_char)
+    items = tree.items if isinstance(tree, Sequence) else (tree,)
     try:
-        return compiler.whole(Sequence((_ANY_TEXT, tree, _ANY_TEXT)))
+        return compiler.whole(Sequence((_ANY_TEXT, *items, _ANY_TEXT)))
     except InputError:  # perhaps because of ^ in a look-ahead, as in (?!^a$)b: decide separately where a match begins
-        later: Node = Sequence((_SOME_TEXT, tree, _ANY_TEXT))
-        return alt([compiler.whole(Sequence((tree, _ANY_TEXT))), compiler.whole(later)])
+        later: Node = Sequence((_SOME_TEXT, *items, _ANY_TEXT))
+        return alt([compiler.whole(Sequence((*items, _ANY_TEXT))), compiler.whole(later)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,8 @@ class _Compiler:
         for part, after in zip(reversed(done), reversed(places), strict=True):
             for condition in part.aheads:
                 rest = self._begun(rest, condition, every, after, None if known else least)
+            if rest is NOTHING:
+                return NOTHING
             if isinstance(part.content, Term):
                 rest = seq(part.content, rest)
             else:
