@@ -59,18 +59,22 @@ def pattern_term(
     write_char: WriteChar,
     any_char: Term,
     *,
+    every: bool = True,
     limits: Limits = Limits(),  # noqa: B008 (immutable)
 ) -> Term:
-    """Return the texts that contain a match of a pattern. `any_char` is one character of any text."""
+    """Return the texts that contain a match of a pattern. `any_char` is one character of any text.
+
+    Not `every`: for any validator instead of every one, to exclude these texts. See `regex_classes`.
+    """
     parser = RegexParser(pattern, "pattern", limits)
     tree = parser.parse()
     compiler = _Compiler(parser, write_char, any_char)
     items = tree.items if isinstance(tree, Sequence) else (tree,)
     try:
-        return compiler.whole(Sequence((_ANY_TEXT, *items, _ANY_TEXT)))
+        return compiler.whole(Sequence((_ANY_TEXT, *items, _ANY_TEXT)), every)
     except InputError:  # perhaps because of ^ in a look-ahead, as in (?!^a$)b: decide separately where a match begins
         later: Node = Sequence((_SOME_TEXT, *items, _ANY_TEXT))
-        return alt([compiler.whole(Sequence((*items, _ANY_TEXT))), compiler.whole(later)])
+        return alt([compiler.whole(Sequence((*items, _ANY_TEXT)), every), compiler.whole(later, every)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,10 @@ class _Compiler:
     def error(self, problem: str) -> InputError:
         return InputError(f"the {self.parser.name} {self.parser.text[:80]!r} is not supported: {problem}")
 
-    def whole(self, tree: Node) -> Term:
+    def whole(self, tree: Node, every: bool = True) -> Term:
         if not self.parser.has_assertions:
-            return self._plain(tree, every=True)
-        return self._term(tree, every=True, place=_Place.START, rest=EMPTY)
+            return self._plain(tree, every)
+        return self._term(tree, every, _Place.START, rest=EMPTY)
 
     def _plain(self, node: Node, every: bool) -> Term:
         """Compile a tree without assertions. `every` chooses the sets of characters; see `regex_classes`."""
