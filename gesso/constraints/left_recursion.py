@@ -9,8 +9,8 @@ from gesso.constraints.grammar_parser import Grammar, Node, Use
 from gesso.constraints.syntax import Choice, Repeat, Sequence
 from gesso.errors import InputError
 
-MAX_ROUNDS = 100  # each removes a circle of rules
 MAX_ALTERNATIVES = 200  # of one rule, once rules are put in the place of their uses
+MAX_NODES = 3000  # of its tree
 
 Row = tuple[Node, ...]
 
@@ -18,13 +18,13 @@ Row = tuple[Node, ...]
 def without_left_recursion(grammar: Grammar, names: list[str]) -> dict[str, Node]:
     """Return the trees of the rules, none of which begins with itself. Reject recursion that cannot be removed."""
     trees = {name: grammar.trees[name] for name in names}
-    first = cycle = _cycle(trees)
-    for _ in range(MAX_ROUNDS):
-        if not cycle:
-            return trees
+    done: set[str] = set()
+    while cycle := _cycle(trees):
+        if done & set(cycle):  # parts that may be empty lead back to it
+            raise _refused(grammar, cycle)
         _remove(grammar, trees, cycle)
-        cycle = _cycle(trees)
-    raise _refused(grammar, first)
+        done |= set(cycle)
+    return trees
 
 
 def uses(node: Node) -> list[Use]:
@@ -84,15 +84,39 @@ def leading(node: Node, nullable: set[str]) -> list[Use]:
 
 
 def _cycle(trees: dict[str, Node]) -> list[str]:
-    """Return rules that begin with each other in a circle; none if there are no such rules."""
+    """Return the rules that begin with each other, with those on any circle through one of them; none without any."""
     nullable = nullable_rules(trees)
+    begins = {name: {use.name for use in leading(tree, nullable)} for name, tree in trees.items()}
     try:
-        TopologicalSorter(
-            {name: dict.fromkeys(use.name for use in leading(tree, nullable)) for name, tree in trees.items()}
-        ).prepare()
+        TopologicalSorter(begins).prepare()
     except CycleError as error:
-        return list(dict.fromkeys(error.args[1]))
+        name = error.args[1][0]
+        users: dict[str, set[str]] = {}
+        for user, used in begins.items():
+            for other in used:
+                users.setdefault(other, set()).add(user)
+        both = _connected(name, begins) & _connected(name, users)
+        return [other for other in trees if other in both]
     return []
+
+
+def _connected(name: str, graph: dict[str, set[str]]) -> set[str]:
+    """Return all rules to which a path leads from a rule."""
+    found, waiting = {name}, [name]
+    while waiting:
+        new = graph.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _nodes(node: Node) -> int:
+    match node:
+        case Sequence(items) | Choice(items):
+            return 1 + sum(map(_nodes, items))
+        case Repeat(item):
+            return 1 + _nodes(item)
+    return 1
 
 
 def _remove(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> None:
@@ -120,6 +144,8 @@ def _remove(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> None:
         loop: Row = (Repeat(_one_of(more), 0, None),) if more else ()
         rows[name] = [(*row, *loop) for row in reversed(ends)]
         trees[name] = _one_of(rows[name])
+        if _nodes(trees[name]) > MAX_NODES:
+            raise _refused(grammar, cycle)
 
 
 def _one_of(rows: list[Row]) -> Node:

@@ -11,6 +11,8 @@ anchors, word boundaries or look-around, so that each alternative is a row of pl
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
 
 from gesso.constraints.charset import ANY, Ranges, char_class, chars
 from gesso.constraints.limits import Limits
@@ -20,11 +22,15 @@ from gesso.constraints.syntax import Choice, Repeat, Sequence
 from gesso.constraints.terms import ANYTHING, EMPTY, NOTHING, Term, alt, both, minus, optional, repeat, seq
 from gesso.errors import InputError
 
+MAX_ITEMS = 5000  # of all alternatives
+MAX_CONDITIONS = 50  # of one alternative; each of them costs stack when a text is read
+MAX_UNROLLED = 4  # repetitions of a part whose look-around reaches the next one
 MAX_ALTERNATIVES = 1000  # of an expression, once choices that contain look-around are expanded
 
 WriteChar = Callable[[Ranges], Term]  # returns the term that writes one character of a set
 
 _ANY_TEXT: Node = Repeat(ANY_CHAR, 0, None)
+_SOME_TEXT: Node = Repeat(ANY_CHAR, 1, None)
 _WORD = SHORTHANDS["w"]
 _BOUNDARIES: dict[bool, list[tuple[Node, ...]]] = {
     negated: [
@@ -62,7 +68,13 @@ def pattern_term(
     """
     parser = RegexParser(pattern, "pattern", limits)
     tree = parser.parse()
-    return _Compiler(parser, write_char, any_char).whole(Sequence((_ANY_TEXT, tree, _ANY_TEXT)), every)
+    compiler = _Compiler(parser, write_char, any_char)
+    items = tree.items if isinstance(tree, Sequence) else (tree,)
+    try:
+        return compiler.whole(Sequence((_ANY_TEXT, *items, _ANY_TEXT)), every)
+    except InputError:  # perhaps because of ^ in a look-ahead, as in (?!^a$)b: decide separately where a match begins
+        later: Node = Sequence((_SOME_TEXT, *items, _ANY_TEXT))
+        return alt([compiler.whole(Sequence((*items, _ANY_TEXT)), every), compiler.whole(later, every)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +86,19 @@ class _Part:
     aheads: list[Assertion]
 
 
+class _Place(Enum):
+    """Where in the text a tree begins."""
+
+    START = 0
+    LATER = 1  # after at least one character
+    UNKNOWN = 2
+
+
 class _Compiler:
     def __init__(self, parser: RegexParser, write_char: WriteChar, any_char: Term) -> None:
         self.parser, self.write_char = parser, write_char
         self.any_char, self.any_text = any_char, repeat(any_char, 0, None)
+        self.expanded: dict[int, tuple[Node, list[tuple[Node, ...]]]] = {}
 
     def error(self, problem: str) -> InputError:
         return InputError(f"the {self.parser.name} {self.parser.text[:80]!r} is not supported: {problem}")
@@ -85,7 +106,7 @@ class _Compiler:
     def whole(self, tree: Node, every: bool = True) -> Term:
         if not self.parser.has_assertions:
             return self._plain(tree, every)
-        return self._term(tree, every, start=True, rest=EMPTY)
+        return self._term(tree, every, _Place.START, rest=EMPTY)
 
     def _plain(self, node: Node, every: bool) -> Term:
         """Compile a tree without assertions. `every` chooses the sets of characters; see `regex_classes`."""
@@ -102,21 +123,24 @@ class _Compiler:
                 return repeat(self._plain(item, every), low, high)
         raise AssertionError("an assertion is not expanded")
 
-    def _term(self, node: Node, every: bool, start: bool, rest: Term | None) -> Term:
-        """Compile a tree, together with the rest of the text; None if that is unknown.
-
-        `start`: the tree stands at the start of the text; otherwise the text before it is unknown.
-        """
+    def _term(self, node: Node, every: bool, place: _Place, rest: Term | None) -> Term:
+        """Compile a tree, together with the rest of the text; None if that is unknown."""
         if not _asserts(node):
             found = self._plain(node, every)
             return found if rest is None else seq(found, rest)
         rows = (split for row in self._expanded(node) for split in _split(row))
-        return alt(self._alternative(row, every, start, rest) for row in rows)
+        return alt(self._alternative(row, every, place, rest) for row in rows)
 
     # --- choices ------------------------------------------------------------------------------------------------------
 
     def _expanded(self, node: Node) -> list[tuple[Node, ...]]:
         """Return alternatives, each a row of plain parts, assertions, and repetitions that contain some."""
+        known = self.expanded.get(id(node))
+        if known is None:  # the node is kept too, so that no other gets its id
+            known = self.expanded[id(node)] = node, self._expand(node)
+        return known[1]
+
+    def _expand(self, node: Node) -> list[tuple[Node, ...]]:
         if not _asserts(node):
             return [(node,)]
         found: list[tuple[Node, ...]] = []
@@ -129,14 +153,18 @@ class _Compiler:
                 for item in items:
                     if _asserts(item):
                         found += self._expanded(item)
-                        self._check_count(found)
+                        self._check_size(len(found), sum(map(len, found)))
             case Sequence(items):
                 found = [()]
-                for item in items:
-                    options = self._expanded(item)
-                    if len(found) * len(options) > MAX_ALTERNATIVES:
-                        self._check_count([*found, *options], MAX_ALTERNATIVES)
-                    found = [(*row, *option) for row in found for option in options]
+                for plain_run, run in groupby(items, lambda item: not _asserts(item)):
+                    row_items = list(run)
+                    if plain_run and len(row_items) > 1:
+                        row_items = [Sequence(tuple(row_items))]
+                    for item in row_items:
+                        options = self._expanded(item)
+                        size = sum(map(len, found)) * len(options) + sum(map(len, options)) * len(found)
+                        self._check_size(len(found) * len(options), size)
+                        found = [(*row, *option) for row in found for option in options]
             case Repeat(item, 0, 1):
                 return [(), *self._expanded(item)]
             case Repeat(item, 1, 1):
@@ -147,10 +175,11 @@ class _Compiler:
                 return [(node,)]
         return found
 
-    def _check_count(self, found: list[tuple[Node, ...]], extra: int = 0) -> None:
-        if len(found) + extra > MAX_ALTERNATIVES:
+    def _check_size(self, alternatives: int, items: int) -> None:
+        if alternatives > MAX_ALTERNATIVES or items > MAX_ITEMS:
             raise self.error(
-                f"with look-around and anchors it has more than {MAX_ALTERNATIVES:,} alternatives; use fewer"
+                f"anchors and look-around lead to more than {MAX_ALTERNATIVES:,} alternatives or {MAX_ITEMS:,} parts; "
+                "use fewer of them"
             )
 
     def _expanded_repeat(self, node: Repeat[Leaf]) -> list[tuple[Node, ...]]:
@@ -161,7 +190,10 @@ class _Compiler:
             anchored = Anchor(end=False) in option, Anchor(end=True) in option
             kinds.setdefault(anchored, []).append(option)
         if kinds.keys() <= {(False, False)}:
-            return [(node,)]
+            if node.high is None or node.high > MAX_UNROLLED or self._is_local(node.item):
+                return [(node,)]
+            copies: list[Node] = [node.item] * node.low + [Repeat(node.item, 0, 1)] * (node.high - node.low)
+            return self._expanded(Sequence(tuple(copies)))
         if any(_length(Sequence(option))[0] == 0 for option in options):
             raise self.error("a repetition of ^ or $ alone has no use; take it out of the repetition")
         between: list[Node] = [Sequence(option) for option in kinds.get((False, False), ())]
@@ -179,43 +211,63 @@ class _Compiler:
             found.append(())
         return found
 
+    def _is_local(self, node: Node) -> bool:
+        """Return whether the conditions inside a tree depend only on the text of the tree itself."""
+        try:
+            self._term(node, True, _Place.UNKNOWN, rest=None)
+        except InputError:
+            return False
+        return True
+
     # --- one alternative ----------------------------------------------------------------------------------------------
 
-    def _alternative(self, items: tuple[Node, ...], every: bool, start: bool, rest: Term | None) -> Term:
+    def _alternative(self, items: tuple[Node, ...], every: bool, place: _Place, rest: Term | None) -> Term:
+        if sum(isinstance(item, Look) for item in items) > MAX_CONDITIONS:
+            raise self.error(f"it has more than {MAX_CONDITIONS} look-arounds or word boundaries in a row; use fewer")
         done: list[_Part] = []
         text: Term = EMPTY
-        least, known = 0, start  # known: `text` is all that is before
+        least, known = 0, place is _Place.START  # known: `text` is all that is before
+        later = place is _Place.LATER  # whether there is a character before `text`
         for conditions, item in _rows(items):
             for condition in conditions:
                 if _looks_behind(condition):
+                    if condition == Anchor(end=False) and (later or (least and not known)):
+                        return NOTHING
                     text = self._ended(text, condition, every, None if known else least)
             if aheads := [condition for condition in conditions if not _looks_behind(condition)]:
                 done.append(_Part(text, least, aheads))
-                known &= text is EMPTY
+                known, later = known and text is EMPTY, later or least > 0
                 text, least = EMPTY, 0
             if item is None or text is NOTHING:
                 break
             if _asserts(item):
                 assert isinstance(item, Repeat)
                 done += [_Part(text, least, []), _Part(item, _length(item)[0], [])]
+                later = later or least > 0 or _length(item)[0] > 0
                 text, least, known = EMPTY, 0, False
             else:
                 text, least = seq(text, self._plain(item, every)), least + _length(item)[0]
         if text is NOTHING:
             return NOTHING
-        return self._backwards(done, seq(text, EMPTY if rest is None else rest), least, every, start, rest is not None)
+        return self._backwards(done, seq(text, EMPTY if rest is None else rest), least, every, place, rest is not None)
 
-    def _backwards(self, done: list[_Part], rest: Term, least: int, every: bool, start: bool, known: bool) -> Term:
+    def _backwards(self, done: list[_Part], rest: Term, least: int, every: bool, place: _Place, known: bool) -> Term:
         """Put the parts before the rest of the text, with the conditions on what follows each of them.
 
         `known`: the rest goes to the end of the text.
         """
-        first = [start]  # whether the text after a part is the whole text
+        places = []  # after each part
         for part in done:
-            first.append(first[-1] and part.content is EMPTY)
-        for part, at_start in zip(reversed(done), reversed(first), strict=False):
+            if part.least:
+                place = _Place.LATER
+            elif part.content is not EMPTY and place is _Place.START:
+                place = _Place.UNKNOWN
+            places.append(place)
+        for part, after in zip(reversed(done), reversed(places), strict=True):
             for condition in part.aheads:
-                rest = self._begun(rest, condition, every, at_start, None if known else least)
+                rest = self._begun(rest, condition, every, after, None if known else least)
+            if rest is NOTHING:
+                return NOTHING
             if isinstance(part.content, Term):
                 rest = seq(part.content, rest)
             else:
@@ -233,12 +285,12 @@ class _Compiler:
         assert isinstance(condition, Look)
         self._check_reach(condition, least)
         tree: Node = Sequence((_ANY_TEXT, condition.tree))
-        found = self._term(tree, every != condition.negated, start=True, rest=None)
+        found = self._term(tree, every != condition.negated, _Place.START, rest=None)
         if condition.negated:
             return minus(before, found)
         return found if before is self.any_text else both([before, found])
 
-    def _begun(self, rest: Term, condition: Assertion, every: bool, start: bool, least: int | None) -> Term:
+    def _begun(self, rest: Term, condition: Assertion, every: bool, place: _Place, least: int | None) -> Term:
         """Return the texts that meet a condition at their start. They have `least` characters; None: they are known."""
         if isinstance(condition, Anchor):
             if least is not None:
@@ -248,7 +300,7 @@ class _Compiler:
             return both([rest, optional(self.write_char(chars("\n")))])  # Python's $ allows a line break after it
         assert isinstance(condition, Look)
         self._check_reach(condition, least)
-        found = self._term(condition.tree, every != condition.negated, start, rest=ANYTHING)
+        found = self._term(condition.tree, every != condition.negated, place, rest=ANYTHING)
         return minus(rest, found) if condition.negated else both([rest, found])
 
     def _check_reach(self, condition: Look, least: int | None) -> None:
@@ -265,7 +317,7 @@ class _Compiler:
     def _repeated(self, node: Repeat[Leaf], rest: Term, every: bool, known: bool) -> Term:
         """Compile a repetition with look-around inside."""
         try:
-            return seq(repeat(self._term(node.item, every, start=False, rest=None), node.low, node.high), rest)
+            return seq(repeat(self._term(node.item, every, _Place.UNKNOWN, rest=None), node.low, node.high), rest)
         except InputError:
             rows = self._expanded(node.item)
             if not (known and rest is EMPTY and len(rows) == 1):
@@ -278,7 +330,7 @@ class _Compiler:
             for look in looks:
                 if not isinstance(look, Look) or look.behind or not look.negated or not _length(look.tree)[0]:
                     raise
-                inside = self._term(Sequence((_ANY_TEXT, look.tree)), not every, start=False, rest=ANYTHING)
+                inside = self._term(Sequence((_ANY_TEXT, look.tree)), not every, _Place.UNKNOWN, rest=ANYTHING)
                 found = minus(found, inside)
             return found
 

@@ -119,6 +119,8 @@ def unicode_property(name: str) -> Chars | None:
         return _categories("Lu", "Ll", "Lt")
     if plain in _CATEGORIES:
         return _categories(_CATEGORIES[plain])
+    if plain in POSIX:  # as in Java
+        return Chars(POSIX[plain], union(POSIX[plain], ((0x80, LAST),)))
     return _script(plain)
 
 
@@ -153,6 +155,13 @@ def _script(name: str) -> Chars | None:
     return Chars(every, union(every, ((0x80, LAST),)))
 
 
+# Blocks of Unicode with all letters that have two cases.
+_CASED = (
+    (0, 0x3000), (0xA640, 0xAC00), (0xFB00, 0x10000), (0x10400, 0x11000), (0x11800, 0x11900), (0x16E40, 0x16EA0),
+    (0x1E900, 0x1EA00),
+)  # fmt: skip
+
+
 @cache
 def _variants(which: str) -> dict[int, frozenset[int]]:
     """Return the characters that have other cases, each with these.
@@ -160,7 +169,7 @@ def _variants(which: str) -> dict[int, frozenset[int]]:
     `every`: the plain pairs. `any`: also such as the Kelvin sign, which is a k for some dialects only.
     """
     groups: dict[int, set[int]] = {}
-    for code in range(0x1F000):  # beyond, there are no letters with two cases
+    for code in (code for low, high in _CASED for code in range(low, high)):
         char = chr(code)
         for other in (char.lower(), char.upper(), char.casefold()):
             if other == char:

@@ -114,11 +114,13 @@ class RegexParser(Parser[Leaf]):
         counts = self.counts()
         if counts is None:
             return item
-        if isinstance(item, Anchor | Boundary | Look):
-            raise self.error(start, "an anchor or look-around cannot be repeated")
+        if isinstance(item, Anchor | Boundary):
+            raise self.error(start, "an anchor cannot be repeated")
         self.take("?")  # a lazy repetition matches the same texts
         if self.text[self.at : self.at + 1] in ("*", "+", "?") or _COUNT.match(self.text, self.at):
             raise self.error(self.at, "a repetition of a repetition needs a group; possessive ones are not supported")
+        if isinstance(item, Look):  # one condition as often as you like
+            return item if counts[0] else Sequence(())
         return Repeat(item, *counts)
 
     def _next(self) -> str:
@@ -176,7 +178,7 @@ class RegexParser(Parser[Leaf]):
         for flag in on + off:
             if flag == "m":
                 raise self.error(start, "the flag m is not supported; write the line breaks into the expression")
-            if flag not in "isxu":
+            if flag not in "isxua":  # u and a choose sets of characters on which dialects disagree
                 raise self.error(start, f"the flag {flag} is not supported; i, s and x are")
         self.flags = (self.flags | set(on)) - set(off)
         return found[3] == ":"
