@@ -50,8 +50,8 @@ def schema_term(
             raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")
         if term.least >= FAR:
             raise InputError(
-                "the schema contradicts itself, or it refers to itself and has no end: no value satisfies it. Relax one "
-                "of its conditions, make the recursive part optional, or allow null or an empty list instead"
+                "the schema contradicts itself, or it refers to itself and has no end: no value satisfies it. Relax "
+                "one of its conditions, make the recursive part optional, or allow null or an empty list instead"
             )
     reader = compiler.reader
     warnings = tuple(f"{text} ({pointer})" for text, pointer in reader.warnings.items())

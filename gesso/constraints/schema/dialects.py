@@ -129,8 +129,8 @@ JSON = Dialect(
 # A tool call has no escapes, because its quotes are special tokens. Its strings must not spell out any other tag
 # either; all tags contain "<|" or "|>". Where the length or a pattern is given, they contain neither < nor |.
 def _call_free_content() -> Term:
-    plain, bars, less = char_class(minus(ANY, chars("<|"))), repeat(literal("|"), 1, None), repeat(literal("<"), 1, None)
-    after_bars = char_class(minus(ANY, chars("|<>")))
+    plain, after_bars = char_class(minus(ANY, chars("<|"))), char_class(minus(ANY, chars("|<>")))
+    bars, less = repeat(literal("|"), 1, None), repeat(literal("<"), 1, None)
     piece = alt([plain, seq(bars, after_bars), seq(optional(bars), less, plain)])
     return seq(repeat(piece, 0, None), optional(bars), optional(less))
 

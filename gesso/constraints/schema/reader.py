@@ -11,7 +11,6 @@ from typing import Any
 
 from gesso.constraints.limits import Limits
 from gesso.constraints.schema.facts import (
-    TYPES,
     Facts,
     Items,
     Properties,
