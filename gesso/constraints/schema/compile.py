@@ -68,6 +68,7 @@ class Compiler:
         self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=reader.references.draft > 4)
         self.known: dict[tuple[str, ...], Term] = {}
         self.rules: list[Rule] = []
+        self.parts: dict[Term, Rule] = {}
         self.waiting: deque[tuple[Rule, list[Facts]]] = deque()
 
     def whole(self) -> Term:
@@ -96,10 +97,11 @@ class Compiler:
 
     def rule(self, body: Term) -> Term:
         """Give a term a name, so that it is one item of a sequence or an alternative."""
-        rule = Rule("part")
-        rule.body = body
-        self.rules.append(rule)
-        return rule
+        if body not in self.parts:
+            rule = self.parts[body] = Rule("part")
+            rule.body = body
+            self.rules.append(rule)
+        return self.parts[body]
 
     def _value(self, facts: Facts) -> Term:
         if facts.values is not None:

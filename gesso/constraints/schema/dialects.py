@@ -1,6 +1,7 @@
 """Two notations for values, JSON and the arguments of a tool call, and the spaces between their tokens."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from gesso.constraints.terms import EMPTY, NOTHING, Term, alt, literal, one_of, 
 
 # Special tokens of tool calls are single bytes that UTF-8 never contains. See `tools`.
 CALL, CALL_END, CALL_QUOTE = 0xF8, 0xF9, 0xFA
+_PLAIN = re.compile(r"[A-Za-z0-9_.:,; -]*")  # characters with one spelling in both dialects
 MAX_CHARS = 4096  # sets of characters that are kept
 MAX_WHITESPACE = 200  # characters in a row
 
@@ -48,7 +50,7 @@ class Dialect:
 
     def content(self, text: str) -> Term:
         """Return one text inside a string, in all its spellings."""
-        if text.isascii() and text.isalnum():
+        if _PLAIN.fullmatch(text):
             return literal(text)
         literal(text)  # rejects half of a surrogate pair
         return seq(*(self.char(chars(char)) for char in text))

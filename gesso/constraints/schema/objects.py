@@ -63,7 +63,7 @@ class _Object:
             if self.names is None or matches(self.names, self.dialect, name):
                 member = self.writer.member(name, self.compiler.value(self._places(name)))
             if member is not NOTHING:
-                members[name] = member
+                members[name] = self.compiler.rule(member)  # it is written in several places
             elif name in facts.required:
                 return NOTHING
         free = self._free(names)
