@@ -67,16 +67,19 @@ class Compiler:
         # In draft 4, 1.0 is no integer.
         self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=reader.references.draft > 4)
         self.known: dict[tuple[str, ...], Term] = {}
-        self.rules: list[Rule] = []
         self.parts: dict[Term, Rule] = {}
+        self.made: list[Rule] = []  # the parts of the present rule
         self.waiting: deque[tuple[Rule, list[Facts]]] = deque()
 
     def whole(self) -> Term:
         found = self.value((self.reader.references.root,))
+        rules: list[Rule] = []  # each before the rules it contains
         while self.waiting:  # a queue, because the rules of a schema may nest to any depth
             rule, alternatives = self.waiting.popleft()
+            self.made.clear()
             rule.body = alt(self._value(facts) for facts in alternatives)
-        settle(reversed(self.rules))
+            rules += [rule, *reversed(self.made)]
+        settle(reversed(rules))
         return found
 
     def value(self, places: tuple[Subschema, ...]) -> Term:
@@ -89,7 +92,6 @@ class Compiler:
                 self.known[key] = self.value(())
             elif any(facts.values is None and facts.types & {"array", "object"} for facts in alternatives):
                 rule = self.known[key] = Rule(key[0] if key else "any value")
-                self.rules.append(rule)
                 self.waiting.append((rule, alternatives))
             else:
                 self.known[key] = alt(self._value(facts) for facts in alternatives)
@@ -100,7 +102,7 @@ class Compiler:
         if body not in self.parts:
             rule = self.parts[body] = Rule("part")
             rule.body = body
-            self.rules.append(rule)
+            self.made.append(rule)
         return self.parts[body]
 
     def _value(self, facts: Facts) -> Term:
