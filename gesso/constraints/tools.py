@@ -64,12 +64,12 @@ def optional_calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: boo
 
 def _call(function: Mapping[str, Any], limits: Limits) -> Compiled:
     name, parameters = function["name"], function.get("parameters") or {}
+    if parameters.get("type", "object") != "object":
+        raise InputError(f"the parameters of the tool {name!r} must be the schema of an object")
     if not parameters.keys() & OBJECT_KEYWORDS or (
         parameters.get("properties") == {} and not parameters.keys() & (OBJECT_KEYWORDS - {"properties"})
     ):
         parameters = NO_ARGUMENTS  # a tool that declares no arguments takes none
-    if parameters.get("type", "object") != "object":
-        raise InputError(f"the parameters of the tool {name!r} must be the schema of an object")
     try:
         found = schema_term({"type": "object", **parameters}, limits=limits, dialect=CALLS)
     except InputError as error:

@@ -9,7 +9,21 @@ import pytest
 from gesso.constraints.charset import ANY, char_class, chars, complement, union
 from gesso.constraints.stored import from_bytes, to_bytes
 from gesso.constraints.terms import (
-    ANYTHING, EMPTY, FAR, NOTHING, Rule, Term, alt, at_most, both, literal, minus, optional, repeat, seq, settle,
+    ANYTHING,
+    EMPTY,
+    FAR,
+    NOTHING,
+    Rule,
+    Term,
+    alt,
+    at_most,
+    both,
+    literal,
+    minus,
+    optional,
+    repeat,
+    seq,
+    settle,
 )  # fmt: skip
 from gesso.constraints.terms import complement as other_than
 from gesso.errors import InputError

@@ -50,8 +50,8 @@ def schema_term(
             raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")
         if term.least >= FAR:
             raise InputError(
-                "the schema contradicts itself, or it refers to itself and has no end: no value satisfies it. Relax one "
-                "of its conditions, make the recursive part optional, or allow null or an empty list instead"
+                "the schema contradicts itself, or it refers to itself and has no end: no value satisfies it. Relax "
+                "one of its conditions, make the recursive part optional, or allow null or an empty list instead"
             )
     reader = compiler.reader
     warnings = tuple(f"{text} ({pointer})" for text, pointer in reader.warnings.items())
@@ -67,15 +67,19 @@ class Compiler:
         # In draft 4, 1.0 is no integer.
         self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=reader.references.draft > 4)
         self.known: dict[tuple[str, ...], Term] = {}
-        self.rules: list[Rule] = []
+        self.parts: dict[Term, Rule] = {}
+        self.made: list[Rule] = []  # the parts of the present rule
         self.waiting: deque[tuple[Rule, list[Facts]]] = deque()
 
     def whole(self) -> Term:
         found = self.value((self.reader.references.root,))
+        rules: list[Rule] = []  # each before the rules it contains
         while self.waiting:  # a queue, because the rules of a schema may nest to any depth
             rule, alternatives = self.waiting.popleft()
+            self.made.clear()
             rule.body = alt(self._value(facts) for facts in alternatives)
-        settle(reversed(self.rules))
+            rules += [rule, *reversed(self.made)]
+        settle(reversed(rules))
         return found
 
     def value(self, places: tuple[Subschema, ...]) -> Term:
@@ -88,7 +92,6 @@ class Compiler:
                 self.known[key] = self.value(())
             elif any(facts.values is None and facts.types & {"array", "object"} for facts in alternatives):
                 rule = self.known[key] = Rule(key[0] if key else "any value")
-                self.rules.append(rule)
                 self.waiting.append((rule, alternatives))
             else:
                 self.known[key] = alt(self._value(facts) for facts in alternatives)
@@ -96,10 +99,11 @@ class Compiler:
 
     def rule(self, body: Term) -> Term:
         """Give a term a name, so that it is one item of a sequence or an alternative."""
-        rule = Rule("part")
-        rule.body = body
-        self.rules.append(rule)
-        return rule
+        if body not in self.parts:
+            rule = self.parts[body] = Rule("part")
+            rule.body = body
+            self.made.append(rule)
+        return self.parts[body]
 
     def _value(self, facts: Facts) -> Term:
         if facts.values is not None:

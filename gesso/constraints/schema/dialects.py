@@ -1,6 +1,7 @@
 """Two notations for values, JSON and the arguments of a tool call, and the spaces between their tokens."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from gesso.constraints.terms import EMPTY, NOTHING, Term, alt, literal, one_of, 
 
 # Special tokens of tool calls are single bytes that UTF-8 never contains. See `tools`.
 CALL, CALL_END, CALL_QUOTE = 0xF8, 0xF9, 0xFA
+_PLAIN = re.compile(r"[A-Za-z0-9_.:,; -]*")  # characters with one spelling in both dialects
 MAX_CHARS = 4096  # sets of characters that are kept
 MAX_WHITESPACE = 200  # characters in a row
 
@@ -48,7 +50,7 @@ class Dialect:
 
     def content(self, text: str) -> Term:
         """Return one text inside a string, in all its spellings."""
-        if text.isascii() and text.isalnum():
+        if _PLAIN.fullmatch(text):
             return literal(text)
         literal(text)  # rejects half of a surrogate pair
         return seq(*(self.char(chars(char)) for char in text))
@@ -129,8 +131,8 @@ JSON = Dialect(
 # A tool call has no escapes, because its quotes are special tokens. Its strings must not spell out any other tag
 # either; all tags contain "<|" or "|>". Where the length or a pattern is given, they contain neither < nor |.
 def _call_free_content() -> Term:
-    plain, bars, less = char_class(minus(ANY, chars("<|"))), repeat(literal("|"), 1, None), repeat(literal("<"), 1, None)
-    after_bars = char_class(minus(ANY, chars("|<>")))
+    plain, after_bars = char_class(minus(ANY, chars("<|"))), char_class(minus(ANY, chars("|<>")))
+    bars, less = repeat(literal("|"), 1, None), repeat(literal("<"), 1, None)
     piece = alt([plain, seq(bars, after_bars), seq(optional(bars), less, plain)])
     return seq(repeat(piece, 0, None), optional(bars), optional(less))
 

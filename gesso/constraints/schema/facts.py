@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -149,6 +149,18 @@ def intersect(a: Facts, b: Facts) -> Facts:
     if b.unconstrained:
         return a
     return Facts(a.pointer, **{name: rule(getattr(a, name), getattr(b, name)) for name, rule in INTERSECT.items()})
+
+
+def joined_values(alternatives: list[Facts]) -> list[Facts]:
+    """Join the alternatives that are nothing but values."""
+    values = [facts for facts in alternatives if facts.values and not facts.about and not facts.excluded]
+    if len(values) < 2:
+        return alternatives
+    listed = {
+        identity(value): value for facts in values for value in facts.values or () if type_of(value) in facts.types
+    }
+    joined = replace(values[0], types=TYPES, values=tuple(listed.values()))
+    return [joined, *(facts for facts in alternatives if all(facts is not one for one in values))]
 
 
 def type_of(value: Any) -> str:

@@ -109,28 +109,24 @@ def _properties(place: Subschema) -> Properties:
 
 
 def _items(place: Subschema) -> Items:
-    items, first = place.schema.get("items", True), "prefixItems"
-    rest = place.child(items, "items") if "items" in place.schema else None
+    schema = place.schema
+    items, first, more = schema.get("items"), "prefixItems", "items"
     if isinstance(items, list | tuple):  # before 2020-12
-        first = "items"
-        rest = place.child(place.schema["additionalItems"], "additionalItems") if _has_more(place) else None
-        if not items:
-            return Items((), rest)
-    return Items(tuple(members(place, first)), rest)
-
-
-def _has_more(place: Subschema) -> bool:
-    return "additionalItems" in place.schema
+        first, more = "items", "additionalItems"
+    rest = place.child(schema[more], more) if more in schema else None
+    return Items(tuple(members(place, first)) if schema.get(first) != [] else (), rest)
 
 
 def _contains(place: Subschema) -> Contains:
-    low, high = place.schema.get("minContains", 1), place.schema.get("maxContains")
-    try:
-        return Contains(
-            place.child(place.schema["contains"], "contains"), _integer(low), None if high is None else _integer(high)
-        )
-    except ValueError as expected:
-        raise unexpected(place, "minContains" if "minContains" in place.schema else "maxContains", str(expected)) from None
+    counts: dict[str, int | None] = {"minContains": 1, "maxContains": None}
+    for keyword in counts.keys() & place.schema.keys():
+        try:
+            counts[keyword] = _integer(place.schema[keyword])
+        except ValueError as expected:
+            raise unexpected(place, keyword, str(expected)) from None
+    return Contains(
+        place.child(place.schema["contains"], "contains"), counts["minContains"] or 0, counts["maxContains"]
+    )
 
 
 # Each function returns the fact that a keyword states, or raises ValueError with the expected value.

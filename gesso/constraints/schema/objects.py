@@ -63,7 +63,7 @@ class _Object:
             if self.names is None or matches(self.names, self.dialect, name):
                 member = self.writer.member(name, self.compiler.value(self._places(name)))
             if member is not NOTHING:
-                members[name] = member
+                members[name] = self.compiler.rule(member)  # it is written in several places
             elif name in facts.required:
                 return NOTHING
         free = self._free(names)
@@ -100,8 +100,11 @@ class _Object:
                 others = [complement(self._pattern(pattern, every=False)) for pattern in known if pattern not in chosen]
                 key = both([*text, *(known[pattern] for pattern in chosen), *others])
                 value = self.compiler.value(places)
-                if value is not NOTHING and key.least < FAR:
-                    found.append(seq(self.dialect.quoted(key), self.writer.colon, value))
+                try:
+                    if value is not NOTHING and key.least < FAR:
+                        found.append(seq(self.dialect.quoted(key), self.writer.colon, value))
+                except InputError:  # patterns too large to compare: such names are not written
+                    return alt(found)
         return alt(found)
 
     def _pattern_places(self, chosen: set[str]) -> tuple[Subschema, ...]:
@@ -118,9 +121,7 @@ class _Object:
             self.compiler.check(f"{self.facts.pointer}/minProperties")
         if (high is not None and high < len(required)) or (free is NOTHING and low > len(names)):
             return NOTHING
-        limited = low > max(len(required), 1) or (
-            high is not None and (free is not NOTHING or high < len(names))
-        )
+        limited = low > max(len(required), 1) or (high is not None and (free is not NOTHING or high < len(names)))
         if self.compiler.options.any_order and len(names) <= MAX_SET and not (limited and free is not NOTHING):
             bits = sum(1 << i for i, name in enumerate(names) if name in required)
             return in_any_order(list(members.values()), bits, low if limited else min(low, 1), high, comma, free)
@@ -144,7 +145,8 @@ class _Object:
         start = [seq(free, rest), EMPTY if not low or required else NOTHING]
         for i, (name, member) in reversed(list(enumerate(members.items()))):
             start = [seq(member, rest), *([] if name in required else start)]
-            rest = seq(repeat(seq(comma, member), int(name in required), 1), rest)
+            if i:
+                rest = seq(repeat(seq(comma, member), int(name in required), 1), rest)
             if i and i % RUN == 0 and len(members) > 2 * RUN:
                 start, rest = [self.compiler.rule(alt(start))], self.compiler.rule(rest)
         return alt(start)

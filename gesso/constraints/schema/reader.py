@@ -11,7 +11,6 @@ from typing import Any
 
 from gesso.constraints.limits import Limits
 from gesso.constraints.schema.facts import (
-    TYPES,
     Facts,
     Items,
     Properties,
@@ -19,13 +18,14 @@ from gesso.constraints.schema.facts import (
     clearly_apart,
     identity,
     intersect,
+    joined_values,
     type_of,
 )
 from gesso.constraints.schema.formats import FORMATS
 from gesso.constraints.schema.keywords import REFERENCES, members, named_members, own_facts, short, unexpected
 from gesso.constraints.schema.negation import negated
 from gesso.constraints.schema.references import References
-from gesso.constraints.schema.validity import Validity
+from gesso.constraints.schema.validity import Validity, fits
 from gesso.errors import InputError
 
 MAX_LEVELS = 64  # subschemas of the same value inside each other, references included
@@ -82,7 +82,6 @@ class Reader:
         self.checked: dict[str, None] = {}
         self.known: dict[tuple[str, ...], list[Facts]] = {}
         self.places: dict[str, list[Facts]] = {}
-        self.plain: dict[str, bool] = {}  # whether the values of a place need no check against its other keywords
         self.reading: dict[str, None] = {}  # pointers of the subschemas being read, to detect endless references
 
     def read(self, places: tuple[Subschema, ...]) -> list[Facts]:
@@ -108,7 +107,6 @@ class Reader:
             if len(self.places) > MAX_READ:
                 raise InputError(f"{place.pointer}: the schema has too many parts after its references are followed")
             self.reading[place.pointer] = None
-            self.plain[place.pointer] = True
             found = self._read(self.references.entered(place))
             del self.reading[place.pointer]
             self.places[place.pointer] = found
@@ -143,13 +141,15 @@ class Reader:
         """Drop the values of an enum that other keywords forbid."""
         if facts.values is None:
             return facts
-        values = [v for v in facts.values if type_of(v) in facts.types]
+        values = [value for value in facts.values if fits(facts, value)]
         if facts.excluded:
-            excluded = {identity(v) for v in facts.excluded}
-            values = [v for v in values if identity(v) not in excluded]
-        for place in places:
-            if not self.plain[place.pointer] or facts.about:
-                values = [v for v in values if self.validity.allows(place, v)]
+            excluded = {identity(value) for value in facts.excluded}
+            values = [value for value in values if identity(value) not in excluded]
+        values = [
+            value
+            for value in values
+            if not isinstance(value, list | tuple | Mapping) or all(self.validity.allows(p, value) for p in places)
+        ]
         return replace(facts, values=tuple(values))
 
     def _read(self, place: Subschema) -> list[Facts]:
@@ -159,18 +159,18 @@ class Reader:
         if not isinstance(schema, Mapping):
             raise InputError(f"{place.pointer} is {short(schema)}: a schema is an object, true or false")
         if self.references.draft <= 7 and "$ref" in schema:  # its siblings have no meaning
-            return self._inside(place, self.references.target(place, "$ref"))
+            return self.place(self.references.target(place, "$ref"))
         found = [self._known_formats(self._own(place), place)]
         for keyword in REFERENCES:
             if keyword in schema:
                 target = self.references.target(place, keyword)
                 if keyword != "$ref" and self.references.ambiguous(place.schema[keyword]):
                     self.check(f"{place.pointer}/{keyword}")  # its target depends on the way to it
-                found = self.both(found, self._inside(place, target), f"{place.pointer}/{keyword}")
+                found = self.both(found, self.place(target), f"{place.pointer}/{keyword}")
         for member in members(place, "allOf"):
-            found = self.both(found, self._inside(place, member), member.pointer)
+            found = self.both(found, self.place(member), member.pointer)
         if "anyOf" in schema:
-            union = [facts for member in members(place, "anyOf") for facts in self._inside(place, member)]
+            union = joined_values([facts for member in members(place, "anyOf") for facts in self.place(member)])
             found = self.both(found, union, f"{place.pointer}/anyOf")
         if "oneOf" in schema:
             found = self._one_of(place, found)
@@ -184,8 +184,6 @@ class Reader:
             found = [self._without_others(place, facts) for facts in found]
         if "unevaluatedItems" in schema:
             found = [self._without_more(place, facts) for facts in found]
-        if schema.keys() & _BEYOND_FACTS:
-            self.plain[place.pointer] = False
         return found
 
     def _own(self, place: Subschema) -> Facts:
@@ -206,12 +204,6 @@ class Reader:
                 self.warn(f"the format {name!r} is unknown and was ignored", place)
         known = tuple(name for name in facts.formats if name in FORMATS)
         return facts if known == facts.formats else replace(facts, formats=known)
-
-    def _inside(self, place: Subschema, inner: Subschema) -> list[Facts]:
-        """Read a subschema of the same value."""
-        found = self.place(inner)
-        self.plain[place.pointer] = self.plain[place.pointer] and self.plain[inner.pointer]
-        return found
 
     def _unless(self, found: list[Facts], others: list[Facts], exact: bool, pointer: str) -> list[Facts]:
         """Restrict alternatives to those of a negation, which lacks some if it is not exact."""
@@ -281,9 +273,8 @@ class Reader:
 
     def _one_of(self, place: Subschema, found: list[Facts]) -> list[Facts]:
         options, pointer = members(place, "oneOf"), f"{place.pointer}/oneOf"
-        alternatives = [self._inside(place, option) for option in options]
-        self.plain[place.pointer] = False
-        union = [facts for option in alternatives for facts in option]
+        alternatives = [self.place(option) for option in options]
+        union = joined_values([facts for option in alternatives for facts in option])
         if len(options) > MAX_COMPARED:
             self.check(pointer)
             return self.both(found, union, pointer)
@@ -328,12 +319,6 @@ class Reader:
             if all(self._disjoint(x, y, level + 1) for x in self.read(first) for y in self.read(second)):
                 return True
         return False
-
-
-_BEYOND_FACTS = frozenset(
-    {"oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies"}
-    | {"unevaluatedProperties", "unevaluatedItems"}
-)
 
 
 def _true(place: Subschema) -> Subschema:

@@ -1,10 +1,48 @@
-"""Check single values of a schema with the `jsonschema` package."""
+"""Check single values of a schema: scalars by their facts, others with the `jsonschema` package."""
 
+import contextlib
+import re
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
-from gesso.constraints.schema.facts import NEGATED, Subschema
+from gesso.constraints.regex import pattern_term
+from gesso.constraints.schema.dialects import JSON
+from gesso.constraints.schema.facts import NEGATED, NUMBERS, Facts, Subschema, type_of
+from gesso.constraints.schema.numbers import Bound, none_between
+from gesso.constraints.schema.strings import matches
+
+
+def fits(facts: Facts, value: Any) -> bool:
+    """Return whether a value satisfies the facts. Of arrays and objects, only the type is compared."""
+    kind = type_of(value)
+    if kind not in facts.types:
+        return False
+    if kind in NUMBERS:
+        number = Bound.read(value, strict=False)
+        if none_between(facts.low, number) or none_between(number, facts.high):
+            return False
+        return facts.step is None or number.value % facts.step == 0
+    if kind != "string":
+        return True
+    if len(value) < facts.min_length or (facts.max_length is not None and len(value) > facts.max_length):
+        return False
+    found = all(_contains(pattern, value) for pattern in facts.patterns)
+    found = found and not any(_contains(pattern, value) for pattern in facts.other_patterns)
+    return found and all(_has_format(name, value) for name in facts.formats)
+
+
+def _contains(pattern: str, text: str) -> bool:
+    if not set(pattern) & set("*+{"):  # faster, and without repetition it cannot take exponential time
+        with contextlib.suppress(re.error):
+            return re.search(pattern, text) is not None
+    return matches(pattern_term(pattern, JSON.char, JSON.any_char), JSON, text)
+
+
+def _has_format(name: str, text: str) -> bool:
+    from jsonschema import Draft202012Validator
+
+    return bool(Draft202012Validator.FORMAT_CHECKER.conforms(text, name))
 
 
 class Validity:
