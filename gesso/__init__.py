@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gesso.errors import CheckpointError, GessoError, InputError
+from gesso.errors import CheckpointError, ConstraintError, GessoError, InputError
 from gesso.info.device import SHARE
 from gesso.settings import PRESETS, DecodeName, Diffusion, DiffusionOptions
 
@@ -32,6 +32,7 @@ __all__ = [
     "ChatResult",
     "CheckpointError",
     "Commit",
+    "ConstraintError",
     "Decision",
     "Diffusion",
     "DiffusionOptions",

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -17,12 +17,13 @@ from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.constraints.constraint import NAMES, Guides
 from gesso.constraints.guide import Guide
+from gesso.constraints.validate import calls_problem, schema_problem
 from gesso.engine.decision import choice_tokens, decision_request, probabilities
 from gesso.engine.decoding import Decoding
 from gesso.engine.driver import Driver
 from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Draft, Event, Result
-from gesso.engine.plan import compare, generate
+from gesso.engine.plan import ATTEMPTS, compare, generate
 from gesso.engine.request import Request
 from gesso.errors import InputError
 from gesso.infill import edit, infill
@@ -109,16 +110,15 @@ class Gesso:
             top_logprobs: add the logprobs of tokens, and of this many alternatives, to commit events.
             draft_logprobs: the same for draft events; every step takes longer.
         """
-        return _last(self.stream(prompt, **options))
+        return _last(self.events(self.request(prompt, **options), retry=True))
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event]:
         """Continue a prompt as `generate` does, and yield events.
 
-        `draft` follows every denoising step, `commit` every finished canvas, and `done` ends the stream.
+        `draft` follows every denoising step, `commit` every finished canvas, and `done` ends the stream. If the text is
+        not valid under its JSON schema, ConstraintError is raised instead of `done`: `generate` would try again.
         """
-        request = self.request(prompt, **options)
-        self.engine.check(request)  # at the call, not when the first event is read
-        return self._events(request)
+        return self.events(self.request(prompt, **options))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatResult:
         """Answer a conversation of OpenAI-style messages. Options, beside those of `generate`:
@@ -130,7 +130,7 @@ class Gesso:
         parallel_tool_calls: allow several calls where one is required. Default: False.
         schema_in_prompt: add `json_schema` to the last message, so that the model knows it. Default: True.
         """
-        done = _last(self.stream_chat(messages, **options))
+        done = _last(self.events(self.chat_request(messages, **options), retry=True))
         answer = self.read_answer(done, None if options.get("tool_choice") == "none" else options.get("tools"))
         return ChatResult(
             **{**vars(done), "text": answer.text},
@@ -141,9 +141,7 @@ class Gesso:
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Generator[Event]:
         """Answer a conversation as `chat` does, and yield the events of `stream`."""
-        request = self.chat_request(messages, **options)
-        self.engine.check(request)
-        return self._events(request)
+        return self.events(self.chat_request(messages, **options))
 
     def chat_request(
         self,
@@ -161,9 +159,20 @@ class Gesso:
         if thinking and (guide or any(options.get(name) is not None for name in NAMES)):
             raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
         shown = None if tool_choice == "none" else tools
+        schema = options.get("json_schema")
+        parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in check_tools(shown) or ()}
+
+        def validate(tokens: Sequence[int], text: str) -> str | None:
+            answer = read(tokens, text, self.decode, parameters)
+            if schema is not None:
+                return schema_problem(schema, answer.text)
+            return calls_problem(parameters, answer.tool_calls, required=tool_choice != "auto")
+
         if schema_in_prompt:
-            messages = with_schema(messages, options.get("json_schema"))
-        return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
+            messages = with_schema(messages, schema)
+        prompt = self.tokenizer.chat(messages, tools=shown, thinking=thinking)
+        checked = validate if guide or schema is not None else None
+        return self.request(prompt, guide=guide, validate=checked, **options)
 
     def decide(
         self,
@@ -314,11 +323,21 @@ class Gesso:
         """Write a checkpoint directory that `transformers` can load, too."""
         write.save(self.model, Path(directory), source=self.directory)
 
+    def events(self, request: Request, *, retry: bool = False) -> Generator[Event]:
+        """Yield the events of one request, and step the engine as needed. Several streams may be read in turn.
+
+        With `retry`, the events of another attempt follow if a text is not valid under its JSON schema: for callers
+        that show nothing before the end.
+        """
+        self.engine.check(request)  # at the call, not when the first event is read
+        return self._events(request, ATTEMPTS if retry else 1)
+
     def request(
         self,
         prompt: str | Sequence[int],
         *,
         guide: Guide | None = None,
+        validate: Callable[[Sequence[int], str], str | None] | None = None,
         max_new_tokens: int | None = None,
         seed: int | None = None,
         preset: Preset | None = None,
@@ -337,7 +356,8 @@ class Gesso:
     ) -> Request:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
 
-        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`.
+        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`. `validate` is that
+        of the engine request; by default, it checks a text under `json_schema`.
         """
         if unknown := diffusion.keys() - SETTINGS.keys():
             also = [name for name in GenerateOptions.__annotations__ if name not in SETTINGS]
@@ -346,6 +366,8 @@ class Gesso:
         asked = self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar)
         if asked and guide:
             raise InputError("a text has one constraint, and a tool call is required already; leave out the other")
+        if validate is None and json_schema is not None:
+            validate = _under(json_schema)
         if max_new_tokens is None:
             max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
         if seed is None:
@@ -365,6 +387,7 @@ class Gesso:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
             guide=asked or guide,
+            validate=validate,
             free_first=True,
             never_first=self._never_first,
             byte_tokens=self.tokenizer.byte_ids,
@@ -383,17 +406,17 @@ class Gesso:
             raise InputError("the prompt is empty; give some text to continue")
         return self.tokenizer.encode(prompt)
 
-    def _events(self, request: Request) -> Generator[Event]:
-        """Yield the events of one request, and step the engine as needed. Several streams may be read in turn."""
+    def _events(self, request: Request, attempts: int) -> Generator[Event]:
         unread: deque[Event] = deque()
-        run = self.driver.submit(generate([request]), on_event=unread.append)
+        run = self.driver.submit(generate([request], attempts), on_event=unread.append)
         try:
             while unread or not run.ended:
-                if unread:
-                    yield unread.popleft()
-                else:
+                if not unread:
                     self.driver.step()
-            run.outcome()  # raises the error of a failed request
+                elif not isinstance(event := unread.popleft(), Done):  # which the plan has to check
+                    yield event
+            (result,) = run.outcome()  # raises the error of a failed request
+            yield Done(run.ids[-1], result)
         finally:
             self.driver.cancel(run)
 
@@ -404,6 +427,11 @@ def _messages(prompt: Any) -> Sequence[Mapping[str, Any]] | None:
     return (
         cast(Sequence[Mapping[str, Any]], prompt) if is_list and any(isinstance(m, Mapping) for m in prompt) else None
     )
+
+
+def _under(schema: Mapping[str, Any] | bool) -> Callable[[Sequence[int], str], str | None]:
+    """Return the check of a text under a schema."""
+    return lambda tokens, text: schema_problem(schema, text)
 
 
 def _last(events: Iterator[Event]) -> Result:
