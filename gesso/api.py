@@ -23,8 +23,8 @@ from gesso.engine.decoding import Decoding
 from gesso.engine.driver import Driver
 from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Draft, Event, Result
-from gesso.engine.plan import ATTEMPTS, compare, generate
-from gesso.engine.request import Request
+from gesso.engine.plan import compare, generate
+from gesso.engine.request import ATTEMPTS, Request
 from gesso.errors import InputError
 from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer

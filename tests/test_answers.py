@@ -5,7 +5,8 @@ import pytest
 import gesso
 from gesso import api
 from gesso.constraints import validate
-from gesso.engine.plan import ATTEMPTS, retry_seed
+from gesso.engine.plan import retry_seed
+from gesso.engine.request import ATTEMPTS
 from gesso.infill import infill
 
 SMALL = {"canvas_length": 24, "steps": 3, "max_new_tokens": 24}

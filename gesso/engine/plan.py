@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from gesso.engine.events import Likely, Result, Scored, Usage
-from gesso.engine.request import Request, Score
+from gesso.engine.request import ATTEMPTS, Request, Score
 from gesso.errors import ConstraintError, InputError
 
 SEEDS = 2**64
-ATTEMPTS = 3  # at an answer that must be valid
 RETRY_SEED = 0x9E3779B97F4A7C15  # added per attempt; far from the seeds of candidates and choices, which follow closely
 
 T = TypeVar("T")

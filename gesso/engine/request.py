@@ -17,6 +17,8 @@ from gesso.settings import Diffusion
 if TYPE_CHECKING:
     from gesso.diffusion.canvas import Canvas  # imports torch
 
+ATTEMPTS = 3  # at an answer that must be valid; the last one fails
+
 
 class Resumable(Protocol):
     """A draft that a request can continue from: `gesso.engine.events.Draft`."""

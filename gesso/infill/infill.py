@@ -8,7 +8,8 @@ from typing import Any
 
 from gesso.constraints.validate import schema_problem
 from gesso.engine.events import Usage
-from gesso.engine.plan import ATTEMPTS, Plan, candidates_of, retry_seed, score, total_usage
+from gesso.engine.plan import Plan, candidates_of, retry_seed, score, total_usage
+from gesso.engine.request import ATTEMPTS
 from gesso.errors import ConstraintError, InputError
 from gesso.infill.boundary import nearest_start
 from gesso.infill.candidates import log_likelihoods

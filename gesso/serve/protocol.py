@@ -35,6 +35,7 @@ class Submit:
     choices: Sequence[Sequence[int]] = field(default_factory=list)  # texts to compare after the prompt
     ends: bool = False  # whether the choices are whole answers
     echo: tuple[int, int] | None = None  # score the prompt: number of top log-probabilities, and of tokens to add
+    attempt: int = 0  # at a valid answer; each has its own seed
 
     @property
     def planned(self) -> bool:
@@ -222,13 +223,13 @@ def encode(message: Message, blob: bytes = b"") -> bytes:
 
 
 def submit_payload(submit: Submit) -> bytes:
-    """Encode a Submit without its id, which the server adds (`submit_frame`)."""
-    fields = {name: value for name, value in vars(submit).items() if name != "id"}
+    """Encode a Submit without its id and its attempt, which the server adds (`submit_frame`)."""
+    fields = {name: value for name, value in vars(submit).items() if name not in ("id", "attempt")}
     return _json({"kind": "Submit", **fields})
 
 
-def submit_frame(id: int, payload: bytes, blob: bytes = b"") -> bytes:
-    return frame(b'{"id":%d,' % id + payload[1:], blob)
+def submit_frame(id: int, payload: bytes, blob: bytes = b"", attempt: int = 0) -> bytes:
+    return frame(b'{"id":%d,"attempt":%d,' % (id, attempt) + payload[1:], blob)
 
 
 def decode(head: bytes) -> Message:

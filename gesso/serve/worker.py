@@ -24,7 +24,7 @@ from gesso.api import Gesso
 from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
-from gesso.engine.plan import Echo, Plan, compare, echo
+from gesso.engine.plan import Echo, Plan, compare, echo, retry_seed
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
@@ -161,6 +161,8 @@ class Worker:
             guide = self.model.guides.restored(constraint.key, compiled, tools=constraint.tools)
         options = dict(asked.options)
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
+        if asked.attempt:
+            options["seed"] = retry_seed(options["seed"], asked.attempt)
         request = self.model.request(asked.prompt, guide=guide, adapter=asked.adapter, **options)
         if guide is not None:
             request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest

@@ -1,5 +1,6 @@
 """Turn the fields of a request into jobs for the engine, and reject requests that cannot run."""
 
+import json
 import secrets
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -77,6 +78,7 @@ class Builder(Generic[F]):
         echo: dict[str, Any] | None = None,
         tools: Sequence[str] = (),
         constraint: ConstraintSource | None = None,
+        checked_by: bytes = b"",
         attached: bytes = b"",
     ) -> tuple[bytes, bytes]:
         """Return the encoded request with these jobs."""
@@ -95,6 +97,7 @@ class Builder(Generic[F]):
             tools=list(tools),
             jobs=jobs,
             constraint=constraint,
+            checked_by=checked_by,
             attached=attached,
         ).encode()
 
@@ -134,6 +137,7 @@ class RequestBuilder(Builder[Common]):
         echo: dict[str, Any] | None = None,
         attached: bytes = b"",
         tools: Sequence[str] = (),
+        checked_by: bytes = b"",
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
 
@@ -188,6 +192,7 @@ class RequestBuilder(Builder[Common]):
             echo=echo,
             tools=tools,
             constraint=constraint,
+            checked_by=checked_by,
             attached=attached,
         )
 
@@ -233,6 +238,19 @@ class RequestBuilder(Builder[Common]):
             message = f"diffusion.canvas_length: at most {longest}, the model's own, on this server; got {canvas}"
             raise ApiError(400, message, param="diffusion.canvas_length")
         return request
+
+
+def checked_by(constraint: dict[str, Any] | None) -> bytes:
+    """Return what the answer under a constraint is checked by, for the task `check`."""
+    if constraint is None:
+        return b""
+    if "json_schema" in constraint:
+        return json.dumps({"schema": constraint["json_schema"]}).encode()
+    if "tools" not in constraint:
+        return b""
+    functions = [tool["function"] for tool in check_tools(constraint["tools"]) or ()]
+    parameters = {function["name"]: function["parameters"] for function in functions}
+    return json.dumps({"parameters": parameters, "required": constraint["choice"] != "auto"}).encode()
 
 
 def _hole_options(options: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Run tasks in the prepare process: keep it running, limit concurrent tasks, and choose their order.
 
-Three lanes separate small bodies, large bodies and constraints to compile. In each lane clients take turns, and no
-client can hold all slots or fill the queue.
+Four lanes separate small bodies, large bodies, constraints to compile and answers to check. In each lane clients take
+turns, and no client can hold all slots or fill the queue.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from typing import Any
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
 from gesso.serve.keys import without_keys
-from gesso.serve.prepare.request import ConstraintSource
-from gesso.serve.protocol import SIZES, frame, read_frame
+from gesso.serve.prepare.request import ConstraintSource, PreparedRequest
+from gesso.serve.protocol import SIZES, Ended, frame, read_frame
 from gesso.serve.settings import QUEUE_SHARE, ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
 SMALL_BODY = 64 * 1024
-SLOTS = {"small": 4, "large": 2, "compile": 2}  # tasks at once per lane
+SLOTS = {"small": 4, "large": 2, "compile": 2, "check": 2}  # tasks at once per lane
 STARTS = 3  # failed starts in a row after which requests are rejected
 START_SECONDS = 60.0  # time for which a request waits for the process, which may start from a slow disk
 PAUSE_SECONDS = 30.0  # longest pause between two starts
@@ -193,6 +193,18 @@ class PreparePool:
         while sum(map(len, self.compiled.values())) > CACHE_BYTES:
             self.compiled.popitem(last=False)
         return found
+
+    async def check(self, request: PreparedRequest, ended: Ended, client: str) -> str | None:
+        """Return what is wrong with an answer under its schema; None if nothing is.
+
+        In a child process, because a schema decides how long it takes.
+        """
+        task = {"endpoint": "check", "model": request.served, "tools": request.tools, "one_call": request.one_call}
+        answer = json.dumps({"text": ended.text, "tokens": ended.tokens}).encode()
+        async with self._slot("check", client):
+            body = request.checked_by + b"\n" + answer
+            _, problem = await self._run(task, body, self.limits.prepare_seconds, "check")
+        return problem.decode() or None
 
     @asynccontextmanager
     async def _slot(self, lane: str, client: str) -> AsyncIterator[None]:
