@@ -145,20 +145,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         yield running
 
 
-@pytest.fixture
-def compiled_here(monkeypatch):
-    """Compile regular expressions in this process, which saves the start of another. For harmless expressions only."""
-    import numpy as np
-
-    from gesso.constraints import automaton, compiler
-
-    def compiled(expression, limits):
-        edges, accepting = compiler.compiled(expression)
-        return np.array(edges, np.int32).reshape(-1, 3), np.array(accepting, np.int32)
-
-    monkeypatch.setattr(automaton, "_compiled_apart", compiled)
-
-
 @pytest.fixture(scope="session")
 def marked(tiny, tmp_path_factory):
     """The tiny model with a tokenizer that has the fill-in-the-middle markers."""

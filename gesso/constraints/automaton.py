@@ -1,81 +1,97 @@
-"""A deterministic automaton over the bytes of a text, compiled from a regular expression.
+"""A deterministic automaton over the bytes of a text, whose states are terms.
 
-Expressions have the syntax of Rust's `regex` crate: Unicode, no look-around, no back-references. `outlines-core`
-compiles them. It is the one library for constrained text that exposes its automaton, which a search over states needs:
-`llguidance` and `xgrammar` return only the tokens that may come next. Here its vocabulary is the 256 bytes, so its
-automaton is one over bytes. With 262,144 tokens it would take seconds and gigabytes.
+States are made when a text reaches them: a schema with counts and recursion has more states than memory, and a text
+visits few of them.
 
-S states, B bytes, E edges.
+S states, B bytes.
 """
 
-import io
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from math import ceil
-from pathlib import Path
+from collections.abc import Iterable
+from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gesso.constraints.limits import Limits
+from gesso.constraints.terms import ANYTHING, FAR, NOTHING, Term, at_most
 from gesso.errors import InputError
 
-DEAD, START = 0, 1
-STAY = 256  # a pseudo-byte that keeps the state, so that words of different length can be walked side by side
-FAR = np.int32(1 << 30)
-COMPILER = Path(__file__).with_name("compiler.py")
-OUT_OF_TIME = -getattr(signal, "SIGXCPU", 999)  # exit status; Windows has no such signal
-WALL_PER_CPU_SECOND = 4  # real time allowed per second of CPU time, for machines with other work
+# DEAD: no text that reaches it can match. From every other state some text leads to a match.
+# END: the text has ended. FREE: every text matches from here on.
+DEAD, END, FREE, START = range(4)
 UNSATISFIABLE = "no text can satisfy this constraint; relax it"
+STAY = 256  # a pseudo-byte that keeps the state, so that words of different length can be walked side by side
+PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # the bytes of most words
+_NATURAL = sum(1 << byte for byte in PLAIN if byte != 0x20)
 
-Edges = tuple[NDArray[np.int32], NDArray[np.int32]]  # edges [E, 3] and accepting states, as in `compiler`
 
-
-@dataclass(frozen=True, eq=False)
 class Automaton:
-    """State 0 is dead: no text that reaches it can match. From every other state some text leads to a match."""
+    """Rows of `next_SB` are valid for states that `fill` was asked for. Arrays have room for more states.
 
-    next_SB: NDArray[np.int32]  # [S, 257]; the last column is STAY
-    accepting_S: NDArray[np.bool_]
+    Several threads may use one automaton: a caller prepares a request while the engine runs another.
+    """
+
+    def __init__(self, term: Term, limits: Limits = Limits()) -> None:  # noqa: B008 (immutable)
+        self.limits, self._lock = limits, RLock()
+        self.next_SB = np.zeros((64, STAY + 1), np.int32)  # the last column keeps the state
+        self.accepting_S = np.zeros(64, np.bool_)
+        self.bytes_left_S = np.zeros(64, np.int32)  # the length of a shortest text to the end
+        self.shortest_S = np.full(64, STAY, np.int32)  # the next byte of that text; STAY at its end
+        self.loops_S = np.zeros(64, np.bool_)  # whether plain bytes keep the state
+        self.filled_S = np.zeros(64, np.bool_)
+        self._terms: list[Term] = [NOTHING, NOTHING, ANYTHING, term]
+        self._state_of = {ANYTHING: FREE}
+        self.filled_S[[DEAD, END, FREE]] = True
+        self.accepting_S[[END, FREE]] = True
+        self.next_SB[FREE] = FREE
+        self.next_SB[: START + 1, STAY] = range(START + 1)
+        self.bytes_left_S[DEAD] = FAR
+        if term.least >= FAR:
+            raise InputError(UNSATISFIABLE)
+        self._state_of.setdefault(term, START)
+        self.bytes_left_S[START], self.accepting_S[START] = term.least, term.nullable
+
+    @property
+    def term(self) -> Term:
+        return self._terms[START]
 
     def __len__(self) -> int:
-        return len(self.next_SB)
+        return len(self._terms)
 
-    @cached_property
-    def bytes_left_S(self) -> NDArray[np.int32]:
-        """The length in bytes of a shortest path to an accepting state."""
-        return _distances(self.next_SB, self.accepting_S)
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
-    @cached_property
-    def shortest_S(self) -> NDArray[np.int32]:
-        """The next byte of a shortest path to an accepting state; STAY at its end."""
-        found_S = np.full(len(self), STAY, np.int32)
-        nearest_S = self.bytes_left_S[self.next_SB[:, :STAY]].argmin(axis=1)
-        moving_S = (self.bytes_left_S > 0) & (self.bytes_left_S < FAR)
-        found_S[moving_S] = nearest_S[moving_S]
-        return found_S
+    def fill(self, states: NDArray[np.int64]) -> None:
+        """Compute the rows of these states where they are missing."""
+        missing = ~self.filled_S.take(states)
+        if missing.any():
+            for state in dict.fromkeys(states[missing].tolist()):
+                self._fill(state)
 
-    def marked(self, marks: Mapping[str, int]) -> "Automaton":
-        """Replace characters that stand for special tokens by single bytes that occur in no text.
+    def fill_all(self, most: int) -> bool:
+        """Compute all rows, and return whether there are at most so many states."""
+        state = START
+        while state < len(self) <= most:
+            if not self.filled_S[state]:
+                self._fill(state)
+            state += 1
+        return len(self) <= most
 
-        Otherwise a model that writes single bytes could spell these characters.
-        """
-        next_SB = self.next_SB.copy()
-        for char, byte in marks.items():
-            at_S = np.arange(len(self))
-            for part in char.encode():
-                before_S, at_S = at_S, self.next_SB[at_S, part]
-            next_SB[:, byte] = at_S
-            next_SB[before_S[before_S != DEAD], char.encode()[-1]] = DEAD
-        return Automaton(next_SB, self.accepting_S)
+    def row(self, state: int) -> NDArray[np.int32]:
+        """Return the next state for each byte."""
+        if not self.filled_S[state]:
+            self._fill(state)
+        return self.next_SB[state, :STAY]
 
-    def walk(self, state: int, text: bytes) -> int:
+    def next(self, state: int, byte: int) -> int:
+        if not self.filled_S[state]:
+            self._fill(state)
+        return int(self.next_SB[state, byte])
+
+    def walk(self, state: int, text: Iterable[int]) -> int:
         for byte in text:
-            state = int(self.next_SB[state, byte])
+            state = self.next(state, byte)
             if state == DEAD:
                 break
         return state
@@ -83,113 +99,47 @@ class Automaton:
     def matches(self, text: bytes) -> bool:
         return bool(self.accepting_S[self.walk(START, text)])
 
+    def _fill(self, state: int) -> None:
+        with self._lock, at_most(self.limits.row_terms):
+            self._fill_row(state)
 
-def beginning(text: bytes) -> Automaton:
-    """Return the automaton of all texts that begin with `text`."""
-    size = len(text) + 2
-    next_SB = np.zeros((size, STAY + 1), np.int32)
-    next_SB[np.arange(START, size - 1), list(text)] = np.arange(START + 1, size)
-    next_SB[-1] = size - 1
-    next_SB[:, STAY] = np.arange(size)
-    accepting_S = np.zeros(size, np.bool_)
-    accepting_S[-1] = True
-    return Automaton(next_SB, accepting_S)
+    def _fill_row(self, state: int) -> None:
+        term, nearer = self._terms[state], 0
+        for mask in sorted(term.masks):
+            target = self._state(term.after((mask & -mask).bit_length() - 1))
+            if target == DEAD:
+                continue
+            inside = np.unpackbits(np.frombuffer(mask.to_bytes(32, "little"), np.uint8), bitorder="little").view(bool)
+            self.next_SB[state, :STAY][inside] = target
+            if self.bytes_left_S[target] == self.bytes_left_S[state] - 1:
+                nearer |= mask
+        self.next_SB[state, STAY] = state
+        if nearer:  # letters and digits are the more natural text
+            nearer = nearer & _NATURAL or nearer
+            self.shortest_S[state] = (nearer & -nearer).bit_length() - 1
+        self.loops_S[state] = (self.next_SB[state, list(PLAIN)] == state).all()
+        self.filled_S[state] = True
 
-
-def compile_regex(expression: str, limits: Limits = Limits(), *, apart: bool = True) -> Automaton:  # noqa: B008 (immutable)
-    """Return the automaton of the texts that an expression matches as a whole.
-
-    Some expressions take exponential time or memory. So a child process compiles them, and the limits can end it. A
-    caller that runs under such limits itself compiles in place with `apart=False`.
-    """
-    if len(expression) > limits.regex_chars:
-        raise InputError(
-            f"the constraint is too large: a regular expression of {len(expression):,} characters; "
-            f"at most {limits.regex_chars:,} are allowed (limits.regex_chars)"
-        )
-    automaton = _build(*(_compiled_apart if apart else _compiled_here)(expression, limits))
-    if automaton.bytes_left_S[START] >= FAR:
-        raise InputError(UNSATISFIABLE)
-    return automaton
-
-
-def _compiled_apart(expression: str, limits: Limits) -> Edges:
-    too_long = InputError(
-        f"the constraint took more than {limits.seconds:g} s to compile (limits.seconds); simplify it, "
-        "for instance with smaller repetition counts"
-    )
-    try:
-        found = subprocess.run(
-            [sys.executable, "-P", str(COMPILER), str(limits.states), str(limits.memory), str(ceil(limits.seconds))],
-            input=expression.encode(),
-            capture_output=True,
-            timeout=WALL_PER_CPU_SECOND * limits.seconds,
-        )
-    except UnicodeEncodeError as error:
-        raise InputError(f"the regular expression is not text that UTF-8 can encode: {error}") from None
-    except subprocess.TimeoutExpired:
-        raise too_long from None
-    if found.returncode == OUT_OF_TIME:
-        raise too_long
-    if found.returncode:
-        raise _compile_error(found.stderr.decode("utf-8", "replace"), limits)
-    with np.load(io.BytesIO(found.stdout), allow_pickle=False) as arrays:
-        return arrays["edges"], arrays["accepting"]
-
-
-def _compiled_here(expression: str, limits: Limits) -> Edges:
-    from gesso.constraints import compiler
-
-    try:
-        return compiler.arrays(expression, limits.states)
-    except ValueError as error:
-        raise _compile_error(str(error), limits) from None
-
-
-def _compile_error(error: str, limits: Limits) -> InputError:
-    """Translate the last line of the compiler's output."""
-    last = error.strip().splitlines()[-1] if error.strip() else "it was ended for using too much memory"
-    kind, _, detail = last.partition(": ")
-    if kind == "states":
-        return InputError(
-            f"the constraint is too large: its automaton has {int(detail):,} states; at most {limits.states:,} are "
-            "allowed (limits.states); use smaller repetition counts or fewer alternatives"
-        )
-    if kind == "invalid" and "incompatible with the regex" in detail:
-        return InputError(UNSATISFIABLE)
-    if kind == "invalid":
-        return InputError(
-            f"the regular expression cannot be compiled ({detail}); use the syntax of Rust's regex crate, "
-            "which has no look-around and no back-references"
-        )
-    return InputError(f"the constraint could not be compiled within {limits.memory >> 20} MiB (limits.memory): {last}")
-
-
-def _build(edges_E3: NDArray[np.int32], accepting: NDArray[np.int32]) -> Automaton:
-    size = int(max(edges_E3[:, ::2].max(initial=START), accepting.max(initial=START))) + 1
-    next_SB = np.zeros((size, STAY + 1), np.int32)
-    next_SB[edges_E3[:, 0], edges_E3[:, 1]] = edges_E3[:, 2]
-    accepting_S = np.zeros(size, np.bool_)
-    accepting_S[accepting] = True
-    useful_S = _distances(next_SB, accepting_S) < FAR
-    next_SB[~useful_S[next_SB]] = DEAD
-    next_SB[:, STAY] = np.arange(size)
-    return Automaton(next_SB, accepting_S)
-
-
-def _distances(next_SB: NDArray[np.int32], accepting_S: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return the steps to the nearest accepting state, by backward breadth-first search over the distinct edges."""
-    size = len(next_SB)
-    code = np.unique(next_SB[:, :STAY].astype(np.int64) * size + np.arange(size)[:, None])
-    target, source = code // size, code % size
-    starts = np.searchsorted(target, np.arange(size + 1))
-    left = np.full(size, FAR, np.int32)
-    left[accepting_S] = 0
-    left[DEAD] = FAR
-    frontier, steps = np.flatnonzero(left == 0), 0
-    while len(frontier):
-        steps += 1
-        near = np.unique(np.concatenate([source[starts[s] : starts[s + 1]] for s in frontier]))
-        frontier = near[(left[near] == FAR) & (near != DEAD)]
-        left[frontier] = steps
-    return left
+    def _state(self, term: Term) -> int:
+        """Return the state of a term, and make it if it is new."""
+        state = self._state_of.get(term)
+        if state is not None:
+            return state
+        if term.least >= FAR:
+            self._state_of[term] = DEAD
+            return DEAD
+        state = len(self._terms)
+        if state >= self.limits.states:
+            raise InputError(
+                f"the constraint has more than {self.limits.states:,} states on the way (limits.states); "
+                "simplify its patterns, or shorten the answer"
+            )
+        if state == len(self.next_SB):
+            for name, array in vars(self).items():
+                if isinstance(array, np.ndarray):
+                    setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
+            self.shortest_S[state:] = STAY
+        self._terms.append(term)
+        self._state_of[term] = state
+        self.accepting_S[state], self.bytes_left_S[state] = term.nullable, term.least
+        return state

@@ -1,8 +1,9 @@
-"""Sets of characters as sorted ranges of code points, and their notation in a regular expression."""
+"""Sets of characters as sorted ranges of code points, and the terms that write one of them in UTF-8."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
-from gesso.constraints.regex import ATOM, Regex
+from gesso.constraints.terms import Term, alt, literal, one_of, seq
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -41,18 +42,36 @@ def minus(ranges: Ranges, other: Ranges) -> Ranges:
 ANY = complement(())
 
 
-def char_class(ranges: Ranges) -> Regex | None:
-    """Return the class that matches one character of the set; None for the empty set."""
-    ranges = minus(ranges, SURROGATES)
-    if not ranges:
-        return None
-    inside = "".join(_escape(low) if low == high else f"{_escape(low)}-{_escape(high)}" for low, high in ranges)
-    # A character beyond ASCII has two to four bytes, each with its own states.
-    states = 1 + sum(5 for low, high in ranges if high > 0x7F)
-    return Regex(f"[{inside}]", states, 1, ATOM)
+# The code points that UTF-8 writes with one to four bytes.
+_LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))
 
 
-def _escape(code: int) -> str:
-    if chr(code).isalnum() and code < 0x80:
-        return chr(code)
-    return f"\\x{code:02X}" if code < 0x80 else f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}"
+@lru_cache(maxsize=1024)
+def char_class(ranges: Ranges) -> Term:
+    """Return the term of one character of the set, in UTF-8."""
+    found: list[Term] = []
+    for low, high in minus(ranges, SURROGATES):
+        for first, last in _LENGTHS:
+            if low <= last and first <= high:
+                found.append(_between(chr(max(low, first)).encode(), chr(min(high, last)).encode()))
+    return alt(found)
+
+
+def _between(low: bytes, high: bytes) -> Term:
+    """Return the characters from one to another that have as many bytes."""
+    if len(low) == 1:
+        return one_of((2 << high[0]) - (1 << low[0]))
+    if low[0] == high[0]:
+        return seq(literal(low[:1]), _between(low[1:], high[1:]))
+    lowest, highest = b"\x80" * (len(low) - 1), b"\xbf" * (len(low) - 1)
+    parts: list[Term] = []
+    first, last = low[0], high[0]
+    if low[1:] != lowest:
+        parts.append(seq(literal(low[:1]), _between(low[1:], highest)))
+        first += 1
+    if high[1:] != highest:
+        parts.append(seq(literal(high[:1]), _between(lowest, high[1:])))
+        last -= 1
+    if first <= last:
+        parts.append(seq(one_of((2 << last) - (1 << first)), _between(lowest, highest)))
+    return alt(parts)

@@ -4,108 +4,122 @@ A whole vocabulary has too many moves to consider them all. If few words can fol
 Otherwise one word is: the next one of a shortest text to the end, so that the text can always be completed. `search`
 adds the most likely words of each position.
 
-S states, M moves of a state, U tokens of all moves, W starting states, K words, L bytes of a word.
+Like the states, all this is computed when a text reaches a state, and kept.
+
+S states, M moves of a state, W starting states, K words, L bytes of a word.
 """
 
-import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Self
+from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gesso.constraints.automaton import DEAD, FAR, START, STAY, Automaton
-from gesso.constraints.words import PLAIN, Words
+from gesso.constraints.automaton import DEAD, END, FREE, START, STAY, Automaton
+from gesso.constraints.terms import FAR
+from gesso.constraints.words import LONGEST, Words
 from gesso.errors import InputError
 
 FEW = 24  # if at most so many words can follow a state, all are considered
 CACHED_STEPS = 1 << 17
+ANY_TOKEN, FILLING = 0, 1  # codes of moves that no token names: any token, and one that fills the canvas after the end
 # Limits on `every_move`:
+MAX_PINNED_STATES = 20_000
 MAX_WALKS = 1 << 25  # words walked from all wide states together
 MAX_MOVES = 1 << 24  # of all states
 
 Ints = NDArray[np.int64]
 
 
-class Moves(NamedTuple):
-    """The words considered at each state, whatever the position."""
+class Moves:
+    """The words considered at each state, whatever the position. Rows are valid for the states given to `fill`."""
 
-    tokens_U: Ints
-    which_SM: NDArray[np.int32]  # index into tokens_U; len(tokens_U) is any token, len(tokens_U) + 1 a filling token
-    next_SM: NDArray[np.int32]  # DEAD where a state has fewer moves
-    wide_S: NDArray[np.bool_]  # states that more words can follow
+    def __init__(self, guide: "Guide", of_wide: Callable[[int], list[tuple[int, int]]]) -> None:
+        self._guide, self._of_wide, self._lock = guide, of_wide, RLock()
+        self.tokens = [-1, -1]  # by code; the first two codes stand for no certain token
+        self._code = dict[int, int]()
+        self.code_SM = np.zeros((64, 4), np.int32)
+        self.next_SM = np.zeros((64, 4), np.int32)  # DEAD where a state has fewer moves
+        self.wide_S = np.zeros(64, np.bool_)  # states that more words can follow
+        self.filled_S = np.zeros(64, np.bool_)
+        self.filled_S[[DEAD, END, FREE]] = True
+        self.code_SM[END, 0], self.next_SM[END, 0] = FILLING, END
+        self.code_SM[FREE, 0], self.next_SM[FREE, 0] = ANY_TOKEN, FREE
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
+
+    def fill(self, states: Ints) -> None:
+        """Compute the moves of these states where they are missing."""
+        if states.max(initial=0) < len(self.filled_S) and self.filled_S.take(states).all():
+            return
+        with self._lock:
+            for state in dict.fromkeys(states.tolist()):
+                self._fill(state)
+
+    def _fill(self, state: int) -> None:
+        self._reserve(state + 1, 0)
+        if self.filled_S[state]:
+            return
+        guide = self._guide
+        found = guide.words.after(guide.automaton, state, FEW)
+        if found is None:
+            self.wide_S[state], found = True, self._of_wide(state)
+        if guide.automaton.accepting_S[state]:
+            found = found + [(token, END) for token in sorted(guide.eos)]
+        self._reserve(state + 1, len(found))
+        for move, (token, target) in enumerate(found):
+            if token not in self._code:
+                self._code[token] = len(self.tokens)
+                self.tokens.append(token)
+            self.code_SM[state, move], self.next_SM[state, move] = self._code[token], target
+        self.filled_S[state] = True
+
+    def _reserve(self, states: int, moves: int) -> None:
+        while len(self.filled_S) < states:
+            for name, array in vars(self).items():
+                if isinstance(array, np.ndarray):
+                    setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
+        if self.next_SM.shape[1] < moves:
+            more = max(moves, 2 * self.next_SM.shape[1]) - self.next_SM.shape[1]
+            self.code_SM, self.next_SM = (np.pad(array, ((0, 0), (0, more))) for array in (self.code_SM, self.next_SM))
 
 
-@dataclass(frozen=True, eq=False)
 class Guide:
-    """The states of an automaton and two more: `end` and `free`."""
-
-    automaton: Automaton
-    words: Words
-    eos: frozenset[int]
-    padding: frozenset[int] = frozenset()  # tokens that fill a canvas after the end of the text, besides `eos`
-
-    def __post_init__(self) -> None:
-        if self.automaton.bytes_left_S[START] < FAR <= self.tokens_left_S[START]:
+    def __init__(
+        self,
+        automaton: Automaton,
+        words: Words,
+        eos: frozenset[int],
+        padding: frozenset[int] = frozenset(),
+        warnings: tuple[str, ...] = (),
+    ) -> None:
+        """`padding`: tokens that fill a canvas after the end, besides `eos`. `warnings`: of the compiler."""
+        self.automaton, self.words, self.eos, self.padding, self.warnings = automaton, words, eos, padding, warnings
+        self._lock = RLock()
+        self._left_S, self._token_S = np.full(64, -1, np.int32), np.full(64, -1, np.int64)
+        self._left_S[[DEAD, END, FREE]] = FAR, 0, 0
+        if not words.writes_all_bytes and self.shortest >= FAR:
             raise InputError(
                 "the shortest text that satisfies the constraint has bytes that no token of this vocabulary writes; "
                 "use other characters"
             )
 
-    # --- transfer to another process ------------------------------------------------------------------------------
-
-    def to_bytes(self, *, pinned: bool) -> bytes:
-        """Serialize the automaton and its derived tables, which take long to compute.
-
-        `pinned` includes the tables that only requests with pins need.
-        """
-        arrays = {"next_SB": self.automaton.next_SB, "accepting_S": self.automaton.accepting_S}
-        arrays |= {"left_S": self._shortest[0], "token_S": self._shortest[1]}
-        for name in ("moves", "every_move") if pinned else ("moves",):
-            arrays |= {f"{name}.{field}": array for field, array in getattr(self, name)._asdict().items()}
-        out = io.BytesIO()
-        np.savez_compressed(out, allow_pickle=False, **arrays)
-        return out.getvalue()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, words: Words, eos: frozenset[int], padding: frozenset[int]) -> Self:
-        guide = object.__new__(cls)  # __init__ would compute the tables again
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            automaton = Automaton(arrays["next_SB"], arrays["accepting_S"])
-            guide.__dict__.update(automaton=automaton, words=words, eos=eos, padding=padding)
-            guide.__dict__["_shortest"] = arrays["left_S"], arrays["token_S"]
-            for name in ("moves", "every_move"):
-                if f"{name}.tokens_U" in arrays:
-                    guide.__dict__[name] = Moves(*(arrays[f"{name}.{field}"] for field in Moves._fields))
-        return guide
-
-    @property
-    def end(self) -> int:
-        """The state after the end of the text, in which a canvas is filled up."""
-        return len(self.automaton)
-
-    @property
-    def free(self) -> int:
-        """The state from which every text matches."""
-        return len(self.automaton) + 1
-
     @property
     def nbytes(self) -> int:
         """The size of the tables computed so far, without those of the vocabulary."""
-        found = [*vars(self.automaton).values()]
-        for value in [*vars(self).values()]:
-            found += value if isinstance(value, tuple) else [value]
-        return sum(array.nbytes for array in found if isinstance(array, np.ndarray))
+        moves = [value for value in vars(self).values() if isinstance(value, Moves)]
+        return self.automaton.nbytes + sum(each.nbytes for each in moves)
 
     # --- walking --------------------------------------------------------------------------------------------------
 
     def walk(self, state: int, tokens: Sequence[int]) -> int:
         """Return the state after some tokens; DEAD if the constraint forbids them."""
-        end, step = self.end, self._cached_step
+        step = self._cached_step
         for token in tokens:
-            if state == DEAD or state >= end:
+            if state < START:
                 return state
             state = step(state, token)
         return state
@@ -113,43 +127,31 @@ class Guide:
     def walk_from(self, states: Ints, token: int) -> Ints:
         """Return the states after one token, from each of some states."""
         word = self.words.bytes_of.get(token)
-        at = np.where(states < self.end, states, DEAD)
+        at = states
         if token in self.eos:
-            at = np.where(self.automaton.accepting_S[at], self.end, DEAD)
+            at = np.where(self.automaton.accepting_S[at], END, DEAD)
         elif word is None:
             at = np.full_like(at, DEAD)
         else:
             for byte in word:
+                self.automaton.fill(at)
                 at = self.automaton.next_SB[at, byte].astype(np.int64)
-            at = self.landing_S.take(at)
-        return np.where(states >= self.end, states, at)
+        return np.where((states == END) | (states == FREE), states, at)
 
     def walk_all(self, at_W: Ints, bytes_LK: Ints) -> Ints:
         """Return the states [W, K] after each of K words, given byte by byte [L, K], from each of W states.
 
         The starting states are repeated for every word, so that words of no bytes (L = 0) still have K columns.
         """
-        state_WK = np.repeat(at_W[:, None] * (STAY + 1), bytes_LK.shape[1], axis=1)
+        automaton = self.automaton
+        state_WK = np.repeat(at_W[:, None], bytes_LK.shape[1], axis=1)
         for byte_K in bytes_LK:
-            state_WK = self._offsets.take(state_WK + byte_K)
-        return self.landing_S.take(state_WK // (STAY + 1))
+            automaton.fill(state_WK)
+            state_WK = automaton.next_SB.ravel().take(state_WK * (STAY + 1) + byte_K).astype(np.int64)
+        return state_WK
 
     def may_end(self, state: int) -> bool:
-        return state >= self.end or bool(self.automaton.accepting_S[state])
-
-    @cached_property
-    def landing_S(self) -> Ints:
-        """`free` for states of the automaton from which every text matches, and the state itself for others."""
-        automaton, at_S = self.automaton, np.arange(len(self.automaton))
-        free_S = (automaton.next_SB[:, :STAY] == at_S[:, None]).all(axis=1) & automaton.accepting_S
-        return np.where(free_S, self.free, at_S)
-
-    @cached_property
-    def loops_S(self) -> NDArray[np.bool_]:
-        """Whether plain bytes keep the state."""
-        size = len(self.automaton)
-        loops_S = (self.automaton.next_SB[:, list(PLAIN)] == np.arange(size)[:, None]).all(axis=1)
-        return np.append(loops_S, [False, False])
+        return bool(self.automaton.accepting_S[state])
 
     @cached_property
     def _cached_step(self) -> Callable[[int, int], int]:
@@ -159,41 +161,58 @@ class Guide:
     def _step(self, state: int, token: int) -> int:
         return int(self.walk_from(np.array([state]), token)[0])
 
-    @cached_property
-    def _offsets(self) -> Ints:
-        """The flat table of the automaton, with states as offsets into it."""
-        return self.automaton.next_SB.reshape(-1).astype(np.int64) * (STAY + 1)
-
     # --- tokens left to the end -----------------------------------------------------------------------------------
 
-    @property
-    def tokens_left_S(self) -> NDArray[np.int32]:
-        """The number of tokens that complete the text with the fewest bytes; also for `end` and `free`."""
-        return self._shortest[0]
-
-    @property
+    @cached_property
     def shortest(self) -> int:
         """An upper bound on the tokens of a shortest text."""
-        return int(self.tokens_left_S[START])
+        return self.tokens_left(START)
 
-    @cached_property
-    def _shortest(self) -> tuple[NDArray[np.int32], Ints]:
-        """Tokens left from each state on the path with the fewest bytes, and the next token of that path."""
-        automaton, longest = self.automaton, max(map(len, self.words.token_of), default=0)
-        left = np.full(len(automaton) + 2, FAR, np.int32)
-        token = np.full(len(automaton) + 2, -1, np.int64)
-        left[[self.end, self.free]] = 0
-        left[:-2][automaton.accepting_S] = 0
-        for state in np.argsort(automaton.bytes_left_S, kind="stable").tolist():
-            if left[state] == 0 or automaton.bytes_left_S[state] >= FAR:
+    def tokens_left(self, state: int) -> int:
+        """Return the number of tokens that complete the text with the fewest bytes."""
+        if state >= len(self._left_S) or self._left_S[state] < 0:
+            with self._lock:
+                self._measure(state)
+        return int(self._left_S[state])
+
+    def fits(self, states: Ints, most: int) -> NDArray[np.bool_]:
+        """Return for each state whether at most so many tokens complete the text."""
+        bytes_left = self.automaton.bytes_left_S.take(states)
+        near = bytes_left <= most  # then a text has at most as many tokens as bytes
+        if not self.words.writes_all_bytes:
+            near = np.zeros_like(near)
+        elif near.all():
+            return near
+        for i in (~near & (bytes_left <= most * LONGEST)).nonzero()[0].tolist():
+            near[i] = self.tokens_left(int(states[i])) <= most
+        return near
+
+    def _measure(self, state: int) -> None:
+        """Find the tokens left from a state on the path with the fewest bytes, and the next token of that path."""
+        automaton = self.automaton
+        path, text = [state], bytearray()
+        known = 0  # states at the end of the path whose number is known
+        while known <= LONGEST:
+            at = path[-1]
+            automaton.row(at)
+            if (byte := int(automaton.shortest_S[at])) == STAY:
+                break
+            known += at < len(self._left_S) and self._left_S[at] >= 0
+            text.append(byte)
+            path.append(automaton.next(at, byte))
+        while len(self._left_S) < len(automaton):
+            self._left_S = np.concatenate([self._left_S, np.full_like(self._left_S, -1)])
+            self._token_S = np.concatenate([self._token_S, np.full_like(self._token_S, -1)])
+        left = self._left_S
+        for i in range(len(path) - 1, -1, -1):
+            if left[path[i]] >= 0:
                 continue
-            at, word = state, b""
-            while len(word) < longest and (byte := int(automaton.shortest_S[at])) != STAY:
-                word, at = word + bytes([byte]), int(automaton.next_SB[at, byte])
-                if word in self.words.token_of and left[at] + 1 <= left[state]:  # on a tie, the longer word
-                    left[state], token[state] = left[at] + 1, self.words.token_of[word]
-        left[DEAD] = FAR
-        return left, token
+            best, token = (0, -1) if automaton.accepting_S[path[i]] else (FAR, -1)
+            for size in range(1, min(LONGEST, len(text) - i) + 1) if best else ():
+                word = bytes(text[i : i + size])
+                if word in self.words.token_of and left[path[i + size]] + 1 <= best:  # on a tie, the longer word
+                    best, token = int(left[path[i + size]]) + 1, self.words.token_of[word]
+            left[path[i]], self._token_S[path[i]] = min(best, FAR), token
 
     # --- words considered at each state ---------------------------------------------------------------------------
 
@@ -202,45 +221,29 @@ class Guide:
         """All words of states that few words can follow; the next word of a shortest text for the others."""
 
         def shortest(state: int) -> list[tuple[int, int]]:
-            token = int(self._shortest[1][state])
+            with self._lock:
+                self._measure(state)
+                token = int(self._token_S[state])
             return [] if token < 0 else [(token, self._step(state, token))]
 
-        return self._moves(shortest)
+        return Moves(self, shortest)
 
     @cached_property
     def every_move(self) -> Moves:
-        """Like `moves`, but with a word to each state that any word reaches. A text with pins needs all of them."""
+        """Like `moves`, but of all states, and with a word to each state that any word reaches. Pins need them all."""
+        if not self.automaton.fill_all(MAX_PINNED_STATES):
+            raise _too_large(f"its automaton has more than {MAX_PINNED_STATES:,} states")
+        states = np.arange(len(self.automaton))
+        self.moves.fill(states)
         wide = int(self.moves.wide_S.sum())
         if wide * len(self.words.token_of) > MAX_WALKS:
             raise _too_large(f"{wide:,} states of its automaton can be followed by many words")
-        return self._moves(lambda state: self.words.targets(self.automaton, state))
-
-    def _moves(self, of_wide: Callable[[int], list[tuple[int, int]]]) -> Moves:
-        automaton, ends = self.automaton, sorted(self.eos)
-        lists: list[list[tuple[int, int]]] = []
-        wide_S = np.zeros(len(automaton) + 2, np.bool_)
-        for state in range(len(automaton)):
-            found = self.words.after(automaton, state, FEW) if state != DEAD else []
-            if found is None:
-                wide_S[state], found = True, of_wide(state)
-            if automaton.accepting_S[state]:
-                found = found + [(token, self.end) for token in ends]
-            lists.append(found)
-        tokens_U = np.unique([token for found in lists for token, _ in found]).astype(np.int64)
-        shape = len(lists) + 2, max(map(len, lists))
-        if shape[0] * shape[1] > MAX_MOVES:
-            raise _too_large(f"its automaton has {shape[0]:,} states with up to {shape[1]:,} moves each")
-        which_SM = np.zeros(shape, np.int32)
-        next_SM = np.zeros(shape, np.int32)
-        for state, found in enumerate(lists):
-            if found:
-                tokens, targets = zip(*found, strict=True)
-                which_SM[state, : len(found)] = np.searchsorted(tokens_U, tokens)
-                next_SM[state, : len(found)] = targets
-        next_SM = np.append(self.landing_S, [self.end, self.free]).astype(np.int32)[next_SM]
-        which_SM[self.free, 0], next_SM[self.free, 0] = len(tokens_U), self.free
-        which_SM[self.end, 0], next_SM[self.end, 0] = len(tokens_U) + 1, self.end
-        return Moves(tokens_U, which_SM, next_SM, wide_S)
+        found = Moves(self, lambda state: self.words.targets(self.automaton, state))
+        found.fill(states)
+        if found.next_SM.size > MAX_MOVES:
+            most = found.next_SM.shape[1]
+            raise _too_large(f"its automaton has {len(states):,} states with up to {most:,} moves each")
+        return found
 
 
 def _too_large(reason: str) -> InputError:

@@ -8,8 +8,7 @@ class Limits:
     """Limits on compiling one constraint."""
 
     schema_bytes: int = 1_000_000  # of a JSON schema or a grammar, as text
-    regex_chars: int = 500_000
-    depth: int = 3  # levels to which recursion is unrolled
-    states: int = 20_000  # of the automaton
-    seconds: float = 10.0
-    memory: int = 2 << 30  # bytes the compiler may use
+    regex_chars: int = 100_000  # of a regular expression
+    terms: int = 1_000_000  # made while compiling
+    row_terms: int = 100_000  # made for one state
+    states: int = 100_000  # that texts reach

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gesso.constraints.automaton import DEAD, START
+from gesso.constraints.automaton import DEAD, END, START
 from gesso.constraints.guide import Guide, Ints
 from gesso.errors import InputError
 
+MANY_BYTES = 10_000  # of a text too long to count its tokens
 MAX_WORK = 1 << 28  # moves examined, of all positions up to the last pin
 
 
@@ -34,11 +35,12 @@ class Reach:
         if self.allows(0, np.array([START]))[0]:
             return
         if not self.pins:
+            least = int(self.guide.automaton.bytes_left_S[START])
+            needs = f"has {least:,} bytes" if least > MANY_BYTES else f"needs {self.guide.shortest} tokens"
             raise InputError(
-                f"the constraint cannot be satisfied within max_new_tokens={self.length}: "
-                f"the shortest answer needs {self.guide.shortest} tokens"
+                f"the constraint cannot be satisfied within max_new_tokens={self.length}: the shortest answer {needs}"
             )
-        at_S = np.zeros(self.guide.free + 1, np.bool_)
+        at_S = np.zeros(len(self.guide.automaton), np.bool_)
         at_S[START] = True
         for position in range(self.last + 1):
             at_S = self._forward(position, at_S)
@@ -56,28 +58,31 @@ class Reach:
     def allows(self, position: int, states: Ints) -> NDArray[np.bool_]:
         """Return for each state before a position whether the text can be completed."""
         if position > self.last:
-            return self.guide.tokens_left_S.take(states) <= self.length - position
+            return self.guide.fits(states, self.length - position)
         return self._possible[position].take(states)
 
     def fits(self, position: int, state: int, tokens: Sequence[int]) -> bool:
         """Return whether these tokens may follow, from a position on. They include the pins at their positions."""
         split = max(0, self.last - position)
         state = self.guide.walk(state, tokens[:split])
-        if split and state == self.guide.end:  # a text cannot end before the last pin
+        if split and state == END:  # a text cannot end before the last pin
             return False
         state = self.guide.walk(state, tokens[split:])
         return bool(self.allows(position + len(tokens), np.array([state]))[0])
 
     def _backward(self) -> list[NDArray[np.bool_]]:
         """Return the possible states before each position up to the last pin."""
-        possible_S = self.allows(self.last + 1, np.arange(self.guide.free + 1))
+        if not self.pins:
+            return []
+        states = np.arange(len(self.guide.automaton))
+        possible_S = self.allows(self.last + 1, states)
         found: list[NDArray[np.bool_]] = []
         for position in range(self.last, -1, -1):
             if position in self.pins:
-                possible_S = possible_S.take(self.guide.walk_from(np.arange(len(possible_S)), self.pins[position]))
+                possible_S = possible_S.take(self.guide.walk_from(states, self.pins[position]))
             else:
-                possible_S = np.asarray(possible_S.take(self.moves.next_SM).any(axis=1))
-            possible_S[[DEAD, self.guide.end]] = False
+                possible_S = np.asarray(possible_S.take(self.moves.next_SM[: len(states)]).any(axis=1))
+            possible_S[[DEAD, END]] = False
             found.append(possible_S)
         return found[::-1]
 
@@ -92,5 +97,5 @@ class Reach:
         found_S[target] = True
         found_S[DEAD] = False
         if position < self.last:
-            found_S[self.guide.end] = False
+            found_S[END] = False
         return found_S

@@ -1,117 +1,307 @@
-"""Build regular expressions from parts and estimate the size of their automata.
+"""Compile regular expressions to terms.
 
-The syntax is that of Rust's `regex` crate: no look-around, no back-references. Escapes are valid in Python's `re` too.
-Everywhere in this package, None stands for an expression that matches no text.
+An expression without look-around is a term by itself. Otherwise its choices are expanded as far as they contain
+anchors, word boundaries or look-around, so that each alternative is a row of plain parts with conditions between them:
+
+    (?=X) rest   is   rest, and X anything         before (?<=X)   is   before, and anything X
+    (?!X) rest   is   rest, but not X anything     before (?<!X)   is   before, but not anything X
+
+`^` and `$` require that the text before, or the rest, is empty.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gesso.constraints.limits import Limits
+from gesso.constraints.charset import ANY, Ranges, char_class, chars
+from gesso.constraints.regex_classes import ANY_CHAR, SHORTHANDS, Chars
+from gesso.constraints.regex_parser import Anchor, Assertion, Boundary, Look, Node, RegexParser
+from gesso.constraints.syntax import Choice, Repeat, Sequence
+from gesso.constraints.terms import ANYTHING, EMPTY, NOTHING, Term, alt, both, minus, optional, repeat, seq
 from gesso.errors import InputError
 
-ATOM, SEQUENCE, REPETITION, CHOICE = range(4)
+MAX_ALTERNATIVES = 1000  # of an expression, once choices that contain look-around are expanded
 
-# Rust's parser rejects expressions nested deeper than 250. Groups, sequences, choices and repetitions all count.
-MAX_NEST = 240
+WriteChar = Callable[[Ranges], Term]  # returns the term that writes one character of a set
 
-# State counts are estimates, so reject only those far above the limit. The compiler checks the exact count.
-SLACK = 4
+_ANY_TEXT = Repeat(ANY_CHAR, 0, None)
+_WORD = SHORTHANDS["w"]
+_BOUNDARIES = {
+    negated: [
+        (Look(_WORD, behind=True, negated=before), Look(_WORD, behind=False, negated=before == negated))
+        for before in (False, True)
+    ]
+    for negated in (False, True)
+}
 
-_META = str.maketrans({sign: "\\" + sign for sign in "\\.+*?()|[]{}^$#&-~"})
-_MAX_STATES = 10**12
+
+def regex_term(expression: str, write_char: WriteChar = char_class, *, flags: str = "") -> Term:
+    """Return the texts that an expression matches as a whole. `flags` are among i, s and x."""
+    parser = RegexParser(expression, "regular expression", flags)
+    tree = parser.parse()
+    return _Compiler(parser, write_char, write_char(ANY)).whole(tree)
+
+
+def pattern_term(pattern: str, write_char: WriteChar, any_char: Term) -> Term:
+    """Return the texts that contain a match of a pattern. `any_char` is one character of any text."""
+    parser = RegexParser(pattern, "pattern")
+    tree = parser.parse()
+    return _Compiler(parser, write_char, any_char).whole(Sequence((_ANY_TEXT, tree, _ANY_TEXT)))
 
 
 @dataclass(frozen=True, slots=True)
-class Regex:
-    """A regular expression and its estimated size."""
+class _Part:
+    """A part of an alternative, how many characters it has at least, and the conditions on the text after it."""
 
-    text: str
-    states: int  # of its automaton, with counted repetitions unrolled
-    nest: int = 0
-    kind: int = ATOM  # the outermost operator, which decides whether a group is needed
-
-
-EMPTY = Regex("", 0, 0, SEQUENCE)
+    content: "Term | Node"  # a node is a repetition with look-around inside
+    least: int
+    aheads: list[Assertion]
 
 
-def literal(text: str) -> Regex:
-    """Return an expression that matches exactly this text."""
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise InputError(
-            f"{text!r} contains half of a surrogate pair, which UTF-8 cannot encode; remove that character"
-        ) from None
-    return Regex(text.translate(_META), size, 1, ATOM if len(text) == 1 else SEQUENCE)
+class _Compiler:
+    def __init__(self, parser: RegexParser, write_char: WriteChar, any_char: Term) -> None:
+        self.parser, self.write_char = parser, write_char
+        self.any_char, self.any_text = any_char, repeat(any_char, 0, None)
+
+    def error(self, problem: str) -> InputError:
+        return InputError(f"the {self.parser.name} {self.parser.text[:80]!r} is not supported: {problem}")
+
+    def whole(self, tree: Node) -> Term:
+        if not self.parser.has_assertions:
+            return self._plain(tree, every=True)
+        return self._term(tree, every=True, start=True, rest=EMPTY)
+
+    def _plain(self, node: Node, every: bool) -> Term:
+        """Compile a tree without assertions. `every` chooses the sets of characters; see `regex_classes`."""
+        match node:
+            case Chars():
+                if node is ANY_CHAR:
+                    return self.any_char
+                return self.write_char(node.every if every else node.any)
+            case Choice(items):
+                return alt(self._plain(item, every) for item in items)
+            case Sequence(items):
+                return seq(*(self._plain(item, every) for item in items))
+            case Repeat(item, low, high):
+                return repeat(self._plain(item, every), low, high)
+        raise AssertionError("an assertion is not expanded")
+
+    def _term(self, node: Node, every: bool, start: bool, rest: Term | None) -> Term:
+        """Compile a tree, together with the rest of the text; None if that is unknown.
+
+        `start`: the tree stands at the start of the text; otherwise the text before it is unknown.
+        """
+        if not _asserts(node):
+            found = self._plain(node, every)
+            return found if rest is None else seq(found, rest)
+        return alt(self._alternative(items, every, start, rest) for items in self._expanded(node))
+
+    # --- choices ------------------------------------------------------------------------------------------------------
+
+    def _expanded(self, node: Node) -> list[tuple[Node, ...]]:
+        """Return alternatives, each a row of plain parts, assertions, and repetitions that contain some."""
+        if not _asserts(node):
+            return [(node,)]
+        found: list[tuple[Node, ...]] = []
+        match node:
+            case Boundary(negated):
+                return [pair for pair in _BOUNDARIES[negated]]
+            case Choice(items):
+                if plain := [item for item in items if not _asserts(item)]:
+                    found.append((Choice(tuple(plain)),))
+                for item in items:
+                    if _asserts(item):
+                        found += self._expanded(item)
+                        self._check_count(found)
+            case Sequence(items):
+                found = [()]
+                for item in items:
+                    options = self._expanded(item)
+                    if len(found) * len(options) > MAX_ALTERNATIVES:
+                        self._check_count([*found, *options], MAX_ALTERNATIVES)
+                    found = [(*row, *option) for row in found for option in options]
+            case Repeat(item, 0, 1):
+                return [(), *self._expanded(item)]
+            case Repeat(item, 1, 1):
+                return self._expanded(item)
+            case Repeat():
+                return self._expanded_repeat(node)
+            case _:
+                return [(node,)]
+        return found
+
+    def _check_count(self, found: list[tuple[Node, ...]], extra: int = 0) -> None:
+        if len(found) + extra > MAX_ALTERNATIVES:
+            raise self.error(
+                f"with look-around and anchors it has more than {MAX_ALTERNATIVES:,} alternatives; use fewer"
+            )
+
+    def _expanded_repeat(self, node: Repeat) -> list[tuple[Node, ...]]:
+        """Take the anchors out of a repetition: only its first item can be at the start, only its last at the end."""
+        options = self._expanded(node.item)
+        kinds: dict[tuple[bool, bool], list[tuple[Node, ...]]] = {}
+        for option in options:
+            anchored = Anchor(end=False) in option, Anchor(end=True) in option
+            kinds.setdefault(anchored, []).append(option)
+        if kinds.keys() <= {(False, False)}:
+            return [(node,)]
+        if any(_length(Sequence(option))[0] == 0 for option in options):
+            raise self.error("a repetition of ^ or $ alone has no use; take it out of the repetition")
+        middle = Choice(tuple(Sequence(option) for option in kinds.get((False, False), ())))
+        found: list[tuple[Node, ...]] = []
+        for first in (None, *kinds.get((True, False), ())):
+            for last in (None, *kinds.get((False, True), ())):
+                used = (first is not None) + (last is not None)
+                low, high = max(node.low - used, 0), None if node.high is None else node.high - used
+                if high is None or high >= low:
+                    found.append((*(first or ()), Repeat(middle, low, high), *(last or ())))
+        if node.low <= 1:
+            found += kinds.get((True, True), ())
+        if node.low == 0:
+            found.append(())
+        return found
+
+    # --- one alternative ----------------------------------------------------------------------------------------------
+
+    def _alternative(self, items: tuple[Node, ...], every: bool, start: bool, rest: Term | None) -> Term:
+        done: list[_Part] = []
+        text, least, known = EMPTY, 0, start  # known: `text` is all that is before
+        for conditions, item in _rows(items):
+            for condition in conditions:
+                if _looks_behind(condition):
+                    text = self._ended(text, condition, every, None if known else least)
+            if aheads := [condition for condition in conditions if not _looks_behind(condition)]:
+                done.append(_Part(text, least, aheads))
+                known &= text is EMPTY
+                text, least = EMPTY, 0
+            if item is None or text is NOTHING:
+                break
+            if _asserts(item):
+                assert isinstance(item, Repeat)
+                done += [_Part(text, least, []), _Part(item, _length(item)[0], [])]
+                text, least, known = EMPTY, 0, False
+            else:
+                text, least = seq(text, self._plain(item, every)), least + _length(item)[0]
+        if text is NOTHING:
+            return NOTHING
+        return self._backwards(done, seq(text, EMPTY if rest is None else rest), least, every, start, rest is not None)
+
+    def _backwards(self, done: list[_Part], rest: Term, least: int, every: bool, start: bool, known: bool) -> Term:
+        """Put the parts before the rest of the text, with the conditions on what follows each of them.
+
+        `known`: the rest goes to the end of the text.
+        """
+        first = [start]  # whether the text after a part is the whole text
+        for part in done:
+            first.append(first[-1] and part.content is EMPTY)
+        for part, at_start in zip(reversed(done), reversed(first), strict=False):
+            for condition in part.aheads:
+                rest = self._begun(rest, condition, every, at_start, None if known else least)
+            if isinstance(part.content, Term):
+                rest = seq(part.content, rest)
+            else:
+                assert isinstance(part.content, Repeat)
+                rest = self._repeated(part.content, rest, every, known)
+            least += part.least
+        return rest
+
+    def _ended(self, before: Term, condition: Assertion, every: bool, least: int | None) -> Term:
+        """Return the texts that meet a condition at their end. They have `least` characters; None: they are known."""
+        if isinstance(condition, Anchor):
+            if least is not None:
+                raise self.error("^ inside a repetition or after look-around cannot be decided; put it first")
+            return EMPTY if before.nullable else NOTHING
+        assert isinstance(condition, Look)
+        self._check_reach(condition, least)
+        tree = Sequence((_ANY_TEXT, condition.tree))
+        found = self._term(tree, every != condition.negated, start=True, rest=None)
+        if condition.negated:
+            return minus(before, found)
+        return found if before is self.any_text else both([before, found])
+
+    def _begun(self, rest: Term, condition: Assertion, every: bool, start: bool, least: int | None) -> Term:
+        """Return the texts that meet a condition at their start. They have `least` characters; None: they are known."""
+        if isinstance(condition, Anchor):
+            if least is not None:
+                raise self.error("$ inside a repetition or look-behind cannot be decided; put it last")
+            if every:
+                return EMPTY if rest.nullable else NOTHING
+            return both([rest, optional(self.write_char(chars("\n")))])  # Python's $ allows a line break after it
+        assert isinstance(condition, Look)
+        self._check_reach(condition, least)
+        found = self._term(condition.tree, every != condition.negated, start, rest=ANYTHING)
+        return minus(rest, found) if condition.negated else both([rest, found])
+
+    def _check_reach(self, condition: Look, least: int | None) -> None:
+        """Reject a condition on more characters than are known."""
+        if least is None:
+            return
+        reach = None if _asserts(condition.tree) else _length(condition.tree)[1]
+        if reach is None or reach > least:
+            raise self.error(
+                "look-around or \\b inside a repetition or other look-around reaches text outside of it; "
+                "put it outside, or use a class of characters"
+            )
+
+    def _repeated(self, node: Repeat, rest: Term, every: bool, known: bool) -> Term:
+        """Compile a repetition with look-around inside."""
+        try:
+            return seq(repeat(self._term(node.item, every, start=False, rest=None), node.low, node.high), rest)
+        except InputError:
+            rows = self._expanded(node.item)
+            if not (known and rest is EMPTY and len(rows) == 1):
+                raise
+            *looks, char = rows[0]
+            if not looks or _asserts(char) or _length(char) != (1, 1):
+                raise
+            # ((?!X).)*$ is any text in which X begins nowhere.
+            found = repeat(self._plain(char, every), node.low, node.high)
+            for look in looks:
+                if not isinstance(look, Look) or look.behind or not look.negated or not _length(look.tree)[0]:
+                    raise
+                inside = self._term(Sequence((_ANY_TEXT, look.tree)), not every, start=False, rest=ANYTHING)
+                found = minus(found, inside)
+            return found
 
 
-def raw(text: str, states: int | None = None) -> Regex:
-    """Return a handwritten expression. Outside of groups it must not contain `|`."""
-    return Regex(text, len(text) if states is None else states, 1 + text.count("("), SEQUENCE)
+def _rows(items: tuple[Node, ...]) -> Iterator[tuple[list[Assertion], Node | None]]:
+    """Return each plain part with the conditions before it, and at last the conditions at the end."""
+    conditions: list[Assertion] = []
+    for item in items:
+        if isinstance(item, Anchor | Boundary | Look):
+            conditions.append(item)
+        else:
+            yield conditions, item
+            conditions = []
+    yield conditions, None
 
 
-def seq(*parts: Regex | None) -> Regex | None:
-    """Return the concatenation of all parts; None if one of them is None."""
-    kept: list[Regex] = []
-    for part in parts:
-        if part is None:
-            return None
-        if part.text:
-            kept.append(part)
-    if len(kept) == 1:
-        return kept[0]
-    texts = [f"(?:{p.text})" if p.kind == CHOICE else p.text for p in kept]
-    levels = {ATOM: 1, SEQUENCE: 0, REPETITION: 1, CHOICE: 2}  # a sequence in a sequence adds no level
-    nest = max((p.nest + levels[p.kind] for p in kept), default=0)
-    return Regex("".join(texts), sum(p.states for p in kept), nest, SEQUENCE)
+def _looks_behind(condition: Assertion) -> bool:
+    return condition.behind if isinstance(condition, Look) else condition == Anchor(end=False)
 
 
-def alt(parts: Iterable[Regex | None]) -> Regex | None:
-    """Return the alternatives without duplicates; None if there are none."""
-    kept = list({p.text: p for p in parts if p is not None}.values())
-    if len(kept) < 2:
-        return kept[0] if kept else None
-    nest = max(p.nest for p in kept)
-    return Regex("|".join(p.text for p in kept), sum(p.states for p in kept) + 1, 1 + nest, CHOICE)
+def _asserts(node: Node) -> bool:
+    """Return whether a tree contains anchors, word boundaries or look-around."""
+    match node:
+        case Sequence(items) | Choice(items):
+            return any(map(_asserts, items))
+        case Repeat(item):
+            return _asserts(item)
+    return not isinstance(node, Chars)
 
 
-def repeat(part: Regex | None, low: int, high: int | None) -> Regex | None:
-    """Return `low` to `high` repetitions of a part; no upper limit if `high` is None."""
-    if high is not None and low > high:
-        return None
-    if part is None:
-        return EMPTY if low == 0 else None
-    if high == 0 or not part.text:
-        return EMPTY
-    if low == high == 1:
-        return part
-    marks = {(0, 1): "?", (0, None): "*", (1, None): "+", (low, low): f"{{{low}}}"}
-    mark = marks.get((low, high)) or f"{{{low},{'' if high is None else high}}}"
-    grouped = part.kind != ATOM
-    text = f"(?:{part.text})" if grouped else part.text
-    copies = max(low, 1) if high is None else high
-    return Regex(text + mark, min(part.states * copies + 1, _MAX_STATES), part.nest + 1 + grouped, REPETITION)
-
-
-def optional(part: Regex | None) -> Regex | None:
-    return repeat(part, 0, 1)
-
-
-def check_size(parts: Iterable[Regex | None], limits: Limits, source: str) -> None:
-    """Reject parts that are too large together, before they are joined."""
-    kept = [p for p in parts if p is not None]
-    chars, states = sum(len(p.text) for p in kept), sum(p.states for p in kept)
-    advice = "Use fewer or shorter parts, smaller counts or less recursion, or raise the limit."
-    if chars > limits.regex_chars:
-        raise InputError(
-            f"{source} needs a regular expression of more than {limits.regex_chars:,} characters "
-            f"(limits.regex_chars). {advice}"
-        )
-    if states > SLACK * limits.states:
-        raise InputError(
-            f"{source} needs an automaton of about {states:,} states; at most {limits.states:,} are allowed "
-            f"(limits.states). {advice}"
-        )
-    if any(p.nest > MAX_NEST for p in kept):
-        raise InputError(f"{source} nests too deeply for a regular expression. Flatten it, or lower limits.depth.")
+def _length(node: Node) -> tuple[int, int | None]:
+    """Return the lowest and the highest number of characters; None for no upper limit."""
+    match node:
+        case Chars():
+            return 1, 1
+        case Repeat(item, low, high):
+            least, most = _length(item)
+            return least * low, 0 if most == 0 else None if most is None or high is None else most * high
+        case Choice(items) | Sequence(items):
+            lengths = [_length(item) for item in items]
+            leasts, mosts = [least for least, _ in lengths], [most for _, most in lengths if most is not None]
+            unlimited = len(mosts) < len(lengths)
+            if isinstance(node, Sequence):
+                return sum(leasts), None if unlimited else sum(mosts)
+            return min(leasts, default=0), None if unlimited else max(mosts, default=0)
+    return 0, 0

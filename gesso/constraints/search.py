@@ -10,34 +10,51 @@ Texts of different length are compared over the whole canvas. After its end a te
 end of text or padding, and the probability of these tokens counts. If all tokens were allowed after the end, the
 shortest text would win wherever the model is uncertain.
 
-C positions, K most likely tokens, S states, M moves of a state, N states kept, W wide states among them, U tokens of
-all moves, L bytes of a word, O words that are not plain.
+C positions, K most likely tokens, S states, M moves of a state, N states kept, W wide states among them, U codes of
+moves, L bytes of a word, O words that are not plain.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gesso.constraints.automaton import DEAD
-from gesso.constraints.guide import Guide, Ints
+from gesso.constraints.automaton import DEAD, END, FREE, START
+from gesso.constraints.guide import ANY_TOKEN, FILLING, Guide, Ints
 from gesso.constraints.reach import Reach
 
 BEAM = 16  # states kept at a position
 TOP = 16  # most likely tokens considered at a position
 
+SLACK = 1e-3  # of sums of scores, for rounding
 PINNED = -(1 << 30)  # the code of a pinned token in a trail
 
 Floats = NDArray[np.float32]
 
 
-class Scores(NamedTuple):
+class Scores:
     """The scores of some tokens at every position. The score of a text is their sum."""
 
-    tokens_CK: Ints  # the most likely tokens
-    top_CK: Floats  # their scores
-    fill_C: Ints  # the most likely of the tokens that fill a canvas after the end of the text
-    moves_CU: Floats  # of Moves.tokens_U; then two columns, of the most likely token and of fill_C
+    def __init__(
+        self, tokens_CK: Ints, top_CK: Floats, fill_C: Ints, filling_C: Floats, ask: Callable[[Ints], Floats]
+    ) -> None:
+        """`fill_C`: the most likely of the tokens that fill a canvas after the end of the text; `filling_C`: its score.
+
+        `ask` returns the scores [C, n] of other tokens, which a search asks for when it comes across them.
+        """
+        self.tokens_CK, self.top_CK, self.fill_C, self._ask = tokens_CK, top_CK, fill_C, ask
+        self._by_code_CU = np.stack([top_CK[:, 0], filling_C], axis=1)  # ANY_TOKEN is the most likely token
+        # The sums from each position on: of the most likely tokens, which no text exceeds, and of filling tokens.
+        self.rest = [np.append(scores_C[::-1].cumsum()[::-1], 0) for scores_C in (top_CK[:, 0], filling_C)]
+
+    def of_moves(self, position: int, code_NM: NDArray[np.int32], tokens: Sequence[int]) -> Floats:
+        """Return the scores at a position of moves, given by their codes. `tokens` has the token of each code."""
+        known = self._by_code_CU.shape[1]
+        if code_NM.max(initial=0) >= known:
+            asked = self._ask(np.array(tokens[known:], np.int64))
+            self._by_code_CU = np.concatenate([self._by_code_CU, asked], axis=1)
+        return self._by_code_CU[position].take(code_NM)
 
 
 class _Words(NamedTuple):
@@ -58,8 +75,9 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
     guide, moves = reach.guide, reach.moves
     length, width = scores.tokens_CK.shape
     words = _words_of(guide, scores.tokens_CK)
+    rest_best, rest_fill = scores.rest
     at, total = np.array([start]), np.zeros(1, np.float32)
-    best, owner = np.full(guide.free + 1, -np.inf, np.float32), np.zeros(guide.free + 1, np.int64)
+    best, owner = np.full(0, -np.inf, np.float32), np.zeros(0, np.int64)  # by state
     trail: list[tuple[Ints, Ints]] = []
     for i in range(length):
         wide: Ints = np.zeros(0, np.int64)
@@ -67,17 +85,21 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
             target, score, code_NM = guide.walk_from(at, pin), total, np.full((len(at), 1), PINNED)
         else:
             # The moves of the states, then the most likely words for wide states.
-            code_NM = moves.which_SM.take(at, axis=0)
+            moves.fill(at)
+            code_NM = moves.code_SM.take(at, axis=0)
             target = moves.next_SM.take(at, axis=0).ravel().astype(np.int64)
-            score = (scores.moves_CU[i].take(code_NM) + total[:, None]).ravel()
+            score = (scores.of_moves(i, code_NM, moves.tokens) + total[:, None]).ravel()
             if len(wide := moves.wide_S.take(at).nonzero()[0]):
-                target_WK = _after_words(guide, at.take(wide), words[i])
+                target_WK = _after_words(guide, at.take(wide), words(i))
                 score_WK = scores.top_CK[i] + total.take(wide)[:, None]
                 target = np.concatenate([target, target_WK.ravel()])
                 score = np.concatenate([score, score_WK.ravel()])
         # Keep the targets that can still be completed, the best move to each of them, and the best `BEAM` of these.
         kept = reach.allows(position + i + 1, target).nonzero()[0]
         score, key = score.take(kept), target.take(kept)
+        if len(best) < len(guide.automaton):
+            best = np.full(2 * len(guide.automaton), -np.inf, np.float32)
+            owner = np.zeros(len(best), np.int64)
         np.maximum.at(best, key, score)
         winner = (score == best.take(key)).nonzero()[0]
         best[key] = -np.inf
@@ -93,10 +115,15 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
             came[by_word], code[by_word] = wide.take(state), -1 - word
         trail.append((came, code))
         at, total = target.take(kept), score.take(winner)
-        if len(at) == 1 and at[0] >= guide.end:
-            break
+        if (ended := at < START).any() and position + i >= reach.last:
+            # A text that has ended or become free has a known score. Drop the states that cannot reach it any more.
+            final = np.where(at == END, total + rest_fill[i + 1], total + rest_best[i + 1])
+            hopeful = (final >= final[ended].max() - SLACK).nonzero()[0]
+            at, total, trail[-1] = at.take(hopeful), total.take(hopeful), (came.take(hopeful), code.take(hopeful))
+            if len(at) == 1 and at[0] < START:
+                break
     last = int(total.argmax())
-    found_C = scores.tokens_CK[:, 0].copy() if at[last] == guide.free else scores.fill_C.copy()
+    found_C = scores.tokens_CK[:, 0].copy() if at[last] == FREE else scores.fill_C.copy()
     return _follow(trail, last, scores, reach, position, found_C)
 
 
@@ -104,7 +131,7 @@ def _follow(
     trail: list[tuple[Ints, Ints]], at: int, scores: Scores, reach: Reach, position: int, found_C: Ints
 ) -> tuple[Ints, int]:
     """Follow the trail back from the best end, and write the tokens on it into `found_C`."""
-    tokens_U = reach.moves.tokens_U
+    tokens = reach.moves.tokens
     free = len(trail)
     for i in range(len(trail) - 1, -1, -1):
         came, code = trail[i]
@@ -113,34 +140,35 @@ def _follow(
             found_C[i] = reach.pins[position + i]
         elif chosen < 0:
             found_C[i] = scores.tokens_CK[i, -1 - chosen]
-        elif chosen < len(tokens_U):
-            found_C[i] = tokens_U[chosen]
-        elif chosen == len(tokens_U):
+        elif chosen == ANY_TOKEN:
             free, found_C[i] = i, scores.tokens_CK[i, 0]
-        else:
+        elif chosen == FILLING:
             found_C[i] = scores.fill_C[i]
+        else:
+            found_C[i] = tokens[chosen]
     return found_C, free
 
 
-def _words_of(guide: Guide, tokens_CK: Ints) -> list[_Words]:
-    """Return the most likely words of each position."""
+def _words_of(guide: Guide, tokens_CK: Ints) -> Callable[[int], _Words]:
+    """Return the function that returns the most likely words of a position."""
     known = guide.words
     length_CK, plain_CK = known.length_V[tokens_CK], known.plain_V[tokens_CK]
-    bytes_CLK = np.ascontiguousarray(known.bytes_VL[tokens_CK].transpose(0, 2, 1))
+    bytes_CKL = known.bytes_VL[tokens_CK]
     ends_CK = np.isin(tokens_CK, list(guide.eos))
-    longest_C = length_CK.max(axis=1, initial=0).tolist()
-    odd_C = np.where(plain_CK, 0, length_CK).max(axis=1, initial=0).tolist()
-    return [
-        _Words(bytes_LK[:longest], bytes_LK[:odd, (~plain_K).nonzero()[0]], plain_K, ends_K, length_K == 0)
-        for bytes_LK, longest, odd, plain_K, ends_K, length_K in zip(
-            bytes_CLK, longest_C, odd_C, plain_CK, ends_CK, length_CK, strict=True
-        )
-    ]
+
+    def words(i: int) -> _Words:
+        length_K, plain_K, bytes_LK = length_CK[i], plain_CK[i], bytes_CKL[i].T
+        odd = (~plain_K).nonzero()[0]
+        longest, longest_odd = length_K.max(initial=0), length_K.take(odd).max(initial=0)
+        return _Words(bytes_LK[:longest], bytes_LK[:longest_odd, odd], plain_K, ends_CK[i], length_K == 0)
+
+    return words
 
 
 def _after_words(guide: Guide, at_W: Ints, words: _Words) -> Ints:
     """Return the states [W, K] after each of some words, from each of some states."""
-    if guide.loops_S.take(at_W).all():  # as in a string of any length: plain words keep the state
+    guide.automaton.fill(at_W)
+    if guide.automaton.loops_S.take(at_W).all():  # as in a string of any length: plain words keep the state
         state_WK = np.repeat(at_W[:, None], len(words.plain_K), axis=1)
         if words.odd_LO.size:
             state_WK[:, ~words.plain_K] = guide.walk_all(at_W, words.odd_LO)
@@ -148,5 +176,5 @@ def _after_words(guide: Guide, at_W: Ints, words: _Words) -> Ints:
         state_WK = guide.walk_all(at_W, words.bytes_LK)
     state_WK[:, words.none_K] = DEAD
     if words.ends_K.any():
-        state_WK[:, words.ends_K] = np.where(guide.automaton.accepting_S[at_W], guide.end, DEAD)[:, None]
+        state_WK[:, words.ends_K] = np.where(guide.automaton.accepting_S[at_W], END, DEAD)[:, None]
     return state_WK

@@ -1,4 +1,4 @@
-"""Syntax trees of grammars and patterns, and the parser code that both share."""
+"""Syntax trees of regular expressions and grammars, and the parser code that both share."""
 
 import re
 from abc import ABC, abstractmethod
@@ -9,6 +9,8 @@ from gesso.errors import InputError
 
 Leaf = TypeVar("Leaf")
 Tree = Union[Leaf, "Sequence[Leaf]", "Choice[Leaf]", "Repeat[Leaf]"]  # noqa: UP007 (a quoted name has no |)
+
+MAX_COUNT = 10**6  # of a repetition
 
 _MARKS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
@@ -35,7 +37,7 @@ class Parser(ABC, Generic[Leaf]):
 
     max_nest: int  # of groups
     blank = re.compile("")  # skipped after each token
-    integer = re.compile("[0-9]+")
+    integer = re.compile("[0-9]{1,18}")
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.nest = text, 0, 0
@@ -87,6 +89,12 @@ class Parser(ABC, Generic[Leaf]):
         high = (None if self.starts("}") else self._integer()) if self.take(",") else low
         if not self.take("}") or (high is not None and low > high):
             raise self.error(start, "a count must look like {2}, {2,} or {2,5}")
+        return self.checked_counts(start, low, high)
+
+    def checked_counts(self, start: int, low: int, high: int | None) -> tuple[int, int | None]:
+        """Reject counts that are too high."""
+        if max(low, high or 0) > MAX_COUNT:
+            raise self.error(start, f"counts go up to {MAX_COUNT:,}; leave the upper one out")
         return low, high
 
     def _integer(self) -> int:

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gesso.chat.tokenizer import Tokenizer
-from gesso.constraints.automaton import DEAD, STAY, Automaton
+from gesso.constraints.automaton import DEAD, PLAIN, STAY, Automaton
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-PLAIN = b" 0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"  # the bytes of most words
 LAST_BYTE = 0xF7  # of any text in UTF-8
 FEW_LEFT = 32
 LONGEST = 20  # bytes of a candidate; shorter tokens can write the text of a longer one
@@ -78,12 +77,17 @@ class Words:
         plain_V[[token for token, word in self._short() if not word.strip(PLAIN)]] = True
         return plain_V
 
+    @cached_property
+    def writes_all_bytes(self) -> bool:
+        """Whether any text can be written byte by byte."""
+        return all(bytes([byte]) in self.token_of for byte in range(LAST_BYTE + 1) if byte not in (0xC0, 0xC1))
+
     def _short(self) -> Iterator[tuple[int, bytes]]:
         return ((token, word) for token, word in self.bytes_of.items() if len(word) <= LONGEST)
 
     def after(self, automaton: Automaton, state: int, limit: int) -> list[tuple[int, int]] | None:
         """Return (token, next state) of every candidate that can follow a state; None if more than `limit` can."""
-        allowed = automaton.next_SB[state, :STAY].nonzero()[0].tolist()
+        allowed = automaton.row(state).nonzero()[0].tolist()
         if sum(bytes([byte]) in self.token_of for byte in allowed) > limit:  # faster than walking all words
             return None
         found: list[tuple[int, int]] = []
@@ -102,7 +106,9 @@ class Words:
             ended = byte == STAY
             for target, first in zip(*np.unique(at[ended], return_index=True), strict=True):
                 found.setdefault(int(target), int(token[ended][first]))
-            token, at = token[~ended], automaton.next_SB[at[~ended], byte[~ended]]
+            token, at = token[~ended], at[~ended]
+            automaton.fill(at)
+            at = automaton.next_SB[at, byte[~ended]].astype(np.int64)
             token, at = token[at != DEAD], at[at != DEAD]
             if not len(token):
                 break
@@ -126,8 +132,9 @@ class Words:
                 yield self._sorted[low], at
                 low += 1
             prefix = self._sorted[low][:read]
-            for byte in automaton.next_SB[at, :STAY].nonzero()[0].tolist():
+            row = automaton.row(at)
+            for byte in row.nonzero()[0].tolist():
                 first = bisect.bisect_left(self._sorted, prefix + bytes([byte]), low, high)
                 last = bisect.bisect_left(self._sorted, prefix + bytes([byte + 1]), first, high) if byte < 255 else high
                 if first < last:
-                    pending.append((read + 1, int(automaton.next_SB[at, byte]), first, last))
+                    pending.append((read + 1, int(row[byte]), first, last))

@@ -57,14 +57,14 @@ def guided(running: Running, prediction: Prediction, logits: Callable[[], Tensor
         # The settled tokens were part of the last result. A search might find no continuation that is as short.
         return replace(prediction, corrected=True, **dict.fromkeys(wrong, canvas.result_C))
     entropy_C = prediction.entropy_C[canvas.final :]
-    scores = scores_of(logits()[canvas.final :], entropy_C, reach.moves.tokens_U, reach.guide)
+    scores = scores_of(logits()[canvas.final :], entropy_C, reach.guide)
     tokens, free = likeliest(reach, state, position, scores)
     found_C = torch.from_numpy(tokens).to(settled_C)
     found = {name: torch.cat([settled_C, found_C[:free], own_tokens[name][free:]]) for name in wrong}
     return replace(prediction, corrected=True, **found)
 
 
-def scores_of(logits_CV: Tensor, entropy_C: Tensor, tokens_U: NDArray[np.int64], guide: Guide) -> Scores:
+def scores_of(logits_CV: Tensor, entropy_C: Tensor, guide: Guide) -> Scores:
     """Return the scores for the search: each token's logit minus the largest logit of its position.
 
     A position counts by its certainty. Early in the process most positions are noise, and would outvote the few that
@@ -72,13 +72,19 @@ def scores_of(logits_CV: Tensor, entropy_C: Tensor, tokens_U: NDArray[np.int64],
     """
     weight_C1 = torch.exp(-entropy_C)[:, None]
     top = logits_CV.topk(min(TOP, logits_CV.shape[-1]), dim=-1)
-    best_C1 = top.values[:, :1]
-    filling = torch.tensor(sorted(guide.eos | guide.padding), device=logits_CV.device)
-    fill = logits_CV[:, filling].max(-1, keepdim=True)
-    moves_CU = torch.cat([logits_CV[:, torch.from_numpy(tokens_U).to(logits_CV.device)], best_C1, fill.values], dim=-1)
+    filling = sorted(guide.eos | guide.padding)
+
+    def ask(tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        asked_CU = logits_CV[:, torch.from_numpy(tokens).to(logits_CV.device)]
+        found: NDArray[np.float32] = ((asked_CU - top.values[:, :1]) * weight_C1).cpu().numpy()
+        return found
+
+    fill_CU = ask(np.array(filling))
+    best_C = fill_CU.argmax(axis=1)
     return Scores(
         top.indices.cpu().numpy(),
-        ((top.values - best_C1) * weight_C1).cpu().numpy(),
-        filling[fill.indices[:, 0]].cpu().numpy(),
-        ((moves_CU - best_C1) * weight_C1).cpu().numpy(),
+        ((top.values - top.values[:, :1]) * weight_C1).cpu().numpy(),
+        np.array(filling)[best_C],
+        np.take_along_axis(fill_CU, best_C[:, None], axis=1)[:, 0],
+        ask,
     )

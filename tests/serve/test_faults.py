@@ -19,6 +19,8 @@ import torch
 import gesso
 from gesso import adapters
 from gesso.adapters.lora import adapter_sites
+from gesso.constraints.regex import regex_term
+from gesso.constraints.stored import to_bytes
 from gesso.engine.request import Request
 from gesso.serve import protocol
 from gesso.serve.fair_queue import FairQueue
@@ -271,7 +273,7 @@ def test_request_that_fails_every_pass_fails_alone(tiny, monkeypatch):
     assert not tiny.engine.busy
 
 
-def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(tiny, compiled_here, monkeypatch):
+def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(tiny, monkeypatch):
     release, sent, inbox = threading.Event(), [], queue.SimpleQueue()
     worker = Worker(tiny, sent.append)
     request = worker.request
@@ -282,7 +284,7 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
 
     monkeypatch.setattr(worker, "request", slowly)
     options = {**QUICK, "max_new_tokens": 16, "settle": 1, "seed": 1}
-    compiled = tiny.guides.compiled("[ab]{3}").to_bytes(pinned=False)
+    compiled = to_bytes(regex_term("[ab]{3}"))
     held, gone = (Submit(id, [2, 200, 210], options, constraint=Constraint("key", tools=False)) for id in (1, 2))
     for message in (held, gone, Cancel(2), Submit(3, [2, 200, 210], options)):
         inbox.put((message, compiled))
@@ -306,14 +308,14 @@ def test_side_thread_work_delays_no_other_request_and_cancelled_work_never_runs(
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_the_engine_process_checks_a_request_once(tiny, compiled_here, monkeypatch, constrained):
+def test_the_engine_process_checks_a_request_once(tiny, monkeypatch, constrained):
     checked, check = [], Request.check
     monkeypatch.setattr(Request, "check", lambda self, *limits: (checked.append(self), check(self, *limits)))
     options = {**QUICK, "max_new_tokens": 16, "seed": 1}
     asked = Submit(1, [2, 200, 210], options, constraint=Constraint("once", tools=False) if constrained else None)
     inbox, sent = queue.SimpleQueue(), []
     worker = Worker(tiny, sent.append)
-    inbox.put((asked, tiny.guides.compiled("[ab]{3}").to_bytes(pinned=False)))
+    inbox.put((asked, to_bytes(regex_term("[ab]{3}"))))
     threading.Thread(target=worker.run, args=(inbox,), daemon=True).start()  # it waits forever, until this process ends
     wait_until(lambda: any(isinstance(message, Ended) for message in sent))
     assert len(checked) == 1

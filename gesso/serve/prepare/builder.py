@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from gesso.chat.messages import check_tools, with_schema
-from gesso.constraints.constraint import expression
-from gesso.constraints.tools import calls_regex, chosen
+from gesso.constraints.tools import chosen
 from gesso.engine.request import Request
 from gesso.serve.errors import ApiError
 from gesso.serve.fields import DRAWS, Common, DraftFields, ModelFields
@@ -106,19 +105,14 @@ class RequestBuilder(Builder[Common]):
     """Builds the jobs of a request that generates text."""
 
     def constraint(self, constraint: dict[str, Any] | None) -> ConstraintSource | None:
-        """Translate a constraint into a regular expression, or reject it."""
+        """Return the constraint for the task that compiles it, or reject it."""
         if constraint is None:
             return None
-        limits, tools = self.frontend.guides.limits, "tools" in constraint
-        if tools:
-            functions = chosen(check_tools(constraint["tools"]) or (), constraint["choice"])
+        if "tools" in constraint:
+            constraint = {**constraint, "tools": check_tools(constraint["tools"]) or ()}
+            chosen(constraint["tools"], constraint["choice"])
             self.frontend.guides.check_tags()
-            regex = calls_regex(functions, parallel=constraint["parallel"], limits=limits)
-        else:
-            ((name, value),) = constraint.items()
-            regex = expression(name, value, limits)
-        pinned = bool(self.fields.diffusion.pins)
-        return ConstraintSource.of(self.frontend.name, regex, tools=tools, pinned=pinned)
+        return ConstraintSource.of(self.frontend.name, constraint)
 
     def build(
         self,

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gesso.chat.messages import tool_names
+from gesso.constraints.stored import to_bytes
 from gesso.constraints.validate import calls_problem, schema_problem
 from gesso.errors import InputError
 from gesso.infill.span import check_span
@@ -96,8 +97,8 @@ def read_json(body: bytes) -> Any:
 def compile(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     """Compile a constraint. The blob is the input of `Guides.restored`."""
     frontend = frontend_of(frontends, task["model"])
-    guide = frontend.guides.compiled(body.decode("utf-8", "surrogatepass"), tools=task["tools"])
-    return b"{}", guide.to_bytes(pinned=task["pinned"])
+    guide = frontend.guides.compile(json.loads(body))
+    return b"{}", to_bytes(guide.automaton.term)
 
 
 def check(task: Task, body: bytes, frontends: Frontends) -> Outcome:

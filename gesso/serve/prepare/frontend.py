@@ -20,7 +20,7 @@ class ModelFrontend:
         self.defaults = GenerationDefaults.from_directory(source.directory, self.config)
         self.tokenizer = Tokenizer.from_directory(source.directory)
         eos = frozenset(self.defaults.eos_token_ids)
-        self.guides = Guides(self.tokenizer, self.config.vocab_size, eos, apart=False)
+        self.guides = Guides(self.tokenizer, self.config.vocab_size, eos)
 
     @property
     def name(self) -> str:

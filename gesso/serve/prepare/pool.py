@@ -183,12 +183,11 @@ class PreparePool:
                 shared.task.cancel()
 
     async def _compile(self, source: ConstraintSource, client: str) -> bytes:
-        task = {"endpoint": "compile", "model": source.model, "tools": source.tools, "pinned": source.pinned}
-        regex = source.regex.encode("utf-8", "surrogatepass")
+        task = {"endpoint": "compile", "model": source.model}
         async with self._slot("compile", client):
             if (found := self.compiled.get(source.key)) is not None:  # compiled for another client in the meantime
                 return found
-            _, found = await self._run(task, regex, self.limits.compile_seconds, "compile")
+            _, found = await self._run(task, source.source.encode(), self.limits.compile_seconds, "compile")
         self.compiled[source.key] = found
         while sum(map(len, self.compiled.values())) > CACHE_BYTES:
             self.compiled.popitem(last=False)

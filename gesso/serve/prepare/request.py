@@ -19,19 +19,18 @@ class PreparedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ConstraintSource:
-    """A constraint as a regular expression, not yet compiled. The key identifies it."""
+    """A constraint as the JSON of `Guides.compile`'s argument, not yet compiled. The key identifies it."""
 
     key: str
     model: str
-    regex: str
+    source: str
     tools: bool
-    pinned: bool
 
     @classmethod
-    def of(cls, model: str, regex: str, *, tools: bool, pinned: bool) -> Self:
-        content = f"{model}\0{tools}\0{pinned}\0{regex}"
-        key = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-        return cls(key=key, model=model, regex=regex, tools=tools, pinned=pinned)
+    def of(cls, model: str, constraint: dict[str, Any]) -> Self:
+        source = json.dumps(constraint)
+        key = hashlib.sha256(f"{model}\0{source}".encode()).hexdigest()
+        return cls(key=key, model=model, source=source, tools="tools" in constraint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,111 @@
+"""Terms as bytes, to travel to another process.
+
+The form is JSON: a list of nodes, each after its parts, as [kind, ...] with the indexes of its parts. Bodies of rules
+are listed apart, because they may contain any node.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gesso.constraints.terms import (
+    EMPTY,
+    NOTHING,
+    Alt,
+    Both,
+    Bytes,
+    Not,
+    Repeat,
+    Rule,
+    Seq,
+    Term,
+    alt,
+    both,
+    complement,
+    one_of,
+    repeat,
+    seq,
+    settle,
+)  # fmt: skip
+
+
+def to_bytes(term: Term) -> bytes:
+    index: dict[Term, int] = {NOTHING: 0, EMPTY: 1}
+    nodes: list[list[Any]] = []
+    waiting: list[Term] = [term]
+    bodies: list[Rule] = []
+    while waiting:
+        top = waiting[-1]
+        if top in index:
+            waiting.pop()
+            continue
+        missing = [part for part in _parts(top) if part not in index]
+        if missing and not isinstance(top, Rule):
+            waiting += missing
+            continue
+        waiting.pop()
+        index[top] = len(nodes) + 2
+        if isinstance(top, Rule):
+            bodies.append(top)
+            nodes.append(["rule", top.name])
+            waiting.insert(0, top.body)
+        else:
+            nodes.append(_node(top, index))
+    stored = {"nodes": nodes, "bodies": [[index[rule], index[rule.body]] for rule in bodies], "root": index[term]}
+    return json.dumps(stored, separators=(",", ":")).encode()
+
+
+def from_bytes(data: bytes) -> Term:
+    stored = json.loads(data)
+    found: list[Term] = [NOTHING, EMPTY]
+    for kind, *args in stored["nodes"]:
+        match kind:
+            case "rule":
+                found.append(Rule(args[0]))
+            case "bytes":
+                found.append(one_of(int(args[0], 16)))
+            case "seq":
+                found.append(seq(found[args[0]], found[args[1]]))
+            case "alt":
+                found.append(alt(found[i] for i in args))
+            case "repeat":
+                found.append(repeat(found[args[0]], args[1], args[2]))
+            case "both":
+                found.append(both(found[i] for i in args))
+            case "not":
+                found.append(complement(found[args[0]]))
+    rules = []
+    for rule, body in stored["bodies"]:
+        assert isinstance(found[rule], Rule)
+        found[rule].body = found[body]
+        rules.append(found[rule])
+    settle(rules)
+    return found[stored["root"]]
+
+
+def _parts(term: Term) -> Iterator[Term]:
+    match term:
+        case Seq():
+            yield term.head
+            yield term.tail
+        case Alt() | Both():
+            yield from term.items
+        case Repeat() | Not():
+            yield term.item
+
+
+def _node(term: Term, index: dict[Term, int]) -> list[Any]:
+    match term:
+        case Bytes():
+            return ["bytes", f"{term.mask:x}"]
+        case Seq():
+            return ["seq", index[term.head], index[term.tail]]
+        case Alt():
+            return ["alt", *(index[item] for item in term.items)]
+        case Repeat():
+            return ["repeat", index[term.item], term.low, term.high]
+        case Both():
+            return ["both", *(index[item] for item in term.items)]
+        case Not():
+            return ["not", index[term.item]]
+    raise AssertionError(f"unknown term {term!r}")
