@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gesso.constraints.charset import ANY, Ranges, char_class, chars
 from gesso.constraints.regex_classes import ANY_CHAR, SHORTHANDS, Chars
-from gesso.constraints.regex_parser import Anchor, Assertion, Boundary, Look, Node, RegexParser
+from gesso.constraints.regex_parser import Anchor, Assertion, Boundary, Leaf, Look, Node, RegexParser
 from gesso.constraints.syntax import Choice, Repeat, Sequence
 from gesso.constraints.terms import ANYTHING, EMPTY, NOTHING, Term, alt, both, minus, optional, repeat, seq
 from gesso.errors import InputError
@@ -23,9 +23,9 @@ MAX_ALTERNATIVES = 1000  # of an expression, once choices that contain look-arou
 
 WriteChar = Callable[[Ranges], Term]  # returns the term that writes one character of a set
 
-_ANY_TEXT = Repeat(ANY_CHAR, 0, None)
+_ANY_TEXT: Node = Repeat(ANY_CHAR, 0, None)
 _WORD = SHORTHANDS["w"]
-_BOUNDARIES = {
+_BOUNDARIES: dict[bool, list[tuple[Node, ...]]] = {
     negated: [
         (Look(_WORD, behind=True, negated=before), Look(_WORD, behind=False, negated=before == negated))
         for before in (False, True)
@@ -93,7 +93,8 @@ class _Compiler:
         if not _asserts(node):
             found = self._plain(node, every)
             return found if rest is None else seq(found, rest)
-        return alt(self._alternative(items, every, start, rest) for items in self._expanded(node))
+        rows = (split for row in self._expanded(node) for split in _split(row))
+        return alt(self._alternative(row, every, start, rest) for row in rows)
 
     # --- choices ------------------------------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class _Compiler:
         found: list[tuple[Node, ...]] = []
         match node:
             case Boundary(negated):
-                return [pair for pair in _BOUNDARIES[negated]]
+                return list(_BOUNDARIES[negated])
             case Choice(items):
                 if plain := [item for item in items if not _asserts(item)]:
                     found.append((Choice(tuple(plain)),))
@@ -135,7 +136,7 @@ class _Compiler:
                 f"with look-around and anchors it has more than {MAX_ALTERNATIVES:,} alternatives; use fewer"
             )
 
-    def _expanded_repeat(self, node: Repeat) -> list[tuple[Node, ...]]:
+    def _expanded_repeat(self, node: Repeat[Leaf]) -> list[tuple[Node, ...]]:
         """Take the anchors out of a repetition: only its first item can be at the start, only its last at the end."""
         options = self._expanded(node.item)
         kinds: dict[tuple[bool, bool], list[tuple[Node, ...]]] = {}
@@ -146,7 +147,8 @@ class _Compiler:
             return [(node,)]
         if any(_length(Sequence(option))[0] == 0 for option in options):
             raise self.error("a repetition of ^ or $ alone has no use; take it out of the repetition")
-        middle = Choice(tuple(Sequence(option) for option in kinds.get((False, False), ())))
+        between: list[Node] = [Sequence(option) for option in kinds.get((False, False), ())]
+        middle: Node = Choice(tuple(between))
         found: list[tuple[Node, ...]] = []
         for first in (None, *kinds.get((True, False), ())):
             for last in (None, *kinds.get((False, True), ())):
@@ -164,7 +166,8 @@ class _Compiler:
 
     def _alternative(self, items: tuple[Node, ...], every: bool, start: bool, rest: Term | None) -> Term:
         done: list[_Part] = []
-        text, least, known = EMPTY, 0, start  # known: `text` is all that is before
+        text: Term = EMPTY
+        least, known = 0, start  # known: `text` is all that is before
         for conditions, item in _rows(items):
             for condition in conditions:
                 if _looks_behind(condition):
@@ -212,7 +215,7 @@ class _Compiler:
             return EMPTY if before.nullable else NOTHING
         assert isinstance(condition, Look)
         self._check_reach(condition, least)
-        tree = Sequence((_ANY_TEXT, condition.tree))
+        tree: Node = Sequence((_ANY_TEXT, condition.tree))
         found = self._term(tree, every != condition.negated, start=True, rest=None)
         if condition.negated:
             return minus(before, found)
@@ -242,7 +245,7 @@ class _Compiler:
                 "put it outside, or use a class of characters"
             )
 
-    def _repeated(self, node: Repeat, rest: Term, every: bool, known: bool) -> Term:
+    def _repeated(self, node: Repeat[Leaf], rest: Term, every: bool, known: bool) -> Term:
         """Compile a repetition with look-around inside."""
         try:
             return seq(repeat(self._term(node.item, every, start=False, rest=None), node.low, node.high), rest)
@@ -273,6 +276,23 @@ def _rows(items: tuple[Node, ...]) -> Iterator[tuple[list[Assertion], Node | Non
             yield conditions, item
             conditions = []
     yield conditions, None
+
+
+def _split(row: tuple[Node, ...]) -> list[tuple[Node, ...]]:
+    r"""Take a part that may be empty, such as `\w*` in `\b\w*\b`, once as empty and once as not empty.
+
+    So the conditions on both sides of it either meet in one place, or have a character between them.
+    """
+    found: list[tuple[Node, ...]] = [()]
+    for i, item in enumerate(row):
+        options: list[tuple[Node, ...]] = [(item,)]
+        around = row[i - 1 : i] + row[i + 1 : i + 2]
+        if len(around) == 2 and all(isinstance(one, Anchor | Look) for one in around) and len(found) < 16:
+            match item:
+                case Repeat(inner, 0, high) if _length(inner)[0] and not _asserts(inner):
+                    options = [(), (Repeat(inner, 1, high),)]
+        found = [(*before, *option) for before in found for option in options]
+    return found
 
 
 def _looks_behind(condition: Assertion) -> bool:

@@ -7,7 +7,15 @@ import re
 from dataclasses import dataclass
 
 from gesso.constraints.regex_classes import (
-    ANY_CHAR, DOT, POSIX, SHORTHANDS, Chars, exactly, joined, one, unicode_property,
+    ANY_CHAR,
+    DOT,
+    POSIX,
+    SHORTHANDS,
+    Chars,
+    exactly,
+    joined,
+    one,
+    unicode_property,
 )  # fmt: skip
 from gesso.constraints.syntax import Parser, Repeat, Sequence, Tree
 from gesso.errors import InputError

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from gesso.constraints.schema.multiples import Digits, digits
 from gesso.constraints.terms import (
     EMPTY,
     NOTHING,
@@ -70,6 +71,8 @@ def from_bytes(data: bytes) -> Term:
                 found.append(alt(found[i] for i in args))
             case "repeat":
                 found.append(repeat(found[args[0]], args[1], args[2]))
+            case "digits":
+                found.append(digits(*args))
             case "both":
                 found.append(both(found[i] for i in args))
             case "not":
@@ -108,4 +111,6 @@ def _node(term: Term, index: dict[Term, int]) -> list[Any]:
             return ["both", *(index[item] for item in term.items)]
         case Not():
             return ["not", index[term.item]]
+        case Digits():
+            return ["digits", term.multiples.modulus, term.remainder]
     raise AssertionError(f"unknown term {term!r}")

@@ -1,18 +1,21 @@
-"""The regular expression of tool calls, in the model's own syntax, with marks for its special tokens."""
+"""The texts of tool calls, in the model's own syntax, with bytes for its special tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gesso.constraints.limits import Limits
-from gesso.constraints.regex import literal
-from gesso.constraints.schema.compile import schema_regex
+from gesso.constraints.schema.compile import Compiled, schema_term
 from gesso.constraints.schema.dialects import CALL, CALL_END, CALL_QUOTE, CALLS
+from gesso.constraints.terms import Term, alt, literal, one_of, optional, repeat, seq
 from gesso.errors import InputError
 
-TAGS = {"<|tool_call>": CALL, "<tool_call|>": CALL_END, '<|"|>': CALL_QUOTE}  # special token: mark in an expression
-MARKS = {mark: 0xF8 + n for n, mark in enumerate(TAGS.values())}  # mark: byte in the automaton
+TAGS = {"<|tool_call>": CALL, "<tool_call|>": CALL_END, '<|"|>': CALL_QUOTE}  # special token: its byte in a text
 CHOICES = ("auto", "none", "required")
 MAX_CALLS = 8  # of one answer
+# Keywords from which the arguments of a tool follow.
+OBJECT_KEYWORDS = frozenset(
+    {"properties", "required", "additionalProperties", "patternProperties", "$ref", "anyOf", "oneOf", "allOf"}
+)
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -41,21 +44,42 @@ def _function_name(choice: Mapping[str, Any]) -> str:
     return str(function["name"])
 
 
-def calls_regex(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> str:
-    """Match one call of these functions, or up to eight with `parallel`, with valid arguments."""
-    found = []
-    for function in functions:
-        parameters = function.get("parameters") or {}
-        if not parameters.keys() & {"properties", "required", "additionalProperties", "$ref", "anyOf"} or (
-            parameters.get("properties") == {} and "additionalProperties" not in parameters
-        ):
-            parameters = NO_ARGUMENTS  # a tool that declares no arguments takes none
-        if parameters.get("type", "object") != "object":
-            raise InputError(f"the parameters of the tool {function['name']!r} must be the schema of an object")
-        try:
-            arguments = schema_regex({"type": "object", **parameters}, limits=limits, dialect=CALLS)
-        except InputError as error:
-            raise InputError(f"tool {function['name']!r}: {error}") from None
-        found.append(f"call:{literal(function['name']).text}(?:{arguments})")
-    call = f"{CALL}(?:{'|'.join(found)}){CALL_END}"
-    return f"(?:{call}){{1,{MAX_CALLS}}}" if parallel else call
+def calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> Compiled:
+    """Return one call of these functions, or up to eight with `parallel`, with valid arguments."""
+    found = [_call(function, limits) for function in functions]
+    call = seq(_mark("<|tool_call>"), alt(one.term for one in found), _mark("<tool_call|>"))
+    return Compiled(
+        repeat(call, 1, MAX_CALLS) if parallel else call,
+        tuple(warning for one in found for warning in one.warnings),
+        tuple(pointer for one in found for pointer in one.checked),
+    )
+
+
+def optional_calls_term(functions: Sequence[Mapping[str, Any]], *, parallel: bool, limits: Limits) -> Compiled:
+    """Return any text, which calls of these functions with valid arguments may follow."""
+    calls = calls_term(functions, parallel=parallel, limits=limits)
+    text = repeat(one_of((1 << CALL) - 1), 0, None)
+    return Compiled(seq(text, optional(calls.term)), calls.warnings, calls.checked)
+
+
+def _call(function: Mapping[str, Any], limits: Limits) -> Compiled:
+    name, parameters = function["name"], function.get("parameters") or {}
+    if not parameters.keys() & OBJECT_KEYWORDS or (
+        parameters.get("properties") == {} and not parameters.keys() & (OBJECT_KEYWORDS - {"properties"})
+    ):
+        parameters = NO_ARGUMENTS  # a tool that declares no arguments takes none
+    if parameters.get("type", "object") != "object":
+        raise InputError(f"the parameters of the tool {name!r} must be the schema of an object")
+    try:
+        found = schema_term({"type": "object", **parameters}, limits=limits, dialect=CALLS)
+    except InputError as error:
+        raise InputError(f"tool {name!r}: {error}") from None
+    return Compiled(
+        seq(literal(f"call:{name}"), found.term),
+        tuple(f"tool {name!r}: {warning}" for warning in found.warnings),
+        tuple(f"tool {name!r}: {pointer}" for pointer in found.checked),
+    )
+
+
+def _mark(tag: str) -> Term:
+    return one_of(1 << TAGS[tag])

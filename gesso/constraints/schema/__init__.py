@@ -1,9 +1,10 @@
-"""Compile a JSON schema to a regular expression, in two stages.
+"""Compile a JSON schema to a term, in two stages.
 
-1. `reader` follows references and applicators (`allOf`, `anyOf`, `oneOf`) and returns alternatives of plain `facts`.
-   `keywords` reads the other keywords of each subschema.
-2. `compile` writes the facts as a regular expression: `numbers`, `patterns` and `formats` for scalars, `dialects` for
-   strings in JSON or in a tool call.
+1. `reader` follows references and applicators (`allOf`, `anyOf`, `oneOf`, `if`, `not`) and returns alternatives of plain
+   `facts`. `keywords` reads the other keywords of each subschema, `references` finds the targets of references,
+   `negation` the values that do not satisfy a subschema, and `validity` drops values of an enum that are not valid.
+2. `compile` writes the facts as terms: `strings`, `formats`, `numbers` and `multiples` for scalars, `arrays` and
+   `objects`, and `dialects` for strings in JSON or in a tool call.
 
-Unsupported keywords and combinations are rejected with their JSON pointer.
+Assertions that a term cannot express are listed, and the finished answer is checked for them.
 """

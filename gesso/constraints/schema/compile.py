@@ -1,238 +1,155 @@
-"""Compile a JSON schema to a regular expression. Every text that matches is a JSON document valid under the schema.
+"""Compile a JSON schema to a term. Every text of the term is a JSON document valid under the schema.
 
-Not every valid document matches. Keys come in the order of `properties`, an object that names properties has no others,
-and the only whitespace is an optional space after `,` and `:`.
+Not every text of a valid document belongs to it. By default, members come in the order of `properties`, an object that
+names properties has no others, and the only whitespace is one optional space after `,` and `:`. See `SchemaOptions`.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import permutations
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from gesso.constraints.limits import Limits
-from gesso.constraints.regex import EMPTY, Regex, alt, check_size, optional, raw, repeat, seq
-from gesso.constraints.schema.dialects import COLON, COMMA, JSON, Dialect, joined
-from gesso.constraints.schema.facts import TYPES, Facts, Subschema, identity
-from gesso.constraints.schema.formats import FORMATS
-from gesso.constraints.schema.numbers import MAX_MULTIPLES, integers, multiples, numbers
-from gesso.constraints.schema.patterns import pattern_content
+from gesso.constraints.schema.arrays import array_term
+from gesso.constraints.schema.dialects import JSON, Dialect, Writer
+from gesso.constraints.schema.facts import NUMBERS, TYPES, Facts, Subschema
+from gesso.constraints.schema.multiples import multiples
+from gesso.constraints.schema.numbers import fractional, integers, numbers, spelled
+from gesso.constraints.schema.objects import object_term
+from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
+from gesso.constraints.schema.strings import string_content
+from gesso.constraints.terms import FAR, NOTHING, Rule, Term, alt, at_most, both, literal, minus, seq, settle
 from gesso.errors import InputError
 
-# The pointer of "any value". It counts as a reference, so that free values nest no deeper than recursive ones.
-ANYTHING = "*"
-SCALAR = {"type": ["null", "boolean", "number", "string"]}  # "any value" at the deepest level
 
-# Nesting optional members writes each of them only twice, but Rust's parser allows only 250 levels. So a run of nested
-# members has at most 50; if the result is deeper than 170 levels, at most 16, and members are written more often.
-LONG_RUN, SHORT_RUN, MAX_RUN_NEST = 50, 16, 170
+@dataclass(frozen=True)
+class Compiled:
+    """The texts that a constraint allows."""
+
+    term: Term
+    warnings: tuple[str, ...] = ()  # keywords and formats that were ignored, each with the first place
+    checked: tuple[str, ...] = ()  # JSON pointers of assertions for which the finished answer must be checked
 
 
-def schema_regex(
+def schema_term(
     schema: Mapping[str, Any] | bool,
     *,
     limits: Limits = Limits(),  # noqa: B008 (immutable)
     dialect: Dialect = JSON,
-) -> str:
-    """Return a regular expression, in the syntax of Rust's `regex` crate, for the whole text."""
+    options: SchemaOptions = SchemaOptions(),  # noqa: B008 (immutable)
+) -> Compiled:
+    """Return the texts of values that satisfy a schema."""
     check_json(schema, limits)
-    compiler = _Compiler(Reader(schema, limits), limits, dialect)
-    found = compiler.compile((Subschema(schema, "#", frozenset({("#", 1)})),))
-    if found is not None:
-        return found.text
-    if compiler.reader.truncated:
-        raise InputError(
-            f"the schema refers to itself and has no end within {limits.depth} levels (limits.depth): "
-            "make the recursive part optional, or allow null or an empty list instead"
-        )
-    raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")
+    with at_most(limits.terms):
+        compiler = Compiler(Reader(schema), dialect, options)
+        term = compiler.whole()
+        if term is NOTHING:
+            raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")
+        if term.least >= FAR:
+            raise InputError(
+                "the schema contradicts itself, or it refers to itself and has no end: no value satisfies it. Relax one "
+                "of its conditions, make the recursive part optional, or allow null or an empty list instead"
+            )
+    reader = compiler.reader
+    warnings = tuple(f"{text} ({pointer})" for text, pointer in reader.warnings.items())
+    return Compiled(term, warnings, tuple(reader.checked))
 
 
-class _Compiler:
-    def __init__(self, reader: Reader, limits: Limits, dialect: Dialect) -> None:
-        self.reader, self.limits, self.dialect = reader, limits, dialect
-        self.known: dict[Any, Regex | None] = {}
-        self.pattern_chars = 0
+class Compiler:
+    """Writes facts as terms. Each array and object is a rule, so that schemas may refer to themselves."""
 
-    def compile(self, places: tuple[Subschema, ...]) -> Regex | None:
-        """Match a value that satisfies all these subschemas; None if there is no such value."""
-        key = tuple(place.key for place in places)
+    def __init__(self, reader: Reader, dialect: Dialect, options: SchemaOptions) -> None:
+        self.reader, self.options = reader, options
+        self.check = reader.check
+        # In draft 4, 1.0 is no integer.
+        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=reader.references.draft > 4)
+        self.known: dict[tuple[str, ...], Term] = {}
+        self.rules: list[Rule] = []
+        self.waiting: deque[tuple[Rule, list[Facts]]] = deque()
+
+    def whole(self) -> Term:
+        found = self.value((self.reader.references.root,))
+        while self.waiting:  # a queue, because the rules of a schema may nest to any depth
+            rule, alternatives = self.waiting.popleft()
+            rule.body = alt(self._value(facts) for facts in alternatives)
+        settle(reversed(self.rules))
+        return found
+
+    def value(self, places: tuple[Subschema, ...]) -> Term:
+        """Return the values that satisfy all these subschemas."""
+        places = tuple({place.pointer: place for place in places}.values())
+        key = tuple(place.pointer for place in places)
         if key not in self.known:
-            found = [self._value(facts, places) for facts in self.reader.read(places)]
-            check_size(found, self.limits, places[0].pointer)
-            self.known[key] = alt(found)
+            alternatives = self.reader.read(places)
+            if any(facts.unconstrained for facts in alternatives) and key:
+                self.known[key] = self.value(())
+            elif any(facts.values is None and facts.types & {"array", "object"} for facts in alternatives):
+                rule = self.known[key] = Rule(key[0] if key else "any value")
+                self.rules.append(rule)
+                self.waiting.append((rule, alternatives))
+            else:
+                self.known[key] = alt(self._value(facts) for facts in alternatives)
         return self.known[key]
 
-    def _value(self, facts: Facts, places: tuple[Subschema, ...]) -> Regex | None:
-        if facts.values is not None:
-            return alt(map(self.dialect.value, facts.values))
-        level = max(dict(place.entered).get(ANYTHING, 0) for place in places) + facts.unconstrained
-        deeper = level + 2 < self.limits.depth
-        anything = Subschema(deeper or SCALAR, ANYTHING, frozenset({(ANYTHING, level + 1)}))
-        # {"properties": ...} without a type also allows a number, but its author means an object.
-        types = facts.about if facts.types == TYPES and facts.about else facts.types
-        return alt(self._typed(kind, types, facts, anything) for kind in sorted(types))
+    def rule(self, body: Term) -> Term:
+        """Give a term a name, so that it is one item of a sequence or an alternative."""
+        rule = Rule("part")
+        rule.body = body
+        self.rules.append(rule)
+        return rule
 
-    def _typed(self, kind: str, types: frozenset[str], facts: Facts, anything: Subschema) -> Regex | None:
+    def _value(self, facts: Facts) -> Term:
+        if facts.values is not None:
+            return alt(map(self.writer.value, facts.values))
+        # {"properties": ...} without a type also allows a number, but its author means an object.
+        narrow = facts.types == TYPES and facts.about and not self.options.open
+        types = facts.about if narrow else facts.types
+        return alt(self._typed(kind, types, facts) for kind in sorted(types))
+
+    def _typed(self, kind: str, types: frozenset[str], facts: Facts) -> Term:
         match kind:
             case "null":
-                return raw("null")
+                return NOTHING if None in facts.excluded else literal("null")
             case "boolean":
-                return alt([raw("true"), raw("false")])
-            case "integer":  # without multipleOf, "number" matches the integers too
-                return None if "number" in types and facts.step is None else self._integer(facts)
+                excluded = [value for value in facts.excluded if isinstance(value, bool)]
+                return alt(literal(str(value).lower()) for value in (True, False) if value not in excluded)
+            case "integer":  # "number" matches the integers too
+                return NOTHING if "number" in types else self._number(facts, frozenset({kind}))
             case "number":
-                return numbers(facts.low, facts.high) if facts.step is None else None
+                return self._number(facts, types & NUMBERS)
             case "string":
-                return self._string(facts)
+                return self.writer.dialect.quoted(string_content(facts, self.writer.dialect, self.check))
             case "array":
-                return self._array(facts, anything)
-        return self._object(facts, anything)
+                return array_term(self, facts)
+        return object_term(self, facts)
 
-    def _integer(self, facts: Facts) -> Regex | None:
-        if facts.step in (None, 1):
-            return integers(facts.low, facts.high)
-        listed = multiples(facts.low, facts.high, facts.step or 1)
+    def _number(self, facts: Facts, types: frozenset[str]) -> Term:
+        excluded = [v for v in facts.excluded if isinstance(v, int | float) and not isinstance(v, bool)]
+        whole = types == {"integer"}
+        found: Term
+        if facts.step is not None:
+            found = self._multiples(facts, facts.step, whole)
+        elif whole:
+            found = integers(facts.low, facts.high)
+        else:
+            found = numbers(facts.low, facts.high) if "integer" in types else fractional(facts.low, facts.high)
+        if excluded:
+            found = minus(found, alt(spelled(value) for value in excluded))
+        return seq(found, self.writer.point_zero) if whole and found is not NOTHING else found
+
+    def _multiples(self, facts: Facts, step: Fraction, whole: bool) -> Term:
+        if whole:
+            step = Fraction(step.numerator)  # an integer is a multiple of 3/2 if it is one of 3
+        listed = multiples(step)
+        within = integers(facts.low, facts.high) if step.denominator == 1 else numbers(facts.low, facts.high)
         if listed is None:
-            raise InputError(
-                f"{facts.pointer}/multipleOf: add minimum and maximum with at most {MAX_MULTIPLES:,} multiples between"
-            )
-        return alt(map(self.dialect.value, listed))
-
-    def _string(self, facts: Facts) -> Regex | None:
-        low, high, pointer = facts.min_length, facts.max_length, facts.pointer
-        if facts.format is not None:
-            return self.dialect.quoted(_formatted(facts, facts.format))
-        if facts.pattern is None:
-            return self.dialect.string(low, high)
-        self.pattern_chars += len(facts.pattern)
-        if self.pattern_chars > self.limits.regex_chars // 5:
-            raise InputError(f"{pointer}/pattern: the patterns of the schema are too long in total; shorten them")
-        try:
-            return self.dialect.quoted(pattern_content(facts.pattern, low, high, self.dialect.char))
-        except InputError as error:
-            raise InputError(f"{pointer}/pattern: {error}") from None
-
-    def _array(self, facts: Facts, anything: Subschema) -> Regex | None:
-        low, high = facts.min_items, facts.max_items
-        if high is not None and low > high:
-            return None
-        if facts.unique and (high is None or high > 1):
-            return self._unique(facts)
-        prefix = [self.compile((place,)) for place in facts.prefix[:high]]
-        # After a prefix, write more items only if `items` describes them or `minItems` requires them.
-        more = not prefix or bool(facts.items) or low > len(prefix)
-        item = self.compile(facts.items or (anything,)) if more else None
-        check_size([*prefix, item], self.limits, facts.pointer)
-        if not prefix:
-            return _list("[", item, low, high, "]")
-        most = None if high is None else high - len(prefix)
-        rest = repeat(seq(COMMA, item), max(low - len(prefix), 0), most)
-        for i, first in reversed(list(enumerate(prefix))):
-            rest = seq(COMMA if i else EMPTY, first, rest)
-            rest = rest if low > i else optional(rest)
-        return seq(raw("\\["), rest, raw("\\]"))
-
-    def _unique(self, facts: Facts) -> Regex | None:
-        """Match different values of an enum: up to four in any order, more in the order of the enum."""
-        choices = self.reader.read(facts.items) if facts.items and not facts.prefix else [Facts()]
-        if any(choice.values is None for choice in choices):
-            raise InputError(f"{facts.pointer}/uniqueItems: supported only if `items` is an enum or maxItems is 1")
-        values = list({identity(v): v for choice in choices for v in choice.values or ()}.values())
-        low, high = facts.min_items, len(values) if facts.max_items is None else min(facts.max_items, len(values))
-        parts = [self.dialect.value(value) for value in values]
-        if len(values) <= 4:
-            orders = [order for size in range(low, high + 1) for order in permutations(parts, size)]
-            return alt(seq(raw("\\["), *joined(order), raw("\\]")) for order in orders)
-        if low > high:
-            return None
-        if low > 1 or high < len(values):
-            raise InputError(
-                f"{facts.pointer}/uniqueItems: minItems and maxItems are not supported with five values or more"
-            )
-        return seq(raw("\\["), _some(parts, low), raw("\\]"))
-
-    def _object(self, facts: Facts, anything: Subschema) -> Regex | None:
-        shapes = facts.properties
-        names = dict.fromkeys([*(name for shape in shapes for name in shape.named), *facts.required])
-        low, high = facts.min_properties, facts.max_properties
-        if not names:
-            others = tuple(shape.others for shape in shapes if shape.others is not None)
-            value = self.compile(others or (anything,))
-            if low > 1 and value is not None:
-                raise InputError(
-                    f"{facts.pointer}/minProperties: free keys could repeat; name the properties in `properties`"
-                )
-            return _list("{", seq(self.dialect.string(), COLON, value), low, high, "}")
-        members: dict[str, Regex] = {}
-        for name in names:
-            places = tuple(place for shape in shapes for place in shape.of(name)) or (anything,)
-            member = self.dialect.member(name, self.compile(places))
-            if member is not None:
-                members[name] = member
-            elif name in facts.required:
-                return None
-        check_size(members.values(), self.limits, facts.pointer)
-        required = set(members) if low >= len(members) else set(facts.required)
-        if high is not None and high <= len(required):
-            members = {name: member for name, member in members.items() if name in required}
-        if low > len(members) or (high is not None and high < len(required)):
-            return None
-        if low > max(len(required), 1) or (high is not None and high < len(members)):
-            raise InputError(
-                f"{facts.pointer}: minProperties and maxProperties are supported only if they leave no choice between "
-                "optional properties; use `required` instead"
-            )
-        return seq(raw("\\{"), _members(members, required, low), raw("\\}"))
-
-
-def _members(members: Mapping[str, Regex], required: set[str], low: int) -> Regex | None:
-    """Match the members in order, with commas between them. Those that are not required may be missing."""
-    names = list(members)
-    first = next((i for i, name in enumerate(names) if name in required), None)
-    if first is None:
-        return _some(list(members.values()), low)
-    # The first required member is always there: each member before it has a comma after it, each one behind it a comma
-    # before it.
-    before = [optional(seq(members[name], COMMA)) for name in names[:first]]
-    after = [repeat(seq(COMMA, members[name]), int(name in required), 1) for name in names[first + 1 :]]
-    return seq(*before, members[names[first]], *after)
-
-
-def _some(parts: Sequence[Regex | None], low: int) -> Regex | None:
-    """Match at least `low` (0 or 1) of these, in order, with commas between them."""
-    if not parts:
-        return EMPTY
-    found = _at_least_one(parts, LONG_RUN)
-    if found is not None and found.nest > MAX_RUN_NEST:
-        found = _at_least_one(parts, SHORT_RUN)
-    return found if low else optional(found)
-
-
-def _at_least_one(parts: Sequence[Regex | None], run: int) -> Regex | None:
-    # A choice of the first member would repeat everything after it for each choice. A choice of whether something came
-    # before the last member writes each member twice: E(n) = E(n-1) (, p(n))? | p(n).
-    if len(parts) > run:
-        left, right = parts[: len(parts) // 2], parts[len(parts) // 2 :]
-        after = seq(*(optional(seq(COMMA, part)) for part in right))
-        return alt([seq(_at_least_one(left, run), after), _at_least_one(right, run)])
-    found = parts[0]
-    for part in parts[1:]:
-        found = alt([seq(found, optional(seq(COMMA, part))), part])
-    return found
-
-
-def _list(start: str, item: Regex | None, low: int, high: int | None, end: str) -> Regex | None:
-    """Match `low` to `high` items in brackets, with commas between them."""
-    items = seq(item, repeat(seq(COMMA, item), max(low - 1, 0), None if high is None else high - 1))
-    return seq(raw(f"\\{start}"), items if low else optional(items), raw(f"\\{end}"))
-
-
-def _formatted(facts: Facts, name: str) -> Regex:
-    if facts.pattern is not None:
-        raise InputError(f"{facts.pointer}: pattern and format are combined; only one of them is supported")
-    known, low, high = FORMATS[name], facts.min_length, facts.max_length
-    if low > known.min_length or (high is not None and (known.max_length is None or high < known.max_length)):
-        raise InputError(
-            f"{facts.pointer}: the format {name!r} cannot be combined with these minLength and maxLength; remove them"
-        )
-    return known.content
+            self.check(f"{facts.pointer}/multipleOf")
+            return within
+        if step.denominator & (step.denominator - 1):  # a binary fraction divides exactly in floating point
+            self.check(f"{facts.pointer}/multipleOf")
+        if facts.low is None and facts.high is None:
+            return listed
+        found = both([listed, within])
+        return NOTHING if found.least >= FAR else found

@@ -2,48 +2,71 @@
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any
 
+from gesso.constraints.schema.multiples import common_multiple
 from gesso.constraints.schema.numbers import Bound, none_between
-from gesso.errors import InputError
 
 # Each value has exactly one of these types: "number" is a number that is not an integer.
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+NUMBERS = frozenset({"integer", "number"})
 
 
 @dataclass(frozen=True, slots=True)
 class Subschema:
-    """A schema inside the whole schema, at a JSON pointer."""
+    """A schema inside the whole schema, at a JSON pointer. `base` is the URI against which it reads references."""
 
     schema: Any
     pointer: str
-    entered: frozenset[tuple[str, int]] = frozenset()  # how often each reference was followed on the way here
-    level: int = 0
+    base: str = ""
 
     def child(self, schema: Any, *steps: str | int) -> "Subschema":
         path = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
-        return Subschema(schema, self.pointer + path, self.entered, self.level + 1)
+        return Subschema(schema, self.pointer + path, self.base)
 
-    @property
-    def key(self) -> tuple[str, frozenset[tuple[str, int]]]:
-        return self.pointer, self.entered
+    def negated(self) -> "Subschema":
+        return Subschema({"not": self.schema}, f"{self.pointer}/{NEGATED}", self.base)
+
+
+NEGATED = "(not)"  # in the pointer of a schema that the reader made itself
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """`properties` and `additionalProperties` of one subschema. The second applies to names that the first lacks."""
+    """What one subschema says about members: by name, by pattern, and about all others."""
 
     named: Mapping[str, Subschema]
-    others: Subschema | None
+    patterns: tuple[tuple[str, Subschema], ...] = ()
+    others: Subschema | None = None
+    open: bool = False  # whether it asks for further members
 
-    def of(self, name: str) -> tuple[Subschema, ...]:
-        found = self.named.get(name, self.others)
-        return () if found is None else (found,)
+    @property
+    def closed(self) -> bool:
+        return self.others is not None and self.others.schema is False
 
 
-class _ConflictError(ValueError):
-    pass
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What one subschema says about items: the first ones, and all others."""
+
+    prefix: tuple[Subschema, ...]
+    rest: Subschema | None = None
+
+    def at(self, index: int) -> tuple[Subschema, ...]:
+        if index < len(self.prefix):
+            return (self.prefix[index],)
+        return () if self.rest is None else (self.rest,)
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """From `low` to `high` items satisfy a subschema."""
+
+    place: Subschema
+    low: int
+    high: int | None
 
 
 def _common_values(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
@@ -65,21 +88,12 @@ def _smaller(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-def _step(a: int | None, b: int | None) -> int | None:
-    if a is None or b is None or 1 in (a, b):
-        return max(a or 0, b or 0) or None
-    if a != b:
-        raise _ConflictError("have different multipleOf; only one is supported")
-    return a
+def _step(a: Fraction | None, b: Fraction | None) -> Fraction | None:
+    return a or b if a is None or b is None else common_multiple(a, b)
 
 
-def _same(keyword: str) -> Callable[[str | None, str | None], str | None]:
-    def same(a: str | None, b: str | None) -> str | None:
-        if a is not None and b is not None and a != b:
-            raise _ConflictError(f"have different {keyword}s for the same string; only one is supported")
-        return b if a is None else a
-
-    return same
+def _together(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+    return a + tuple(one for one in b if one not in a) if a and b else a or b
 
 
 def _fact(default: Any, intersect: Callable[[Any, Any], Any]) -> Any:
@@ -93,27 +107,30 @@ class Facts:
     pointer: str = "#"
     types: frozenset[str] = _fact(TYPES, operator.and_)
     values: tuple[Any, ...] | None = _fact(None, _common_values)
+    excluded: tuple[Any, ...] = _fact((), operator.add)
     about: frozenset[str] = _fact(frozenset(), operator.or_)  # the types to which some keyword applies
     low: Bound | None = _fact(None, _higher)
     high: Bound | None = _fact(None, _lower)
-    step: int | None = _fact(None, _step)  # numbers are multiples of it
+    step: Fraction | None = _fact(None, _step)  # numbers are multiples of it
     min_length: int = _fact(0, max)
     max_length: int | None = _fact(None, _smaller)
-    pattern: str | None = _fact(None, _same("pattern"))
-    format: str | None = _fact(None, _same("format"))
-    prefix: tuple[Subschema, ...] = _fact((), lambda a, b: a or b)
-    items: tuple[Subschema, ...] = _fact((), operator.add)
+    patterns: tuple[str, ...] = _fact((), _together)
+    other_patterns: tuple[str, ...] = _fact((), _together)  # that do not match
+    formats: tuple[str, ...] = _fact((), _together)
+    items: tuple[Items, ...] = _fact((), _together)
+    contains: tuple[Contains, ...] = _fact((), _together)
     min_items: int = _fact(0, max)
     max_items: int | None = _fact(None, _smaller)
     unique: bool = _fact(False, operator.or_)
-    properties: tuple[Properties, ...] = _fact((), operator.add)
-    required: tuple[str, ...] = _fact((), lambda a, b: tuple(dict.fromkeys(a + b)))
+    properties: tuple[Properties, ...] = _fact((), _together)
+    names: tuple[Subschema, ...] = _fact((), _together)  # which the names of all members satisfy
+    required: tuple[str, ...] = _fact((), _together)
     min_properties: int = _fact(0, max)
     max_properties: int | None = _fact(None, _smaller)
 
     @property
     def unconstrained(self) -> bool:
-        return self.types == TYPES and self.values is None and not self.about
+        return self.types == TYPES and self.values is None and not self.about and not self.excluded
 
     @property
     def possible(self) -> bool:
@@ -126,17 +143,12 @@ INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def intersect(a: Facts, b: Facts) -> Facts:
-    """Return the facts of values that satisfy both; reject combinations that are not supported."""
-    if a.pointer != b.pointer and ((a.prefix and (b.prefix or b.items)) or (b.prefix and a.items)):
-        raise InputError(
-            f"{a.pointer} and {b.pointer} both describe the items of an array, one of them with prefixItems; "
-            "describe the items in one place"
-        )
-    try:
-        found = {name: rule(getattr(a, name), getattr(b, name)) for name, rule in INTERSECT.items()}
-    except _ConflictError as error:
-        raise InputError(f"{a.pointer} and {b.pointer} {error}") from None
-    return Facts(a.pointer, **found)
+    """Return the facts of values that satisfy both."""
+    if a.unconstrained:
+        return b
+    if b.unconstrained:
+        return a
+    return Facts(a.pointer, **{name: rule(getattr(a, name), getattr(b, name)) for name, rule in INTERSECT.items()})
 
 
 def type_of(value: Any) -> str:
@@ -152,38 +164,20 @@ def type_of(value: Any) -> str:
 def identity(value: Any) -> Any:
     """Return a key that is equal for equal JSON values: 1 equals 1.0, but not true."""
     kind = type_of(value)
-    if kind in ("integer", "number"):
+    if kind in NUMBERS:
         return "number", value
     if kind == "array":
         return kind, tuple(identity(v) for v in value)
     return (kind, frozenset((k, identity(v)) for k, v in value.items())) if kind == "object" else (kind, value)
 
 
-def with_allowed_values(facts: Facts) -> Facts:
-    """Drop the values of an `enum` that the other keywords forbid."""
-    if facts.values is None:
-        return facts
-    return replace(facts, values=tuple(v for v in facts.values if _allowed(facts, v)))
-
-
-def _allowed(facts: Facts, value: Any) -> bool:
-    kind = type_of(value)
-    if kind not in facts.types:
-        return False
-    is_number = kind in ("integer", "number")
-    limited = facts.about & ({"integer", "number"} if is_number else {kind})
-    has_pattern = facts.pattern is not None or facts.format is not None
-    unchecked = has_pattern if kind == "string" else kind in ("array", "object")
-    if limited and unchecked:
-        raise InputError(
-            f"{facts.pointer}: enum or const is combined with other keywords for a value of type {kind}; "
-            "list only the values you need and remove the other keywords"
-        )
-    if is_number:
-        number = Bound.read(value, strict=False)
-        if none_between(facts.low, number) or none_between(number, facts.high):
-            return False
-        return facts.step is None or number.exact % facts.step == 0
-    if kind == "string":
-        return facts.min_length <= len(value) and (facts.max_length is None or len(value) <= facts.max_length)
-    return True
+def clearly_apart(a: Facts, b: Facts, kind: str) -> bool:
+    """Return whether no value of a type satisfies both, by their bounds alone."""
+    if kind in NUMBERS:
+        return none_between(b.low, a.high) or none_between(a.low, b.high)
+    lows, highs = {
+        "string": ((a.min_length, b.min_length), (a.max_length, b.max_length)),
+        "array": ((a.min_items, b.min_items), (a.max_items, b.max_items)),
+        "object": ((a.min_properties, b.min_properties), (a.max_properties, b.max_properties)),
+    }.get(kind, ((0, 0), (None, None)))
+    return any(high is not None and low > high for low in lows for high in highs)

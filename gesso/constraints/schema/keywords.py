@@ -1,54 +1,75 @@
-"""Read the keywords of one subschema, JSON schema draft 2020-12, into facts.
-
-Unknown keywords are rejected by name. Only keywords that constrain nothing are ignored.
-"""
+"""Read the assertions of one subschema into facts, in all drafts from 4 to 2020-12."""
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from gesso.constraints.schema.facts import INTERSECT, TYPES, Facts, Properties, Subschema, identity
-from gesso.constraints.schema.formats import FORMATS
+from gesso.constraints.schema.facts import (
+    INTERSECT,
+    NUMBERS,
+    TYPES,
+    Contains,
+    Facts,
+    Items,
+    Properties,
+    Subschema,
+    identity,
+)
 from gesso.constraints.schema.numbers import MAX_DIGITS, PRECISION, Bound
 from gesso.errors import InputError
 
-IGNORED = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
-    | {"$schema", "$id", "$comment", "$defs", "definitions"}
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
+    | {"contentEncoding", "contentMediaType", "contentSchema"}
+    | {"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "$defs", "definitions"}
     | {"discriminator"}  # of OpenAPI: names the property that distinguishes the members of oneOf, and adds nothing
 )
-APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})  # evaluated by `reader`
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+APPLICATORS = frozenset(  # evaluated by `reader`
+    {*REFERENCES, "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
+    | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"}
+)
 
 
-def own_facts(place: Subschema) -> Facts:
-    """Return the facts in the keywords of a subschema, without `$ref`, `allOf`, `anyOf` and `oneOf`."""
+def own_facts(place: Subschema, ignored: Callable[[str, Subschema], None], *, nullable: bool) -> Facts:
+    """Return the facts in the keywords of a subschema, without applicators. Report each keyword without a meaning."""
     found: dict[str, Any] = {}
     about: set[str] = set()
-    for keyword, value in place.schema.items():
+    schema = place.schema
+    for keyword, value in schema.items():
         if keyword in KEYWORDS:
+            if isinstance(value, bool) and keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+                continue  # draft 4: read with minimum and maximum
             types, name, read = KEYWORDS[keyword]
             about |= types
+            if schema.get(f"exclusive{keyword[0].upper()}{keyword[1:]}") is True:
+                read = partial(_bound, strict=True)
             try:
                 fact = read(value)
             except ValueError as expected:
-                raise _unexpected(place, keyword, str(expected)) from None
+                raise unexpected(place, keyword, str(expected)) from None
             # enum and const, minimum and exclusiveMinimum: two keywords, one fact
             found[name] = INTERSECT[name](found[name], fact) if name in found else fact
-        elif keyword in ("properties", "additionalProperties"):
+        elif keyword in ("properties", "additionalProperties", "patternProperties"):
             about.add("object")
             found["properties"] = (_properties(place),)
-        elif keyword == "prefixItems":
+        elif keyword in ("items", "prefixItems"):
             about.add("array")
-            found["prefix"] = tuple(members(place, keyword))
-        elif keyword == "items":
-            if isinstance(value, list | tuple):
-                raise _unexpected(place, keyword, "one schema; write a list of schemas as prefixItems")
+            found["items"] = (_items(place),)
+        elif keyword == "contains":
             about.add("array")
-            found["items"] = (place.child(value, keyword),)
-        elif keyword not in IGNORED and keyword not in APPLICATORS:
-            raise InputError(f"{place.pointer}/{keyword}: the keyword {keyword!r} is not supported")
-        elif keyword == "$id" and place.pointer != "#":
-            raise InputError(f"{place.pointer}/$id: $id inside a schema changes the meaning of references; remove it")
+            found["contains"] = (_contains(place),)
+        elif keyword == "propertyNames":
+            about.add("object")
+            found["names"] = (place.child(value, keyword),)
+        elif keyword not in ANNOTATIONS and keyword not in APPLICATORS and keyword not in _READ_ELSEWHERE:
+            ignored(keyword, place)
+    if nullable and schema.get("nullable") is True and "types" in found:  # of OpenAPI
+        found["types"] |= {"null"}
+        if found.get("values") is not None:
+            found["values"] += (None,)
     return Facts(place.pointer, about=frozenset(about), **found)
 
 
@@ -58,8 +79,16 @@ def members(place: Subschema, keyword: str) -> list[Subschema]:
         return []
     found = place.schema[keyword]
     if not isinstance(found, list | tuple) or not found:
-        raise _unexpected(place, keyword, "a list of at least one schema")
+        raise unexpected(place, keyword, "a list of at least one schema")
     return [place.child(member, keyword, i) for i, member in enumerate(found)]
+
+
+def named_members(place: Subschema, keyword: str) -> dict[str, Subschema]:
+    """Return the subschemas in the object of a keyword, by name."""
+    found = place.schema.get(keyword, {})
+    if not isinstance(found, Mapping):
+        raise unexpected(place, keyword, "an object of schemas")
+    return {name: place.child(inner, keyword, name) for name, inner in found.items()}
 
 
 def short(value: Any) -> str:
@@ -67,19 +96,44 @@ def short(value: Any) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
-def _unexpected(place: Subschema, keyword: str, expected: str) -> InputError:
+def unexpected(place: Subschema, keyword: str, expected: str) -> InputError:
     return InputError(f"{place.pointer}/{keyword} is {short(place.schema[keyword])}: expected {expected}")
 
 
 def _properties(place: Subschema) -> Properties:
-    named = place.schema.get("properties", {})
-    if not isinstance(named, Mapping):
-        raise _unexpected(place, "properties", "an object of schemas")
     others = place.schema.get("additionalProperties", True)
+    patterns = named_members(place, "patternProperties")
     return Properties(
-        {name: place.child(inner, "properties", name) for name, inner in named.items()},
+        named_members(place, "properties"),
+        tuple(patterns.items()),
         None if others is True else place.child(others, "additionalProperties"),
+        open=bool(patterns) or ("additionalProperties" in place.schema and others is not False),
     )
+
+
+def _items(place: Subschema) -> Items:
+    items, first = place.schema.get("items", True), "prefixItems"
+    rest = place.child(items, "items") if "items" in place.schema else None
+    if isinstance(items, list | tuple):  # before 2020-12
+        first = "items"
+        rest = place.child(place.schema["additionalItems"], "additionalItems") if _has_more(place) else None
+        if not items:
+            return Items((), rest)
+    return Items(tuple(members(place, first)), rest)
+
+
+def _has_more(place: Subschema) -> bool:
+    return "additionalItems" in place.schema
+
+
+def _contains(place: Subschema) -> Contains:
+    low, high = place.schema.get("minContains", 1), place.schema.get("maxContains")
+    try:
+        return Contains(
+            place.child(place.schema["contains"], "contains"), _integer(low), None if high is None else _integer(high)
+        )
+    except ValueError as expected:
+        raise unexpected(place, "minContains" if "minContains" in place.schema else "maxContains", str(expected)) from None
 
 
 # Each function returns the fact that a keyword states, or raises ValueError with the expected value.
@@ -95,9 +149,13 @@ def _integer(value: Any, least: int = 0) -> int:
     return int(value)
 
 
-def _bound(value: Any, strict: bool) -> Bound:
+def _bound(value: Any, strict: bool) -> Bound | None:
+    if not _is_number(value):
+        raise ValueError("a number")
+    if isinstance(value, float) and abs(value) > 10**MAX_DIGITS:
+        return None  # such as the largest number in floating point, which limits nothing
     digits = PRECISION if strict else MAX_DIGITS
-    if not _is_number(value) or abs(value) > 10**MAX_DIGITS or Bound.read(value, strict).digits() > digits:
+    if abs(value) > 10**MAX_DIGITS or Bound.read(value, strict).digits() > digits:
         raise ValueError(f"a number of at most {digits} digits")
     return Bound.read(value, strict)
 
@@ -111,9 +169,15 @@ def _types(value: Any) -> frozenset[str]:
 
 
 def _enum(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError("a list of at least one value")
+    if not isinstance(value, list | tuple):
+        raise ValueError("a list of values")
     return tuple({identity(v): v for v in value}.values())
+
+
+def _step(value: Any) -> Fraction:
+    if not _is_number(value) or value <= 0:
+        raise ValueError("a number above 0")
+    return Fraction(Decimal(repr(value)))
 
 
 def _instance(value: Any, kind: type, expected: str) -> Any:
@@ -122,36 +186,35 @@ def _instance(value: Any, kind: type, expected: str) -> Any:
     return value
 
 
-def _format(value: Any) -> str:
-    if not isinstance(value, str) or value not in FORMATS:
-        raise ValueError(f"one of {', '.join(FORMATS)}")
-    return value
+def _text(value: Any) -> tuple[str, ...]:
+    return (_instance(value, str, "text"),)
 
 
 def _required(value: Any) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return ()  # draft 3: stated in the property itself
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ValueError("a list of names")
     return tuple(dict.fromkeys(value))
 
 
 _ALL: frozenset[str] = frozenset()
-_NUMBER, _STRING = frozenset({"integer", "number"}), frozenset({"string"})
-_ARRAY, _OBJECT = frozenset({"array"}), frozenset({"object"})
+_STRING, _ARRAY, _OBJECT = frozenset({"string"}), frozenset({"array"}), frozenset({"object"})
 
 # Keyword: the types to which it applies in particular, the name of the fact, and the function that reads it.
 KEYWORDS: dict[str, tuple[frozenset[str], str, Callable[[Any], Any]]] = {
     "type": (_ALL, "types", _types),
     "enum": (_ALL, "values", _enum),
     "const": (_ALL, "values", lambda value: (value,)),
-    "minimum": (_NUMBER, "low", partial(_bound, strict=False)),
-    "maximum": (_NUMBER, "high", partial(_bound, strict=False)),
-    "exclusiveMinimum": (_NUMBER, "low", partial(_bound, strict=True)),
-    "exclusiveMaximum": (_NUMBER, "high", partial(_bound, strict=True)),
-    "multipleOf": (_NUMBER, "step", partial(_integer, least=1)),  # floating point cannot check fractions reliably
+    "minimum": (NUMBERS, "low", partial(_bound, strict=False)),
+    "maximum": (NUMBERS, "high", partial(_bound, strict=False)),
+    "exclusiveMinimum": (NUMBERS, "low", partial(_bound, strict=True)),
+    "exclusiveMaximum": (NUMBERS, "high", partial(_bound, strict=True)),
+    "multipleOf": (NUMBERS, "step", _step),
     "minLength": (_STRING, "min_length", _integer),
     "maxLength": (_STRING, "max_length", _integer),
-    "pattern": (_STRING, "pattern", partial(_instance, kind=str, expected="a regular expression")),
-    "format": (_STRING, "format", _format),
+    "pattern": (_STRING, "patterns", _text),
+    "format": (_STRING, "formats", _text),
     "minItems": (_ARRAY, "min_items", _integer),
     "maxItems": (_ARRAY, "max_items", _integer),
     "uniqueItems": (_ARRAY, "unique", partial(_instance, kind=bool, expected="true or false")),
@@ -159,3 +222,4 @@ KEYWORDS: dict[str, tuple[frozenset[str], str, Callable[[Any], Any]]] = {
     "minProperties": (_OBJECT, "min_properties", _integer),
     "maxProperties": (_OBJECT, "max_properties", _integer),
 }
+_READ_ELSEWHERE = frozenset({"minContains", "maxContains", "additionalItems", "nullable"})

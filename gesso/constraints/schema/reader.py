@@ -1,19 +1,38 @@
-"""Read a JSON schema into facts: follow references, intersect `allOf`, list the alternatives of `anyOf` and `oneOf`."""
+"""Read a JSON schema into facts: follow references and list the alternatives of `anyOf`, `oneOf`, `if` and `not`.
+
+Each alternative describes only valid values. An assertion that facts cannot express is left out and put on the list
+`checked`: the finished answer must be checked for it.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote
 
 from gesso.constraints.limits import Limits
-from gesso.constraints.schema.facts import Facts, Subschema, identity, intersect, type_of, with_allowed_values
-from gesso.constraints.schema.keywords import members, own_facts, short
-from gesso.constraints.schema.numbers import none_between
+from gesso.constraints.schema.facts import (
+    TYPES,
+    Facts,
+    Items,
+    Properties,
+    Subschema,
+    clearly_apart,
+    identity,
+    intersect,
+    type_of,
+)
+from gesso.constraints.schema.formats import FORMATS
+from gesso.constraints.schema.keywords import REFERENCES, members, named_members, own_facts, short, unexpected
+from gesso.constraints.schema.negation import negated
+from gesso.constraints.schema.references import References
+from gesso.constraints.schema.validity import Validity
 from gesso.errors import InputError
 
-MAX_LEVELS = 64  # schemas inside schemas, references included
-MAX_NEST = 128  # lists and objects inside each other
-MAX_ALTERNATIVES = 1000  # at one place, after anyOf and allOf are multiplied out
+MAX_LEVELS = 64  # subschemas of the same value inside each other, references included
+MAX_NEST = 256  # lists and objects inside each other
+MAX_ALTERNATIVES = 256  # at one place
+MAX_COMPARED = 48  # members of a oneOf that are compared with each other
+MAX_READ = 200_000  # subschemas
 
 
 def check_json(schema: Any, limits: Limits) -> None:
@@ -54,127 +73,230 @@ def _size(value: Any) -> int:
 
 
 class Reader:
-    """Reads the subschemas of one schema, each of them once.
+    """Reads the subschemas of one schema, each of them once."""
 
-    `truncated` is set when a reading reached the limit of recursion, so that alternatives are missing.
-    """
-
-    def __init__(self, root: Any, limits: Limits) -> None:
-        self.root, self.limits = root, limits
-        self.truncated = False
-        self.visits = 0
-        self.known: dict[Any, tuple[list[Facts], bool]] = {}
-        self.reading: set[str] = set()  # pointers of the subschemas being read, to detect endless references
-        self.disjoint_unions: set[str] = set()  # pointers of oneOf whose members were all compared
+    def __init__(self, root: Any) -> None:
+        self.references = References(root)
+        self.validity = Validity(root)
+        self.warnings: dict[str, str] = {}
+        self.checked: dict[str, None] = {}
+        self.known: dict[tuple[str, ...], list[Facts]] = {}
+        self.places: dict[str, list[Facts]] = {}
+        self.plain: dict[str, bool] = {}  # whether the values of a place need no check against its other keywords
+        self.reading: dict[str, None] = {}  # pointers of the subschemas being read, to detect endless references
 
     def read(self, places: tuple[Subschema, ...]) -> list[Facts]:
         """Return the alternatives that satisfy all these subschemas at once."""
-
-        def read_all() -> list[Facts]:
+        key = tuple(place.pointer for place in places)
+        if key not in self.known:
             found = [Facts()]
             for place in places:
-                found = self._both(found, self._place(place), place)
-            return [facts for facts in map(with_allowed_values, found) if facts.possible]
+                found = self.both(found, self.place(place), place.pointer)
+            self.known[key] = [facts for facts in (self._with_valid(one, places) for one in found) if facts.possible]
+        return self.known[key]
 
-        return self._once(tuple(place.key for place in places), read_all)
+    def place(self, place: Subschema) -> list[Facts]:
+        """Return the alternatives of one subschema. Values of an enum are not yet compared with other keywords."""
+        if place.pointer not in self.places:
+            if place.pointer in self.reading:
+                raise InputError(
+                    f"{place.pointer} refers to itself for the same value, which has no end; "
+                    "refer to it from a property or an item instead"
+                )
+            if len(self.reading) > MAX_LEVELS:
+                raise InputError(f"{place.pointer}: schemas nest deeper than {MAX_LEVELS} levels, references included")
+            if len(self.places) > MAX_READ:
+                raise InputError(f"{place.pointer}: the schema has too many parts after its references are followed")
+            self.reading[place.pointer] = None
+            self.plain[place.pointer] = True
+            found = self._read(self.references.entered(place))
+            del self.reading[place.pointer]
+            self.places[place.pointer] = found
+        return self.places[place.pointer]
 
-    def _once(self, key: Any, read: Callable[[], list[Facts]]) -> list[Facts]:
-        if key not in self.known:
-            before, self.truncated = self.truncated, False
-            self.known[key] = read(), self.truncated
-            self.truncated = before
-        found, truncated = self.known[key]
-        self.truncated = self.truncated or truncated
-        return found
+    def check(self, pointer: str) -> None:
+        """Leave an assertion to the check of the finished answer."""
+        self.checked[pointer] = None
 
-    def _both(self, some: list[Facts], others: list[Facts], place: Subschema) -> list[Facts]:
-        if len(some) * len(others) > MAX_ALTERNATIVES:
-            raise InputError(
-                f"{place.pointer}: anyOf, oneOf and allOf combine to more than {MAX_ALTERNATIVES:,} alternatives; "
-                "use fewer"
-            )
-        found = (b if a.unconstrained else intersect(a, b) for a in some for b in others)
-        return [facts for facts in found if facts.possible]
+    def warn(self, text: str, place: Subschema) -> None:
+        self.warnings.setdefault(text, place.pointer)
 
-    def _place(self, place: Subschema) -> list[Facts]:
-        return self._once(place.key, lambda: self._read(place))
+    def both(self, some: list[Facts], others: list[Facts], pointer: str) -> list[Facts]:
+        """Return the alternatives that satisfy one of each list."""
+        if len(some) * len(others) > MAX_ALTERNATIVES and min(len(some), len(others)) > 1:
+            self.check(pointer)
+            return some
+        found = (intersect(a, b) for a in some for b in others)
+        return [facts for facts in found if facts.possible and (len(some) == 1 or self._has_members(facts))]
+
+    def _has_members(self, facts: Facts) -> bool:
+        """Return whether each required member can have a value, as far as its own facts say."""
+        if len(facts.properties) < 2 or len(self.reading) > MAX_LEVELS // 2:
+            return True
+        for name in facts.required:
+            places = tuple(shape.named[name] for shape in facts.properties if name in shape.named)
+            if len(places) > 1 and not any(place.pointer in self.reading for place in places) and not self.read(places):
+                return False
+        return True
+
+    def _with_valid(self, facts: Facts, places: tuple[Subschema, ...]) -> Facts:
+        """Drop the values of an enum that other keywords forbid."""
+        if facts.values is None:
+            return facts
+        values = [v for v in facts.values if type_of(v) in facts.types]
+        if facts.excluded:
+            excluded = {identity(v) for v in facts.excluded}
+            values = [v for v in values if identity(v) not in excluded]
+        for place in places:
+            if not self.plain[place.pointer] or facts.about:
+                values = [v for v in values if self.validity.allows(place, v, self.references.draft)]
+        return replace(facts, values=tuple(values))
 
     def _read(self, place: Subschema) -> list[Facts]:
-        if place.pointer in self.reading:
-            raise InputError(
-                f"{place.pointer} refers to itself for the same value, which has no end; "
-                "refer to it from a property or an item instead"
-            )
-        self.visits += 1
-        if self.visits > self.limits.regex_chars // 80:
-            raise InputError(f"{place.pointer}: the schema has too many parts after its references are followed")
-        if place.level > MAX_LEVELS:
-            raise InputError(f"{place.pointer}: schemas nest deeper than {MAX_LEVELS} levels, references included")
-        if isinstance(place.schema, bool):
-            return [Facts(place.pointer)] if place.schema else []
-        if not isinstance(place.schema, Mapping):
-            raise InputError(f"{place.pointer} is {short(place.schema)}: a schema is an object, true or false")
-        self.reading.add(place.pointer)
-        found = [own_facts(place)]
-        if "$ref" in place.schema:
-            target = self._follow(place, place.schema["$ref"])
-            found = self._both(found, self._place(target) if target else [], place)
+        schema = place.schema
+        if isinstance(schema, bool):
+            return [Facts(place.pointer)] if schema else []
+        if not isinstance(schema, Mapping):
+            raise InputError(f"{place.pointer} is {short(schema)}: a schema is an object, true or false")
+        if self.references.draft <= 7 and "$ref" in schema:  # its siblings have no meaning
+            return self._inside(place, self.references.target(place, "$ref"))
+        found = [self._known_formats(self._own(place), place)]
+        for keyword in REFERENCES:
+            if keyword in schema:
+                target = self.references.target(place, keyword)
+                found = self.both(found, self._inside(place, target), f"{place.pointer}/{keyword}")
         for member in members(place, "allOf"):
-            found = self._both(found, self._place(member), place)
-        if "anyOf" in place.schema:
-            union = [facts for member in members(place, "anyOf") for facts in self._place(member)]
-            found = self._both(found, union, place)
-        if "oneOf" in place.schema:
+            found = self.both(found, self._inside(place, member), member.pointer)
+        if "anyOf" in schema:
+            union = [facts for member in members(place, "anyOf") for facts in self._inside(place, member)]
+            found = self.both(found, union, f"{place.pointer}/anyOf")
+        if "oneOf" in schema:
             found = self._one_of(place, found)
-        self.reading.discard(place.pointer)
+        if "if" in schema:
+            found = self._condition(place, found)
+        if "not" in schema:
+            inner = place.child(schema["not"], "not")
+            found = self._unless(found, *negated(self, inner), inner.pointer)
+        found = self._dependencies(place, found)
+        if "unevaluatedProperties" in schema:
+            found = [self._without_others(place, facts) for facts in found]
+        if "unevaluatedItems" in schema:
+            found = [self._without_more(place, facts) for facts in found]
+        if schema.keys() & _BEYOND_FACTS:
+            self.plain[place.pointer] = False
         return found
 
-    def _follow(self, place: Subschema, ref: Any) -> Subschema | None:
-        """Return the target of a reference; None beyond the limit of recursion."""
-        where = f"{place.pointer}/$ref"
-        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-            raise InputError(
-                f"{where} is {short(ref)}: only references within the schema, such as #/$defs/name, are supported"
-            )
-        target: Any = self.root
-        for step in (unquote(part).replace("~1", "/").replace("~0", "~") for part in ref.split("/")[1:]):
-            if isinstance(target, Mapping) and step in target:
-                target = target[step]
-            elif isinstance(target, list | tuple) and step.isdecimal() and int(step[:9]) < len(target):
-                target = target[int(step[:9])]
-            else:
-                raise InputError(f"{where}: there is no {ref!r} in the schema")
-        times = dict(place.entered)
-        times[ref] = times.get(ref, 0) + 1
-        if times[ref] > self.limits.depth:
-            self.truncated = True
-            return None
-        return Subschema(target, ref, frozenset(times.items()), place.level + 1)
+    def _own(self, place: Subschema) -> Facts:
+        def ignored(keyword: str, place: Subschema) -> None:
+            self.warn(f"the keyword {keyword!r} is unknown and was ignored", place)
 
-    # --- oneOf: the members must be disjoint ------------------------------------------------------------------------
+        return own_facts(place, ignored, nullable=self.validity.nullable)
+
+    def own(self, place: Subschema) -> Facts:
+        """Return the facts of a place without its applicators."""
+        return self._known_formats(self._own(place), place)
+
+    def _known_formats(self, facts: Facts, place: Subschema) -> Facts:
+        for name in facts.formats:
+            if name == "regex":
+                self.check(f"{place.pointer}/format")
+            elif name not in FORMATS:
+                self.warn(f"the format {name!r} is unknown and was ignored", place)
+        known = tuple(name for name in facts.formats if name in FORMATS)
+        return facts if known == facts.formats else replace(facts, formats=known)
+
+    def _inside(self, place: Subschema, inner: Subschema) -> list[Facts]:
+        """Read a subschema of the same value."""
+        found = self.place(inner)
+        self.plain[place.pointer] = self.plain[place.pointer] and self.plain[inner.pointer]
+        return found
+
+    def _unless(self, found: list[Facts], others: list[Facts], exact: bool, pointer: str) -> list[Facts]:
+        """Restrict alternatives to those of a negation, which lacks some if it is not exact."""
+        kept = self.both(found, others, pointer)
+        if kept or exact:
+            return kept
+        self.check(pointer)
+        return found
+
+    def _condition(self, place: Subschema, found: list[Facts]) -> list[Facts]:
+        condition, pointer = place.child(place.schema["if"], "if"), f"{place.pointer}/if"
+        outcomes = {
+            keyword: self.place(place.child(place.schema.get(keyword, True), keyword)) for keyword in ("then", "else")
+        }
+        if not place.schema.keys() & {"then", "else"}:
+            return found
+        yes = self.both(self.place(condition), outcomes["then"], pointer)
+        others, exact = negated(self, condition)
+        no = self.both(others, outcomes["else"], pointer)
+        if not exact and not self.both(found, no, pointer):
+            self.check(pointer)
+            no = outcomes["else"]
+        return self.both(found, yes + no, pointer)
+
+    def _dependencies(self, place: Subschema, found: list[Facts]) -> list[Facts]:
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            if keyword not in place.schema:
+                continue
+            for name, needed in named_members(place, keyword).items():
+                about = frozenset({"object"})
+                absent = Facts(place.pointer, about=about, properties=(_absent(name),))
+                present = Facts(place.pointer, about=about, required=(name,))
+                if isinstance(needed.schema, list | tuple | str):
+                    names = (needed.schema,) if isinstance(needed.schema, str) else tuple(needed.schema)
+                    if not all(isinstance(one, str) for one in names):
+                        raise unexpected(place, keyword, "lists of names")
+                    then = [replace(present, required=tuple(dict.fromkeys((name, *names))))]
+                else:
+                    then = self.both([present], self.place(needed), needed.pointer)
+                found = self.both(found, [absent, *then], needed.pointer)
+        return found
+
+    def _without_others(self, place: Subschema, facts: Facts) -> Facts:
+        """Apply unevaluatedProperties: each alternative lists the members that it has evaluated."""
+        if place.schema["unevaluatedProperties"] is True or any(shape.others is not None for shape in facts.properties):
+            return facts
+        if place.schema.keys() & {"not", "if", "anyOf", "dependentSchemas"}:
+            self.check(f"{place.pointer}/unevaluatedProperties")
+        names = {name: _true(place) for shape in facts.properties for name in shape.named}
+        patterns = {pattern: _true(place) for shape in facts.properties for pattern, _ in shape.patterns}
+        others = place.child(place.schema["unevaluatedProperties"], "unevaluatedProperties")
+        shape = Properties(names, tuple(patterns.items()), others, open=others.schema is not False)
+        return replace(facts, about=facts.about | {"object"}, properties=(*facts.properties, shape))
+
+    def _without_more(self, place: Subschema, facts: Facts) -> Facts:
+        if place.schema["unevaluatedItems"] is True or any(shape.rest is not None for shape in facts.items):
+            return facts
+        if facts.contains or place.schema.keys() & {"not", "if", "anyOf"}:
+            self.check(f"{place.pointer}/unevaluatedItems")
+            return facts
+        count = max((len(shape.prefix) for shape in facts.items), default=0)
+        rest = place.child(place.schema["unevaluatedItems"], "unevaluatedItems")
+        shape = Items((_true(place),) * count, rest)
+        return replace(facts, about=facts.about | {"array"}, items=(*facts.items, shape))
+
+    # --- oneOf: exactly one member matches --------------------------------------------------------------------------
 
     def _one_of(self, place: Subschema, found: list[Facts]) -> list[Facts]:
-        before, self.truncated = self.truncated, False
-        options = [
-            [with_allowed_values(facts) for facts in self._both(found, self._place(member), place)]
-            for member in members(place, "oneOf")
-        ]
-        for i, first in enumerate(options):
-            for j, second in enumerate(options[:i]):
-                if not all(self._disjoint(a, b) for a in first for b in second):
-                    raise InputError(
-                        f"{place.pointer}/oneOf: a value may match both members {j} and {i}, which oneOf forbids. Give "
-                        "them different types, or a required property with different const values, or use anyOf."
-                    )
-        # At the limit of recursion some members are missing. They were compared at a level above.
-        if not self.truncated:
-            self.disjoint_unions.add(place.pointer)
-        elif place.pointer not in self.disjoint_unions:
-            raise InputError(
-                f"{place.pointer}/oneOf: its members cannot be distinguished within limits.depth; raise the limit"
-            )
-        self.truncated = before or self.truncated
-        return [facts for option in options for facts in option]
+        options, pointer = members(place, "oneOf"), f"{place.pointer}/oneOf"
+        alternatives = [self._inside(place, option) for option in options]
+        self.plain[place.pointer] = False
+        union = [facts for option in alternatives for facts in option]
+        if len(options) > MAX_COMPARED:
+            self.check(pointer)
+            return self.both(found, union, pointer)
+        kept = [self.both(found, option, pointer) for option in alternatives]
+        exact: list[Facts] = []
+        for i, one in enumerate(kept):
+            for j, other in enumerate(kept):
+                if i != j and not all(self._disjoint(a, b) for a in one for b in other):
+                    others, complete = negated(self, options[j])
+                    if not complete or len(one) * len(others) > MAX_ALTERNATIVES:
+                        self.check(pointer)
+                        return self.both(found, union, pointer)
+                    one = self.both(one, others, pointer)
+            exact += one
+        return exact
 
     def _disjoint(self, a: Facts, b: Facts, level: int = 0) -> bool:
         """Return whether no value satisfies both; False if that cannot be decided."""
@@ -185,27 +307,40 @@ class Reader:
         if a.values is not None or b.values is not None:
             values, types = (a.values, b.types) if a.values is not None else (b.values, a.types)
             return all(type_of(v) not in types for v in values or ())
-        return all(self._type_disjoint(a, b, kind, level) for kind in a.types & b.types)
+        return all(
+            clearly_apart(a, b, kind) or (kind == "object" and level < 3 and self._members_apart(a, b, level))
+            for kind in a.types & b.types
+        )
 
-    def _type_disjoint(self, a: Facts, b: Facts, kind: str, level: int) -> bool:
-        if kind in ("integer", "number"):
-            return none_between(b.low, a.high) or none_between(a.low, b.high)
-        if kind == "string":
-            return _above(a.min_length, b.max_length) or _above(b.min_length, a.max_length)
-        if kind == "array":
-            return _above(a.min_items, b.max_items) or _above(b.min_items, a.max_items)
-        if kind != "object" or level > 3:
-            return False
+    def _members_apart(self, a: Facts, b: Facts, level: int) -> bool:
         for name in dict.fromkeys(a.required + b.required):
-            first, second = (tuple(p for shape in x.properties for p in shape.of(name)) for x in (a, b))
-            before, self.truncated = self.truncated, False
-            reading, self.reading = self.reading, set()
-            ones, others = self.read(first), self.read(second)
-            whole, self.truncated, self.reading = not self.truncated, before or self.truncated, reading
-            if whole and all(self._disjoint(x, y, level + 1) for x in ones for y in others):
+            first, second = (
+                tuple(shape.named[name] for shape in facts.properties if name in shape.named) for facts in (a, b)
+            )
+            missing = not first and any(_forbids(shape, name) for shape in a.properties)
+            missing = missing or (not second and any(_forbids(shape, name) for shape in b.properties))
+            if missing:
+                return True
+            if not first or not second or any(place.pointer in self.reading for place in first + second):
+                continue
+            if all(self._disjoint(x, y, level + 1) for x in self.read(first) for y in self.read(second)):
                 return True
         return False
 
 
-def _above(low: int, high: int | None) -> bool:
-    return high is not None and low > high
+_BEYOND_FACTS = frozenset(
+    {"oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies"}
+    | {"unevaluatedProperties", "unevaluatedItems"}
+)
+
+
+def _true(place: Subschema) -> Subschema:
+    return Subschema(True, f"{place.pointer}/(true)")
+
+
+def _absent(name: str) -> Properties:
+    return Properties({name: Subschema(False, "#/(false)")})
+
+
+def _forbids(shape: Properties, name: str) -> bool:
+    return shape.closed and name not in shape.named and not shape.patterns

@@ -1,0 +1,102 @@
+"""Terms of the multiples of a number."""
+
+from fractions import Fraction
+from functools import lru_cache
+from math import gcd, lcm
+from typing import final
+
+from gesso.constraints.schema.numbers import DIGIT, MINUS, POINT, digit
+from gesso.constraints.terms import FAR, NOTHING, Masks, Term, alt, both, literal, optional, repeat, seq
+
+MAX_MODULUS = 10_000
+MAX_PLACES = 20  # after the decimal point
+_POINT = ord(".")
+
+
+@final
+class Digits(Term):
+    """Digits that continue a number with a remainder to a multiple. A decimal point changes nothing."""
+
+    __slots__ = ("multiples", "remainder")
+
+    def __init__(self, multiples: "_Multiples", remainder: int) -> None:
+        super().__init__()
+        self.multiples, self.remainder = multiples, remainder
+
+    def _derive(self, byte: int) -> Term:
+        if byte == _POINT:
+            return self
+        if not 0x30 <= byte <= 0x39:
+            return NOTHING
+        return self.multiples.state((self.remainder * 10 + byte - 0x30) % self.multiples.modulus)
+
+    def _measure(self) -> int:
+        return self.multiples.distances[self.remainder]
+
+    def _split(self) -> Masks:
+        found: dict[int, int] = {}
+        for number in range(10):
+            target = (self.remainder * 10 + number) % self.multiples.modulus
+            found[target] = found.get(target, 0) | 1 << 0x30 + number
+        used = sum(found.values()) | 1 << _POINT
+        return (*found.values(), 1 << _POINT, (1 << 256) - 1 - used)
+
+
+class _Multiples:
+    """The multiples of a modulus. The state of a number is its remainder."""
+
+    def __init__(self, modulus: int) -> None:
+        self.modulus = modulus
+        self.states: dict[int, Digits] = {}
+        self.distances = self._distances()
+
+    def state(self, remainder: int) -> Digits:
+        if remainder not in self.states:
+            self.states[remainder] = Digits(self, remainder)
+        return self.states[remainder]
+
+    def _distances(self) -> list[int]:
+        """Return how many digits each remainder needs to become zero."""
+        found = [FAR] * self.modulus
+        found[0] = 0
+        waiting, distance = set(range(1, self.modulus)), 0
+        while waiting:
+            reached = {r for r in waiting if any(found[(r * 10 + n) % self.modulus] == distance for n in range(10))}
+            distance += 1
+            for remainder in reached:
+                found[remainder] = distance
+            waiting -= reached
+        return found
+
+
+_multiples = lru_cache(maxsize=32)(_Multiples)
+
+
+def digits(modulus: int, remainder: int = 0) -> Term:
+    """Return the digits that continue a number with a remainder to a multiple of a modulus."""
+    return _multiples(modulus).state(remainder)
+
+
+def common_multiple(a: Fraction, b: Fraction) -> Fraction:
+    scale = lcm(a.denominator, b.denominator)
+    return Fraction(lcm(int(a * scale), int(b * scale)), scale)
+
+
+def multiples(step: Fraction) -> Term | None:
+    """Return the multiples of a positive number, with a decimal point where they need one; None if it is too complex.
+
+    A text with `n` of `places` digits after the point is a multiple of step = m / 10^places if its digits are a
+    multiple of m / gcd(m, 10^(places - n)).
+    """
+    places, scaled = 0, step
+    while scaled.denominator != 1 and places <= MAX_PLACES:
+        places, scaled = places + 1, scaled * 10
+    if scaled.denominator != 1 or scaled > MAX_MODULUS:
+        return None
+    found: list[Term] = []
+    whole = alt([literal("0"), seq(digit("1", "9"), repeat(DIGIT, 0, None))])
+    for written in range(places + 1):
+        modulus = scaled.numerator // gcd(scaled.numerator, 10 ** (places - written))
+        shape = seq(whole, POINT, repeat(DIGIT, written, written)) if written else whole
+        found.append(shape if modulus == 1 else both([shape, digits(modulus)]))
+    return seq(optional(MINUS), alt(found))

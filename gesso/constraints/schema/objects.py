@@ -1,0 +1,171 @@
+"""Terms of objects. Members stand in the order of `properties`, and further ones after them."""
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from gesso.constraints.schema.arrays import MAX_SET, in_any_order
+from gesso.constraints.schema.facts import Facts, Subschema
+from gesso.constraints.schema.strings import matches, pattern_content, string_content
+from gesso.constraints.terms import EMPTY, FAR, NOTHING, Term, alt, both, complement, optional, repeat, seq
+from gesso.errors import InputError
+
+if TYPE_CHECKING:
+    from gesso.constraints.schema.compile import Compiler
+
+MAX_MEMBERS = 5_000
+MAX_COUNTED = 2_000  # pairs of a member and a count
+MAX_OVERLAPS = 3  # patterns of names whose combinations are written
+RUN = 32  # members of a rule
+
+
+def object_term(compiler: "Compiler", facts: Facts) -> Term:
+    """Return the objects that satisfy the facts."""
+    return _Object(compiler, facts).term()
+
+
+class _Object:
+    def __init__(self, compiler: "Compiler", facts: Facts) -> None:
+        self.compiler, self.facts = compiler, facts
+        self.writer, self.dialect = compiler.writer, compiler.writer.dialect
+        self.low, self.high = facts.min_properties, facts.max_properties
+        excluded = [value for value in facts.excluded if isinstance(value, dict)]
+        if excluded:
+            self.low = max(self.low, 1)
+            if any(excluded):
+                compiler.check(f"{facts.pointer}/enum")
+        self.patterns = {pattern: self._pattern(pattern) for shape in facts.properties for pattern, _ in shape.patterns}
+        self.names = self._names()
+
+    def _pattern(self, pattern: str) -> Term | None:
+        """Return the names that match a pattern; None if it is not supported, so that no such names are written."""
+        try:
+            return pattern_content(pattern, self.dialect, self.facts.pointer)
+        except InputError:
+            self.compiler.check(f"{self.facts.pointer}/patternProperties")
+            return None
+
+    def _names(self) -> Term | None:
+        """Return the names that `propertyNames` allows; None for all."""
+        if not self.facts.names:
+            return None
+        text = Subschema({"type": "string"}, "#/(string)")
+        found = self.compiler.reader.read((text, *self.facts.names))
+        return alt(string_content(facts, self.dialect, self.compiler.check) for facts in found)
+
+    def term(self) -> Term:
+        facts = self.facts
+        names = dict.fromkeys([*(name for shape in facts.properties for name in shape.named), *facts.required])
+        if len(names) > MAX_MEMBERS:
+            raise InputError(f"{facts.pointer}: an object may have at most {MAX_MEMBERS:,} properties; use fewer")
+        members: dict[str, Term] = {}
+        for name in names:
+            member: Term = NOTHING
+            if self.names is None or matches(self.names, self.dialect, name):
+                member = self.writer.member(name, self.compiler.value(self._places(name)))
+            if member is not NOTHING:
+                members[name] = member
+            elif name in facts.required:
+                return NOTHING
+        free = self._free(names)
+        return self.writer.within("{}", self._members(members, free))
+
+    def _places(self, name: str) -> tuple[Subschema, ...]:
+        found: list[Subschema] = []
+        for shape in self.facts.properties:
+            own = [shape.named[name]] if name in shape.named else []
+            for pattern, place in shape.patterns:
+                term = self.patterns[pattern]
+                if term is not None and matches(term, self.dialect, name):
+                    own.append(place)
+            found += own or ([shape.others] if shape.others is not None else [])
+        return tuple(found)
+
+    def _free(self, names: dict[str, None]) -> Term:
+        """Return any further member."""
+        shapes = self.facts.properties
+        closed = any(shape.closed and not shape.patterns for shape in shapes)
+        declared = any(shape.named for shape in shapes)
+        if closed or (declared and not self.compiler.options.open and not any(shape.open for shape in shapes)):
+            return NOTHING
+        text = [self.dialect.free_content]
+        if names:
+            text.append(complement(alt(self.dialect.content(name) for name in names)))
+        if self.names is not None:
+            text.append(self.names)
+        known = {pattern: term for pattern, term in self.patterns.items() if term is not None}
+        most = len(known) if len(known) <= MAX_OVERLAPS else 1
+        found: list[Term] = []
+        for size in range(most + 1):
+            for chosen in combinations(known, size):
+                places = self._pattern_places(set(chosen))
+                others = [complement(term) for pattern, term in known.items() if pattern not in chosen]
+                key = both([*text, *(known[pattern] for pattern in chosen), *others])
+                value = self.compiler.value(places)
+                if value is not NOTHING and key.least < FAR:
+                    found.append(seq(self.dialect.quoted(key), self.writer.colon, value))
+        return alt(found)
+
+    def _pattern_places(self, chosen: set[str]) -> tuple[Subschema, ...]:
+        found: list[Subschema] = []
+        for shape in self.facts.properties:
+            own = [place for pattern, place in shape.patterns if pattern in chosen]
+            found += own or ([shape.others] if shape.others is not None else [])
+        return tuple(found)
+
+    def _members(self, members: dict[str, Term], free: Term) -> Term:
+        low, high, names, comma = self.low, self.high, list(members), self.writer.comma
+        required = {name for name in names if name in self.facts.required}
+        if low > 1 and free is not NOTHING:  # a name could be repeated
+            self.compiler.check(f"{self.facts.pointer}/minProperties")
+        if (high is not None and high < len(required)) or (free is NOTHING and low > len(names)):
+            return NOTHING
+        limited = low > max(len(required), 1) or (
+            high is not None and (free is not NOTHING or high < len(names))
+        )
+        if self.compiler.options.any_order and len(names) <= MAX_SET and not (limited and free is not NOTHING):
+            bits = sum(1 << i for i, name in enumerate(names) if name in required)
+            return in_any_order(list(members.values()), bits, low if limited else min(low, 1), high, comma, free)
+        if self.compiler.options.any_order and len(names) > 1:
+            self.compiler.reader.warn("the option any_order was ignored for an object of many members", self.place)
+        if limited and (len(names) + 1) * ((low if high is None else high) + 1) > MAX_COUNTED and names:
+            self.compiler.check(f"{self.facts.pointer}/{'minProperties' if low else 'maxProperties'}")
+            limited, low, high = False, min(low, 1), None
+        if limited:
+            return self._counted(members, required, free)
+        return self._in_order(members, required, free, low)
+
+    @property
+    def place(self) -> Subschema:
+        return Subschema(True, self.facts.pointer)
+
+    def _in_order(self, members: dict[str, Term], required: set[str], free: Term, low: int) -> Term:
+        comma = self.writer.comma
+        rest = repeat(seq(comma, free), 0, None)  # after some member
+        start = alt([seq(free, rest), EMPTY if not low or required else NOTHING])  # before the first one
+        for i, (name, member) in reversed(list(enumerate(members.items()))):
+            first = seq(member, rest)
+            start = first if name in required else alt([first, start])
+            rest = seq(repeat(seq(comma, member), int(name in required), 1), rest)
+            if i and i % RUN == 0 and len(members) > 2 * RUN:  # so that lists of alternatives stay short
+                start, rest = self.compiler.rule(start), self.compiler.rule(rest)
+        return start
+
+    def _counted(self, members: dict[str, Term], required: set[str], free: Term) -> Term:
+        low, high, comma = self.low, self.high, self.writer.comma
+        most = low if high is None else high
+
+        def free_after(count: int) -> Term:
+            return repeat(seq(comma, free), max(low - count, 0), None if high is None else high - count)
+
+        def count_up(count: int) -> int:
+            return count + 1 if high is not None else min(count + 1, most)
+
+        counts = range(1, most + 1)
+        rest = {count: free_after(count) for count in counts}
+        start = alt([seq(free, rest.get(1, NOTHING)), EMPTY if low == 0 else NOTHING])
+        for name, member in reversed(members.items()):
+            first = seq(member, rest.get(1, NOTHING))
+            start = first if name in required else alt([first, start])
+            further = {count: seq(comma, member, rest.get(count_up(count), NOTHING)) for count in counts}
+            rest = further if name in required else {count: alt([further[count], rest[count]]) for count in counts}
+        return start
