@@ -15,8 +15,9 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import write
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
-from gesso.constraints.constraint import NAMES, Guides
+from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
+from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.validate import calls_problem, schema_problem
 from gesso.engine.decision import choice_tokens, decision_request, probabilities
 from gesso.engine.decoding import Decoding
@@ -101,7 +102,8 @@ class Gesso:
         Constraint, one at most:
             choice: texts, one of which is written.
             regex: a regular expression in Rust's syntax.
-            json_schema: a JSON schema.
+            json_schema: a JSON schema. The text is checked under it before it is returned.
+            schema_options: a `gesso.SchemaOptions`: which texts of valid values are allowed.
             grammar: a grammar in EBNF.
 
         Canvas and probabilities:
@@ -124,9 +126,9 @@ class Gesso:
         """Answer a conversation of OpenAI-style messages. Options, beside those of `generate`:
 
         tools: tools in OpenAI's format. Default: none.
-        thinking: let the model think before the answer. Default: False.
-        tool_choice: "auto" (the default), "none", "required", or the name of the tool to call. The arguments of a
-            required call are valid under the tool's parameters.
+        thinking: let the model think before the answer. A constraint begins after the thoughts. Default: False.
+        tool_choice: "auto" (the default), "none", "required", or the name of the tool to call. The arguments of a call
+            are valid under the tool's parameters.
         parallel_tool_calls: allow several calls where one is required. Default: False.
         schema_in_prompt: add `json_schema` to the last message, so that the model knows it. Default: True.
         """
@@ -155,9 +157,8 @@ class Gesso:
         **options: Unpack[GenerateOptions],
     ) -> Request:
         """Return the engine request of `chat` with these arguments."""
-        guide = self.guides.calls(check_tools(tools) or (), tool_choice, parallel_tool_calls)
-        if thinking and (guide or any(options.get(name) is not None for name in NAMES)):
-            raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+        optional = tool_choice == "auto"  # to call a tool; the model may then make several calls
+        guide = self.guides.calls(check_tools(tools) or (), tool_choice, optional or parallel_tool_calls, thinking)
         shown = None if tool_choice == "none" else tools
         schema = options.get("json_schema")
         parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in check_tools(shown) or ()}
@@ -166,13 +167,13 @@ class Gesso:
             answer = read(tokens, text, self.decode, parameters)
             if schema is not None:
                 return schema_problem(schema, answer.text)
-            return calls_problem(parameters, answer.tool_calls, required=tool_choice != "auto")
+            return calls_problem(parameters, answer.tool_calls, required=not optional)
 
         if schema_in_prompt:
             messages = with_schema(messages, schema)
         prompt = self.tokenizer.chat(messages, tools=shown, thinking=thinking)
         checked = validate if guide or schema is not None else None
-        return self.request(prompt, guide=guide, validate=checked, **options)
+        return self.request(prompt, guide, guide_optional=optional, thinking=thinking, validate=checked, **options)
 
     def decide(
         self,
@@ -335,8 +336,10 @@ class Gesso:
     def request(
         self,
         prompt: str | Sequence[int],
-        *,
         guide: Guide | None = None,
+        *,
+        guide_optional: bool = False,
+        thinking: bool = False,
         validate: Callable[[Sequence[int], str], str | None] | None = None,
         max_new_tokens: int | None = None,
         seed: int | None = None,
@@ -349,6 +352,7 @@ class Gesso:
         choice: Sequence[str] | None = None,
         regex: str | None = None,
         json_schema: Mapping[str, Any] | bool | None = None,
+        schema_options: SchemaOptions | None = None,
         grammar: str | None = None,
         adapter: str | None = None,
         decode: DecodeName | None = None,
@@ -356,14 +360,19 @@ class Gesso:
     ) -> Request:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
 
-        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`. `validate` is that
-        of the engine request; by default, it checks a text under `json_schema`.
+        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`. If it is optional,
+        it is left out beside another constraint, pins, or a sampler without canvases. With `thinking`, the constraint
+        begins after the thoughts. `validate` is that of the engine request; by default, it checks a text under
+        `json_schema`.
         """
         if unknown := diffusion.keys() - SETTINGS.keys():
             also = [name for name in GenerateOptions.__annotations__ if name not in SETTINGS]
             raise InputError(unknown_settings(unknown, also))
         ids = self._ids(prompt)
-        asked = self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar)
+        constraint = {"choice": choice, "regex": regex, "json_schema": json_schema, "grammar": grammar}
+        asked = self.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
+        if guide_optional and (asked or pins):
+            guide = None
         if asked and guide:
             raise InputError("a text has one constraint, and a tool call is required already; leave out the other")
         if validate is None and json_schema is not None:
@@ -372,22 +381,24 @@ class Gesso:
             max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
         if seed is None:
             seed = secrets.randbits(32) if resume is None else resume.request.seed
+        needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
+        settings = self.decoding.settings(
+            self.defaults.diffusion, decode, resolved(preset), diffusion, needs_canvas=needs_canvas
+        )
+        if guide_optional and (settings.by_token or settings.verified):
+            guide = None
+        constrained = asked or guide
         return Request(
             prompt=tuple(ids),
             max_new_tokens=max_new_tokens,
-            diffusion=self.decoding.settings(
-                self.defaults.diffusion,
-                decode,
-                resolved(preset),
-                diffusion,
-                needs_canvas=bool(pins or asked or guide or resume),
-            ),
+            diffusion=settings,
             seed=seed,
             eos=frozenset(self.defaults.eos_token_ids),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
-            guide=asked or guide,
-            validate=validate,
+            guide=constrained,
+            validate=validate if constrained else None,
+            warnings=constrained.warnings if constrained else (),
             free_first=True,
             never_first=self._never_first,
             byte_tokens=self.tokenizer.byte_ids,

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
@@ -15,6 +15,7 @@ from gesso.cli.choosing import choose_here
 from gesso.cli.importing import import_torch
 from gesso.cli.memory import ran_out, shortage
 from gesso.cli.terminal import note
+from gesso.constraints.schema.options import SchemaOptions
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
 from gesso.info.device import SHARE
@@ -24,6 +25,7 @@ from gesso.settings import DECODES, OPTIONS, PRESET, SETTINGS, DecodeName, Diffu
 if TYPE_CHECKING:
     from gesso.api import Gesso
 
+SchemaOptionName = Literal["any-order", "whitespace", "open"]
 EXIT_CODES = (
     "Exit codes: 0 success; 1 unusable model or checkpoint; 2 unusable command or input; 130 stopped with Ctrl-C."
 )
@@ -180,6 +182,14 @@ class GenerationOptions(Denoising):
     choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat once per text.")] = None
     regex: Annotated[str | None, _constraint("Answer with a text that matches, in Rust's regex syntax.")] = None
     json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in this file.")] = None
+    schema_option: Annotated[
+        list[SchemaOptionName] | None,
+        typer.Option(
+            help="With --json-schema, allow more texts: members in any order, any whitespace between tokens, or "
+            "everything that the schema does not forbid. May be repeated.",
+            rich_help_panel="Constraints",
+        ),
+    ] = None
     grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in this file.")] = None
 
     def keywords(self) -> dict[str, Any]:
@@ -188,6 +198,7 @@ class GenerationOptions(Denoising):
             "choice": self.choice,
             "regex": self.regex,
             "json_schema": None if self.json_schema is None else read_json(self.json_schema),
+            "schema_options": self._schema_options(),
             "grammar": None if self.grammar is None else read_text(self.grammar),
         }
         return {
@@ -197,6 +208,13 @@ class GenerationOptions(Denoising):
             **{name: value for name, value in given.items() if value is not None},
             **self.diffusion(),
         }
+
+    def _schema_options(self) -> SchemaOptions | None:
+        if not self.schema_option:
+            return None
+        if self.json_schema is None:
+            raise InputError("--schema-option needs --json-schema")
+        return SchemaOptions(**{name.replace("-", "_"): True for name in self.schema_option})
 
 
 def decoded(decode: DecodeName) -> dict[str, DecodeName]:

@@ -28,6 +28,7 @@ KEPT = 64  # validators of the schemas used last
 DEEP, STACK_BYTES = 4000, 64 * 2**20
 SPARE = 100  # frames that a keyword needs until the next one
 MESSAGE_CHARACTERS = 200
+UNREADABLE = "it cannot be checked"
 # Keywords whose check searches for a regular expression.
 SEARCHING = ("pattern", "patternProperties", "additionalProperties", "unevaluatedProperties")
 
@@ -49,7 +50,9 @@ def calls_problem(
     if required and not calls:
         return "it has no tool call that can be read"
     for call in calls:
-        if problem := value_problem({"type": "object", **parameters[call.name]}, call.arguments):
+        problem = value_problem({"type": "object", **parameters[call.name]}, call.arguments)
+        # A call that the model was free to make is not constrained either if its schema cannot be read.
+        if problem and (required or UNREADABLE not in problem):
             return f"tool {call.name}, argument {problem}"
     return None
 
@@ -68,7 +71,7 @@ def _value_problem(schema: Mapping[str, Any] | bool, value: Any) -> str | None:
     except RecursionError:
         raise
     except Exception as error:  # of a schema that the package cannot read: the answer must not pass unchecked
-        return f"$: it cannot be checked: {_short(f'{type(error).__name__}: {error}')}"
+        return f"$: {UNREADABLE}: {_short(f'{type(error).__name__}: {error}')}"
     return None if found is None else f"{found.json_path}: {_short(found.message)}"
 
 
@@ -120,10 +123,11 @@ def _reject_constant(name: str) -> None:
 def _validator(source: str) -> Any:
     """Return the validator of a schema, given as JSON."""
     schema = json.loads(source)
-    kind = _extended(_draft(schema))
-    if isinstance(schema, dict):
+    names_draft = isinstance(schema, dict) and "$schema" in schema
+    kind = _extended(_draft(schema), not names_draft)
+    if names_draft:
         # Where a reference leads back to the root, the package would choose the plain validator by this keyword.
-        schema.pop("$schema", None)
+        del schema["$schema"]
     # With a registry of its own, the validator fetches nothing: an unknown reference is an error.
     return kind(schema, registry=REGISTRY, format_checker=kind.FORMAT_CHECKER)
 
@@ -153,10 +157,11 @@ Check = Callable[[Any, Any, Any, Any], Any]
 
 
 @cache
-def _extended(kind: Any) -> Any:
+def _extended(kind: Any, nullable: bool) -> Any:
     """Return a validator class that reads schemas as our constraints do."""
     checks: dict[str, Check] = dict(kind.VALIDATORS)
-    checks["type"] = _nullable(checks["type"])
+    if nullable:  # a keyword of OpenAPI; in a schema that names a draft, it has no meaning
+        checks["type"] = _nullable(checks["type"])
     for name in SEARCHING:
         if name in checks:
             checks[name] = _readable(checks[name])

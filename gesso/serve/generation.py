@@ -59,9 +59,9 @@ class Generation:
     async def _is_valid(self, job: Job, ended: Ended) -> bool:
         """Check an answer. If it is not valid, queue the job again, or raise an error after the last attempt.
 
-        An answer that was cut off is not checked.
+        An answer that was cut off, or written without its constraint, is not checked.
         """
-        if self.check is None or ended.finish_reason != "stop" or ended.stop is not None:
+        if self.check is None or not ended.constrained or ended.finish_reason != "stop" or ended.stop is not None:
             return True
         problem = await self.check(ended)
         if problem is None:

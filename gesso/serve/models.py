@@ -64,7 +64,8 @@ class Models:
         request = PreparedRequest.decode(*await self.prepare(endpoint, body, client))
         model, compiled = self.of(request.served), b""
         if request.constraint is not None:
-            compiled = await self.pool.compile(request.constraint, client)
+            found = await self.pool.compile(request.constraint, client)
+            compiled, request = found.blob, replace(request, warnings=[*request.warnings, *found.warnings])
         mailbox = Mailbox()
         jobs = [
             Job(

@@ -19,7 +19,8 @@ class Constraint:
     """A compiled constraint, identified by the hash of its source. The message's blob holds the automaton."""
 
     key: str
-    tools: bool  # whether it constrains tool calls, whose tags are special tokens
+    tools: bool  # whether it has tags of tool calls or thoughts, which are special tokens
+    optional: bool = False  # whether the engine may leave it out, see `Gesso.request`
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class Ended:
     seed: int
     usage: dict[str, int]
     stop: str | None = None  # the stop string that ended the text
+    constrained: bool = False  # whether a constraint was enforced
     scores: Sequence[float] = field(default_factory=list)  # log-probabilities of the choices of a decision
 
 

@@ -17,7 +17,7 @@ NESTED = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"
     [
         ({"type": "object", "properties": {"a": {"type": "integer"}}}, '{"a": 1}'),
         ({"type": "string", "nullable": True}, "null"),
-        ({"$schema": DRAFT7, "properties": {"a": {"$ref": "#"}}, "type": "object", "nullable": True}, '{"a": null}'),
+        ({"properties": {"a": {"$ref": "#"}}, "type": "object", "nullable": True}, '{"a": null}'),
         ({"$schema": DRAFT7, "definitions": {"a": {}}, "items": {"$ref": "#/definitions/a", "type": "null"}}, "[1]"),
         ({"minimum": 0, "exclusiveMinimum": True}, "1"),
         ({"items": [{"type": "string"}, {"type": "integer"}]}, '["a", 1]'),
@@ -40,6 +40,7 @@ def test_valid_answers_have_no_problem(schema, text):
         ({"$schema": DRAFT4, "minimum": 0, "exclusiveMinimum": True}, "0", "$", "minimum"),
         ({"items": [{"type": "string"}]}, "[1]", "$[0]", "string"),
         ({"type": "string", "nullable": False}, "null", "$", "string"),
+        ({"$schema": DRAFT7, "type": "string", "nullable": True}, "null", "$", "string"),
         ({}, '{"a": 1, "a": 2}', "$", "'a' occurs twice"),
         ({}, "[NaN]", "$", "NaN"),
         ({}, '{"a"', "$", "not JSON"),

@@ -12,7 +12,7 @@ from gesso.serve.errors import ApiError
 from gesso.serve.fields import DRAWS, Common, DraftFields, ModelFields
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
-from gesso.serve.protocol import Constraint, Submit, submit_payload
+from gesso.serve.protocol import Submit, submit_payload
 from gesso.settings import BY_TOKEN, choose
 
 SEEDS = 2**64
@@ -110,8 +110,10 @@ class RequestBuilder(Builder[Common]):
             return None
         if "tools" in constraint:
             constraint = {**constraint, "tools": check_tools(constraint["tools"]) or ()}
-            chosen(constraint["tools"], constraint["choice"])
-            self.frontend.guides.check_tags()
+            if chosen(constraint["tools"], constraint["choice"]):
+                self.frontend.guides.check_tags()
+            elif not self.frontend.guides.has_tags:
+                return None  # the model is free to call none of the tools
         return ConstraintSource.of(self.frontend.name, constraint)
 
     def build(
@@ -164,7 +166,7 @@ class RequestBuilder(Builder[Common]):
                     adapter=self.adapter,
                     stream=fields.stream,
                     drafts=fields.diffusion.drafts is not False,
-                    constraint=None if constraint is None else Constraint(constraint.key, constraint.tools),
+                    constraint=None if constraint is None else constraint.reference,
                     hole=hole,
                 )
                 job = PreparedJob(

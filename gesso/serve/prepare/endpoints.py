@@ -25,7 +25,7 @@ from gesso.serve.fields import (
     Fields,
     TokenizeFields,
 )
-from gesso.serve.leniency import warnings_of, without_unsupported
+from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupported
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
 from gesso.serve.prepare import scores
@@ -95,10 +95,10 @@ def read_json(body: bytes) -> Any:
 
 
 def compile(task: Task, body: bytes, frontends: Frontends) -> Outcome:
-    """Compile a constraint. The blob is the input of `Guides.restored`."""
+    """Compile a constraint. The head has its warnings, and the blob is the input of `Guides.restored`."""
     frontend = frontend_of(frontends, task["model"])
     guide = frontend.guides.compile(json.loads(body))
-    return b"{}", to_bytes(guide.automaton.term)
+    return json.dumps(warnings_of_schema(guide.warnings)).encode(), to_bytes(guide.automaton.term)
 
 
 def check(task: Task, body: bytes, frontends: Frontends) -> Outcome:

@@ -77,11 +77,19 @@ class Lane:
             ticket.admitted.set()
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled constraint, and warnings about its schema."""
+
+    blob: bytes
+    warnings: list[str]
+
+
 @dataclass(eq=False)
 class Compilation:
     """A constraint being compiled, and the number of requests that wait for it."""
 
-    task: asyncio.Task[bytes]
+    task: asyncio.Task[Compiled]
     waiting: int = 0
 
 
@@ -90,7 +98,7 @@ class PreparePool:
         self.settings, self.limits = settings, settings[0].limits
         self.lanes = {name: Lane(slots) for name, slots in SLOTS.items()}
         self.compiling: dict[tuple[str, str], Compilation] = {}  # by client and key
-        self.compiled: OrderedDict[str, bytes] = OrderedDict()  # constraints by key, least recently used first
+        self.compiled: OrderedDict[str, Compiled] = OrderedDict()  # by key, least recently used first
         self._control: socket.socket | None = None
         self._running = asyncio.Event()
         self._failures = 0  # consecutive failed starts
@@ -161,8 +169,8 @@ class PreparePool:
         async with self._slot(lane, client):
             return await self._run(task, body, self.limits.prepare_seconds, "prepare", fetch)
 
-    async def compile(self, source: ConstraintSource, client: str) -> bytes:
-        """Return a compiled constraint.
+    async def compile(self, source: ConstraintSource, client: str) -> Compiled:
+        """Return a compiled constraint and its warnings.
 
         Requests of the same client for the same constraint share the work; the last one to leave cancels it. Different
         clients share only finished results, so that no client waits for the turn of another.
@@ -182,14 +190,14 @@ class PreparePool:
                 self.compiling.pop(key, None)
                 shared.task.cancel()
 
-    async def _compile(self, source: ConstraintSource, client: str) -> bytes:
+    async def _compile(self, source: ConstraintSource, client: str) -> Compiled:
         task = {"endpoint": "compile", "model": source.model}
         async with self._slot("compile", client):
             if (found := self.compiled.get(source.key)) is not None:  # compiled for another client in the meantime
                 return found
-            _, found = await self._run(task, source.source.encode(), self.limits.compile_seconds, "compile")
-        self.compiled[source.key] = found
-        while sum(map(len, self.compiled.values())) > CACHE_BYTES:
+            warnings, blob = await self._run(task, source.source.encode(), self.limits.compile_seconds, "compile")
+        found = self.compiled[source.key] = Compiled(blob, json.loads(warnings))
+        while sum(len(each.blob) for each in self.compiled.values()) > CACHE_BYTES:
             self.compiled.popitem(last=False)
         return found
 

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from gesso.serve.protocol import Constraint
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedJob:
@@ -24,13 +26,20 @@ class ConstraintSource:
     key: str
     model: str
     source: str
-    tools: bool
+    tools: bool  # whether it has tags of tool calls or thoughts
+    optional: bool  # whether the model is free to call no tool
 
     @classmethod
     def of(cls, model: str, constraint: dict[str, Any]) -> Self:
         source = json.dumps(constraint)
         key = hashlib.sha256(f"{model}\0{source}".encode()).hexdigest()
-        return cls(key=key, model=model, source=source, tools="tools" in constraint)
+        tagged, optional = "tools" in constraint or "thinking" in constraint, constraint.get("choice") == "auto"
+        return cls(key=key, model=model, source=source, tools=tagged, optional=optional)
+
+    @property
+    def reference(self) -> Constraint:
+        """The constraint in a message to the engine."""
+        return Constraint(self.key, self.tools, self.optional)
 
 
 @dataclass(frozen=True, kw_only=True)
