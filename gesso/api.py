@@ -173,7 +173,9 @@ class Gesso:
             messages = with_schema(messages, schema)
         prompt = self.tokenizer.chat(messages, tools=shown, thinking=thinking)
         checked = validate if guide or schema is not None else None
-        return self.request(prompt, guide, guide_optional=optional, thinking=thinking, validate=checked, **options)
+        return self.request(
+            prompt, guide=guide, guide_optional=optional, thinking=thinking, validate=checked, **options
+        )
 
     def decide(
         self,
@@ -336,8 +338,8 @@ class Gesso:
     def request(
         self,
         prompt: str | Sequence[int],
-        guide: Guide | None = None,
         *,
+        guide: Guide | None = None,
         guide_optional: bool = False,
         thinking: bool = False,
         validate: Callable[[Sequence[int], str], str | None] | None = None,

@@ -168,7 +168,9 @@ class Worker:
         if asked.attempt:
             options["seed"] = retry_seed(options["seed"], asked.attempt)
         optional = asked.constraint is not None and asked.constraint.optional
-        request = self.model.request(asked.prompt, guide, guide_optional=optional, adapter=asked.adapter, **options)
+        request = self.model.request(
+            asked.prompt, guide=guide, guide_optional=optional, adapter=asked.adapter, **options
+        )
         if request.guide is not None:
             request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest
         return request
