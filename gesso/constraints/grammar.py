@@ -1,191 +1,144 @@
-"""Compile a grammar, in the EBNF that llama.cpp and vLLM read, to a regular expression.
+"""Compile a grammar to a term, with recursion to any depth. There are two notations, told apart by their definitions.
+
+The EBNF that llama.cpp and vLLM read:
 
     root   ::= "[" (number ("," number)*)? "]"   # name ::= definition; the whole text is a `root`
     number ::= "-"? [0-9]{1,3} | 'none'
 
 Literals are in single or double quotes, classes in brackets. `.` is any character, `|` separates alternatives, and
 `* + ? {2} {2,} {2,5}` repeat the item before them. Escapes: `\\n \\r \\t \\xHH \\uHHHH \\UHHHHHHHH`, and `\\` before
-any sign. A rule that ends with itself becomes a loop. All other recursion is unrolled to `limits.depth` levels.
+any sign. `lark` describes the other notation.
 """
 
-from graphlib import CycleError, TopologicalSorter
+import re
 
-from gesso.constraints.grammar_parser import MAX_NEST, Grammar, Node, Rule
+from gesso.constraints.grammar_parser import Grammar, Node, Use
+from gesso.constraints.lark import LarkGrammar
+from gesso.constraints.left_recursion import leading, nullable_rules, uses, without_left_recursion
 from gesso.constraints.limits import Limits
-from gesso.constraints.regex import EMPTY, Regex, alt, check_size, repeat, seq
 from gesso.constraints.syntax import Choice, Repeat, Sequence
+from gesso.constraints.terms import FAR, Rule, Term, alt, repeat, seq, settle
 from gesso.errors import InputError
 
-ROOT = "root"
+MAX_INLINE = 100  # nodes of a rule that is put in the place of its uses
+MAX_DEPTH = 60  # rules that begin with each other; each of them costs stack when a text is read
 
-Depths = frozenset[tuple[str, int]]  # how often each rule was entered on the way to a node
+_EBNF = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
+_LARK = re.compile(r"^\s*(?:%|[?!]*[A-Za-z_]\w*(?:\.-?\d+)?\s*:(?!:=))", re.MULTILINE)
 
 
-def grammar_regex(text: str, *, limits: Limits = Limits()) -> str:  # noqa: B008 (immutable)
-    """Return a regular expression, in the syntax of Rust's `regex` crate, for the whole text."""
+def grammar_term(text: str, *, limits: Limits = Limits()) -> Term:  # noqa: B008 (immutable)
+    """Return the texts of a grammar."""
     if len(text) > limits.schema_bytes:
         raise InputError(
             f"the grammar is longer than {limits.schema_bytes:,} characters (limits.schema_bytes); "
             "shorten it or raise the limit"
         )
-    grammar = Grammar(text)
-    _check_names(grammar)
-    _check_left_recursion(grammar)
-    found = _Compiler(grammar, limits).rule(ROOT, frozenset(), 0)
-    if found is None:
+    is_lark = _LARK.search(text) and not _EBNF.search(text)
+    grammar = LarkGrammar(text, limits) if is_lark else Grammar(text)
+    order = _reached(grammar)
+    trees = without_left_recursion(grammar, order)
+    _check_depth(grammar, trees)
+    found = _Compiler(trees).compiled(order)
+    if found.least >= FAR:
         raise InputError(
-            f"the grammar has no end: within {limits.depth} levels (limits.depth) its rules produce no text. "
+            "the grammar has no end: its rules produce no text. "
             "Give each recursive rule an alternative that does not use it."
         )
-    return found.text
+    return found
 
 
-def _check_names(grammar: Grammar) -> None:
-    """Reject rules that are missing or never used."""
-    if ROOT not in grammar.trees:
-        raise InputError(f"the grammar has no rule {ROOT!r}; define the whole text as {ROOT} ::= ...")
-    used, waiting = {ROOT}, [ROOT]
-    while waiting:
-        for rule in _rules(grammar.trees[waiting.pop()]):
-            if rule.name not in grammar.trees:
-                raise grammar.error(rule.at, f"there is no rule {rule.name!r}")
-            if rule.name not in used:
-                used.add(rule.name)
-                waiting.append(rule.name)
-    for name, at in grammar.defined.items():
-        if name not in used:
-            raise grammar.error(at, f"the rule {name!r} is never used; remove it")
+def _reached(grammar: Grammar) -> list[str]:
+    """Return the rules that the root uses, each after those that it uses, except in cycles. Reject missing rules."""
+    if grammar.root not in grammar.trees:
+        raise InputError(f"the grammar has no rule {grammar.root!r}; define the whole text as {grammar.example}")
+    order: list[str] = []
+    entered = {grammar.root}
+    path = [(grammar.root, iter(uses(grammar.trees[grammar.root])))]
+    while path:
+        name, left = path[-1]
+        use = next(left, None)
+        if use is None:
+            order.append(name)
+            path.pop()
+        elif use.name not in grammar.trees:
+            raise grammar.error(use.at, f"there is no rule {use.name!r}")
+        elif use.name not in entered:
+            entered.add(use.name)
+            path.append((use.name, iter(uses(grammar.trees[use.name]))))
+    if grammar.all_used:
+        for name, at in grammar.defined.items():
+            if name not in entered:
+                raise grammar.error(at, f"the rule {name!r} is never used; remove it")
+    return order
 
 
-def _check_left_recursion(grammar: Grammar) -> None:
-    nullable = _nullable_rules(grammar)
-    leading = {name: _leading(tree, nullable) for name, tree in grammar.trees.items()}
-    try:
-        TopologicalSorter({name: [rule.name for rule in rules] for name, rules in leading.items()}).prepare()
-    except CycleError as error:
-        name, user = error.args[1][:2]
-        at = next(rule.at for rule in leading[user] if rule.name == name)
-        advice = "Put a literal or class first, or use * or +."
-        raise grammar.error(at, f"left recursion: {name!r} starts with itself. {advice}") from None
-
-
-def _rules(node: Node) -> list[Rule]:
-    """Return all uses of rules in a tree."""
-    match node:
-        case Rule():
-            return [node]
-        case Sequence(items) | Choice(items):
-            return [rule for item in items for rule in _rules(item)]
-        case Repeat(item):
-            return _rules(item)
-    return []
-
-
-def _nullable_rules(grammar: Grammar) -> set[str]:
-    """Return the rules that match the empty text."""
-    users: dict[str, list[str]] = {}
-    for name, tree in grammar.trees.items():
-        for rule in _rules(tree):
-            users.setdefault(rule.name, []).append(name)
-    nullable: set[str] = set()
-    waiting = list(grammar.trees)
-    while waiting:
-        name = waiting.pop()
-        if name not in nullable and _is_nullable(grammar.trees[name], nullable):
-            nullable.add(name)
-            waiting.extend(users.get(name, ()))
-    return nullable
-
-
-def _is_nullable(node: Node, nullable: set[str]) -> bool:
-    match node:
-        case Rule(name):
-            return name in nullable
-        case Sequence(items):
-            return all(_is_nullable(item, nullable) for item in items)
-        case Choice(items):
-            return any(_is_nullable(item, nullable) for item in items)
-        case Repeat(item, low):
-            return low == 0 or _is_nullable(item, nullable)
-    return node == EMPTY
-
-
-def _leading(node: Node, nullable: set[str]) -> list[Rule]:
-    """Return the rules with which the text of a node can start."""
-    match node:
-        case Rule():
-            return [node]
-        case Choice(items):
-            return [rule for item in items for rule in _leading(item, nullable)]
-        case Repeat(item):
-            return _leading(item, nullable)
-        case Sequence(items):
-            last = next((i for i, item in enumerate(items) if not _is_nullable(item, nullable)), len(items))
-            return [rule for item in items[: last + 1] for rule in _leading(item, nullable)]
-    return []
-
-
-def _endings(items: tuple[Node, ...], name: str) -> list[tuple[Node, ...]]:
-    """Expand a sequence into alternatives, so that a rule at its very end becomes the last item."""
-    last = items[-1] if items else EMPTY
-    if not any(rule.name == name for rule in _rules(last)):
-        return [items]
-    match last:
-        case Sequence(inner):
-            return _endings((*items[:-1], *inner), name)
-        case Choice(options):
-            return [ending for option in options for ending in _endings((*items[:-1], option), name)]
-        case Repeat(item, 0, 1):
-            return [items[:-1], *_endings((*items[:-1], item), name)]
-    return [items]
+def _check_depth(grammar: Grammar, trees: dict[str, Node]) -> None:
+    """Reject long chains of rules that begin with each other. There are no cycles among them."""
+    nullable = nullable_rules(trees)
+    depth: dict[str, int] = {}
+    for start in trees:
+        path = [start]
+        while path:
+            name = path[-1]
+            inner = [use.name for use in leading(trees[name], nullable)]
+            missing = [other for other in inner if other not in depth]
+            if missing:
+                path += missing
+                continue
+            plain = isinstance(trees[name], Use)  # another name for a rule costs nothing
+            depth[name] = max((depth[other] for other in inner), default=0) + (not plain)
+            path.pop()
+            if depth[name] > MAX_DEPTH:
+                raise grammar.error(
+                    grammar.defined[name], f"more than {MAX_DEPTH} rules begin with each other from here; join some"
+                )
 
 
 class _Compiler:
-    def __init__(self, grammar: Grammar, limits: Limits) -> None:
-        self.grammar, self.limits, self.visited = grammar, limits, 0
-        self.known: dict[tuple[str, Depths], Regex | None] = {}
+    def __init__(self, trees: dict[str, Node]) -> None:
+        self.trees = trees
+        self.known: dict[str, Term] = {}
+        self.sizes: dict[str, int] = {}  # of the rules that are put in the place of their uses
 
-    def rule(self, name: str, depths: Depths, nest: int) -> Regex | None:
-        """Compile a rule; None beyond `limits.depth` levels of recursion."""
-        entered = dict(depths)
-        entered[name] = entered.get(name, 0) + 1
-        if entered[name] > self.limits.depth:
-            return None
-        key = name, frozenset(entered.items())
-        if key not in self.known:
-            self.known[key] = self._loop(*key, nest)
-        return self.known[key]
+    def compiled(self, order: list[str]) -> Term:
+        rules: list[Rule] = []
+        for name in order:
+            tree = self.trees[name]
+            size = self._size(tree)
+            if size is not None and size <= MAX_INLINE:
+                self.sizes[name] = size
+            elif not isinstance(tree, Use) or tree.name not in self.known:
+                self.known[name] = rule = Rule(name)
+                rules.append(rule)
+                continue
+            self.known[name] = self._term(tree)
+        for rule in rules:
+            rule.body = self._term(self.trees[rule.name])
+        settle(rules)
+        return self.known[order[-1]]
 
-    def _loop(self, name: str, depths: Depths, nest: int) -> Regex | None:
-        """Compile a rule that ends with itself to a loop.
-
-        `list ::= item "," list | item` is `(item ",")* item`, to any depth.
-        """
-        again: list[Regex | None] = []
-        ends: list[Regex | None] = []
-        for items in _endings((self.grammar.trees[name],), name):
-            last = items[-1] if items else EMPTY
-            if isinstance(last, Rule) and last.name == name:
-                again.append(self._node(Sequence(items[:-1]), depths, nest))
-            else:
-                ends.append(self._node(Sequence(items), depths, nest))
-        repeated, end = alt(again), alt(ends)
-        check_size([repeated, end], self.limits, f"the rule {name!r}")
-        return seq(repeat(repeated, 0, None), end)
-
-    def _node(self, node: Node, depths: Depths, nest: int) -> Regex | None:
-        self.visited += 1
-        if self.visited > self.limits.regex_chars // 20:
-            raise InputError("the grammar is too large after its recursion is unrolled; lower limits.depth")
-        if nest > MAX_NEST:
-            raise InputError(f"the grammar nests deeper than {MAX_NEST} levels of rules and groups; flatten it")
+    def _size(self, node: Node) -> int | None:
+        """Return the number of nodes; None if rules remain in it."""
         match node:
-            case Rule(name):
-                return self.rule(name, depths, nest + 1)
-            case Choice(items) | Sequence(items):
-                parts = [self._node(item, depths, nest + 1) for item in items]
-                check_size(parts, self.limits, "the grammar")
-                return alt(parts) if isinstance(node, Choice) else seq(*parts)
+            case Use(name):
+                return self.sizes.get(name)
+            case Sequence(items) | Choice(items):
+                sizes = [self._size(item) for item in items]
+                return None if None in sizes else 1 + sum(size or 0 for size in sizes)
+            case Repeat(item):
+                size = self._size(item)
+                return None if size is None else 1 + size
+        return 1
+
+    def _term(self, node: Node) -> Term:
+        match node:
+            case Use(name):
+                return self.known[name]
+            case Choice(items):
+                return alt(self._term(item) for item in items)
+            case Sequence(items):
+                return seq(*(self._term(item) for item in items))
             case Repeat(item, low, high):
-                return repeat(self._node(item, depths, nest + 1), low, high)
+                return repeat(self._term(item), low, high)
         return node

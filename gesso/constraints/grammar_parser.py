@@ -1,14 +1,14 @@
-"""Parse a grammar into one syntax tree per rule. `grammar` describes the notation."""
+"""Parse a grammar into one syntax tree per rule, in the EBNF of llama.cpp. `grammar` describes the notation."""
 
 import re
 from dataclasses import dataclass
 
 from gesso.constraints.charset import ANY, char_class, complement, union
-from gesso.constraints.regex import EMPTY, Regex, literal
 from gesso.constraints.syntax import Parser, Repeat, Tree
+from gesso.constraints.terms import NOTHING, Term, literal
 from gesso.errors import InputError
 
-MAX_NEST = 120  # rules and groups inside each other
+MAX_NEST = 100  # groups inside each other
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -16,22 +16,24 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Use:
     """The use of a rule at a position in the grammar."""
 
     name: str
     at: int
 
 
-Node = Tree[Regex | Rule]
+Node = Tree[Term | Use]
 
 
-class Grammar(Parser[Regex | Rule]):
+class Grammar(Parser[Term | Use]):
     """The rules of a grammar: the tree of each rule, and the position of its definition."""
 
     max_nest = MAX_NEST
     blank = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
-    integer = re.compile(r"[0-9]{1,18}")
+    root = "root"
+    example = "root ::= ..."
+    all_used = True  # a rule that is never used is an error
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -40,6 +42,8 @@ class Grammar(Parser[Regex | Rule]):
         self.match(self.blank)
         while self.at < len(text):
             self._definition()
+            if self.starts(")"):
+                raise self.error(self.at, "this ) closes no group")
 
     def error(self, at: int, problem: str) -> InputError:
         line, column = self.text.count("\n", 0, at) + 1, at - self.text.rfind("\n", 0, at)
@@ -49,12 +53,13 @@ class Grammar(Parser[Regex | Rule]):
         start, name = self.at, self.match(_NAME)
         if name is None or not self.take("::="):
             raise self.error(start, 'expected a rule such as name ::= "text"')
+        self._define(name, start)
+
+    def _define(self, name: str, start: int) -> None:
         if name in self.trees:
             raise self.error(start, f"the rule {name!r} is defined twice; join the definitions with |")
         self.defined[name] = start
         self.trees[name] = self.choice()
-        if self.starts(")"):
-            raise self.error(self.at, "this ) closes no group")
 
     def item(self) -> Node | None:
         start, sign = self.at, self.text[self.at : self.at + 1]
@@ -63,7 +68,8 @@ class Grammar(Parser[Regex | Rule]):
         if sign in ('"', "'"):
             self.at += 1
             content = "".join(self._chars(start, sign))
-            return literal(content) if content else EMPTY
+            self.match(self.blank)
+            return literal(content)
         if sign == "[":
             return self._class()
         if self.take("."):
@@ -76,7 +82,7 @@ class Grammar(Parser[Regex | Rule]):
         if self.starts("::="):  # the name belongs to the next definition
             self.at = start
             return None
-        return Rule(name, start)
+        return Use(name, start)
 
     def repeated(self, item: Node) -> Node:
         while (counts := self.counts()) is not None:
@@ -95,7 +101,7 @@ class Grammar(Parser[Regex | Rule]):
                 char = self._escape()
                 char = "\\" + char if end == "]" and char in "-^" else char
             found.append(char)
-        self.take(end)
+        self.at += 1
         return found
 
     def _escape(self) -> str:
@@ -118,6 +124,7 @@ class Grammar(Parser[Regex | Rule]):
         negated = self.starts("^")
         self.at += negated
         inside = self._chars(start, "]")
+        self.match(self.blank)
         ranges: list[tuple[int, int]] = []
         i = 0
         while i < len(inside):
@@ -130,6 +137,6 @@ class Grammar(Parser[Regex | Rule]):
                 raise self.error(start, f"the range {low}-{high} runs backwards")
             i += 1
         found = char_class(complement(union(ranges)) if negated else union(ranges))
-        if found is None:
+        if found is NOTHING:
             raise self.error(start, "this class contains no character")
         return found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gesso.constraints.charset import ANY, Ranges, char_class, chars
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex_classes import ANY_CHAR, SHORTHANDS, Chars
 from gesso.constraints.regex_parser import Anchor, Assertion, Boundary, Leaf, Look, Node, RegexParser
 from gesso.constraints.syntax import Choice, Repeat, Sequence
@@ -34,18 +35,34 @@ _BOUNDARIES: dict[bool, list[tuple[Node, ...]]] = {
 }
 
 
-def regex_term(expression: str, write_char: WriteChar = char_class, *, flags: str = "") -> Term:
+def regex_term(
+    expression: str,
+    write_char: WriteChar = char_class,
+    *,
+    flags: str = "",
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+) -> Term:
     """Return the texts that an expression matches as a whole. `flags` are among i, s and x."""
-    parser = RegexParser(expression, "regular expression", flags)
+    parser = RegexParser(expression, "regular expression", limits, flags)
     tree = parser.parse()
     return _Compiler(parser, write_char, write_char(ANY)).whole(tree)
 
 
-def pattern_term(pattern: str, write_char: WriteChar, any_char: Term) -> Term:
-    """Return the texts that contain a match of a pattern. `any_char` is one character of any text."""
-    parser = RegexParser(pattern, "pattern")
+def pattern_term(
+    pattern: str,
+    write_char: WriteChar,
+    any_char: Term,
+    *,
+    every: bool = True,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+) -> Term:
+    """Return the texts that contain a match of a pattern. `any_char` is one character of any text.
+
+    Not `every`: for any validator instead of every one, to exclude these texts. See `regex_classes`.
+    """
+    parser = RegexParser(pattern, "pattern", limits)
     tree = parser.parse()
-    return _Compiler(parser, write_char, any_char).whole(Sequence((_ANY_TEXT, tree, _ANY_TEXT)))
+    return _Compiler(parser, write_char, any_char).whole(Sequence((_ANY_TEXT, tree, _ANY_TEXT)), every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +82,10 @@ class _Compiler:
     def error(self, problem: str) -> InputError:
         return InputError(f"the {self.parser.name} {self.parser.text[:80]!r} is not supported: {problem}")
 
-    def whole(self, tree: Node) -> Term:
+    def whole(self, tree: Node, every: bool = True) -> Term:
         if not self.parser.has_assertions:
-            return self._plain(tree, every=True)
-        return self._term(tree, every=True, start=True, rest=EMPTY)
+            return self._plain(tree, every)
+        return self._term(tree, every, start=True, rest=EMPTY)
 
     def _plain(self, node: Node, every: bool) -> Term:
         """Compile a tree without assertions. `every` chooses the sets of characters; see `regex_classes`."""

@@ -7,7 +7,6 @@ complements from the second.
 
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -37,8 +36,8 @@ def one(char: str) -> Chars:
     return exactly(chars(char))
 
 
-def joined(parts: Iterable[Chars]) -> Chars:
-    parts = list(parts)
+@lru_cache(maxsize=1024)
+def joined(*parts: Chars) -> Chars:
     return Chars(union(*(part.every for part in parts)), union(*(part.any for part in parts)))
 
 

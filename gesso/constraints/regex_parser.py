@@ -6,6 +6,7 @@ Where the dialects read an expression in different ways, it is rejected with the
 import re
 from dataclasses import dataclass
 
+from gesso.constraints.limits import Limits
 from gesso.constraints.regex_classes import (
     ANY_CHAR,
     DOT,
@@ -20,7 +21,7 @@ from gesso.constraints.regex_classes import (
 from gesso.constraints.syntax import Parser, Repeat, Sequence, Tree
 from gesso.errors import InputError
 
-MAX_CHARS = 100_000  # of an expression
+MAX_RANGES = 1_000_000  # of characters, in all classes of an expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,17 @@ class RegexParser(Parser[Leaf]):
 
     max_nest = 100
 
-    def __init__(self, text: str, name: str, flags: str = "") -> None:
+    def __init__(self, text: str, name: str, limits: Limits, flags: str = "") -> None:
         """`name` is the kind of expression, for errors."""
         super().__init__(text)
-        self.name, self.flags, self.has_assertions = name, frozenset(flags), False
+        if len(text) > limits.regex_chars:
+            raise InputError(
+                f"the {name} is longer than {limits.regex_chars:,} characters (limits.regex_chars); "
+                "shorten it or raise the limit"
+            )
+        self.name, self.flags, self.has_assertions, self.ranges = name, frozenset(flags), False, 0
 
     def parse(self) -> Node:
-        if len(self.text) > MAX_CHARS:
-            raise InputError(f"the {self.name} is longer than {MAX_CHARS:,} characters; shorten it")
         tree = self.choice()
         if self.at < len(self.text):
             raise self.error(self.at, "this ) closes no group")
@@ -254,7 +258,10 @@ class RegexParser(Parser[Leaf]):
             items.append(self._class_range())
         if any(SHORTHANDS[name] in items and SHORTHANDS[name.upper()] in items for name in "dws"):
             items = [ANY_CHAR]  # such as [\s\S]; the two sets of each dialect are complements
-        found = joined(items)
+        self.ranges += sum(len(item.any) for item in items)
+        if self.ranges > MAX_RANGES:
+            raise self.error(start, "the classes are too large together; use fewer Unicode properties")
+        found = joined(*items)
         return found.negated() if negated else found
 
     def _class_range(self) -> Chars:
@@ -264,7 +271,7 @@ class RegexParser(Parser[Leaf]):
         self.at += 1
         high = self._class_item()
         if not (_is_one(low) and _is_one(high)):  # after a shorthand, - is a sign
-            return joined([self._chars(low), one("-"), self._chars(high)])
+            return joined(self._chars(low), one("-"), self._chars(high))
         if low.every > high.every:
             raise self.error(start, "a range in a class must go from one character to a later one")
         return self._chars(exactly(((low.every[0][0], high.every[0][0]),)))

@@ -112,5 +112,5 @@ def _node(term: Term, index: dict[Term, int]) -> list[Any]:
         case Not():
             return ["not", index[term.item]]
         case Digits():
-            return ["digits", term.multiples.modulus, term.remainder]
+            return ["digits", term.multiples.modulus, term.remainder, term.multiples.point]
     raise AssertionError(f"unknown term {term!r}")

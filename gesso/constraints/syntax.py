@@ -66,14 +66,14 @@ class Parser(ABC, Generic[Leaf]):
             items.append(self.repeated(item))
         return items[0] if len(items) == 1 else Sequence(tuple(items))
 
-    def group(self, start: int) -> Tree[Leaf]:
+    def group(self, start: int, end: str = ")") -> Tree[Leaf]:
         """Read the rest of a group that was opened at `start`."""
         self.nest += 1
         if self.nest > self.max_nest:
             raise self.error(start, f"groups nest deeper than {self.max_nest} levels")
         inside = self.choice()
-        if not self.take(")"):
-            raise self.error(start, "this ( is not closed")
+        if not self.take(end):
+            raise self.error(start, f"this {self.text[start]} is not closed")
         self.nest -= 1
         return inside
 

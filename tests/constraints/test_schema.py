@@ -1,4 +1,4 @@
-"""JSON schema to regular expression: matching texts are valid, and usual notation matches."""
+"""JSON schema to term: its texts are valid, and valid values in usual notation belong to it."""
 
 import datetime
 import ipaddress
@@ -11,35 +11,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
 
-from gesso.constraints.limits import Limits
-from gesso.constraints.schema.compile import schema_regex
+from gesso.constraints.schema.compile import Compiled, schema_term
+from gesso.constraints.schema.openapi import standard_schema
+from gesso.constraints.schema.options import SchemaOptions
+from gesso.constraints.stored import from_bytes, to_bytes
 from gesso.errors import InputError
-from tests.automata import Texts
+from tests.constraints.schema_cases import CASES
+from tests.constraints.walks import has, sample
 from tests.schemas import FORMATS, mixtures, schemas, value_of
-from tests.waiting import bounded
 
-property_test = settings(derandomize=True, database=None, deadline=None, max_examples=80)
+property_test = settings(derandomize=True, database=None, deadline=None, max_examples=40)
+OPEN, ANY_ORDER, WHITESPACE = SchemaOptions(open=True), SchemaOptions(any_order=True), SchemaOptions(whitespace=True)
 
 
 def valid(value: Any, schema: Any) -> bool:
-    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(value)
+    chosen = validator_for(schema, default=Draft202012Validator)
+    return bool(chosen(standard_schema(schema), format_checker=chosen.FORMAT_CHECKER).is_valid(value))
 
 
-def texts(schema: Any, **limits: int) -> Texts:
-    return Texts(schema_regex(schema, limits=Limits(**limits)))
+def spellings(value: Any) -> list[str]:
+    return [json.dumps(value), json.dumps(value, ensure_ascii=False, separators=(",", ":"))]
 
 
-def compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def check_samples(schema: Any, count: int = 40, length: int = 60) -> Texts:
-    found = texts(schema)
+def check_samples(schema: Any, count: int = 12, length: int = 40, **options: bool) -> Compiled:
+    found = schema_term(schema, options=SchemaOptions(**options))
     rng = random.Random(0)
-    for text in {found.sample(rng, length) for _ in range(count)}:
-        assert valid(json.loads(text), schema), text
+    for text in {sample(found.term, rng, length) for _ in range(count)}:
+        assert found.checked or valid(json.loads(text), schema), text
     return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_of_each_keyword_are_valid_and_valid_values_match(name: str) -> None:
+    schema, values = CASES[name]
+    found = check_samples(schema)
+    for value in values:
+        assert valid(value, schema)
+        assert [text for text in spellings(value) if not has(found.term, text)] == []
+    assert not found.checked
 
 
 @property_test
@@ -51,94 +62,152 @@ def test_every_matching_text_is_valid(schema: Any) -> None:
 @property_test
 @given(schemas(), st.randoms(use_true_random=False))
 def test_valid_values_in_usual_notation_match(schema: Any, rng: random.Random) -> None:
-    found = texts(schema)
-    for _ in range(10):
+    found = schema_term(schema)
+    for _ in range(5):
         value = value_of(schema, rng)
         assert valid(value, schema)
-        assert found.has(compact(value)) and found.has(json.dumps(value, ensure_ascii=False))
+        assert all(has(found.term, text) for text in spellings(value))
 
 
 @property_test
-@given(mixtures())
-def test_random_keywords_are_rejected_or_enforced(schema: Any) -> None:
+@given(mixtures(), st.booleans())
+def test_random_keywords_are_rejected_or_enforced(schema: Any, is_open: bool) -> None:
     try:
-        expression = schema_regex(schema)
-    except InputError:
-        return
-    if len(expression) < 10_000:  # larger automata take too long to build
-        check_samples(schema, 20)
-
-
-SCHEMAS = {
-    "anything": {},
-    "an object": {"type": "object"},
-    "an array": {"type": "array", "minItems": 1},
-    "no type": {"properties": {"a": {"minLength": 2}}, "required": ["b"]},
-    "a map": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 2},
-    "all optional": {"type": "object", "properties": {name: {"type": "null"} for name in "abcdef"}},
-    "all optional, some": {"properties": {name: {"type": "null"} for name in "abcdef"}, "minProperties": 1},
-    "many optional": {"properties": {f"k{i}": {"const": i} for i in range(40)}},
-    "an array of a few": {"prefixItems": [{"type": "null"}, {"type": "boolean"}], "minItems": 3, "maxItems": 4},
-    "exactly one": {"type": ["integer", "null"], "minimum": 7, "maximum": 7},
-    "half open": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "within an integer": {"type": "number", "minimum": 0.125, "exclusiveMaximum": 0.75},
-    "negative": {"type": "number", "exclusiveMinimum": -2.5, "exclusiveMaximum": -1},
-    "large": {"type": "number", "minimum": 10**20, "maximum": 1e23},
-    "multiples": {"type": "integer", "multipleOf": 7, "minimum": -20, "exclusiveMaximum": 49},
-    "whole": {"type": "number", "multipleOf": 1, "minimum": 3},
-    "values kept": {"enum": [1, 2.5, "a", "abc", None, True, [1], 9], "type": ["number", "string"], "maximum": 3},
-    "one value twice": {"enum": [1, 1.0, True], "const": 1},
-    "joined": {"allOf": [{"minimum": 3}, {"maximum": 9, "type": "number"}, {"type": ["integer", "string"]}]},
-    "joined objects": {
-        "allOf": [
-            {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
-            {"properties": {"a": {"minimum": 5}, "b": {}}, "additionalProperties": False},
-        ]
-    },
-    "alternatives beside": {
-        "type": "object",
-        "properties": {"a": {}},
-        "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
-    },
-    "types apart": {"oneOf": [{"type": "integer"}, {"type": "string"}, {"type": "array", "items": {"type": "null"}}]},
-    "numbers apart": {"type": "integer", "oneOf": [{"maximum": 3}, {"minimum": 4, "maximum": 10}]},
-    "in itself": {"type": "object", "properties": {"in": {"$ref": "#"}, "at": {"items": {"$ref": "#"}}}},
-    "in pairs": {
-        "$defs": {
-            "a": {"type": "array", "items": {"$ref": "#/$defs/b"}},
-            "b": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]},
-        },
-        "$ref": "#/$defs/a",
-    },
-    "annotated": {"title": "t", "description": "d", "default": 1, "examples": [2], "$comment": "c", "type": "null"},
-}
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_samples_of_edge_case_schemas_are_valid(name: str) -> None:
-    check_samples(SCHEMAS[name], 150)
+        check_samples(schema, open=is_open)
+    except InputError as error:
+        assert "contradicts itself" in str(error) or "has no end" in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize(("schema", "inside", "outside"), [
-    ({"type": "integer"}, ["0", "-12", "7"], ["01", "+1", "1.0", "", "--1"]),
+    ({"type": "integer"}, ["0", "-12", "7", "1.0"], ["01", "+1", "1.5", "", "--1", "1.00"]),
     ({"type": "integer", "minimum": 98, "maximum": 1203}, ["98", "1203", "999", "1000"], ["97", "1204", "0100"]),
     ({"type": "integer", "exclusiveMinimum": 2.5}, ["3", "1000"], ["2", "-3"]),
-    ({"type": "number"}, ["1.5e3", "-0.25", "2E-7", "1" * 400], ["1.", ".5", "1e999", "00", "1" * 400 + ".5"]),
+    ({"type": "number"}, ["1.5e3", "-0.25", "2E-7", "1" * 400, "1e+300"], ["1.", ".5", "1e999", "00", "9" * 9 + "e305"]),
     ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, ["0", "0.99"], ["1", "1.0", "0." + "9" * 20, "-0.5"]),
-    ({"type": "number", "exclusiveMinimum": 0}, ["0.001", "7.25", "1000"], ["0", "0.0", "0." + "0" * 400 + "1"]),
-    ({"type": "string"}, ['"a\\"b"', '"\\u00e9"', '"é🙂"', '"\\ud7ff"'], ['"\n"', '"\\x"', '"\\ud800"', '"a']),
-    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"🙂é"', '"\\n\\"a"'], ['"a"', '"abcd"']),
+    ({"type": "number", "exclusiveMinimum": 0}, ["0.001", "7.25", "1e-05"], ["0", "0.0", "0." + "0" * 400 + "1"]),
+    ({"type": "number", "multipleOf": 0.25}, ["0.25", "1.5", "2"], ["0.3", "1.26"]),
+    ({"type": "integer", "multipleOf": 3, "minimum": 10**6}, ["1000002", "3000000"], ["1000001", "999999"]),
+    ({"type": "string"}, ['"a\\"b"', '"\\u00e9"', '"é🙂"', '"\\ud7ff"', '"\\ud83d\\ude42"', '"\\/"', '"\x7f"'],
+     ['"\n"', '"\\x"', '"\\ud800"', '"a', '"\\ude42\\ud83d"', '"\\ud83d"']),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"🙂é"', '"\\ud83d\\ude42\\u00e9"'], ['"a"', '"\\ud83d\\ude42"']),
     ({"properties": {"a": {}, "b": {}}}, ['{"a": 1, "b":[2]}', '{"b":null}', "{}"], ['{"b":1,"a":2}', '{"a":1,}']),
     ({"items": {"type": "null"}, "maxItems": 2}, ["[]", "[null, null]"], ["[null,null,null]", "[null ]", "[ ]"]),
     ({"uniqueItems": True, "items": {"enum": [1, 2, 3]}}, ["[3,1]", "[]", "[2,3,1]"], ["[1,1]", "[1,2,1]"]),
     ({"const": {"a": [1, "x"]}}, ['{"a":[1, "x"]}', '{"a": [1,"x"]}'], ['{"a":[1,"y"]}']),
     ({"type": "string", "pattern": "^a+$", "minLength": 2, "maxLength": 4}, ['"aa"', '"aaaa"'], ['"a"', '"aaaaa"']),
+    ({"type": "string", "pattern": "^a*b*$", "maxLength": 3}, ['"abb"', '""'], ['"aabb"', '"ba"']),
     ({"type": "string", "pattern": "b"}, ['"abc"', '"b"', '"\\nb"'], ['"ac"', '"\nb"']),
+    ({"type": "string", "pattern": "^é$"}, ['"é"', '"\\u00e9"', '"\\u00E9"'], ['"e"', '"\\u00e8"']),
+    ({"type": "object", "patternProperties": {"^é": {"type": "null"}}, "additionalProperties": False},
+     ['{"éa":null}', '{"\\u00e9": null}'], ['{"a":null}', '{"é":1}']),
+    ({"type": "object", "properties": {"é": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+     ['{"\\u00e9":null}', '{"é":null,"e":1}'], ['{"\\u00e9":1}', '{"é":1}']),
+    ({"type": "object", "properties": {"a": {}}, "additionalProperties": True}, ['{"b":1}', '{"a":1,"b":2}'], ['{"b":1,"a":2}']),
+    ({"not": {"const": 1.0}, "type": "number"}, ["10", "1.5", "11"], ["1", "1.0", "1.00", "1e0"]),
+    ({"type": "array", "items": {"maximum": 3, "type": "integer"}, "maxContains": 1, "contains": {"const": 3}},
+     ["[3]", "[1,3,2]"], ["[]", "[3,3]", "[3,1,3]"]),
 ])  # fmt: skip
 def test_schema_accepts_and_rejects_at_its_limits(schema: Any, inside: list[str], outside: list[str]) -> None:
-    found = texts(schema)
-    assert [text for text in inside if not found.has(text)] == []
-    assert [text for text in outside if found.has(text)] == []
+    term = schema_term(schema).term
+    assert [text for text in inside if not has(term, text)] == []
+    assert [text for text in outside if has(term, text)] == []
+
+
+@pytest.mark.parametrize("schema", [{"type": "object", "properties": {"in": {"$ref": "#"}}}, True])
+def test_recursion_goes_to_any_depth(schema: Any) -> None:
+    term = schema_term(schema).term
+    for depth in (1, 10, 500):
+        assert has(term, '{"in":' * depth + "{}" + "}" * depth)
+        assert not has(term, '{"in":' * depth + "{}" + "}" * (depth - 1))
+
+
+def test_chain_of_thousands_of_definitions_compiles() -> None:
+    links = {f"d{i}": {"properties": {"next": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(5_000)}
+    term = schema_term({"$defs": {**links, "d5000": {"type": "null"}}, "$ref": "#/$defs/d0"}).term
+    assert has(term, '{"next":' * 5_000 + "null" + "}" * 5_000)
+
+
+@pytest.mark.parametrize(("schema", "texts"), [
+    ({"properties": {"a": {"type": "null"}}}, ['{"b":1}', '{"a":null,"b":[]}', "1", '"x"']),
+    ({"prefixItems": [{"type": "null"}]}, ["[null,1,2]", "{}"]),
+    ({"minimum": 5}, ['"x"', "null", "5"]),
+])  # fmt: skip
+def test_open_option_follows_specification(schema: Any, texts: list[str]) -> None:
+    by_default, literally = schema_term(schema).term, schema_term(schema, options=OPEN).term
+    assert [text for text in texts if not has(literally, text)] == []
+    assert any(not has(by_default, text) for text in texts)
+
+
+def test_any_order_option_accepts_each_order_once() -> None:
+    schema = {"properties": {name: {"type": "null"} for name in "abc"}, "required": ["a", "c"]}
+    term = check_samples(schema, any_order=True).term
+    for text in ('{"a":null,"b":null,"c":null}', '{"c":null,"a":null}', '{"b":null,"c":null,"a":null}'):
+        assert has(term, text)
+    for text in ('{"a":null,"a":null,"c":null}', '{"a":null}', '{"c":null,"a":null,"d":null}'):
+        assert not has(term, text)
+    free = schema_term({**schema, "additionalProperties": {"type": "integer"}}, options=ANY_ORDER).term
+    assert has(free, '{"x":1,"c":null,"y":2,"a":null,"z":3}') and not has(free, '{"x":1,"c":null}')
+    many = {"properties": {f"k{i}": {} for i in range(20)}}
+    assert "any_order" in schema_term(many, options=ANY_ORDER).warnings[0]
+
+
+def test_whitespace_option_accepts_indented_json() -> None:
+    schema = {"properties": {"a": {"items": {"type": "integer"}}, "b": {"type": "object"}}}
+    term = check_samples(schema, whitespace=True).term
+    for value in ({"a": [1, 2], "b": {"x": {}}}, {"a": []}, {}):
+        assert has(term, json.dumps(value, indent=4)) and has(term, json.dumps(value))
+    assert has(term, '{ "a" :[ 1 , 2\n] }') and not has(schema_term(schema).term, '{ "a":[1]}')
+
+
+@pytest.mark.parametrize(("schema", "named"), [
+    ({"properties": {"a": {"x-one": 1}, "b": {"x-one": 2, "two": 3}}}, ["'x-one' .*#/properties/a", "'two' .*#/properties/b"]),
+    ({"type": "string", "format": "float"}, ["format 'float' .*#"]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "string", "nullable": True}, ["'nullable'"]),
+    ({"title": "t", "$comment": "c", "readOnly": True, "default": 1, "$defs": {"a": {"unread": 1}}}, []),
+])  # fmt: skip
+def test_unknown_keywords_and_formats_are_ignored_and_reported_once(schema: Any, named: list[str]) -> None:
+    found = schema_term(schema).warnings
+    assert len(found) == len(named)
+    assert all(re.search(expected, warning) for expected, warning in zip(named, found, strict=True))
+
+
+@pytest.mark.parametrize(("schema", "pointers"), [
+    ({"type": "array", "uniqueItems": True}, ["#/uniqueItems"]),
+    ({"items": {"enum": list(range(20))}, "uniqueItems": True}, ["#/uniqueItems"]),
+    ({"type": "object", "minProperties": 2}, ["#/minProperties"]),
+    ({"type": "number", "multipleOf": 0.01}, ["#/multipleOf"]),
+    ({"type": "integer", "multipleOf": 10**6 + 1}, ["#/multipleOf"]),
+    ({"type": "string", "format": "regex"}, ["#/format"]),
+    ({"type": "string", "oneOf": [{"format": "date"}, {"maxLength": 10}]}, ["#/oneOf"]),
+    ({"type": "number", "not": {"multipleOf": 3}}, ["#/not"]),
+    ({"type": "array", "contains": {"const": 1}, "minContains": 2, "minItems": 4}, ["#/contains"]),
+    ({"type": "object", "patternProperties": {r"(a)\1": {"type": "null"}}}, ["#/patternProperties"]),
+])  # fmt: skip
+def test_assertions_beyond_terms_are_listed_for_checking(schema: Any, pointers: list[str]) -> None:
+    assert list(schema_term(schema).checked) == pointers
+
+
+def test_unique_items_never_outnumber_their_values() -> None:
+    term = schema_term({"type": "array", "items": {"enum": list(range(12))}, "uniqueItems": True}).term
+    assert has(term, json.dumps(list(range(12)))) and not has(term, json.dumps([*range(12), 0]))
+
+
+def test_values_are_checked_against_all_other_keywords() -> None:
+    schema = {
+        "$defs": {"short": {"maxLength": 3}},
+        "allOf": [{"$ref": "#/$defs/short"}, {"not": {"pattern": "^x"}}],
+        "enum": ["a", "long text", "x1", "ab", 5, {"a": 1}],
+        "required": ["b"],
+    }
+    term = schema_term(schema).term
+    assert [value for value in schema["enum"] if has(term, json.dumps(value))] == ["a", "ab", 5]  # type: ignore[attr-defined]
+
+
+def test_terms_survive_travel_to_another_process() -> None:
+    for name in ("in pairs", "multiples without bounds", "pattern properties", "halves"):
+        schema, values = CASES[name]
+        term = from_bytes(to_bytes(schema_term(schema).term))
+        assert all(has(term, text) for value in values for text in spellings(value))
 
 
 bounds = st.one_of(st.integers(-3000, 3000), st.decimals(-50, 50, places=2).map(float), st.integers(-40, 40))
@@ -149,28 +218,36 @@ bounds = st.one_of(st.integers(-3000, 3000), st.decimals(-50, 50, places=2).map(
 def test_numbers_are_limited_exactly_at_their_bounds(a: float, b: float, low: bool, high: bool) -> None:
     a, b = min(a, b), round(max(a, b) + 2, 2)
     low_key, high_key = ("exclusiveMinimum" if low else "minimum"), ("exclusiveMaximum" if high else "maximum")
-    found = {kind: re.compile(schema_regex({"type": kind, low_key: a, high_key: b})) for kind in ("integer", "number")}
+    found = {kind: schema_term({"type": kind, low_key: a, high_key: b}).term for kind in ("integer", "number")}
     steps = [round(a + (b - a) * i / 37, 6) for i in range(-9, 46)]
     near = [round(bound + n / 1000, 6) for bound in (a, b) for n in (-1000, -999, -101, -100, -10, -1, 1, 10, 70, 1000)]
     for number in [a, b, *steps, *near, *map(int, steps), *range(int(a) - 2, int(a) + 4)]:
         inside = (a < number if low else a <= number) and (number < b if high else number <= b)
         text = repr(number)
         if "e" not in text and text != "-0.0":
-            assert bool(found["number"].fullmatch(text)) == inside, text
-            assert bool(found["integer"].fullmatch(text)) == (inside and isinstance(number, int)), text
+            assert has(found["number"], text) == inside, text
+            assert has(found["integer"], text) == (inside and number == int(number)), text
 
 
-@pytest.mark.parametrize("bound", [0, 1, -1, 0.5, 0.1, 123.456, -7.25])
+@pytest.mark.parametrize("bound", [0, 0.5, 0.1, 123.456, -7.25])
 @pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 def test_no_digits_round_across_a_bound(bound: float, keyword: str) -> None:
     schema = {"type": "number", keyword: bound}
-    expression = re.compile(schema_regex(schema))
+    term = schema_term(schema).term
     point = str(bound) if "." in str(bound) else f"{bound}.0"
-    for zeros in range(0, 400, 3):
+    for zeros in range(0, 400, 19):
         near = (point + "0" * zeros + "1", point[:-1] + "9" * zeros, f"{int(bound) - 1}." + "9" * zeros, f"-{point}1")
         for text in near:
-            if expression.fullmatch(text):
+            if has(term, text):
                 assert valid(json.loads(text), schema), text
+
+
+@property_test
+@given(st.integers(1, 500), st.integers(-(10**9), 10**9))
+def test_multiples_are_exact(step: int, number: int) -> None:
+    term = schema_term({"type": "integer", "multipleOf": step}).term
+    assert has(term, str(number - number % step))
+    assert has(term, str(number)) == (number % step == 0)
 
 
 def strict_checks(name: str, text: str) -> bool:
@@ -189,167 +266,32 @@ def strict_checks(name: str, text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", FORMATS)
+MORE_FORMATS = {
+    "uri-reference": ["/a/b?c#d", "https://example.org", "../x".replace("..", "/.."), ""],
+    "json-pointer": ["", "/a~1b/0", "/é"],
+    "relative-json-pointer": ["0", "1/a", "2#"],
+    "uri-template": ["https://example.org/{id}/x"],
+    "idn-email": ["ada@example.org"],
+}
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *MORE_FORMATS])
 def test_formats_pass_strict_validators_and_accept_real_examples(name: str) -> None:
     schema = {"type": "string", "format": name}
-    found = check_samples(schema, 500)
+    found = check_samples(schema, 60).term
     rng = random.Random(1)
-    assert all(strict_checks(name, json.loads(found.sample(rng, 200))) for _ in range(300))
-    assert all(found.has(json.dumps(text)) for text in FORMATS[name])
+    assert all(strict_checks(name, json.loads(sample(found, rng, 120))) for _ in range(60))
+    assert all(has(found, json.dumps(text)) for text in {**FORMATS, **MORE_FORMATS}[name])
 
 
 def test_only_leap_years_have_february_29() -> None:
-    expression = re.compile(schema_regex({"type": "string", "format": "date"}))
-    day, end = datetime.date(1895, 1, 1), datetime.date(2009, 1, 1)
-    days = set()
-    while day < end:
-        days.add(day.isoformat())
-        day += datetime.timedelta(days=1)
-    for year in range(1895, 2009):
+    term = schema_term({"type": "string", "format": "date"}).term
+    for year in (1896, 1900, 1999, 2000, 2008):
+        days = {datetime.date(year, 1, 1) + datetime.timedelta(days=n) for n in range(365)}
+        days |= {datetime.date(year, 12, 31)}
+        known = {day.isoformat() for day in days}
         for month in range(14):
             for number in range(33):
                 text = f"{year}-{month:02}-{number:02}"
-                assert bool(expression.fullmatch(f'"{text}"')) == (text in days)
-    assert not expression.fullmatch('"0000-01-01"')
-
-
-@pytest.mark.parametrize(("schema", "place"), [
-    ({"not": {}}, "#/not: .*'not'"),
-    ({"properties": {"a/b": {"items": {"contains": {}}}}}, "#/properties/a~1b/items/contains: .*'contains'"),
-    ({"anyOf": [{}, {"if": {}}]}, "#/anyOf/1/if"),
-    ({"$defs": {"d": {"patternProperties": {}}}, "$ref": "#/$defs/d"}, r"#/\$defs/d/patternProperties"),
-    ({"type": "object", "propertyNames": {}}, "propertyNames"),
-    ({"type": "object", "nullable": True}, "nullable"),
-    ({"type": "string", "format": "iri"}, "#/format is 'iri'"),
-    ({"type": "strin"}, "#/type is 'strin'"),
-    ({"type": "integer", "multipleOf": 3}, "#/multipleOf"),
-    ({"type": "number", "multipleOf": 0.01}, "#/multipleOf is 0.01"),
-    ({"type": "array", "uniqueItems": True}, "#/uniqueItems"),
-    ({"type": "array", "items": [{}]}, "#/items.*prefixItems"),
-    ({"type": "object", "minProperties": 2}, "#/minProperties"),
-    ({"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2}, "maxProperties"),
-    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf: a value may match both members 0 and 1"),
-    ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "#/oneOf"),
-    ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "pattern"),
-    ({"enum": ["a"], "pattern": "a"}, "enum or const"),
-    ({"type": "string", "pattern": "^(?=a)b"}, "#/pattern.*look-around"),
-    ({"type": "string", "pattern": "(a)\\1"}, "#/pattern.*back-references"),
-    ({"type": "string", "pattern": "a^"}, "#/pattern"),
-    ({"type": "string", "pattern": "^a*b*$", "maxLength": 3}, "#/pattern.*maxLength"),
-    ({"type": "string", "format": "email", "maxLength": 20}, "maxLength"),
-    ({"$ref": "https://example.org/schema"}, r"#/\$ref is .*within the schema"),
-    ({"$ref": "#/$defs/none"}, r"#/\$ref: there is no"),
-    ({"properties": {"a": {"$id": "x"}}}, r"#/properties/a/\$id"),
-    ({"type": "string", "minLength": -1}, "#/minLength is -1"),
-    ({"const": "\ud800"}, "surrogate"),
-    ({"const": float("nan")}, "nan"),
-    ([1], "a schema is an object"),
-])  # fmt: skip
-def test_unsupported_keywords_are_rejected_with_their_pointer(schema: Any, place: str) -> None:
-    with pytest.raises(InputError, match=place):
-        schema_regex(schema)
-
-
-@pytest.mark.parametrize("schema", [
-    False,
-    {"type": "integer", "minimum": 3, "maximum": 2},
-    {"type": "string", "minLength": 3, "maxLength": 2},
-    {"allOf": [{"type": "string"}, {"type": "null"}]},
-    {"enum": ["a", 1], "type": "null"},
-    {"properties": {"a": False}, "required": ["a"]},
-    {"required": ["a"], "additionalProperties": False},
-    {"type": "array", "items": False, "minItems": 1},
-])  # fmt: skip
-def test_contradictory_schema_is_rejected(schema: Any) -> None:
-    with pytest.raises(InputError, match="contradicts itself"):
-        schema_regex(schema)
-
-
-@pytest.mark.parametrize("schema", [
-    {"$ref": "#"},
-    {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
-    {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-    {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-])  # fmt: skip
-def test_endless_recursion_in_schema_is_rejected(schema: Any) -> None:
-    with pytest.raises(InputError, match="has no end"):
-        schema_regex(schema)
-
-
-def test_recursion_is_unrolled_to_depth_limit() -> None:
-    schema = {"type": "object", "properties": {"in": {"$ref": "#"}}}
-    for depth in (1, 2, 5):
-        found = texts(schema, depth=depth)
-        assert found.has('{"in":' * (depth - 1) + "{}" + "}" * (depth - 1))
-        assert not found.has('{"in":' * depth + "{}" + "}" * depth)
-
-
-def nested(depth: int) -> Any:
-    schema: Any = True
-    for _ in range(depth):
-        schema = {"items": schema}
-    return schema
-
-
-def chained(length: int, link: Any, end: Any) -> Any:
-    return {
-        "$defs": {f"d{i}": link(f"#/$defs/d{i + 1}") for i in range(length)} | {f"d{length}": end},
-        "$ref": "#/$defs/d0",
-    }
-
-
-def both(ref: str) -> Any:
-    return {"prefixItems": [{"$ref": ref}, {"$ref": ref}], "minItems": 2}
-
-
-CROWD = {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(12)}
-HOSTILE = {
-    "10 MB of values": {"enum": [str(i) for i in range(1_400_000)]},
-    "10 MB of text": {"const": "x" * 10_000_000},
-    "10,000 levels": nested(10_000),
-    "a chain of references": chained(9_999, lambda ref: {"$ref": ref}, True),
-    "a bomb of references": chained(30, both, {"type": "string"}),
-    "a bomb that never goes off": chained(30, both, False),
-    "everything refers to everything": {
-        "$defs": {f"d{i}": {"type": "object", "properties": CROWD} for i in range(12)}, "$ref": "#/$defs/d0"
-    },
-    "many items": {"type": "array", "items": {"type": "integer"}, "maxItems": 10**9},
-    "many items needed": {"type": "array", "minItems": 10**9},
-    "many within many": {"maxItems": 999, "items": {"maxItems": 999, "items": {"maxItems": 999}}},
-    "long strings": {"type": "string", "maxLength": 10**9},
-    "a number of many digits": {"type": "string", "maxLength": 10**5000},
-    "many products": {"allOf": [{"anyOf": [{"minimum": i}, {"maximum": 99}]} for i in range(40)]},
-    "many properties": {"properties": {f"k{i}": {"type": "string"} for i in range(20_000)}, "required": ["k0"]},
-    "a pattern of many": {"type": "string", "pattern": "^((a{1000}){1000}){1000}$"},
-    "a pattern of groups": {"type": "string", "pattern": "(" * 50_000},
-    "a long pattern": {"type": "string", "pattern": "a" * 500_000},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_large_schema_is_rejected_after_limited_work(name: str) -> None:
-    with bounded(), pytest.raises(InputError):
-        schema_regex(HOSTILE[name])
-
-
-def fifty(required: int) -> Any:
-    kinds = [
-        {"type": "string"}, {"type": "integer", "minimum": 0, "maximum": 1000}, {"type": "number"}, {"type": "boolean"},
-        {"enum": ["small", "medium", "large"]}, {"type": "string", "format": "date"}, {"type": ["string", "null"]},
-        {"type": "array", "items": {"type": "string"}}, {"type": "string", "maxLength": 8},
-        {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}, "required": ["x", "y"]},
-    ]  # fmt: skip
-    properties = {f"field_{i}": kinds[i % len(kinds)] for i in range(50)}
-    return {"type": "object", "properties": properties, "required": list(properties)[:required]}
-
-
-@pytest.mark.parametrize(("required", "most"), [(50, 3_000), (1, 3_000), (0, 8_000)])
-def test_fifty_fields_have_small_automaton(required: int, most: int) -> None:
-    assert Texts(schema_regex(fifty(required))).states < most
-
-
-def test_regex_size_is_linear_in_optional_properties() -> None:
-    sizes = [
-        len(schema_regex({"properties": {f"k{i:03}": {"type": "string"} for i in range(n)}})) for n in (50, 100, 200)
-    ]
-    assert sizes[1] < 3 * sizes[0] and sizes[2] < 3 * sizes[1]
+                assert has(term, f'"{text}"') == (text in known)
+    assert not has(term, '"0000-01-01"')

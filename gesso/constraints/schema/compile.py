@@ -17,6 +17,7 @@ from gesso.constraints.schema.facts import NUMBERS, TYPES, Facts, Subschema
 from gesso.constraints.schema.multiples import multiples
 from gesso.constraints.schema.numbers import fractional, integers, numbers, spelled
 from gesso.constraints.schema.objects import object_term
+from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
 from gesso.constraints.schema.strings import string_content
@@ -43,7 +44,7 @@ def schema_term(
     """Return the texts of values that satisfy a schema."""
     check_json(schema, limits)
     with at_most(limits.terms):
-        compiler = Compiler(Reader(schema), dialect, options)
+        compiler = Compiler(Reader(standard_schema(schema)), dialect, options)
         term = compiler.whole()
         if term is NOTHING:
             raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")
@@ -137,7 +138,9 @@ class Compiler:
             found = numbers(facts.low, facts.high) if "integer" in types else fractional(facts.low, facts.high)
         if excluded:
             found = minus(found, alt(spelled(value) for value in excluded))
-        return seq(found, self.writer.point_zero) if whole and found is not NOTHING else found
+        if whole and facts.step is None:  # the float nearest to a long multiple is none
+            found = seq(found, self.writer.point_zero)
+        return found
 
     def _multiples(self, facts: Facts, step: Fraction, whole: bool) -> Term:
         if whole:

@@ -33,7 +33,7 @@ APPLICATORS = frozenset(  # evaluated by `reader`
 )
 
 
-def own_facts(place: Subschema, ignored: Callable[[str, Subschema], None], *, nullable: bool) -> Facts:
+def own_facts(place: Subschema, ignored: Callable[[str, Subschema], None]) -> Facts:
     """Return the facts in the keywords of a subschema, without applicators. Report each keyword without a meaning."""
     found: dict[str, Any] = {}
     about: set[str] = set()
@@ -66,10 +66,6 @@ def own_facts(place: Subschema, ignored: Callable[[str, Subschema], None], *, nu
             found["names"] = (place.child(value, keyword),)
         elif keyword not in ANNOTATIONS and keyword not in APPLICATORS and keyword not in _READ_ELSEWHERE:
             ignored(keyword, place)
-    if nullable and schema.get("nullable") is True and "types" in found:  # of OpenAPI
-        found["types"] |= {"null"}
-        if found.get("values") is not None:
-            found["values"] += (None,)
     return Facts(place.pointer, about=frozenset(about), **found)
 
 
@@ -101,13 +97,14 @@ def unexpected(place: Subschema, keyword: str, expected: str) -> InputError:
 
 
 def _properties(place: Subschema) -> Properties:
-    others = place.schema.get("additionalProperties", True)
+    others = place.child(place.schema.get("additionalProperties"), "additionalProperties")
+    given = "additionalProperties" in place.schema
     patterns = named_members(place, "patternProperties")
     return Properties(
         named_members(place, "properties"),
         tuple(patterns.items()),
-        None if others is True else place.child(others, "additionalProperties"),
-        open=bool(patterns) or ("additionalProperties" in place.schema and others is not False),
+        others if given else None,
+        open=bool(patterns) or (given and others.schema is not False),
     )
 
 
@@ -222,4 +219,4 @@ KEYWORDS: dict[str, tuple[frozenset[str], str, Callable[[Any], Any]]] = {
     "minProperties": (_OBJECT, "min_properties", _integer),
     "maxProperties": (_OBJECT, "max_properties", _integer),
 }
-_READ_ELSEWHERE = frozenset({"minContains", "maxContains", "additionalItems", "nullable"})
+_READ_ELSEWHERE = frozenset({"minContains", "maxContains", "additionalItems"})

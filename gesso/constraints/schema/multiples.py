@@ -1,12 +1,14 @@
-"""Terms of the multiples of a number."""
+"""Terms of the multiples of a number. R remainders, D digits."""
 
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd, lcm
 from typing import final
 
+import numpy as np
+
 from gesso.constraints.schema.numbers import DIGIT, MINUS, POINT, digit
-from gesso.constraints.terms import FAR, NOTHING, Masks, Term, alt, both, literal, optional, repeat, seq
+from gesso.constraints.terms import ALL_BYTES, NOTHING, Masks, Term, alt, both, literal, optional, repeat, seq
 
 MAX_MODULUS = 10_000
 MAX_PLACES = 20  # after the decimal point
@@ -15,7 +17,7 @@ _POINT = ord(".")
 
 @final
 class Digits(Term):
-    """Digits that continue a number with a remainder to a multiple. A decimal point changes nothing."""
+    """Digits that continue a number with a remainder to a multiple. A decimal point, if allowed, changes nothing."""
 
     __slots__ = ("multiples", "remainder")
 
@@ -24,7 +26,7 @@ class Digits(Term):
         self.multiples, self.remainder = multiples, remainder
 
     def _derive(self, byte: int) -> Term:
-        if byte == _POINT:
+        if byte == _POINT and self.multiples.point:
             return self
         if not 0x30 <= byte <= 0x39:
             return NOTHING
@@ -39,14 +41,14 @@ class Digits(Term):
             target = (self.remainder * 10 + number) % self.multiples.modulus
             found[target] = found.get(target, 0) | 1 << 0x30 + number
         used = sum(found.values()) | 1 << _POINT
-        return (*found.values(), 1 << _POINT, (1 << 256) - 1 - used)
+        return (*found.values(), 1 << _POINT, ALL_BYTES - used)
 
 
 class _Multiples:
     """The multiples of a modulus. The state of a number is its remainder."""
 
-    def __init__(self, modulus: int) -> None:
-        self.modulus = modulus
+    def __init__(self, modulus: int, point: bool) -> None:
+        self.modulus, self.point = modulus, point
         self.states: dict[int, Digits] = {}
         self.distances = self._distances()
 
@@ -57,24 +59,22 @@ class _Multiples:
 
     def _distances(self) -> list[int]:
         """Return how many digits each remainder needs to become zero."""
-        found = [FAR] * self.modulus
-        found[0] = 0
-        waiting, distance = set(range(1, self.modulus)), 0
-        while waiting:
-            reached = {r for r in waiting if any(found[(r * 10 + n) % self.modulus] == distance for n in range(10))}
-            distance += 1
-            for remainder in reached:
-                found[remainder] = distance
-            waiting -= reached
-        return found
+        next_RD = (np.arange(self.modulus)[:, None] * 10 + np.arange(10)) % self.modulus
+        found_R = np.full(self.modulus, self.modulus)
+        found_R[0] = 0
+        while True:
+            nearer_R = np.minimum(found_R, found_R[next_RD].min(1) + 1)
+            if (nearer_R == found_R).all():
+                return [int(n) for n in found_R]
+            found_R = nearer_R
 
 
 _multiples = lru_cache(maxsize=32)(_Multiples)
 
 
-def digits(modulus: int, remainder: int = 0) -> Term:
+def digits(modulus: int, remainder: int, point: bool) -> Term:
     """Return the digits that continue a number with a remainder to a multiple of a modulus."""
-    return _multiples(modulus).state(remainder)
+    return _multiples(modulus, point).state(remainder)
 
 
 def common_multiple(a: Fraction, b: Fraction) -> Fraction:
@@ -93,10 +93,16 @@ def multiples(step: Fraction) -> Term | None:
         places, scaled = places + 1, scaled * 10
     if scaled.denominator != 1 or scaled > MAX_MODULUS:
         return None
-    found: list[Term] = []
+    found: list[Term] = [literal("0"), *(_from_digit(first, scaled.numerator, places) for first in "123456789")]
     whole = alt([literal("0"), seq(digit("1", "9"), repeat(DIGIT, 0, None))])
-    for written in range(places + 1):
+    for written in range(1, places + 1):
         modulus = scaled.numerator // gcd(scaled.numerator, 10 ** (places - written))
-        shape = seq(whole, POINT, repeat(DIGIT, written, written)) if written else whole
-        found.append(shape if modulus == 1 else both([shape, digits(modulus)]))
+        shape = seq(whole, POINT, repeat(DIGIT, written, written))
+        found.append(shape if modulus == 1 else both([shape, digits(modulus, 0, True)]))
     return seq(optional(MINUS), alt(found))
+
+
+def _from_digit(first: str, scaled: int, places: int) -> Term:
+    """Return the multiples without a point that begin with a digit."""
+    modulus = scaled // gcd(scaled, 10**places)
+    return seq(literal(first), digits(modulus, int(first) % modulus, False))

@@ -70,7 +70,7 @@ def _own(facts: Facts) -> tuple[list[Facts], bool]:
     found += [replace(objects, properties=(Properties({name: absent}),)) for name in facts.required]
     exact = facts.step is None and not facts.formats and not facts.unique and not facts.names
     for shape in facts.properties:
-        exact = exact and not shape.patterns and shape.others is None
+        exact = exact and not shape.patterns and (shape.others is None or shape.others.schema is True)
         for name, inner in shape.named.items():
             if inner.schema is not True and inner.schema != {}:
                 wrong = Properties({name: inner.negated()})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from gesso.constraints.schema.arrays import MAX_SET, in_any_order
 from gesso.constraints.schema.facts import Facts, Subschema
 from gesso.constraints.schema.strings import matches, pattern_content, string_content
-from gesso.constraints.terms import EMPTY, FAR, NOTHING, Term, alt, both, complement, optional, repeat, seq
+from gesso.constraints.terms import EMPTY, FAR, NOTHING, Term, alt, both, complement, repeat, seq
 from gesso.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ class _Object:
         self.patterns = {pattern: self._pattern(pattern) for shape in facts.properties for pattern, _ in shape.patterns}
         self.names = self._names()
 
-    def _pattern(self, pattern: str) -> Term | None:
-        """Return the names that match a pattern; None if it is not supported, so that no such names are written."""
+    def _pattern(self, pattern: str, *, every: bool = True) -> Term:
+        """Return the names that match a pattern. A pattern that is not supported is left to the check of the answer."""
         try:
-            return pattern_content(pattern, self.dialect, self.facts.pointer)
+            return pattern_content(pattern, self.dialect, self.facts.pointer, every=every)
         except InputError:
             self.compiler.check(f"{self.facts.pointer}/patternProperties")
-            return None
+            return NOTHING
 
     def _names(self) -> Term | None:
         """Return the names that `propertyNames` allows; None for all."""
@@ -74,8 +74,7 @@ class _Object:
         for shape in self.facts.properties:
             own = [shape.named[name]] if name in shape.named else []
             for pattern, place in shape.patterns:
-                term = self.patterns[pattern]
-                if term is not None and matches(term, self.dialect, name):
+                if matches(self.patterns[pattern], self.dialect, name):
                     own.append(place)
             found += own or ([shape.others] if shape.others is not None else [])
         return tuple(found)
@@ -92,13 +91,13 @@ class _Object:
             text.append(complement(alt(self.dialect.content(name) for name in names)))
         if self.names is not None:
             text.append(self.names)
-        known = {pattern: term for pattern, term in self.patterns.items() if term is not None}
+        known = self.patterns
         most = len(known) if len(known) <= MAX_OVERLAPS else 1
         found: list[Term] = []
         for size in range(most + 1):
             for chosen in combinations(known, size):
                 places = self._pattern_places(set(chosen))
-                others = [complement(term) for pattern, term in known.items() if pattern not in chosen]
+                others = [complement(self._pattern(pattern, every=False)) for pattern in known if pattern not in chosen]
                 key = both([*text, *(known[pattern] for pattern in chosen), *others])
                 value = self.compiler.value(places)
                 if value is not NOTHING and key.least < FAR:
@@ -141,14 +140,14 @@ class _Object:
     def _in_order(self, members: dict[str, Term], required: set[str], free: Term, low: int) -> Term:
         comma = self.writer.comma
         rest = repeat(seq(comma, free), 0, None)  # after some member
-        start = alt([seq(free, rest), EMPTY if not low or required else NOTHING])  # before the first one
+        # Before the first one. Alternatives are joined once per run: they share beginnings, which takes time.
+        start = [seq(free, rest), EMPTY if not low or required else NOTHING]
         for i, (name, member) in reversed(list(enumerate(members.items()))):
-            first = seq(member, rest)
-            start = first if name in required else alt([first, start])
+            start = [seq(member, rest), *([] if name in required else start)]
             rest = seq(repeat(seq(comma, member), int(name in required), 1), rest)
-            if i and i % RUN == 0 and len(members) > 2 * RUN:  # so that lists of alternatives stay short
-                start, rest = self.compiler.rule(start), self.compiler.rule(rest)
-        return start
+            if i and i % RUN == 0 and len(members) > 2 * RUN:
+                start, rest = [self.compiler.rule(alt(start))], self.compiler.rule(rest)
+        return alt(start)
 
     def _counted(self, members: dict[str, Term], required: set[str], free: Term) -> Term:
         low, high, comma = self.low, self.high, self.writer.comma

@@ -149,7 +149,7 @@ class Reader:
             values = [v for v in values if identity(v) not in excluded]
         for place in places:
             if not self.plain[place.pointer] or facts.about:
-                values = [v for v in values if self.validity.allows(place, v, self.references.draft)]
+                values = [v for v in values if self.validity.allows(place, v)]
         return replace(facts, values=tuple(values))
 
     def _read(self, place: Subschema) -> list[Facts]:
@@ -164,6 +164,8 @@ class Reader:
         for keyword in REFERENCES:
             if keyword in schema:
                 target = self.references.target(place, keyword)
+                if keyword != "$ref" and self.references.ambiguous(place.schema[keyword]):
+                    self.check(f"{place.pointer}/{keyword}")  # its target depends on the way to it
                 found = self.both(found, self._inside(place, target), f"{place.pointer}/{keyword}")
         for member in members(place, "allOf"):
             found = self.both(found, self._inside(place, member), member.pointer)
@@ -190,7 +192,7 @@ class Reader:
         def ignored(keyword: str, place: Subschema) -> None:
             self.warn(f"the keyword {keyword!r} is unknown and was ignored", place)
 
-        return own_facts(place, ignored, nullable=self.validity.nullable)
+        return own_facts(place, ignored)
 
     def own(self, place: Subschema) -> Facts:
         """Return the facts of a place without its applicators."""
@@ -246,7 +248,7 @@ class Reader:
                     names = (needed.schema,) if isinstance(needed.schema, str) else tuple(needed.schema)
                     if not all(isinstance(one, str) for one in names):
                         raise unexpected(place, keyword, "lists of names")
-                    then = [replace(present, required=tuple(dict.fromkeys((name, *names))))]
+                    then = [replace(present, required=tuple(dict.fromkeys((*names, name))))]
                 else:
                     then = self.both([present], self.place(needed), needed.pointer)
                 found = self.both(found, [absent, *then], needed.pointer)
@@ -254,7 +256,7 @@ class Reader:
 
     def _without_others(self, place: Subschema, facts: Facts) -> Facts:
         """Apply unevaluatedProperties: each alternative lists the members that it has evaluated."""
-        if place.schema["unevaluatedProperties"] is True or any(shape.others is not None for shape in facts.properties):
+        if any(shape.others is not None for shape in facts.properties):
             return facts
         if place.schema.keys() & {"not", "if", "anyOf", "dependentSchemas"}:
             self.check(f"{place.pointer}/unevaluatedProperties")
@@ -265,7 +267,7 @@ class Reader:
         return replace(facts, about=facts.about | {"object"}, properties=(*facts.properties, shape))
 
     def _without_more(self, place: Subschema, facts: Facts) -> Facts:
-        if place.schema["unevaluatedItems"] is True or any(shape.rest is not None for shape in facts.items):
+        if any(shape.rest is not None for shape in facts.items):
             return facts
         if facts.contains or place.schema.keys() & {"not", "if", "anyOf"}:
             self.check(f"{place.pointer}/unevaluatedItems")

@@ -43,7 +43,7 @@ class References:
         uri, fragment = urldefrag(urljoin(place.base, ref) if place.base and not ref.startswith("#") else ref)
         if uri in ("", place.base) and ref.startswith("#"):
             uri = place.base
-        resource = self.root if uri == self.root.base else self.addresses.get(uri)
+        resource = self.root if uri == self.root.base else self.addresses.get(uri) or self._standard(uri)
         if resource is None:
             raise InputError(
                 f"{where}: {ref!r:.120} is not in the schema, and nothing is fetched; "
@@ -69,23 +69,38 @@ class References:
                 raise InputError(f"{where}: there is no {pointer!r:.120} in the schema")
         return place
 
+    def ambiguous(self, ref: str) -> bool:
+        """Return whether several places of the schema have the anchor of a dynamic reference, or `$id`."""
+        anchor = urldefrag(ref).fragment
+        same = [address for address in self.addresses if address.partition("#")[2] == anchor]
+        return len(same) > 1
+
+    def _standard(self, uri: str) -> Subschema | None:
+        """Return one of the schemas that describe schemas, which the `jsonschema` package brings along."""
+        from jsonschema_specifications import REGISTRY
+
+        resource = REGISTRY.get(uri) or REGISTRY.get(uri + "#")
+        if resource is None:
+            return None
+        place = Subschema(resource.contents, uri + "#", uri)
+        self.addresses.update(self._find_addresses(place))
+        return place
+
     @property
     def addresses(self) -> dict[str, Subschema]:
         """The places with an `$id`, by URI, and those with an anchor, by URI and fragment."""
         if self._addresses is None:
-            self._addresses = dict(self._find_addresses())
+            self._addresses = dict(self._find_addresses(self.root))
         return self._addresses
 
-    def _find_addresses(self) -> Iterator[tuple[str, Subschema]]:
-        waiting = [self.root]
+    def _find_addresses(self, root: Subschema) -> Iterator[tuple[str, Subschema]]:
+        waiting = [root]
         while waiting:
             place = waiting.pop()
             if isinstance(place.schema, Mapping):
-                if place.base:
-                    before = "" if place is self.root else None
-                    name = place.schema.get("id" if self.draft <= 4 else "$id")
-                    if before is not None or (isinstance(name, str) and not name.startswith("#")):
-                        yield place.base, place
+                name = place.schema.get("id" if self.draft <= 4 else "$id")
+                if place.base and (place is root or (isinstance(name, str) and not name.startswith("#"))):
+                    yield place.base, place
                 for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
                     name = place.schema.get(keyword)
                     if isinstance(name, str) and (keyword.endswith("nchor") or name.startswith("#")):

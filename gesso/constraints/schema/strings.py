@@ -24,7 +24,7 @@ def string_content(facts: Facts, dialect: Dialect, check: Callable[[str], None])
             low, high = 0, None
         parts.append(found)
     parts += [format_term(name, dialect) for name in facts.formats]
-    refused = [pattern_content(pattern, dialect, facts.pointer) for pattern in facts.other_patterns]
+    refused = [pattern_content(pattern, dialect, facts.pointer, every=False) for pattern in facts.other_patterns]
     refused += [dialect.content(value) for value in facts.excluded if isinstance(value, str)]
     if low or high is not None:
         parts.append(repeat(char, low, high))
@@ -49,9 +49,10 @@ def _limited(part: Repeat, low: int, high: int | None) -> tuple[int, int | None]
     return max(part.low, low), min(highs, default=None)
 
 
-def pattern_content(pattern: str, dialect: Dialect, pointer: str) -> Term:
+def pattern_content(pattern: str, dialect: Dialect, pointer: str, *, every: bool = True) -> Term:
+    """Return the contents that match a pattern for every validator, or for any of them."""
     try:
-        return pattern_term(pattern, dialect.char, dialect.any_char)
+        return pattern_term(pattern, dialect.char, dialect.any_char, every=every)
     except InputError as error:
         raise InputError(f"{pointer}/pattern: {error}") from None
 

@@ -1,6 +1,5 @@
 """Check single values of a schema with the `jsonschema` package."""
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -13,25 +12,21 @@ class Validity:
 
     def __init__(self, root: Any) -> None:
         self.root = root
-        # `nullable` is a keyword of OpenAPI 3.0. In a schema that names a draft, it has no meaning.
-        self.nullable = isinstance(root, Mapping) and "$schema" not in root
 
     @cached_property
     def _validator(self) -> Any:
         from jsonschema import Draft202012Validator
         from jsonschema.validators import validator_for
-        from referencing import Registry
+        from jsonschema_specifications import REGISTRY
 
         chosen: Any = validator_for(self.root, default=Draft202012Validator)
-        return chosen(self.root, registry=Registry(), format_checker=chosen.FORMAT_CHECKER)  # fetches nothing
+        return chosen(self.root, registry=REGISTRY, format_checker=chosen.FORMAT_CHECKER)  # fetches nothing
 
-    def allows(self, place: Subschema, value: Any, draft: int) -> bool:
+    def allows(self, place: Subschema, value: Any) -> bool:
         """Return whether a value satisfies a subschema; True if the package cannot tell."""
         whole = place.pointer == "#"
         made = f"/{NEGATED}" in place.pointer or "/(" in place.pointer
         schema = place.schema if whole or made else {"$ref": quote(place.pointer, safe="#/~$()*!,;=:@&'+")}
-        if value is None and self.nullable and isinstance(place.schema, Mapping) and place.schema.get("nullable"):
-            return True
         try:
             return bool(self._validator.evolve(schema=schema).is_valid(value))
         except Exception:  # an unresolvable reference or an unsupported pattern: the finished answer is checked

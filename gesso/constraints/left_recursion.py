@@ -1,0 +1,157 @@
+"""Remove left recursion from a grammar: `sum ::= sum "+" term | term` becomes `sum ::= term ("+" term)*`.
+
+A rule that begins with itself would be entered again and again without reading a text.
+"""
+
+from graphlib import CycleError, TopologicalSorter
+
+from gesso.constraints.grammar_parser import Grammar, Node, Use
+from gesso.constraints.syntax import Choice, Repeat, Sequence
+from gesso.errors import InputError
+
+MAX_ROUNDS = 100  # each removes a circle of rules
+MAX_ALTERNATIVES = 200  # of one rule, once rules are put in the place of their uses
+
+Row = tuple[Node, ...]
+
+
+def without_left_recursion(grammar: Grammar, names: list[str]) -> dict[str, Node]:
+    """Return the trees of the rules, none of which begins with itself. Reject recursion that cannot be removed."""
+    trees = {name: grammar.trees[name] for name in names}
+    first = cycle = _cycle(trees)
+    for _ in range(MAX_ROUNDS):
+        if not cycle:
+            return trees
+        _remove(grammar, trees, cycle)
+        cycle = _cycle(trees)
+    raise _refused(grammar, first)
+
+
+def uses(node: Node) -> list[Use]:
+    """Return all uses of rules in a tree."""
+    match node:
+        case Use():
+            return [node]
+        case Sequence(items) | Choice(items):
+            return [use for item in items for use in uses(item)]
+        case Repeat(item):
+            return uses(item)
+    return []
+
+
+def nullable_rules(trees: dict[str, Node]) -> set[str]:
+    """Return the rules that match the empty text."""
+    users: dict[str, list[str]] = {}
+    for name, tree in trees.items():
+        for use in uses(tree):
+            users.setdefault(use.name, []).append(name)
+    nullable: set[str] = set()
+    waiting = list(trees)
+    while waiting:
+        name = waiting.pop()
+        if name not in nullable and _is_nullable(trees[name], nullable):
+            nullable.add(name)
+            waiting.extend(users.get(name, ()))
+    return nullable
+
+
+def _is_nullable(node: Node, nullable: set[str]) -> bool:
+    match node:
+        case Use(name):
+            return name in nullable
+        case Sequence(items):
+            return all(_is_nullable(item, nullable) for item in items)
+        case Choice(items):
+            return any(_is_nullable(item, nullable) for item in items)
+        case Repeat(item, low):
+            return low == 0 or _is_nullable(item, nullable)
+    return node.nullable
+
+
+def leading(node: Node, nullable: set[str]) -> list[Use]:
+    """Return the rules with which the text of a node can start."""
+    match node:
+        case Use():
+            return [node]
+        case Choice(items):
+            return [use for item in items for use in leading(item, nullable)]
+        case Repeat(item):
+            return leading(item, nullable)
+        case Sequence(items):
+            last = next((i for i, item in enumerate(items) if not _is_nullable(item, nullable)), len(items))
+            return [use for item in items[: last + 1] for use in leading(item, nullable)]
+    return []
+
+
+def _cycle(trees: dict[str, Node]) -> list[str]:
+    """Return rules that begin with each other in a circle; none if there are no such rules."""
+    nullable = nullable_rules(trees)
+    try:
+        TopologicalSorter(
+            {name: dict.fromkeys(use.name for use in leading(tree, nullable)) for name, tree in trees.items()}
+        ).prepare()
+    except CycleError as error:
+        return list(dict.fromkeys(error.args[1]))
+    return []
+
+
+def _remove(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> None:
+    """Rewrite the rules of a circle, after Paull: each begins with later ones only, and its own loop is last."""
+    nullable = nullable_rules(trees)
+    rows: dict[str, list[Row]] = {}
+    for name in cycle:
+        found, waiting = list[Row](), [(trees[name],)]
+        while waiting:
+            row = waiting.pop()
+            if len(found) + len(waiting) > MAX_ALTERNATIVES:
+                raise _refused(grammar, cycle)
+            head = row[0] if row else None
+            if isinstance(head, Use) and head.name in rows:
+                waiting += [(*inner, *row[1:]) for inner in rows[head.name]]
+                continue
+            opened = _opened(row, set(cycle), trees, nullable)
+            if opened is None:
+                found.append(row)
+            else:
+                waiting += opened
+        again = [row[1:] for row in found if row and isinstance(row[0], Use) and row[0].name == name]
+        ends = [row for row in found if not (row and isinstance(row[0], Use) and row[0].name == name)]
+        more = [row for row in again if row]
+        loop: Row = (Repeat(_one_of(more), 0, None),) if more else ()
+        rows[name] = [(*row, *loop) for row in reversed(ends)]
+        trees[name] = _one_of(rows[name])
+
+
+def _one_of(rows: list[Row]) -> Node:
+    options: list[Node] = [Sequence(row) for row in rows]
+    return options[0] if len(options) == 1 else Choice(tuple(options))
+
+
+def _opened(row: Row, cycle: set[str], trees: dict[str, Node], nullable: set[str]) -> list[Row] | None:
+    """Open the group at the head of a row, as far as a rule of the circle begins there; None if there is none."""
+    if not row or not any(use.name in cycle for use in leading(Sequence(row), nullable)):
+        return None
+    head, rest = row[0], row[1:]
+    match head:
+        case Use(name) if name not in cycle:
+            return [(trees[name], *rest)]
+        case Sequence(items):
+            return [(*items, *rest)]
+        case Choice(items):
+            return [(item, *rest) for item in items]
+        case Repeat(item, 0, 1):
+            return [rest, (item, *rest)]
+        case Repeat(item, low, high) if low == 0 and not _is_nullable(item, nullable):
+            return [rest, (item, Repeat(item, 0, None if high is None else high - 1), *rest)]
+        case Repeat(item, low, high) if not _is_nullable(item, nullable):
+            return [(item, Repeat(item, low - 1, None if high is None else high - 1), *rest)]
+    return None
+
+
+def _refused(grammar: Grammar, cycle: list[str]) -> InputError:
+    name = cycle[0]
+    through = f" through {', '.join(map(repr, cycle[1:6]))}" if len(cycle) > 1 else ""
+    return grammar.error(
+        grammar.defined[name],
+        f"left recursion: {name!r} starts with itself{through}. Put a literal or class first, or use * or +.",
+    )
