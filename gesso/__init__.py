@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gesso.errors import CheckpointError, GessoError, InputError
+from gesso.errors import CheckpointError, ConstraintError, GessoError, InputError
 from gesso.info.device import SHARE
 from gesso.settings import PRESETS, DecodeName, Diffusion, DiffusionOptions
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from gesso.api import Gesso
+    from gesso.constraints.schema.options import SchemaOptions
     from gesso.engine.events import Commit, Done, Draft, Result, Usage
     from gesso.infill.results import EditResult, HolesResult, InfillResult
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
@@ -32,6 +33,7 @@ __all__ = [
     "ChatResult",
     "CheckpointError",
     "Commit",
+    "ConstraintError",
     "Decision",
     "Diffusion",
     "DiffusionOptions",
@@ -46,6 +48,7 @@ __all__ = [
     "InfillResult",
     "InputError",
     "Result",
+    "SchemaOptions",
     "TextOptions",
     "Usage",
     "load",
@@ -108,6 +111,7 @@ def load(
 # Names whose modules import torch, imported on first access.
 _LAZY = {
     "Gesso": "gesso.api",
+    "SchemaOptions": "gesso.constraints.schema.options",
     **dict.fromkeys(("ChatResult", "Decision"), "gesso.results"),
     **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.results"),
     **dict.fromkeys(("Commit", "Done", "Draft", "Result", "Usage"), "gesso.engine.events"),

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -15,15 +15,17 @@ from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import write
 from gesso.checkpoint.find import find_directory
 from gesso.checkpoint.generation import GenerationDefaults
-from gesso.constraints.constraint import NAMES, Guides
+from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
+from gesso.constraints.schema.options import SchemaOptions
+from gesso.constraints.validate import calls_problem, schema_problem
 from gesso.engine.decision import choice_tokens, decision_request, probabilities
 from gesso.engine.decoding import Decoding
 from gesso.engine.driver import Driver
 from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Draft, Event, Result
 from gesso.engine.plan import compare, generate
-from gesso.engine.request import Request
+from gesso.engine.request import ATTEMPTS, Request
 from gesso.errors import InputError
 from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer
@@ -100,7 +102,8 @@ class Gesso:
         Constraint, one at most:
             choice: texts, one of which is written.
             regex: a regular expression in Rust's syntax.
-            json_schema: a JSON schema.
+            json_schema: a JSON schema. The text is checked under it before it is returned.
+            schema_options: a `gesso.SchemaOptions`: which texts of valid values are allowed.
             grammar: a grammar in EBNF.
 
         Canvas and probabilities:
@@ -109,28 +112,27 @@ class Gesso:
             top_logprobs: add the logprobs of tokens, and of this many alternatives, to commit events.
             draft_logprobs: the same for draft events; every step takes longer.
         """
-        return _last(self.stream(prompt, **options))
+        return _last(self.events(self.request(prompt, **options), retry=True))
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event]:
         """Continue a prompt as `generate` does, and yield events.
 
-        `draft` follows every denoising step, `commit` every finished canvas, and `done` ends the stream.
+        `draft` follows every denoising step, `commit` every finished canvas, and `done` ends the stream. If the text is
+        not valid under its JSON schema, ConstraintError is raised instead of `done`: `generate` would try again.
         """
-        request = self.request(prompt, **options)
-        self.engine.check(request)  # at the call, not when the first event is read
-        return self._events(request)
+        return self.events(self.request(prompt, **options))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatResult:
         """Answer a conversation of OpenAI-style messages. Options, beside those of `generate`:
 
         tools: tools in OpenAI's format. Default: none.
-        thinking: let the model think before the answer. Default: False.
-        tool_choice: "auto" (the default), "none", "required", or the name of the tool to call. The arguments of a
-            required call are valid under the tool's parameters.
+        thinking: let the model think before the answer. A constraint begins after the thoughts. Default: False.
+        tool_choice: "auto" (the default), "none", "required", or the name of the tool to call. The arguments of a call
+            are valid under the tool's parameters.
         parallel_tool_calls: allow several calls where one is required. Default: False.
         schema_in_prompt: add `json_schema` to the last message, so that the model knows it. Default: True.
         """
-        done = _last(self.stream_chat(messages, **options))
+        done = _last(self.events(self.chat_request(messages, **options), retry=True))
         answer = self.read_answer(done, None if options.get("tool_choice") == "none" else options.get("tools"))
         return ChatResult(
             **{**vars(done), "text": answer.text},
@@ -141,9 +143,7 @@ class Gesso:
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Generator[Event]:
         """Answer a conversation as `chat` does, and yield the events of `stream`."""
-        request = self.chat_request(messages, **options)
-        self.engine.check(request)
-        return self._events(request)
+        return self.events(self.chat_request(messages, **options))
 
     def chat_request(
         self,
@@ -157,13 +157,25 @@ class Gesso:
         **options: Unpack[GenerateOptions],
     ) -> Request:
         """Return the engine request of `chat` with these arguments."""
-        guide = self.guides.calls(check_tools(tools) or (), tool_choice, parallel_tool_calls)
-        if thinking and (guide or any(options.get(name) is not None for name in NAMES)):
-            raise InputError("thinking and a constraint cannot be combined: the whole answer keeps to the constraint")
+        optional = tool_choice == "auto"  # to call a tool; the model may then make several calls
+        guide = self.guides.calls(check_tools(tools) or (), tool_choice, optional or parallel_tool_calls, thinking)
         shown = None if tool_choice == "none" else tools
+        schema = options.get("json_schema")
+        parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in check_tools(shown) or ()}
+
+        def validate(tokens: Sequence[int], text: str) -> str | None:
+            answer = read(tokens, text, self.decode, parameters)
+            if schema is not None:
+                return schema_problem(schema, answer.text)
+            return calls_problem(parameters, answer.tool_calls, required=not optional)
+
         if schema_in_prompt:
-            messages = with_schema(messages, options.get("json_schema"))
-        return self.request(self.tokenizer.chat(messages, tools=shown, thinking=thinking), guide=guide, **options)
+            messages = with_schema(messages, schema)
+        prompt = self.tokenizer.chat(messages, tools=shown, thinking=thinking)
+        checked = validate if guide or schema is not None else None
+        return self.request(
+            prompt, guide=guide, guide_optional=optional, thinking=thinking, validate=checked, **options
+        )
 
     def decide(
         self,
@@ -314,11 +326,23 @@ class Gesso:
         """Write a checkpoint directory that `transformers` can load, too."""
         write.save(self.model, Path(directory), source=self.directory)
 
+    def events(self, request: Request, *, retry: bool = False) -> Generator[Event]:
+        """Yield the events of one request, and step the engine as needed. Several streams may be read in turn.
+
+        With `retry`, the events of another attempt follow if a text is not valid under its JSON schema: for callers
+        that show nothing before the end.
+        """
+        self.engine.check(request)  # at the call, not when the first event is read
+        return self._events(request, ATTEMPTS if retry else 1)
+
     def request(
         self,
         prompt: str | Sequence[int],
         *,
         guide: Guide | None = None,
+        guide_optional: bool = False,
+        thinking: bool = False,
+        validate: Callable[[Sequence[int], str], str | None] | None = None,
         max_new_tokens: int | None = None,
         seed: int | None = None,
         preset: Preset | None = None,
@@ -330,6 +354,7 @@ class Gesso:
         choice: Sequence[str] | None = None,
         regex: str | None = None,
         json_schema: Mapping[str, Any] | bool | None = None,
+        schema_options: SchemaOptions | None = None,
         grammar: str | None = None,
         adapter: str | None = None,
         decode: DecodeName | None = None,
@@ -337,34 +362,45 @@ class Gesso:
     ) -> Request:
         """Return the engine request of `generate` with these arguments, for callers that step `Gesso.engine`.
 
-        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`.
+        `guide` is a compiled constraint, in place of `choice`, `regex`, `json_schema` or `grammar`. If it is optional,
+        it is left out beside another constraint, pins, or a sampler without canvases. With `thinking`, the constraint
+        begins after the thoughts. `validate` is that of the engine request; by default, it checks a text under
+        `json_schema`.
         """
         if unknown := diffusion.keys() - SETTINGS.keys():
             also = [name for name in GenerateOptions.__annotations__ if name not in SETTINGS]
             raise InputError(unknown_settings(unknown, also))
         ids = self._ids(prompt)
-        asked = self.guides.guide(choice=choice, regex=regex, json_schema=json_schema, grammar=grammar)
+        constraint = {"choice": choice, "regex": regex, "json_schema": json_schema, "grammar": grammar}
+        asked = self.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
+        if guide_optional and (asked or pins):
+            guide = None
         if asked and guide:
             raise InputError("a text has one constraint, and a tool call is required already; leave out the other")
+        if validate is None and json_schema is not None:
+            validate = _under(json_schema)
         if max_new_tokens is None:
             max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
         if seed is None:
             seed = secrets.randbits(32) if resume is None else resume.request.seed
+        needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
+        settings = self.decoding.settings(
+            self.defaults.diffusion, decode, resolved(preset), diffusion, needs_canvas=needs_canvas
+        )
+        if guide_optional and (settings.by_token or settings.verified):
+            guide = None
+        constrained = asked or guide
         return Request(
             prompt=tuple(ids),
             max_new_tokens=max_new_tokens,
-            diffusion=self.decoding.settings(
-                self.defaults.diffusion,
-                decode,
-                resolved(preset),
-                diffusion,
-                needs_canvas=bool(pins or asked or guide or resume),
-            ),
+            diffusion=settings,
             seed=seed,
             eos=frozenset(self.defaults.eos_token_ids),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             pins=dict(pins or {}),
-            guide=asked or guide,
+            guide=constrained,
+            validate=validate if constrained else None,
+            warnings=constrained.warnings if constrained else (),
             free_first=True,
             never_first=self._never_first,
             byte_tokens=self.tokenizer.byte_ids,
@@ -383,17 +419,17 @@ class Gesso:
             raise InputError("the prompt is empty; give some text to continue")
         return self.tokenizer.encode(prompt)
 
-    def _events(self, request: Request) -> Generator[Event]:
-        """Yield the events of one request, and step the engine as needed. Several streams may be read in turn."""
+    def _events(self, request: Request, attempts: int) -> Generator[Event]:
         unread: deque[Event] = deque()
-        run = self.driver.submit(generate([request]), on_event=unread.append)
+        run = self.driver.submit(generate([request], attempts), on_event=unread.append)
         try:
             while unread or not run.ended:
-                if unread:
-                    yield unread.popleft()
-                else:
+                if not unread:
                     self.driver.step()
-            run.outcome()  # raises the error of a failed request
+                elif not isinstance(event := unread.popleft(), Done):  # which the plan has to check
+                    yield event
+            (result,) = run.outcome()  # raises the error of a failed request
+            yield Done(run.ids[-1], result)
         finally:
             self.driver.cancel(run)
 
@@ -404,6 +440,11 @@ def _messages(prompt: Any) -> Sequence[Mapping[str, Any]] | None:
     return (
         cast(Sequence[Mapping[str, Any]], prompt) if is_list and any(isinstance(m, Mapping) for m in prompt) else None
     )
+
+
+def _under(schema: Mapping[str, Any] | bool) -> Callable[[Sequence[int], str], str | None]:
+    """Return the check of a text under a schema."""
+    return lambda tokens, text: schema_problem(schema, text)
 
 
 def _last(events: Iterator[Event]) -> Result:

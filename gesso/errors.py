@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault: the caller's input, or the files of a checkpoint."""
+"""What can go wrong, by whose fault: the caller's input, the files of a checkpoint, or the model's answer."""
 
 
 class GessoError(Exception):
@@ -11,6 +11,19 @@ class InputError(GessoError, ValueError):
 
 class CheckpointError(GessoError):
     """A checkpoint directory whose configuration, tensors or tokenizer cannot be loaded."""
+
+
+class ConstraintError(GessoError):
+    """An answer that is not valid under its schema, and that other attempts did not correct. It is not returned."""
+
+    def __init__(self, problem: str, attempts: int) -> None:
+        """`problem` has the place in the answer, as a JSON path, and the reason."""
+        tried = f"in {attempts} attempts" if attempts > 1 else "in a stream, whose text cannot be written again"
+        super().__init__(
+            f"no valid answer {tried}: {problem}; the constraint cannot keep this part of the schema by itself, so ask "
+            "for it in the prompt, simplify the schema, or use another seed"
+        )
+        self.problem = problem
 
 
 class DoesNotFitError(GessoError):

@@ -6,6 +6,7 @@ All are optional. `Gesso.request` has their defaults.
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from gesso.constraints.schema.options import SchemaOptions
 from gesso.engine.events import Draft
 from gesso.presets import Preset
 from gesso.settings import DecodeName, DiffusionOptions
@@ -27,6 +28,7 @@ class TextOptions(DiffusionOptions, total=False):
     choice: Sequence[str] | None  # one of these texts
     regex: str | None  # in Rust's syntax
     json_schema: Mapping[str, Any] | bool | None
+    schema_options: SchemaOptions | None  # which texts of valid values are allowed; for json_schema
     grammar: str | None  # EBNF
 
 

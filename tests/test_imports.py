@@ -36,7 +36,7 @@ BELOW = {
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
     "presets": BASE,
-    "options": BASE | {"engine", "presets"},
+    "options": BASE | {"constraints", "engine", "presets"},
     "results": BASE | {"chat", "engine"},
     "api": API,
     "loading": API | {"info"},

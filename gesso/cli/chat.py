@@ -22,7 +22,7 @@ from gesso.cli.options import (
     with_options,
 )
 from gesso.cli.terminal import complain, follow, lines, note
-from gesso.errors import InputError
+from gesso.errors import ConstraintError, InputError
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -77,7 +77,7 @@ def chat(
             if not interactive:
                 raise
             note("stopped; the question is not part of the conversation")
-        except InputError as error:
+        except (InputError, ConstraintError) as error:
             if not interactive:
                 raise
             complain(str(error))
@@ -88,7 +88,7 @@ class Conversation:
     """The messages so far, and the options and seed of the next answer."""
 
     model: "Gesso"
-    options: Mapping[str, Any]  # keyword arguments of `Gesso.stream_chat`
+    options: Mapping[str, Any]  # keyword arguments of `Gesso.chat_request`
     system: str | None
     live: bool = False
     json: bool = False
@@ -121,7 +121,8 @@ class Conversation:
     def ask(self, question: str, before: list[dict[str, Any]]) -> None:
         self.question, self.before, self.last_seed = question, before, None
         asked = [*before, {"role": "user", "content": question}]
-        events = self.model.stream_chat(asked, **{**self.options, "seed": self.seed})
+        request = self.model.chat_request(asked, **{**self.options, "seed": self.seed})
+        events = self.model.events(request, retry=True)  # only the end is printed
         result = follow(self.model, events, self.live and not self.json)
         answer = self.model.read_answer(result, self.options.get("tools"))
         calls = [asdict(call) for call in answer.tool_calls]

@@ -22,6 +22,8 @@ def deliver(result: "Result", *, as_json: bool, decoding: "Decoding", answer: "A
         usage_and_rate = {**asdict(usage), "tokens_per_step": usage.tokens_per_step}
         print_json({**asdict(result), "usage": usage_and_rate, **parts})
         return
+    for warning in result.warnings:
+        note(warning)
     if answer and answer.thinking:
         note(answer.thinking)
     print_text(result.text)

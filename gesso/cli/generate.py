@@ -26,7 +26,7 @@ def generate(
     """Continue a text."""
     text, keywords = _prompt(prompt), options.keywords() | decoded(decode)
     model = loading.load(max_batch=1, decode=decode)
-    result = follow(model, model.stream(text, **keywords), live and not json)
+    result = follow(model, model.events(model.request(text, **keywords), retry=True), live and not json)
     deliver(result, as_json=json, decoding=model.decoding)
 
 

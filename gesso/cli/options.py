@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -15,6 +15,7 @@ from gesso.cli.choosing import choose_here
 from gesso.cli.importing import import_torch
 from gesso.cli.memory import ran_out, shortage
 from gesso.cli.terminal import note
+from gesso.constraints.schema.options import SchemaOptions
 from gesso.errors import InputError
 from gesso.files import parse_json, read_text
 from gesso.info.device import SHARE
@@ -24,6 +25,7 @@ from gesso.settings import DECODES, OPTIONS, PRESET, SETTINGS, DecodeName, Diffu
 if TYPE_CHECKING:
     from gesso.api import Gesso
 
+SCHEMA_OPTIONS = tuple(field.name.replace("_", "-") for field in fields(SchemaOptions))
 EXIT_CODES = (
     "Exit codes: 0 success; 1 unusable model or checkpoint; 2 unusable command or input; 130 stopped with Ctrl-C."
 )
@@ -180,6 +182,15 @@ class GenerationOptions(Denoising):
     choice: Annotated[list[str] | None, _constraint("Answer with one of these texts; repeat once per text.")] = None
     regex: Annotated[str | None, _constraint("Answer with a text that matches, in Rust's regex syntax.")] = None
     json_schema: Annotated[Path | None, _constraint("Answer with JSON valid under the schema in this file.")] = None
+    schema_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(SCHEMA_OPTIONS),
+            help="With --json-schema, allow more texts: members in any order, any whitespace between tokens, or "
+            "everything that the schema does not forbid. May be repeated.",
+            rich_help_panel="Constraints",
+        ),
+    ] = None
     grammar: Annotated[Path | None, _constraint("Answer with a text of the EBNF grammar in this file.")] = None
 
     def keywords(self) -> dict[str, Any]:
@@ -188,6 +199,7 @@ class GenerationOptions(Denoising):
             "choice": self.choice,
             "regex": self.regex,
             "json_schema": None if self.json_schema is None else read_json(self.json_schema),
+            "schema_options": self._schema_options(),
             "grammar": None if self.grammar is None else read_text(self.grammar),
         }
         return {
@@ -197,6 +209,15 @@ class GenerationOptions(Denoising):
             **{name: value for name, value in given.items() if value is not None},
             **self.diffusion(),
         }
+
+    def _schema_options(self) -> SchemaOptions | None:
+        if not self.schema_option:
+            return None
+        if self.json_schema is None:
+            raise InputError("--schema-option needs --json-schema")
+        if unknown := set(self.schema_option) - set(SCHEMA_OPTIONS):
+            raise InputError(f"--schema-option must be one of {', '.join(SCHEMA_OPTIONS)}, got {min(unknown)!r}")
+        return SchemaOptions(**{name.replace("-", "_"): True for name in self.schema_option})
 
 
 def decoded(decode: DecodeName) -> dict[str, DecodeName]:
@@ -213,13 +234,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in parameters if not is_dataclass(p.annotation)]
     groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
     taken = {p.name for p in own}
-    fields = {
+    own_fields = {
         name: [p for p in inspect.signature(group).parameters.values() if p.name not in taken]
         for name, group in groups.items()
     }
 
     def run(**given: Any) -> None:
-        options = {name: groups[name](**{p.name: given.pop(p.name) for p in fields[name]}) for name in groups}
+        options = {name: groups[name](**{p.name: given.pop(p.name) for p in own_fields[name]}) for name in groups}
         try:
             command(**given, **options)
         except (RuntimeError, MemoryError) as error:
@@ -231,7 +252,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     keyword_only = inspect.Parameter.KEYWORD_ONLY
-    signature = [p.replace(kind=keyword_only) for p in [*own, *(p for group in fields.values() for p in group)]]
+    signature = [p.replace(kind=keyword_only) for p in [*own, *(p for group in own_fields.values() for p in group)]]
     run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     return run
 

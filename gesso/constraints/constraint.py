@@ -3,19 +3,24 @@
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.constraints.automaton import Automaton
+from gesso.constraints.free_calls import free_calls
 from gesso.constraints.grammar import grammar_term
 from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.constraints.schema.compile import Compiled, schema_term
+from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.stored import from_bytes
 from gesso.constraints.terms import ANYTHING, Term, alt, at_most, literal, seq
+from gesso.constraints.thinking import TAGS as THINKING_TAGS
+from gesso.constraints.thinking import after_thinking
 from gesso.constraints.tools import TAGS, calls_term, chosen
 from gesso.constraints.words import Words
 from gesso.errors import InputError
@@ -29,7 +34,11 @@ class Guides:
     """The compiled constraints of one model. Each constraint is compiled once."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos: frozenset[int], limits: Limits = Limits()  # noqa: B008
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos: frozenset[int],
+        limits: Limits = Limits(),  # noqa: B008
     ) -> None:
         self.tokenizer, self.vocab_size, self.eos, self.limits = tokenizer, vocab_size, eos, limits
         self.padding = frozenset() if tokenizer.pad_id is None else frozenset([tokenizer.pad_id])
@@ -37,13 +46,24 @@ class Guides:
         self._kept: OrderedDict[str, Guide] = OrderedDict()
 
     def guide(self, **given: Any) -> Guide | None:
-        """Return the guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None without any."""
+        """Return the guide for at most one of `choice`, `regex`, `json_schema` and `grammar`; None without any.
+
+        `thinking` and `schema_options` are those of `within`.
+        """
         return self.within("", "", **given)
 
-    def within(self, before: str, after: str, **given: Any) -> Guide | None:
+    def within(
+        self,
+        before: str,
+        after: str,
+        *,
+        thinking: bool = False,
+        schema_options: SchemaOptions | None = None,
+        **given: Any,
+    ) -> Guide | None:
         """Return the guide for a text between two given texts. The generated text includes both.
 
-        Without a constraint, the text must only begin with `before`.
+        Without a constraint, the text must only begin with `before`. With `thinking`, the model may think first.
         """
         named = [name for name in NAMES if given.get(name) is not None]
         if len(named) > 1:
@@ -52,27 +72,50 @@ class Guides:
             if not before:
                 return None
             return self._kept_or(f"beginning {before}", lambda: Compiled(seq(literal(before), ANYTHING)))
-        name = named[0]
+        name, options = named[0], schema_options or SchemaOptions()
+        if schema_options is not None and name != "json_schema":
+            raise InputError(f"schema_options are for json_schema, not for {name}; leave them out")
 
         def compile_between() -> Compiled:
-            found = compiled(name, given[name], self.limits)
-            return Compiled(seq(literal(before), found.term, literal(after)), found.warnings, found.checked)
+            found = compiled(name, given[name], self.limits, options)
+            term = seq(literal(before), found.term, literal(after))
+            return Compiled(after_thinking(term) if thinking else term, found.warnings, found.checked)
 
-        return self._kept_or(_key(name, given[name], before, after), compile_between)
+        key = _key(name, given[name], before, after, thinking, vars(options))
+        return self._kept_or(key, compile_between, tools=thinking)
 
     def calls(
-        self, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any], parallel: bool
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        choice: str | Mapping[str, Any],
+        parallel: bool,
+        thinking: bool = False,
     ) -> Guide | None:
-        """Return the guide for tool calls; None if no call is required."""
-        functions = chosen(tools, choice)
-        if not functions:
+        """Return the guide for tool calls; None if there are none.
+
+        With the choice "auto", the model may write any text, and calls with valid arguments.
+        """
+        required = chosen(tools, choice)
+        if required:
+            self.check_tags()
+        elif choice != "auto" or not tools or not self.has_tags:
             return None
-        self.check_tags()
-        make = lambda: calls_term(functions, parallel=parallel, limits=self.limits)  # noqa: E731
-        return self._kept_or(_key("tools", functions, parallel), make, tools=True)
+
+        def compile_calls() -> Compiled:
+            if required:
+                found = calls_term(required, parallel=parallel, limits=self.limits)
+                return replace(found, term=after_thinking(found.term)) if thinking else found
+            found = free_calls([tool["function"] for tool in tools], parallel=parallel, limits=self.limits)
+            # A text that no call has to end may begin with thoughts, even if they were not asked for.
+            return replace(found, term=after_thinking(found.term))
+
+        key = _key("tools", required or tools, bool(required), parallel, thinking)
+        return self._kept_or(key, compile_calls, tools=True)
 
     def compile(self, source: Mapping[str, Any]) -> Guide:
-        """Return the guide of a constraint in one mapping: by its name in `NAMES`, or the arguments of `calls`."""
+        """Return the guide of a constraint in one mapping of JSON: the arguments of `guide` or `calls`."""
+        if (options := source.get("schema_options")) is not None:
+            source = {**source, "schema_options": SchemaOptions(**options)}
         guide = self.calls(**source) if "tools" in source else self.guide(**source)
         assert guide is not None, "the request has no constraint"
         return guide
@@ -83,8 +126,17 @@ class Guides:
 
     def check_tags(self) -> None:
         """Reject tool calls if the tokenizer lacks their special tokens."""
-        if missing := [tag for tag in TAGS if self.tokenizer.id_of(tag) is None]:
+        if missing := self._missing_tags:
             raise InputError(f"this checkpoint has no token {missing[0]}, which tool calls need; use another model")
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether the tokenizer has the special tokens of tool calls."""
+        return not self._missing_tags
+
+    @property
+    def _missing_tags(self) -> list[str]:
+        return [tag for tag in TAGS if self.tokenizer.id_of(tag) is None]
 
     def restored(self, key: str, data: bytes, *, tools: bool) -> Guide:
         """Return a guide from its term, which another process has compiled. The key identifies its content."""
@@ -116,11 +168,11 @@ class Guides:
 
     @cached_property
     def _words_and_tags(self) -> Words:
-        named = {self.tokenizer.id_of(tag): byte for tag, byte in TAGS.items()}
+        named = {self.tokenizer.id_of(tag): byte for tag, byte in {**TAGS, **THINKING_TAGS}.items()}
         return Words.of(self.tokenizer, self.vocab_size, {token: m for token, m in named.items() if token is not None})
 
 
-def compiled(name: str, value: Any, limits: Limits) -> Compiled:
+def compiled(name: str, value: Any, limits: Limits, options: SchemaOptions) -> Compiled:
     """Compile a constraint, given by its name in `NAMES`."""
     match name:
         case "choice":
@@ -128,7 +180,7 @@ def compiled(name: str, value: Any, limits: Limits) -> Compiled:
         case "json_schema":
             if not isinstance(value, (Mapping, bool)):
                 raise InputError(f"json_schema must be a schema (an object, true or false), got {value!r:.80}")
-            return schema_term(value, limits=limits)
+            return schema_term(value, limits=limits, options=options)
         case "regex" | "grammar" if not isinstance(value, str):
             raise InputError(f"{name} must be text, got {type(value).__name__}")
         case "grammar":

@@ -371,7 +371,8 @@ class Engine:
 
     def _finish(self, running: Running, reason: Finish, stop: str | None = None) -> None:
         usage = replace(running.usage, completion_tokens=len(running.tokens))
-        result = Result(running.shown, tuple(running.tokens), reason, usage, running.request.seed, stop=stop)
+        seed, warnings = running.request.seed, running.request.warnings
+        result = Result(running.shown, tuple(running.tokens), reason, usage, seed, stop=stop, warnings=warnings)
         self._remove(running, Done(running.id, result))
 
     def _fail(self, running: Job, error: Exception) -> None:

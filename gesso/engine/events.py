@@ -32,6 +32,7 @@ class Result:
     usage: Usage
     seed: int
     stop: str | None = field(default=None, kw_only=True)  # the stop string that ended the text
+    warnings: tuple[str, ...] = field(default=(), kw_only=True)  # keywords and formats of the schema without effect
 
 
 @dataclass(frozen=True)

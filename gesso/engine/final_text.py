@@ -10,6 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from gesso.constraints.automaton import START
 from gesso.engine.request import Request
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def final_tokens(request: Request, canvas: "Canvas", before: Sequence[int], deco
 
 def would_be_empty(canvas: "Canvas", request: Request) -> bool:
     """Return whether the text would be empty with this canvas as its start. A second attempt is always accepted."""
-    if request.guide:  # the constraint decides how a text may begin
+    if request.guide and not request.guide.may_end(START):  # the constraint allows no empty text
         return False
     first_attempt = canvas.index == 0 and canvas.attempt == 0 and 0 not in request.pins
     return first_attempt and int(canvas.result_C[0]) in request.never_first

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from gesso.engine.events import Likely, Result, Scored, Usage
-from gesso.engine.request import Request, Score
-from gesso.errors import InputError
+from gesso.engine.request import ATTEMPTS, Request, Score
+from gesso.errors import ConstraintError, InputError
 
 SEEDS = 2**64
+RETRY_SEED = 0x9E3779B97F4A7C15  # added per attempt; far from the seeds of candidates and choices, which follow closely
 
 T = TypeVar("T")
 Round = Sequence[Request | Score]
@@ -21,9 +22,43 @@ Output = Result | Scored  # Scored: of a Score, and of a Request that compares t
 Plan = Generator[Round, Sequence[Output], T]
 
 
-def generate(requests: Sequence[Request]) -> Plan[list[Result]]:
-    """Run several requests side by side and return their results in order."""
-    return [cast(Result, output) for output in (yield requests)] if requests else []
+def generate(requests: Sequence[Request], attempts: int = ATTEMPTS) -> Plan[list[Result]]:
+    """Run several requests side by side and return their results in order.
+
+    A result that is not valid is never returned: its request runs again with other seeds, and then fails.
+    """
+    if not requests:
+        return []
+    results = [cast(Result, output) for output in (yield requests)]
+    wrong = _wrong(requests, results)
+    for attempt in range(1, attempts):
+        if not wrong:
+            break
+        again = yield [replace(requests[at], seed=retry_seed(requests[at].seed, attempt)) for at in wrong]
+        for at, output in zip(list(wrong), again, strict=True):
+            result = cast(Result, output)
+            usage = total_usage([results[at].usage, result.usage], result.usage.completion_tokens)
+            results[at] = replace(result, usage=usage)
+        wrong = _wrong(requests, results)
+    if wrong:
+        raise ConstraintError(next(iter(wrong.values())), attempts)
+    return results
+
+
+def retry_seed(seed: int, attempt: int) -> int:
+    """Return the seed of another attempt at an answer; attempt 0 is the first."""
+    return (seed + attempt * RETRY_SEED) % SEEDS
+
+
+def _wrong(requests: Sequence[Request], results: Sequence[Result]) -> dict[int, str]:
+    """Return the results that are not valid, by index, with the reason. A text that was cut off is not checked."""
+    found: dict[int, str] = {}
+    for at, (request, result) in enumerate(zip(requests, results, strict=True)):
+        if request.validate is None or result.finish_reason != "stop" or result.stop is not None:
+            continue
+        if problem := request.validate(result.tokens, result.text):
+            found[at] = problem
+    return found
 
 
 def score(

@@ -3,7 +3,7 @@
 Imports no torch: the server process checks requests that another process runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +16,8 @@ from gesso.settings import Diffusion
 
 if TYPE_CHECKING:
     from gesso.diffusion.canvas import Canvas  # imports torch
+
+ATTEMPTS = 3  # at an answer that must be valid; the last one fails
 
 
 class Resumable(Protocol):
@@ -45,6 +47,10 @@ class Request:
     # whatever the model predicts there.
     pins: Mapping[int, int] = field(default_factory=dict)
     guide: Guide | None = None  # constraint on the whole new text
+    # Returns what is wrong with the finished text, given its tokens and itself; None if nothing is. The constraint may
+    # not keep all of a JSON schema, so `gesso.engine.plan.generate` asks before it returns a result.
+    validate: Callable[[Sequence[int], str], str | None] | None = field(default=None, compare=False, repr=False)
+    warnings: tuple[str, ...] = ()  # for the result: the parts of the constraint that have no effect
     free_first: bool = False  # enforce it only in the second half of a canvas's steps: the model may satisfy it unaided
     # A text that begins with one of these tokens would be empty: its first canvas is drawn again, with other noise.
     never_first: frozenset[int] = frozenset()

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from gesso.api import Gesso
+from gesso.constraints.constraint import NAMES
 from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Result, Scored, Usage
@@ -172,4 +173,7 @@ def request(g: Gesso, item: Item, question: Question) -> Request:
     if item.opening:
         return g.request(_prompt(g, item), **options)
     # A schema that belongs into the prompt is part of the item.
-    return g.chat_request(item.prompt, tools=item.meta.get("tools"), schema_in_prompt=False, **options)
+    asked = g.chat_request(item.prompt, tools=item.meta.get("tools"), schema_in_prompt=False, **options)
+    if question.options.keys() & {*NAMES, "tool_choice"}:
+        return asked
+    return replace(asked, guide=None, validate=None)  # of an evaluation without constraints, calls are free, too

@@ -56,7 +56,7 @@ def _revise(
     tokens that it is shown nearly clean: a small model changed more at level 0.02 than at 0.2. With pins, a low level
     is a small change with every model.
     """
-    if given := [name for name in ("max_new_tokens", "stop", *NAMES) if options.pop(name, None)]:
+    if given := [name for name in ("max_new_tokens", "stop", *NAMES, "schema_options") if options.pop(name, None)]:
         raise InputError(f"{given[0]} goes with level 1; below level 1 the span keeps its number of tokens")
     method = method_for(method, model.tokenizer, shown)
     prompt = fill_prompt if method == "prompt" else plain_prompt

@@ -1,12 +1,16 @@
 """Fill a hole in a text. The text around it is copied from the caller's strings and never decoded from tokens."""
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from gesso.constraints.validate import schema_problem
 from gesso.engine.events import Usage
-from gesso.engine.plan import Plan, candidates_of, score, total_usage
-from gesso.errors import InputError
+from gesso.engine.plan import Plan, candidates_of, retry_seed, score, total_usage
+from gesso.engine.request import ATTEMPTS
+from gesso.errors import ConstraintError, InputError
 from gesso.infill.boundary import nearest_start
 from gesso.infill.candidates import log_likelihoods
 from gesso.infill.holes import Hole, fill_prompt, method_for, plain_prompt, visible_hole
@@ -61,6 +65,35 @@ def infill_holes(infill: Callable[..., InfillResult], parts: Sequence[str], **op
 
 
 def fill(
+    model: InfillModel,
+    shown: Hole,
+    *,
+    method: str,
+    lengths: Sequence[int] | None,
+    candidates: int,
+    **options: Any,
+) -> Plan[InfillResult]:
+    """Fill a hole with a text that is valid under the JSON schema of the options, if they have one.
+
+    A text that is not valid is never returned: it is written again from other seeds. One that a stop string may have
+    cut off is not checked.
+    """
+    schema = options.get("json_schema")
+    attempt = partial(_fill, model, shown, method=method, lengths=lengths, candidates=candidates)
+    if schema is None or options.get("stop"):
+        return (yield from attempt(**options))
+    first = secrets.randbits(32) if options.get("seed") is None else options["seed"]
+    problem = None
+    for seed in (retry_seed(first, number) for number in range(ATTEMPTS)):
+        result = yield from attempt(**{**options, "seed": seed})
+        is_whole = result.finish_reason == "stop" or (result.method == "pinned" and shown.after)
+        problem = schema_problem(schema, result.text) if is_whole else None
+        if problem is None:
+            return result
+    raise ConstraintError(str(problem), ATTEMPTS)
+
+
+def _fill(
     model: InfillModel,
     shown: Hole,
     *,

@@ -45,7 +45,7 @@ def base_request(model: InfillModel, prompt: Sequence[int], **options: Any) -> R
 
 def take_constraint(options: dict[str, Any]) -> dict[str, Any]:
     """Remove the constraint from the options: it applies to the hole only, not to everything that is generated."""
-    return {name: options.pop(name, None) for name in NAMES}
+    return {name: options.pop(name, None) for name in (*NAMES, "schema_options")}
 
 
 def heal(model: InfillModel, shown: Hole, stop: Sequence[str], limit: int | None = None) -> tuple[str, str]:

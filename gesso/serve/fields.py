@@ -59,7 +59,6 @@ Temperature = Annotated[
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 SCHEMA_IN_PROMPT = Field(default=True, description="Add the JSON schema of the answer to the last message.")
-THINKING_AND_CONSTRAINT = "thinking and a constraint cannot be combined: the constraint covers the whole answer"
 
 
 class Fields(BaseModel):
@@ -181,6 +180,14 @@ class Common(ModelFields, DrawFields):  # type: ignore[valid-type, misc]
         return {}
 
 
+class SchemaOptionFields(Fields):
+    """Which texts of valid values a JSON schema allows: the fields of `gesso.SchemaOptions`."""
+
+    any_order: bool = Field(default=False, description="Members of an object in any order.")
+    whitespace: bool = Field(default=False, description="Any whitespace between the tokens of JSON.")
+    open: bool = Field(default=False, description="Everything that the schema does not forbid.")
+
+
 class Constraint(Fields):
     """A constraint on the text, with the names of the Python API. At most one may be given."""
 
@@ -253,6 +260,7 @@ class ChatFields(Choices):
     reasoning_effort: Effort | None = None
     thinking: bool | None = Field(default=None, description="Think before the answer, like any effort above minimal.")
     schema_in_prompt: bool = SCHEMA_IN_PROMPT
+    schema_options: SchemaOptionFields | None = Field(default=None, description="With a JSON schema as the format.")
 
     @property
     def ignored(self) -> dict[str, str]:
@@ -266,19 +274,33 @@ class ChatFields(Choices):
 
     def constraint(self, json_schema: dict[str, Any] | bool | None = None) -> dict[str, Any] | None:
         found = super().constraint(self.response_format.requested_schema if json_schema is None else json_schema)
-        if self.tool_choice not in ("auto", "none"):
-            if found:
-                raise InputError(f"{next(iter(found))} and tool_choice were given; only one constraint is allowed")
-            choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
-            parallel = self.parallel_tool_calls is not False
-            found = {"tools": self.tools or [], "choice": choice, "parallel": parallel}
-        if found and self.thinks:
-            raise InputError(THINKING_AND_CONSTRAINT)
-        return found
+        if found and self.tool_choice not in ("auto", "none"):
+            raise InputError(f"{next(iter(found))} and tool_choice were given; only one constraint is allowed")
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
+        parallel = self.parallel_tool_calls is not False
+        return whole_constraint(found, self.tools or [], choice, parallel, self.thinks, self.schema_options)
 
     @property
     def thinks(self) -> bool:
         return thinks(self.reasoning_effort) if self.thinking is None else self.thinking
+
+
+def whole_constraint(
+    found: dict[str, Any] | None,
+    tools: list[dict[str, Any]],
+    choice: str | dict[str, Any],
+    parallel: bool,
+    thinks: bool,
+    options: SchemaOptionFields | None,
+) -> dict[str, Any] | None:
+    """Return the constraint of a chat for `Guides.compile`: the one that was `found`, or that on its tool calls."""
+    if options is not None:
+        if found is None or "json_schema" not in found:
+            raise InputError("schema_options: they need a JSON schema; leave them out")
+        found = {**found, "schema_options": options.model_dump()}
+    if found is None and choice != "none" and (tools or choice != "auto"):
+        found = {"tools": tools, "choice": choice, "parallel": parallel}
+    return {**found, "thinking": True} if found and thinks else found
 
 
 def _kind_of_prompt(value: Any) -> str:

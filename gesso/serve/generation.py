@@ -2,10 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
+from gesso.errors import ConstraintError
 from gesso.serve.deltas import AnswerDeltas, Delta
 from gesso.serve.errors import ApiError
 from gesso.serve.jobs import Job, JobEvent
@@ -13,11 +15,18 @@ from gesso.serve.protocol import Ended, Failed, Logprobs, Settled
 from gesso.serve.settings import Limits
 from gesso.serve.supervisor import Supervisor
 
+Check = Callable[[Ended], Awaitable[str | None]]  # returns what is wrong with an answer
+
 
 class Generation:
-    def __init__(self, supervisor: Supervisor, limits: Limits, jobs: Sequence[Job]) -> None:
-        """Queue the jobs. Raise a 429 if the queue is full."""
-        self.supervisor, self.limits, self.jobs = supervisor, limits, jobs
+    def __init__(
+        self, supervisor: Supervisor, limits: Limits, jobs: Sequence[Job], check: Check | None = None, attempts: int = 1
+    ) -> None:
+        """Queue the jobs. Raise a 429 if the queue is full.
+
+        An answer in which `check` finds a problem is written again, until there were `attempts`.
+        """
+        self.supervisor, self.limits, self.jobs, self.check, self.attempts = supervisor, limits, jobs, check, attempts
         self.ended: dict[int, Ended] = {}  # by choice
         supervisor.submit(jobs)
 
@@ -28,6 +37,8 @@ class Generation:
             while len(self.ended) < len(self.jobs):
                 async with asyncio.timeout_at(deadline):
                     job, event = await self.jobs[0].mailbox.get()
+                    if isinstance(event, Ended) and not await self._is_valid(job, event):
+                        continue
                 if isinstance(event, Failed):
                     raise ApiError(400 if event.by_input else 500, event.message)
                 if isinstance(event, Logprobs):
@@ -35,7 +46,8 @@ class Generation:
                     continue
                 if isinstance(event, Ended):
                     del job.logprobs[len(event.tokens) :]  # a stop string may have removed tokens
-                    self.ended[job.index] = event
+                    work = {name: event.usage[name] + job.spent[name] for name in job.spent}
+                    self.ended[job.index] = event = replace(event, usage=event.usage | work)
                     self.supervisor.metrics.count(event)
                 yield job, event
         except TimeoutError:
@@ -43,6 +55,22 @@ class Generation:
             raise ApiError(504, message, code="timeout") from None
         finally:
             self.cancel()
+
+    async def _is_valid(self, job: Job, ended: Ended) -> bool:
+        """Check an answer. If it is not valid, queue the job again, or raise an error after the last attempt.
+
+        An answer that was cut off, or written without its constraint, is not checked.
+        """
+        if self.check is None or not ended.constrained or ended.finish_reason != "stop" or ended.stop is not None:
+            return True
+        problem = await self.check(ended)
+        if problem is None:
+            return True
+        if job.attempt + 1 >= self.attempts:
+            raise ApiError(500, str(ConstraintError(problem, self.attempts)), code="invalid_answer")
+        job.try_again(ended.usage)
+        self.supervisor.submit_again(job)
+        return False
 
     async def deltas(self, answer: AnswerDeltas) -> AsyncGenerator[Delta]:
         """Yield the parts of the only answer of this request, as they settle."""

@@ -2,13 +2,15 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gesso.serve.prepare.request import PreparedJob
 from gesso.serve.protocol import Drafted, Ended, Failed, Logprobs, Settled, submit_frame
 
 DRAFTS = 64  # per job; when a client reads too slowly, older drafts are dropped
+WORK = ("denoising_steps", "canvases", "redrawn")  # usage that all attempts at an answer add up to
 JobEvent = Settled | Drafted | Logprobs | Ended | Failed
 
 
@@ -47,7 +49,9 @@ class Job:
     index: int = 0  # of the choice in its HTTP request
     adapter: str | None = None
     constraint: bytes = b""  # compiled
-    sent_count: int = 0  # how often it was sent to an engine
+    attempt: int = 0  # at a valid answer
+    spent: Counter[str] = field(default_factory=Counter)  # usage of earlier attempts
+    sent_count: int = 0  # how often this attempt was sent to an engine
     started: bool = False
     created_at: float = field(default_factory=time.monotonic)
     first_text_at: float | None = None
@@ -59,4 +63,10 @@ class Job:
         return self.prepared.prompt_tokens + self.prepared.max_new_tokens
 
     def frame(self) -> bytes:
-        return submit_frame(self.id, self.prepared.payload, self.constraint)
+        return submit_frame(self.id, self.prepared.payload, self.constraint, self.attempt)
+
+    def try_again(self, usage: Mapping[str, int]) -> None:
+        """Begin another attempt, after one that has this usage."""
+        self.spent.update({name: usage[name] for name in WORK})
+        self.attempt, self.sent_count, self.started = self.attempt + 1, 0, False
+        self.logprobs.clear()

@@ -33,6 +33,7 @@ REJECTED = frozenset(
 UNSUPPORTED = "this server does not support it"
 WARNINGS = 16  # in one answer
 NAME_CHARACTERS, HEADER_CHARACTERS = 40, 1000
+SCHEMA_CHARACTERS = 160
 HEADER = "X-Gesso-Warnings"
 
 
@@ -67,6 +68,13 @@ def warnings_of(ignored: dict[str, str]) -> list[str]:
     texts = [f"{ascii(name[:NAME_CHARACTERS])[1:-1]} was ignored: {reason}" for name, reason in shown]
     more = len(ignored) - len(shown)
     return [*texts, f"{more} more fields were ignored"] if more else texts
+
+
+def warnings_of_schema(texts: Sequence[str]) -> list[str]:
+    """Return a bounded number of warnings about a JSON schema, in ASCII without control characters."""
+    shown = [f"schema: {ascii(text[:SCHEMA_CHARACTERS])[1:-1]}" for text in texts[:WARNINGS]]
+    more = len(texts) - len(shown)
+    return [*shown, f"{more} more warnings about the schema"] if more else shown
 
 
 def warning_headers(warnings: Sequence[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from functools import partial
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.serve.errors import ApiError
+from gesso.serve.generation import Check
 from gesso.serve.jobs import Job, Mailbox
 from gesso.serve.metrics import Metrics
 from gesso.serve.prepare.frontend import ModelFrontend, frontend_of
@@ -63,7 +64,8 @@ class Models:
         request = PreparedRequest.decode(*await self.prepare(endpoint, body, client))
         model, compiled = self.of(request.served), b""
         if request.constraint is not None:
-            compiled = await self.pool.compile(request.constraint, client)
+            found = await self.pool.compile(request.constraint, client)
+            compiled, request = found.blob, replace(request, warnings=[*request.warnings, *found.warnings])
         mailbox = Mailbox()
         jobs = [
             Job(
@@ -78,6 +80,10 @@ class Models:
             for index, prepared in enumerate(request.jobs)
         ]
         return model, request, jobs
+
+    def check_of(self, request: PreparedRequest, client: str) -> Check | None:
+        """Return the check of the request's answers, if they have a schema."""
+        return (lambda ended: self.pool.check(request, ended, client)) if request.checked_by else None
 
     async def load_adapter(self, name: str, directory: str) -> None:
         """Load an adapter of the main model, and serve it under a name that no other model has."""

@@ -19,7 +19,8 @@ class Constraint:
     """A compiled constraint, identified by the hash of its source. The message's blob holds the automaton."""
 
     key: str
-    tools: bool  # whether it constrains tool calls, whose tags are special tokens
+    tools: bool  # whether it has tags of tool calls or thoughts, which are special tokens
+    optional: bool = False  # whether the engine may leave it out, see `Gesso.request`
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Submit:
     choices: Sequence[Sequence[int]] = field(default_factory=list)  # texts to compare after the prompt
     ends: bool = False  # whether the choices are whole answers
     echo: tuple[int, int] | None = None  # score the prompt: number of top log-probabilities, and of tokens to add
+    attempt: int = 0  # at a valid answer; each has its own seed
 
     @property
     def planned(self) -> bool:
@@ -157,6 +159,7 @@ class Ended:
     seed: int
     usage: dict[str, int]
     stop: str | None = None  # the stop string that ended the text
+    constrained: bool = False  # whether a constraint was enforced
     scores: Sequence[float] = field(default_factory=list)  # log-probabilities of the choices of a decision
 
 
@@ -222,13 +225,13 @@ def encode(message: Message, blob: bytes = b"") -> bytes:
 
 
 def submit_payload(submit: Submit) -> bytes:
-    """Encode a Submit without its id, which the server adds (`submit_frame`)."""
-    fields = {name: value for name, value in vars(submit).items() if name != "id"}
+    """Encode a Submit without its id and its attempt, which the server adds (`submit_frame`)."""
+    fields = {name: value for name, value in vars(submit).items() if name not in ("id", "attempt")}
     return _json({"kind": "Submit", **fields})
 
 
-def submit_frame(id: int, payload: bytes, blob: bytes = b"") -> bytes:
-    return frame(b'{"id":%d,' % id + payload[1:], blob)
+def submit_frame(id: int, payload: bytes, blob: bytes = b"", attempt: int = 0) -> bytes:
+    return frame(b'{"id":%d,"attempt":%d,' % (id, attempt) + payload[1:], blob)
 
 
 def decode(head: bytes) -> Message:

@@ -106,6 +106,13 @@ class Supervisor:
             self.waiting.put(job)
         self._send_jobs()
 
+    def submit_again(self, job: Job) -> None:
+        """Queue a job for another attempt, before the jobs of others: its client has waited for the first one."""
+        if self.state == "broken":
+            raise ApiError(503, f"the model cannot be loaded: {self.failure}")
+        self.waiting.put_back(job)
+        self._send_jobs()
+
     def cancel(self, jobs: Sequence[Job]) -> None:
         """Drop jobs whose client has left. Jobs that have ended are not affected."""
         for job in jobs:

@@ -24,7 +24,7 @@ from gesso.api import Gesso
 from gesso.engine.decision import decision_request
 from gesso.engine.driver import PlanRun
 from gesso.engine.events import Commit, Done, Draft, Event, Likely, Result, Scored
-from gesso.engine.plan import Echo, Plan, compare, echo
+from gesso.engine.plan import Echo, Plan, compare, echo, retry_seed
 from gesso.engine.request import Request
 from gesso.errors import GessoError, InputError
 from gesso.infill.edit import edit
@@ -64,6 +64,7 @@ class Job:
     run: PlanRun[Any] | None = None  # None until it has been submitted
     started: bool = False  # reported to the server
     settled: int = 0  # tokens reported
+    constrained: bool = False
 
 
 class Worker:
@@ -130,15 +131,16 @@ class Worker:
         # Work whose duration a client chooses runs in the side thread. A plain request must not wait behind it.
         aside = asked.hole is not None or asked.constraint is not None
         job.run = self.driver.submit(
-            self.plan(asked, blob),
+            self.plan(job, blob),
             at_once=self.share,
             on_event=partial(self.tell, job),
             on_end=partial(self.end, job),
             background=self.aside if aside else None,
         )
 
-    def plan(self, asked: Submit, blob: bytes) -> Plan[Any]:
+    def plan(self, job: Job, blob: bytes) -> Plan[Any]:
         """Return a plan for a client's request; its code runs when the driver advances it."""
+        asked = job.asked
         hole, options = asked.hole, asked.options | {"adapter": asked.adapter}
         if asked.echo is not None:
             return (yield from echo(asked.prompt, *asked.echo, asked.adapter))
@@ -149,7 +151,9 @@ class Worker:
             request = decision_request(asked.prompt, asked.choices, eos, self.model.config, usual, limit, adapter)
             return (yield from compare(request))
         if hole is None:
-            return (yield [self.request(asked, blob)])[0]
+            request = self.request(asked, blob)
+            job.constrained = request.guide is not None
+            return (yield [request])[0]
         if "span" in hole:
             hole = {**hole, "span": (hole["span"][0], hole["span"][1])}
             return (yield from edit(self.model, **hole, method="auto", context=None, **options))
@@ -161,8 +165,13 @@ class Worker:
             guide = self.model.guides.restored(constraint.key, compiled, tools=constraint.tools)
         options = dict(asked.options)
         options["pins"] = {int(at): token for at, token in options.get("pins", {}).items()}
-        request = self.model.request(asked.prompt, guide=guide, adapter=asked.adapter, **options)
-        if guide is not None:
+        if asked.attempt:
+            options["seed"] = retry_seed(options["seed"], asked.attempt)
+        optional = asked.constraint is not None and asked.constraint.optional
+        request = self.model.request(
+            asked.prompt, guide=guide, guide_optional=optional, adapter=asked.adapter, **options
+        )
+        if request.guide is not None:
             request.reach.check()  # computes tables for pins, which takes a while; `Engine.submit` checks the rest
         return request
 
@@ -224,7 +233,8 @@ class Worker:
                 self.send(Ended(id, self.model.decode(result.tokens), list(result.tokens), "length", 0, usage))
             case Result():
                 text = result.replacement if isinstance(result, EditResult) else result.text
-                self.send(Ended(id, text, list(result.tokens), result.finish_reason, result.seed, usage, result.stop))
+                end = result.finish_reason, result.seed, usage, result.stop, job.constrained
+                self.send(Ended(id, text, list(result.tokens), *end))
         self.forget(id)
 
     def send_logprobs(self, id: int, likely: Sequence[Likely | None]) -> None:

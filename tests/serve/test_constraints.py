@@ -99,6 +99,63 @@ def test_a_required_tool_call_has_valid_arguments(client, choice):
             jsonschema.validate(json.loads(call.function.arguments), PERSON)
 
 
+def test_a_free_call_has_valid_arguments_and_a_free_text_stays_free(server):
+    """The constraint is not seen in an answer. `gesso.serve` compiles it, so that the tools' schemas are checked."""
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 64, "seed": 1, "diffusion": QUICK}
+    found = server.http.post("/v1/chat/completions", json=body)
+    assert found.status_code == 200, found.text
+    odd = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"$ref": "http://x/y"}}}}}
+    found = server.http.post("/v1/chat/completions", json=body | {"tools": [*TOOLS, odd]})
+    assert found.status_code == 200, found.text
+    assert "odd" in found.json()["warnings"][0]
+    assert "odd" in found.headers["x-gesso-warnings"]
+
+
+def test_a_constraint_begins_after_the_thoughts(server):
+    body = {"messages": HELLO, "choice": ["yes", "no"], "thinking": True, "max_tokens": 64, "diffusion": QUICK}
+    for seed in range(3):
+        message = server.http.post("/v1/chat/completions", json=body | {"seed": seed}).json()["choices"][0]["message"]
+        assert message["content"] in ("yes", "no")
+    text = {"format": {"type": "json_schema", "schema": PERSON}}
+    body = {
+        "input": "Hello",
+        "text": text,
+        "reasoning": {"effort": "high"},
+        "max_output_tokens": 96,
+        "diffusion": QUICK,
+    }
+    answer = server.http.post("/v1/responses", json=body).json()
+    if answer["status"] == "completed":
+        jsonschema.validate(json.loads(answer["output"][-1]["content"][0]["text"]), PERSON)
+
+
+def test_ignored_keywords_and_formats_are_warnings_of_an_answer(server):
+    schema = {"type": "boolean", "x-mine\r\n\u00e4": 1, "format": "someday"}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = {"messages": HELLO, "response_format": form, "max_tokens": 64, "diffusion": QUICK}
+    for _ in range(2):  # the second time, the constraint is in the cache
+        found = server.http.post("/v1/chat/completions", json=body)
+        assert found.json()["choices"][0]["message"]["content"] in ("true", "false")
+        for text in (" ".join(found.json()["warnings"]), found.headers["x-gesso-warnings"]):
+            assert "x-mine" in text and "someday" in text and text.isascii() and text.isprintable()
+    first = next(server.events("/v1/chat/completions", body))
+    assert any("someday" in warning for warning in first["warnings"])
+
+
+def test_schema_options_over_http(server):
+    members = {"a": {"const": 1}, "b": {"const": 2}}
+    schema = {"type": "object", "properties": members, "required": ["a", "b"]}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = {"messages": HELLO, "response_format": form, "max_tokens": 64, "diffusion": QUICK}
+    for option in ("any_order", "whitespace", "open"):
+        found = server.http.post("/v1/chat/completions", json=body | {"schema_options": {option: True}, "seed": 3})
+        assert found.status_code == 200, found.text
+        choice = found.json()["choices"][0]
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+    assert server.http.post("/v1/chat/completions", json=body | {"schema_options": {"x": True}}).status_code == 400
+
+
 REJECTED = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}}, "thing"),
     ({"regex": "("}, "regular expression"),
@@ -108,7 +165,7 @@ REJECTED = [
     ({"tool_choice": "required"}, "no tools"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "none"}}}, "'none'"),
     ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "one constraint"),
-    ({"regex": "a", "reasoning_effort": "high"}, "thinking"),
+    ({"regex": "a", "schema_options": {"open": True}}, "schema_options"),
     ({"regex": "a{50}", "max_tokens": 5}, "tokens"),
 ]
 

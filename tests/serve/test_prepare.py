@@ -38,11 +38,11 @@ class Children:
         self.requests.append(request)
         if b"quick" not in request:
             await self.release.wait()
-        return b"{}", b"compiled"
+        return b"[]", b"compiled"
 
 
-def compile(pool, client, regex):
-    return pool.compile(ConstraintSource.of("tiny", regex, tools=False, pinned=False), client)
+async def compile(pool, client, regex):
+    return (await pool.compile(ConstraintSource.of("tiny", {"regex": regex}), client)).blob
 
 
 def tokenize(pool, client, body):
@@ -83,7 +83,7 @@ def test_a_client_with_many_waiting_requests_gets_429_and_others_are_served(pool
         assert sum(len(lane.waiting) for lane in pool.lanes.values()) == 4  # a fourth of the queue
         async with asyncio.timeout(5):
             assert await compile(pool, "b", "quick") == b"compiled"
-            assert await tokenize(pool, "b", b"quick") == (b"{}", b"compiled")
+            assert await tokenize(pool, "b", b"quick") == (b"[]", b"compiled")
         children.release.set()
         await asyncio.gather(*asked, return_exceptions=True)
 
@@ -176,7 +176,7 @@ def test_a_prepare_process_that_fails_to_start_is_started_later(monkeypatch, tmp
         pool = PreparePool([ServerSettings()])
         Children(pool)
         async with started(pool), asyncio.timeout(20):
-            assert await tokenize(pool, "a", b"quick") == (b"{}", b"compiled")
+            assert await tokenize(pool, "a", b"quick") == (b"[]", b"compiled")
         assert not failures
 
     asyncio.run(scene())

@@ -17,6 +17,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 import gesso
+from gesso.engine.request import ATTEMPTS
 from gesso.serve import anthropic, ollama
 from gesso.serve.anthropic import MessagesFields
 from gesso.serve.fields import (
@@ -103,7 +104,9 @@ def _add_text_endpoints(app: FastAPI, models: Models) -> None:
             preparing = models.prepare_jobs(task, body, request.state.client)
             model, prepared, jobs = await cancel_on_disconnect(request.receive, preparing)
             await models.wake(model)
-            generation = Generation(model.supervisor, model.settings.limits, jobs)
+            check = models.check_of(prepared, request.state.client)
+            attempts = 1 if prepared.stream else ATTEMPTS  # a stream has sent its text
+            generation = Generation(model.supervisor, model.settings.limits, jobs, check, attempts)
             fields = {"model": prepared.model, "stream": prepared.stream, "jobs": len(jobs), "user": prepared.user}
             add_to_log(request.state, **fields, **_warnings_field(prepared))
             headers = warning_headers(prepared.warnings)

@@ -7,16 +7,17 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from gesso.errors import InputError
 from gesso.serve.fields import (
     SCHEMA_IN_PROMPT,
-    THINKING_AND_CONSTRAINT,
     Common,
     Count,
     Effort,
     Fields,
     Objects,
     SchemaFields,
+    SchemaOptionFields,
     Texts,
     example,
     thinks,
+    whole_constraint,
 )
 
 Name = Annotated[str, Field(max_length=512)]
@@ -94,6 +95,7 @@ class ResponseFields(Common):
     ] = Field(default={}, description="Returned with the response.")
     include: Texts = Field(default=[], description="No effect: there is nothing more to include.")
     schema_in_prompt: bool = SCHEMA_IN_PROMPT
+    schema_options: SchemaOptionFields | None = Field(default=None, description="With a JSON schema as the format.")
     truncation: Literal["auto", "disabled"] = Field(
         default="disabled", description="No effect: a conversation that does not fit is rejected."
     )
@@ -121,16 +123,13 @@ class ResponseFields(Common):
         """Return the constraint as {name: value}, or None."""
         schema = self.text.format.requested_schema
         found: dict[str, Any] | None = None if schema is None else {"json_schema": schema}
-        if self.tool_choice not in ("auto", "none"):
-            if found:
-                raise InputError("text.format and tool_choice were given; only one constraint is allowed")
-            choice: Any = self.tool_choice
-            if isinstance(choice, NamedTool):
-                choice = {"type": "function", "function": {"name": choice.name}}
-            found = {"tools": self.functions, "choice": choice, "parallel": self.parallel_tool_calls}
-        if found and self.thinks:
-            raise InputError(THINKING_AND_CONSTRAINT)
-        return found
+        if found and self.tool_choice not in ("auto", "none"):
+            raise InputError("text.format and tool_choice were given; only one constraint is allowed")
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedTool):
+            choice = {"type": "function", "function": {"name": choice.name}}
+        parallel = self.parallel_tool_calls
+        return whole_constraint(found, self.functions, choice, parallel, self.thinks, self.schema_options)
 
     @property
     def thinks(self) -> bool:

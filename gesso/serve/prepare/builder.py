@@ -1,5 +1,6 @@
 """Turn the fields of a request into jobs for the engine, and reject requests that cannot run."""
 
+import json
 import secrets
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,7 @@ from gesso.serve.errors import ApiError
 from gesso.serve.fields import DRAWS, Common, DraftFields, ModelFields
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.request import ConstraintSource, PreparedJob, PreparedRequest
-from gesso.serve.protocol import Constraint, Submit, submit_payload
+from gesso.serve.protocol import Submit, submit_payload
 from gesso.settings import BY_TOKEN, choose
 
 SEEDS = 2**64
@@ -76,6 +77,7 @@ class Builder(Generic[F]):
         echo: dict[str, Any] | None = None,
         tools: Sequence[str] = (),
         constraint: ConstraintSource | None = None,
+        checked_by: bytes = b"",
         attached: bytes = b"",
     ) -> tuple[bytes, bytes]:
         """Return the encoded request with these jobs."""
@@ -94,6 +96,7 @@ class Builder(Generic[F]):
             tools=list(tools),
             jobs=jobs,
             constraint=constraint,
+            checked_by=checked_by,
             attached=attached,
         ).encode()
 
@@ -107,8 +110,10 @@ class RequestBuilder(Builder[Common]):
             return None
         if "tools" in constraint:
             constraint = {**constraint, "tools": check_tools(constraint["tools"]) or ()}
-            chosen(constraint["tools"], constraint["choice"])
-            self.frontend.guides.check_tags()
+            if chosen(constraint["tools"], constraint["choice"]):
+                self.frontend.guides.check_tags()
+            elif not self.frontend.guides.has_tags:
+                return None  # the model is free to call none of the tools
         return ConstraintSource.of(self.frontend.name, constraint)
 
     def build(
@@ -128,6 +133,7 @@ class RequestBuilder(Builder[Common]):
         echo: dict[str, Any] | None = None,
         attached: bytes = b"",
         tools: Sequence[str] = (),
+        checked_by: bytes = b"",
     ) -> tuple[bytes, bytes]:
         """Return the encoded request, with one job per choice of each prompt. Choice i uses the seed + i.
 
@@ -160,7 +166,7 @@ class RequestBuilder(Builder[Common]):
                     adapter=self.adapter,
                     stream=fields.stream,
                     drafts=fields.diffusion.drafts is not False,
-                    constraint=None if constraint is None else Constraint(constraint.key, constraint.tools),
+                    constraint=None if constraint is None else constraint.reference,
                     hole=hole,
                 )
                 job = PreparedJob(
@@ -182,6 +188,7 @@ class RequestBuilder(Builder[Common]):
             echo=echo,
             tools=tools,
             constraint=constraint,
+            checked_by=checked_by,
             attached=attached,
         )
 
@@ -227,6 +234,19 @@ class RequestBuilder(Builder[Common]):
             message = f"diffusion.canvas_length: at most {longest}, the model's own, on this server; got {canvas}"
             raise ApiError(400, message, param="diffusion.canvas_length")
         return request
+
+
+def checked_by(constraint: dict[str, Any] | None) -> bytes:
+    """Return what the answer under a constraint is checked by, for the task `check`."""
+    if constraint is None:
+        return b""
+    if "json_schema" in constraint:
+        return json.dumps({"schema": constraint["json_schema"]}).encode()
+    if "tools" not in constraint:
+        return b""
+    functions = [tool["function"] for tool in check_tools(constraint["tools"]) or ()]
+    parameters = {function["name"]: function["parameters"] for function in functions}
+    return json.dumps({"parameters": parameters, "required": constraint["choice"] != "auto"}).encode()
 
 
 def _hole_options(options: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:

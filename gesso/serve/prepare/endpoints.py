@@ -8,10 +8,12 @@ from pydantic import ValidationError
 
 from gesso.chat.messages import tool_names
 from gesso.constraints.stored import to_bytes
+from gesso.constraints.validate import calls_problem, schema_problem
 from gesso.errors import InputError
 from gesso.infill.span import check_span
 from gesso.serve.adapter_files import LoadAdapterFields, UnloadAdapterFields
 from gesso.serve.anthropic import MessagesFields
+from gesso.serve.deltas import AnswerDeltas
 from gesso.serve.errors import ApiError, from_input, from_validation
 from gesso.serve.fields import (
     ChatFields,
@@ -23,13 +25,14 @@ from gesso.serve.fields import (
     Fields,
     TokenizeFields,
 )
-from gesso.serve.leniency import warnings_of, without_unsupported
+from gesso.serve.leniency import warnings_of, warnings_of_schema, without_unsupported
 from gesso.serve.ollama import OllamaChatFields, OllamaGenerateFields, ShowFields, description
 from gesso.serve.openai.response_fields import ItemsQuery, ResponseFields
 from gesso.serve.prepare import scores
-from gesso.serve.prepare.builder import Builder, RequestBuilder
+from gesso.serve.prepare.builder import Builder, RequestBuilder, checked_by
 from gesso.serve.prepare.frontend import ModelFrontend, characters, frontend_of
 from gesso.serve.prepare.response_items import chat_messages, conversation
+from gesso.serve.protocol import Ended
 
 F = TypeVar("F", bound=Fields)
 C = TypeVar("C", bound=Common)
@@ -92,10 +95,24 @@ def read_json(body: bytes) -> Any:
 
 
 def compile(task: Task, body: bytes, frontends: Frontends) -> Outcome:
-    """Compile a constraint. The blob is the input of `Guides.restored`."""
+    """Compile a constraint. The head has its warnings, and the blob is the input of `Guides.restored`."""
     frontend = frontend_of(frontends, task["model"])
     guide = frontend.guides.compile(json.loads(body))
-    return b"{}", to_bytes(guide.automaton.term)
+    return json.dumps(warnings_of_schema(guide.warnings)).encode(), to_bytes(guide.automaton.term)
+
+
+def check(task: Task, body: bytes, frontends: Frontends) -> Outcome:
+    """Return what is wrong with an answer. The body has `PreparedRequest.checked_by` and the answer, one per line."""
+    source, _, ended = body.partition(b"\n")
+    by, answer = json.loads(source), json.loads(ended)
+    tokenizer, one_call = frontend_of(frontends, task["model"]).tokenizer, task["one_call"]
+    deltas = AnswerDeltas(tokenizer, chat=True, tools=task["tools"], one_call=one_call)
+    read = deltas.answer(Ended(id=0, finish_reason="stop", seed=0, usage={}, **answer))
+    if "schema" in by:
+        problem = schema_problem(by["schema"], read.text)
+    else:
+        problem = calls_problem(by["parameters"], read.tool_calls, required=by["required"])
+    return b"{}", b"" if problem is None else problem.encode("utf-8", "replace")
 
 
 def tokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
@@ -134,8 +151,8 @@ def _chat(
     shorten: bool = False,
 ) -> Outcome:
     """Prepare a chat. With `shorten`, a limit on the answer that exceeds the context is lowered, not rejected."""
-    builder = RequestBuilder(task, fields, frontends)
-    constraint = builder.constraint(fields.constraint())
+    builder, asked = RequestBuilder(task, fields, frontends), fields.constraint()
+    constraint = builder.constraint(asked)
     prompt, most = _chat_tokens(builder, fields), fields.most_tokens
     if shorten and most is not None:
         most = max(1, min(most, builder.context - len(prompt)))
@@ -152,6 +169,7 @@ def _chat(
         warnings=warnings,
         echo=echo,
         tools=tool_names(_tools(fields)),
+        checked_by=checked_by(asked),
     )
 
 
@@ -228,9 +246,9 @@ def edits(task: Task, body: bytes, frontends: Frontends) -> Outcome:
 
 def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     fields = parse(ResponseFields, body)
-    builder = RequestBuilder(task, fields, frontends)
+    builder, asked = RequestBuilder(task, fields, frontends), fields.constraint()
     _reject_drafts(fields)
-    constraint = builder.constraint(fields.constraint())
+    constraint = builder.constraint(asked)
     items = conversation(fields, task["fetch"])
     tools = None if fields.tool_choice == "none" else fields.functions
     schema = fields.text.format.requested_schema if fields.schema_in_prompt else None
@@ -244,6 +262,7 @@ def responses(task: Task, body: bytes, frontends: Frontends) -> Outcome:
         constraint=constraint,
         tools=tool_names(tools),
         one_call=not fields.parallel_tool_calls,
+        checked_by=checked_by(asked),
         attached=echo + b"\n" + (json.dumps(items).encode() if store else b""),
     )
 
@@ -339,5 +358,6 @@ TASKS: dict[str, Callable[[Task, bytes, Frontends], Outcome]] = {
         tokenize,
         detokenize,
         compile,
+        check,
     )
 }

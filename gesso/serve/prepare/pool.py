@@ -1,7 +1,7 @@
 """Run tasks in the prepare process: keep it running, limit concurrent tasks, and choose their order.
 
-Three lanes separate small bodies, large bodies and constraints to compile. In each lane clients take turns, and no
-client can hold all slots or fill the queue.
+Four lanes separate small bodies, large bodies, constraints to compile and answers to check. In each lane clients take
+turns, and no client can hold all slots or fill the queue.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from typing import Any
 from gesso.serve.errors import ApiError
 from gesso.serve.fair_queue import FairQueue
 from gesso.serve.keys import without_keys
-from gesso.serve.prepare.request import ConstraintSource
-from gesso.serve.protocol import SIZES, frame, read_frame
+from gesso.serve.prepare.request import ConstraintSource, PreparedRequest
+from gesso.serve.protocol import SIZES, Ended, frame, read_frame
 from gesso.serve.settings import QUEUE_SHARE, ServerSettings
 
 logger = logging.getLogger("gesso.serve")
 
 SMALL_BODY = 64 * 1024
-SLOTS = {"small": 4, "large": 2, "compile": 2}  # tasks at once per lane
+SLOTS = {"small": 4, "large": 2, "compile": 2, "check": 2}  # tasks at once per lane
 STARTS = 3  # failed starts in a row after which requests are rejected
 START_SECONDS = 60.0  # time for which a request waits for the process, which may start from a slow disk
 PAUSE_SECONDS = 30.0  # longest pause between two starts
@@ -77,11 +77,19 @@ class Lane:
             ticket.admitted.set()
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled constraint, and warnings about its schema."""
+
+    blob: bytes
+    warnings: list[str]
+
+
 @dataclass(eq=False)
 class Compilation:
     """A constraint being compiled, and the number of requests that wait for it."""
 
-    task: asyncio.Task[bytes]
+    task: asyncio.Task[Compiled]
     waiting: int = 0
 
 
@@ -90,7 +98,7 @@ class PreparePool:
         self.settings, self.limits = settings, settings[0].limits
         self.lanes = {name: Lane(slots) for name, slots in SLOTS.items()}
         self.compiling: dict[tuple[str, str], Compilation] = {}  # by client and key
-        self.compiled: OrderedDict[str, bytes] = OrderedDict()  # constraints by key, least recently used first
+        self.compiled: OrderedDict[str, Compiled] = OrderedDict()  # by key, least recently used first
         self._control: socket.socket | None = None
         self._running = asyncio.Event()
         self._failures = 0  # consecutive failed starts
@@ -161,8 +169,8 @@ class PreparePool:
         async with self._slot(lane, client):
             return await self._run(task, body, self.limits.prepare_seconds, "prepare", fetch)
 
-    async def compile(self, source: ConstraintSource, client: str) -> bytes:
-        """Return a compiled constraint.
+    async def compile(self, source: ConstraintSource, client: str) -> Compiled:
+        """Return a compiled constraint and its warnings.
 
         Requests of the same client for the same constraint share the work; the last one to leave cancels it. Different
         clients share only finished results, so that no client waits for the turn of another.
@@ -182,16 +190,28 @@ class PreparePool:
                 self.compiling.pop(key, None)
                 shared.task.cancel()
 
-    async def _compile(self, source: ConstraintSource, client: str) -> bytes:
+    async def _compile(self, source: ConstraintSource, client: str) -> Compiled:
         task = {"endpoint": "compile", "model": source.model}
         async with self._slot("compile", client):
             if (found := self.compiled.get(source.key)) is not None:  # compiled for another client in the meantime
                 return found
-            _, found = await self._run(task, source.source.encode(), self.limits.compile_seconds, "compile")
-        self.compiled[source.key] = found
-        while sum(map(len, self.compiled.values())) > CACHE_BYTES:
+            warnings, blob = await self._run(task, source.source.encode(), self.limits.compile_seconds, "compile")
+        found = self.compiled[source.key] = Compiled(blob, json.loads(warnings))
+        while sum(len(each.blob) for each in self.compiled.values()) > CACHE_BYTES:
             self.compiled.popitem(last=False)
         return found
+
+    async def check(self, request: PreparedRequest, ended: Ended, client: str) -> str | None:
+        """Return what is wrong with an answer under its schema; None if nothing is.
+
+        In a child process, because a schema decides how long it takes.
+        """
+        task = {"endpoint": "check", "model": request.served, "tools": request.tools, "one_call": request.one_call}
+        answer = json.dumps({"text": ended.text, "tokens": ended.tokens}).encode()
+        async with self._slot("check", client):
+            body = request.checked_by + b"\n" + answer
+            _, problem = await self._run(task, body, self.limits.prepare_seconds, "check")
+        return problem.decode() or None
 
     @asynccontextmanager
     async def _slot(self, lane: str, client: str) -> AsyncIterator[None]:

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from gesso.serve.protocol import Constraint
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedJob:
@@ -24,13 +26,20 @@ class ConstraintSource:
     key: str
     model: str
     source: str
-    tools: bool
+    tools: bool  # whether it has tags of tool calls or thoughts
+    optional: bool  # whether the model is free to call no tool
 
     @classmethod
     def of(cls, model: str, constraint: dict[str, Any]) -> Self:
         source = json.dumps(constraint)
         key = hashlib.sha256(f"{model}\0{source}".encode()).hexdigest()
-        return cls(key=key, model=model, source=source, tools="tools" in constraint)
+        tagged, optional = "tools" in constraint or "thinking" in constraint, constraint.get("choice") == "auto"
+        return cls(key=key, model=model, source=source, tools=tagged, optional=optional)
+
+    @property
+    def reference(self) -> Constraint:
+        """The constraint in a message to the engine."""
+        return Constraint(self.key, self.tools, self.optional)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +60,16 @@ class PreparedRequest:
     tools: list[str] = field(default_factory=list)  # names of the tools that the model may call
     jobs: list[PreparedJob]
     constraint: ConstraintSource | None
+    # By which a finished answer is checked, as JSON: {"schema": …}, or {"parameters": {tool: schema}, "required": …}
+    checked_by: bytes = b""
     attached: bytes = b""  # for the endpoint's answer, which uses it as it is
 
     def encode(self) -> tuple[bytes, bytes]:
-        """Return a JSON head, and a blob of the payloads of the jobs and the attached bytes."""
+        """Return a JSON head, and a blob of the payloads of the jobs, `checked_by` and the attached bytes."""
         jobs = [{**vars(job), "payload": len(job.payload)} for job in self.jobs]
         fields = {name: value for name, value in vars(self).items() if name != "attached"}
-        head = json.dumps({**fields, "jobs": jobs}, default=vars)
-        return head.encode(), b"".join([*(job.payload for job in self.jobs), self.attached])
+        head = json.dumps({**fields, "jobs": jobs, "checked_by": len(self.checked_by)}, default=vars)
+        return head.encode(), b"".join([*(job.payload for job in self.jobs), self.checked_by, self.attached])
 
     @classmethod
     def decode(cls, head: bytes, blob: bytes) -> Self:
@@ -67,5 +78,11 @@ class PreparedRequest:
             end = start + job["payload"]
             jobs.append(PreparedJob(**{**job, "payload": blob[start:end]}))
             start = end
-        source = fields.pop("constraint")
-        return cls(**fields, jobs=jobs, constraint=source and ConstraintSource(**source), attached=blob[start:])
+        source, end = fields.pop("constraint"), start + fields.pop("checked_by")
+        return cls(
+            **fields,
+            jobs=jobs,
+            constraint=source and ConstraintSource(**source),
+            checked_by=blob[start:end],
+            attached=blob[end:],
+        )
