@@ -73,6 +73,10 @@ class Automaton:
             next_SB[before_S[before_S != DEAD], char.encode()[-1]] = DEAD
         return Automaton(next_SB, self.accepting_S)
 
+    def row(self, state: int) -> NDArray[np.int32]:
+        """Return the next state for each byte."""
+        return self.next_SB[state, :STAY]
+
     def walk(self, state: int, text: bytes) -> int:
         for byte in text:
             state = int(self.next_SB[state, byte])
