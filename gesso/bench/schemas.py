@@ -40,6 +40,10 @@ WIDTH = 110  # characters of the table
 EXAMPLES = 3  # messages shown per subset
 WRITTEN, NEW = 3, 256  # answers of a model per subset, and tokens of each
 PROMPT = "Write a JSON value for this schema:\n"
+FORMATS = (
+    "date", "date-time", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
+    "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+)  # fmt: skip
 KEPT_QUOTE = 30  # characters of a quoted name that stay in the kind of a refusal
 
 
@@ -88,14 +92,14 @@ def summary(found: Sequence[Outcome]) -> dict[str, Any]:
     """Return the figures by subset, and those of all schemas together."""
     subsets = sorted({outcome.subset for outcome in found})
     rows = {name: _row([outcome for outcome in found if outcome.subset == name]) for name in subsets}
-    return {"formats_judged": formats_judged(), "subsets": rows, "all": _row(found)}
+    return {"formats_unjudged": unjudged_formats(), "subsets": rows, "all": _row(found)}
 
 
-def formats_judged() -> list[str]:
-    """Return the formats that the judge checks here. Some need a package: pip install 'jsonschema[format-nongpl]'."""
+def unjudged_formats() -> list[str]:
+    """Return the formats of the specification that the judge does not check here, because a package is missing."""
     from jsonschema import Draft202012Validator
 
-    return sorted(Draft202012Validator.FORMAT_CHECKER.checkers)
+    return [name for name in FORMATS if name not in Draft202012Validator.FORMAT_CHECKER.checkers]
 
 
 def _row(found: Sequence[Outcome]) -> dict[str, Any]:
@@ -150,6 +154,11 @@ def render(found: dict[str, Any], console: Console) -> None:
         console.print(
             f"model: {written['answers']} answers, {written['cut']} cut at {NEW} tokens, {written['failed']} failed, "
             f"{written['invalid']} invalid"
+        )
+    if found["formats_unjudged"]:
+        console.print(
+            f"jsonschema does not check these formats here: {', '.join(found['formats_unjudged'])}; "
+            "pip install 'jsonschema[format-nongpl]'"
         )
     if found["all"]["unjudged"]:
         console.print(f"jsonschema cannot judge {found['all']['unjudged']} schemas that compiled:")
@@ -218,10 +227,10 @@ def outcome_of(named: Named, answers: int) -> Outcome:
 
 
 def _fill(outcome: Outcome, named: Named, answers: int) -> None:
-    guides = _guides()
+    compiler = guides()
     started = _cpu_seconds()
     try:
-        guide = guides.guide(json_schema=named.schema)
+        guide = compiler.guide(json_schema=named.schema)
     except InputError as error:
         outcome.refusal = str(error)
         return
@@ -270,12 +279,12 @@ def _judge(outcome: Outcome, validator: Any, text: str) -> None:
 
 
 @cache
-def _guides() -> Guides:
+def guides() -> Guides:
     """Return the constraints of the bundled model, whose vocabulary is small: tables of words are not measured here."""
     source = locate(None)
-    guides = Guides(Tokenizer.from_directory(source.directory), source.config.vocab_size, frozenset([1]))
-    guides.warm_up()
-    return guides
+    found = Guides(Tokenizer.from_directory(source.directory), source.config.vocab_size, frozenset([1]))
+    found.warm_up()
+    return found
 
 
 def _cpu_seconds() -> float:
