@@ -2,7 +2,8 @@
 
 Texts are drawn at random from each compiled constraint, and `jsonschema` judges them, formats included. A constraint
 that does not keep a whole schema by itself names the parts (`checked`). Answers are then validated before they are
-returned, so a text that fails there is `retried`. A text that fails under any other constraint is `invalid`.
+returned, so a text that fails there is `retried`. A text that fails under any other constraint is `invalid`, except for
+null where a schema has OpenAPI's `nullable`, which the judge does not know.
 """
 
 import json
@@ -57,6 +58,7 @@ class Outcome:
     refusal: str | None = None
     texts: int = 0  # judged
     retried: int = 0
+    nullable: int = 0  # valid with OpenAPI's `nullable`, which is no keyword of JSON Schema
     invalid: list[str] = field(default_factory=list)  # a reason and a text each
     unjudged: str | None = None  # why the judge cannot read the schema
     checked: int = 0  # parts of the schema that the constraint leaves to validation
@@ -115,6 +117,7 @@ def _row(found: Sequence[Outcome]) -> dict[str, Any]:
         "seconds_worst": round(seconds[-1], 4), "worst": max(found, key=lambda outcome: outcome.seconds).name,
         "exact": sum(not outcome.checked for outcome in compiled),
         "texts": sum(outcome.texts for outcome in found), "retried": sum(outcome.retried for outcome in found),
+        "nullable": sum(outcome.nullable for outcome in found),
         "invalid": sum(len(outcome.invalid) for outcome in found),
         "invalid_examples": [
             {"schema": outcome.name, "text": text} for outcome in found for text in outcome.invalid[:1]
@@ -254,12 +257,23 @@ def _fill(outcome: Outcome, named: Named, answers: int) -> None:
 
 
 def judge(schema: Any) -> Any:
-    """Return the validator of a schema by its `$schema`. It checks formats, and fetches nothing."""
-    from jsonschema import Draft202012Validator, validators
+    """Return the validator of a schema by its `$schema`. It checks formats, and fetches nothing.
+
+    A schema without `$schema` is read by the newest draft that it fits.
+    """
+    from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator, SchemaError, validators
     from jsonschema_specifications import REGISTRY
 
-    kind = validators.validator_for(schema, default=Draft202012Validator)
-    kind.check_schema(schema)
+    named = validators.validator_for(schema, default=None)
+    kinds = [Draft202012Validator, Draft7Validator, Draft4Validator] if named is None else [named]
+    for kind in kinds:
+        try:
+            kind.check_schema(schema)
+        except SchemaError:
+            if kind is kinds[-1]:
+                raise
+        else:
+            break
     return kind(schema, format_checker=kind.FORMAT_CHECKER, registry=REGISTRY)
 
 
@@ -274,6 +288,8 @@ def _judge(outcome: Outcome, validator: Any, text: str) -> None:
         outcome.texts += 1
         if problem is not None and outcome.checked:
             outcome.retried += 1
+        elif problem is not None and problem.instance is None and problem.schema.get("nullable") is True:
+            outcome.nullable += 1
         elif problem is not None:
             outcome.invalid.append(f"{problem.json_path}: {problem.message[:120]}: {text[:300]}")
 
