@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,9 +125,16 @@ def report(verdicts: Sequence[Verdict]) -> str:
         if not verdict.within_limits:
             lines.append(
                 f"outside the limits: case {number}, {verdict.case[0]}: {verdict.end}, {verdict.seconds:.2f} s, "
-                f"{verdict.memory / 2**20:.0f} MB: {verdict.message[:120]!r}: {str(verdict.case[2])[:200]!r}"
+                f"{verdict.memory / 2**20:.0f} MB: {verdict.message[:120]!r}: {_shown(verdict.case[2])}"
             )
     return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except RecursionError:
+        return "(nested too deeply to be shown)"
 
 
 def main() -> int:

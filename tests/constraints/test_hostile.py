@@ -19,5 +19,9 @@ def test_a_hostile_constraint_is_compiled_or_refused_within_limits(case):
 
 
 def test_cases_depend_on_the_seed_only():
-    assert [*cases(KINDS, seed=3)] == [*cases(KINDS, seed=3)] != [*cases(KINDS, seed=4)]
+    first, again, other = (
+        [case for case in cases(KINDS, seed) if case[0] != "deep_nesting"]  # which Python cannot compare
+        for seed in (3, 3, 4)
+    )
+    assert first == again != other
     assert {kind for kind, _, _ in cases(KINDS)} == {make.__name__.strip("_") for make in SCHEMAS + PATTERNS + GRAMMARS}
