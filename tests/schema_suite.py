@@ -62,7 +62,7 @@ class Problem:
 
 
 def run(
-    suite: Path, drafts: Sequence[str] = tuple(DRAFTS), options: dict[str, Any] | None = None
+    suite: Path, drafts: Sequence[str] = tuple(DRAFTS), options: dict[str, bool] | None = None
 ) -> tuple[dict[tuple[str, str], Counts], list[Problem]]:
     """Return the counts by draft and keyword, and what is wrong. `options` are those of the constraint."""
     found: dict[tuple[str, str], Counts] = {}
@@ -92,10 +92,10 @@ def _with_draft(schema: Any, uri: str) -> Any:
 
 
 def _group(
-    schema: Any, tests: list[dict[str, Any]], options: dict[str, Any], place: str, problems: list[Problem]
+    schema: Any, tests: list[dict[str, Any]], options: dict[str, bool], place: str, problems: list[Problem]
 ) -> Counts:
     try:
-        guide = guides().guide(json_schema=schema, **options)
+        guide = _compiled(schema, options)
     except InputError as error:
         if any(part in str(error) for part in UNSATISFIABLE) and not any(test["valid"] for test in tests):
             return Counts(schemas=1, compiled=1, invalid=len(tests), rejected=len(tests))
@@ -108,6 +108,15 @@ def _group(
         if wrong:
             problems.append(Problem(place, f"{wrong}: {json.dumps(test['data'])[:200]}"))
     return counts
+
+
+def _compiled(schema: Any, options: dict[str, bool]) -> Guide | None:
+    """Compile a schema. `options` are fields of `SchemaOptions`."""
+    if not options:
+        return guides().guide(json_schema=schema)
+    from gesso.constraints.schema.options import SchemaOptions
+
+    return guides().guide(json_schema=schema, schema_options=SchemaOptions(**options))
 
 
 def _instance(guide: Guide, checked: bool, test: dict[str, Any], counts: Counts) -> str | None:
@@ -174,7 +183,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", type=Path, required=True, help="directory with tests/draft7 and others")
     parser.add_argument("--draft", choices=DRAFTS, action="append", help="only this draft; may be repeated")
-    parser.add_argument("--option", action="append", default=[], help="an option of the constraint to switch on")
+    parser.add_argument("--option", action="append", default=[], help="a field of SchemaOptions to switch on")
     parser.add_argument("--problems", action="store_true", help="list refusals and wrong verdicts, too")
     return parser.parse_args()
 
