@@ -1,15 +1,19 @@
 """`gesso bench`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
+import gesso
 from gesso.cli.options import ModelOptions, with_options
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 
-SUBJECTS = ("model", "step", "kernels", "train", "constraints", "serve")
+SUBJECTS = ("model", "step", "kernels", "train", "constraints", "schemas", "serve")
 
 
 @with_options
@@ -18,7 +22,8 @@ def bench(
         str,
         typer.Argument(
             help="model: generation speed; step: time of a step by kernel; kernels: each kernel alone; "
-            "train: training steps on random weights; constraints: cost of a constraint per step; serve: many clients."
+            "train: training steps on random weights; constraints: cost of a constraint per step; "
+            "schemas: JSON schemas that compile, and texts of them; serve: many clients."
         ),
     ] = "model",
     shape: Annotated[str, typer.Option(help="train: mini (gesso-mini from scratch) or 26b-a4b (LoRA).")] = "mini",
@@ -40,10 +45,17 @@ def bench(
     sampler: Annotated[str, typer.Option(help="model, step: sampler of the canvases.")] = "entropy-bound",
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="model: print everything as one JSON object.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="model, schemas: print everything as one JSON object.")] = False,
     only: Annotated[str | None, typer.Option(help="kernels: only those whose name contains this.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="train: use torch.compile.")] = False,
     fields: Annotated[int, typer.Option(min=1, help="constraints: properties of the JSON schema.")] = 50,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="schemas: directory of .json, .jsonl or .parquet files; default: our own sample."),
+    ] = None,
+    answers: Annotated[int, typer.Option(min=0, help="schemas: random texts per schema.")] = 10,
+    limit: Annotated[int | None, typer.Option(min=1, help="schemas: at most so many of each subset.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="schemas: processes.")] = 1,
     url: Annotated[str | None, typer.Option(help="serve: a running server; default: start one.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="serve: number of clients.")] = 64,
     seconds: Annotated[float, typer.Option(min=0.1, help="serve: duration.")] = 60.0,
@@ -101,6 +113,17 @@ def bench(
         from gesso.bench import constraints
 
         print_json(constraints.measure(fields, steps))
+    elif what == "schemas":
+        from gesso.bench import schemas
+
+        model = None if loading.model is None else gesso.load(loading.model, **loading.keywords())
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            shown = bar.add_task("schemas", total=None)
+            found = schemas.measure(
+                data, answers=answers, workers=workers, limit=limit, model=model,
+                progress=lambda done, total: bar.update(shown, completed=done, total=total),
+            )  # fmt: skip
+        print_json(found) if json else print_styled(lambda console: schemas.render(found, console))
     elif what == "serve":
         from gesso.bench import serve
 

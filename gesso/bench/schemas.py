@@ -1,0 +1,327 @@
+"""Measure which JSON schemas compile, in which time, and whether the texts of a constraint are valid.
+
+Texts are drawn at random from each compiled constraint, and `jsonschema` judges them, formats included. A constraint
+that does not keep a whole schema by itself names the parts (`checked`). Answers are then validated before they are
+returned, so a text that fails there is `retried`. A text that fails under any other constraint is `invalid`, except for
+null where a schema has OpenAPI's `nullable`, which the judge does not know.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gesso.bench.random_text import random_text
+from gesso.bench.schema_files import Named, read_schemas
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.source import locate
+from gesso.constraints.constraint import Guides
+from gesso.errors import InputError
+
+if TYPE_CHECKING:
+    from gesso.api import Gesso
+
+SECONDS = 60  # per schema, for texts and their validation too
+WIDTH = 110  # characters of the table
+EXAMPLES = 3  # messages shown per subset
+WRITTEN, NEW = 3, 256  # answers of a model per subset, and tokens of each
+PROMPT = "Write a JSON value for this schema:\n"
+FORMATS = (
+    "date", "date-time", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
+    "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
+)  # fmt: skip
+KEPT_QUOTE = 30  # characters of a quoted name that stay in the kind of a refusal
+
+
+@dataclass
+class Outcome:
+    """What became of one schema."""
+
+    subset: str
+    name: str
+    seconds: float = 0.0  # of compiling, as CPU time with that of child processes
+    refusal: str | None = None
+    texts: int = 0  # judged
+    retried: int = 0
+    nullable: int = 0  # valid with OpenAPI's `nullable`, which is no keyword of JSON Schema
+    invalid: list[str] = field(default_factory=list)  # a reason and a text each
+    unjudged: str | None = None  # why the judge cannot read the schema
+    checked: int = 0  # parts of the schema that the constraint leaves to validation
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+def measure(
+    data: Path | None,
+    *,
+    answers: int = 10,
+    workers: int = 1,
+    limit: int | None = None,
+    model: "Gesso | None" = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Measure the schemas below a directory, by subset; our own sample without one.
+
+    `answers` texts are drawn per schema. `limit` takes so many schemas of each subset, chosen at random. With a model,
+    it also writes an answer for a few schemas of each subset.
+    """
+    schemas = _drawn(read_schemas(data), limit)
+    found = []
+    for outcome in _outcomes(schemas, answers, workers):
+        found.append(outcome)
+        progress(len(found), len(schemas))
+    return summary(found) | ({} if model is None else {"model": model_answers(model, schemas)})
+
+
+def summary(found: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the figures by subset, and those of all schemas together."""
+    subsets = sorted({outcome.subset for outcome in found})
+    rows = {name: _row([outcome for outcome in found if outcome.subset == name]) for name in subsets}
+    return {"formats_unjudged": unjudged_formats(), "subsets": rows, "all": _row(found)}
+
+
+def unjudged_formats() -> list[str]:
+    """Return the formats of the specification that the judge does not check here, because a package is missing."""
+    from jsonschema import Draft202012Validator
+
+    return [name for name in FORMATS if name not in Draft202012Validator.FORMAT_CHECKER.checkers]
+
+
+def _row(found: Sequence[Outcome]) -> dict[str, Any]:
+    compiled = [outcome for outcome in found if outcome.refusal is None]
+    seconds = sorted(outcome.seconds for outcome in found)
+    refused = [outcome for outcome in found if outcome.refusal is not None]
+    kinds = Counter(refusal_kind(outcome.refusal or "") for outcome in refused)
+    examples = {refusal_kind(outcome.refusal or ""): outcome for outcome in reversed(refused)}
+    return {
+        "schemas": len(found), "compiled": len(compiled), "compiled_share": round(len(compiled) / len(found), 4),
+        "seconds_median": round(median(seconds), 4),
+        "seconds_p95": round(quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0], 4),
+        "seconds_worst": round(seconds[-1], 4), "worst": max(found, key=lambda outcome: outcome.seconds).name,
+        "exact": sum(not outcome.checked for outcome in compiled),
+        "texts": sum(outcome.texts for outcome in found), "retried": sum(outcome.retried for outcome in found),
+        "nullable": sum(outcome.nullable for outcome in found),
+        "invalid": sum(len(outcome.invalid) for outcome in found),
+        "invalid_examples": [
+            {"schema": outcome.name, "text": text} for outcome in found for text in outcome.invalid[:1]
+        ][:EXAMPLES],
+        "unjudged": sum(outcome.unjudged is not None for outcome in compiled),
+        "unjudged_examples": [
+            {"schema": outcome.name, "reason": outcome.unjudged} for outcome in compiled if outcome.unjudged
+        ][:EXAMPLES],
+        "refusals": [
+            {"kind": kind, "schemas": count, "schema": examples[kind].name, "message": examples[kind].refusal}
+            for kind, count in kinds.most_common()
+        ],
+    }  # fmt: skip
+
+
+def refusal_kind(message: str) -> str:
+    """Return a message without what belongs to one schema: pointers, numbers and long quotations."""
+    message = re.sub(r"#(?:/[^\s:]*)?", lambda found: found[0].rpartition("/")[2] or "#", message)
+    message = re.sub(r"'[^']*'|\"[^\"]*\"", lambda found: found[0] if len(found[0]) < KEPT_QUOTE else "'…'", message)
+    return re.sub(r"\d[\d,.]*", "N", message)[:140]
+
+
+def render(found: dict[str, Any], console: Console) -> None:
+    """Print the figures as a table, and the refusals and invalid texts below it."""
+    table = Table(
+        "subset", "schemas", "compiled", "exact", "median ms", "p95 ms", "worst ms", "texts", "retried", "invalid"
+    )
+    rows = [*found["subsets"].items(), ("all", found["all"])]
+    for name, row in rows:
+        times = [f"{1000 * row[f'seconds_{which}']:,.1f}" for which in ("median", "p95", "worst")]
+        counts = [f"{row[name]:,}" for name in ("texts", "retried", "invalid")]
+        share = f"{row['compiled_share']:.1%}"
+        table.add_row(name, f"{row['schemas']:,}", share, f"{row['exact']:,}", *times, *counts)
+    console.width = max(console.width, WIDTH)
+    console.print(table)
+    if (written := found.get("model")) is not None:
+        console.print(
+            f"model: {written['answers']} answers, {written['cut']} cut at {NEW} tokens, {written['failed']} failed, "
+            f"{written['invalid']} invalid"
+        )
+    if found["formats_unjudged"]:
+        console.print(
+            f"jsonschema does not check these formats here: {', '.join(found['formats_unjudged'])}; "
+            "pip install 'jsonschema[format-nongpl]'"
+        )
+    if found["all"]["unjudged"]:
+        console.print(f"jsonschema cannot judge {found['all']['unjudged']} schemas that compiled:")
+        for example in found["all"]["unjudged_examples"]:
+            console.print(f"  {example['schema']}: {example['reason']}")
+    for example in found["all"]["invalid_examples"]:
+        console.print(f"invalid: {example['schema']}: {example['text']}")
+    for refusal in found["all"]["refusals"]:
+        console.print(f"refused, {refusal['schemas']}: {refusal['kind']} (as {refusal['schema']})")
+
+
+def model_answers(g: "Gesso", schemas: Sequence[Named]) -> dict[str, Any]:
+    """Generate one answer for a few schemas of each subset, and judge those that are complete."""
+    counts, examples = Counter[str](), []
+    for named in _drawn(list(schemas), WRITTEN):
+        outcome = Outcome(named.subset, named.name)
+        try:
+            validator = judge(named.schema)
+            result = g.generate(PROMPT + json.dumps(named.schema), json_schema=named.schema, max_new_tokens=NEW, seed=1)
+        except InputError:
+            continue  # counted with the refusals
+        except Exception as error:
+            counts["failed"] += 1
+            examples.append(f"{named.name}: {type(error).__name__}: {error}"[:300])
+            continue
+        counts["answers"] += 1
+        if result.finish_reason == "length":
+            counts["cut"] += 1
+            continue
+        _judge(outcome, validator, result.text)
+        counts["invalid"] += outcome.retried + len(outcome.invalid)
+        examples += outcome.invalid
+    return {name: counts[name] for name in ("answers", "cut", "failed", "invalid")} | {"examples": examples[:EXAMPLES]}
+
+
+# --- one schema -------------------------------------------------------------------------------------------------------
+
+
+def _drawn(schemas: list[Named], limit: int | None) -> list[Named]:
+    if limit is None:
+        return schemas
+    rng, subsets = random.Random(0), dict[str, list[Named]]()
+    for named in schemas:
+        subsets.setdefault(named.subset, []).append(named)
+    return [named for one in subsets.values() for named in rng.sample(one, min(limit, len(one)))]
+
+
+def _outcomes(schemas: Sequence[Named], answers: int, workers: int) -> Iterator[Outcome]:
+    if workers == 1:
+        for named in schemas:
+            yield outcome_of(named, answers)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(outcome_of, schemas, [answers] * len(schemas))
+
+
+def outcome_of(named: Named, answers: int) -> Outcome:
+    """Compile one schema, draw texts and judge them."""
+    outcome = Outcome(named.subset, named.name)
+    try:
+        with _time_limit(SECONDS):
+            _fill(outcome, named, answers)
+    except _OutOfTime:
+        outcome.refusal = f"not done after {SECONDS} s; see its seconds for the part that compiling took"
+    return outcome
+
+
+def _fill(outcome: Outcome, named: Named, answers: int) -> None:
+    compiler = guides()
+    started = _cpu_seconds()
+    try:
+        guide = compiler.guide(json_schema=named.schema)
+    except InputError as error:
+        outcome.refusal = str(error)
+        return
+    finally:
+        outcome.seconds = _cpu_seconds() - started
+    assert guide is not None
+    outcome.checked = len(getattr(guide, "checked", ()))
+    try:
+        validator = judge(named.schema)
+    except Exception as error:  # of any kind: the judge is not ours
+        outcome.unjudged = f"{type(error).__name__}: {error}"[:200]
+        return
+    rng = random.Random(named.name)
+    for _ in range(answers):
+        try:
+            text = random_text(guide, rng)
+        except InputError as error:  # states are made on the way, within limits
+            outcome.refusal = str(error)
+            return
+        _judge(outcome, validator, text)
+
+
+def judge(schema: Any) -> Any:
+    """Return the validator of a schema by its `$schema`. It checks formats, and fetches nothing.
+
+    A schema without `$schema` is read by the newest draft that it fits.
+    """
+    from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator, SchemaError, validators
+    from jsonschema_specifications import REGISTRY
+
+    named = validators.validator_for(schema, default=None)
+    kinds = [Draft202012Validator, Draft7Validator, Draft4Validator] if named is None else [named]
+    for kind in kinds:
+        try:
+            kind.check_schema(schema)
+        except SchemaError:
+            if kind is kinds[-1]:
+                raise
+        else:
+            break
+    return kind(schema, format_checker=kind.FORMAT_CHECKER, registry=REGISTRY)
+
+
+def _judge(outcome: Outcome, validator: Any, text: str) -> None:
+    try:
+        problem = next(validator.iter_errors(json.loads(text)), None)
+    except ValueError as error:
+        outcome.invalid.append(f"not JSON: {error}: {text[:300]}")
+    except Exception as error:
+        outcome.unjudged = f"{type(error).__name__}: {error}"[:200]
+    else:
+        outcome.texts += 1
+        if problem is not None and outcome.checked:
+            outcome.retried += 1
+        elif problem is not None and problem.instance is None and problem.schema.get("nullable") is True:
+            outcome.nullable += 1
+        elif problem is not None:
+            outcome.invalid.append(f"{problem.json_path}: {problem.message[:120]}: {text[:300]}")
+
+
+@cache
+def guides() -> Guides:
+    """Return the constraints of the bundled model, whose vocabulary is small: tables of words are not measured here."""
+    source = locate(None)
+    found = Guides(Tokenizer.from_directory(source.directory), source.config.vocab_size, frozenset([1]))
+    found.warm_up()
+    return found
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of child processes that have ended."""
+    return time.process_time() + sum(os.times()[2:4])
+
+
+@contextmanager
+def _time_limit(seconds: int) -> Iterator[None]:
+    """Raise `_OutOfTime` in this thread, where the system has such a signal."""
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
