@@ -114,6 +114,13 @@ class Backend(Protocol):
         """Return the logits [..., V] of hidden states [..., H], in float32 and after the softcap."""
         ...
 
+    def logits_of(self, hidden_CH: Tensor, tokens_U: Tensor) -> Tensor:
+        """Return the logits [C, U] of these tokens, in float32 and after the softcap.
+
+        They equal those of `logits` up to rounding, and do not depend on the other tokens, to the last bit.
+        """
+        ...
+
     def predict(
         self,
         hidden_TH: Tensor,
@@ -123,11 +130,13 @@ class Backend(Protocol):
         soft: bool = True,
         top: bool = False,
         current_T: Tensor | None = None,
+        likely: bool = False,
     ) -> Prediction:
         """Return the predictions of canvases of these lengths. Candidates are drawn with the keys of `HashDraws`.
 
         Without `soft`, no self-conditioning is computed. With `top`, the prediction has the most probable tokens. With
-        `current_T`, the tokens on the canvases, it has their probabilities.
+        `current_T`, the tokens on the canvases, it has their probabilities. With `likely`, it has more of the most
+        probable tokens, with their logits.
         """
         ...
 

@@ -132,6 +132,7 @@ class Passes(Protocol):
         soft: bool = True,
         top: bool = False,
         current_T: Tensor | None = None,
+        likely: bool = False,
     ) -> Prediction: ...
 
 

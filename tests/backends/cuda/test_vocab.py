@@ -24,6 +24,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
 NAMES = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
 EXTRA = ("top_CK", "top_probability_CK", "current_C")
+LIKELY_NAMES = ("likely_CK", "likely_logit_CK")
 
 
 @pytest.fixture(autouse=True)
@@ -264,26 +265,36 @@ def test_predict_kernels_reject_mixed_dtypes_and_wide_keys():
 # --- the most probable tokens, and the probability of the token on the canvas -----------------------------------------
 
 
-# Several tiles with a ragged last one, fewer tiles than tokens to find, and one tile.
-@pytest.mark.parametrize(("tokens", "vocabulary"), [(5, 330), (3, 130), (1, 40)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# Several tiles with a ragged last one, fewer tiles than tokens to find, one tile, and more tiles than likely tokens.
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary", "dtype"),
+    [
+        *((*size, dtype) for size in ((5, 330), (3, 130), (1, 40)) for dtype in (torch.float32, torch.bfloat16)),
+        (1, 1100, torch.float32),
+    ],
+)
 def test_top_tokens_and_their_probabilities_match_plain_operations(tokens, vocabulary, dtype):
     """Logits are multiples of an eighth, so many of them are equal: the lowest tokens come first."""
     hidden_TH, head_VH = eighths(tokens, 24, dtype=dtype), eighths(vocabulary, 24, dtype=dtype)
     temperature_T = torch.linspace(0.4, 2.5, tokens, device=DEVICE)
     current_T = torch.randint(0, vocabulary, (tokens,), device=DEVICE)
     extra = {"top": True, "current_T": current_T, "soft": False}
-    mine, theirs = (predict(hidden_TH, head_VH, temperature_T, **extra) for predict in (fast, plain))
-    assert_same(mine, theirs, names=EXTRA)
+    mine, theirs = (predict(hidden_TH, head_VH, temperature_T, **extra, likely=True) for predict in (fast, plain))
+    assert_same(mine, theirs, names=(*EXTRA, *LIKELY_NAMES))
     assert torch.equal(mine.top_CK[:, 0], mine.argmax_C)
     assert torch.equal(mine.top_probability_CK[:, 0], mine.confidence_C)
+    without = fast(hidden_TH, head_VH, temperature_T, **extra)
+    assert all(torch.equal(getattr(mine, name), getattr(without, name)) for name in EXTRA)
+    assert without.likely_CK is None and without.likely_logit_CK is None
 
 
 def test_the_plain_order_of_equal_tokens_is_ascending():
     hidden_TH, head_VH = torch.ones(2, 8, device=DEVICE), torch.zeros(300, 8, device=DEVICE)
     head_VH[[7, 70, 290]] = 1.0
     for predict in (fast, plain):
-        assert predict(hidden_TH, head_VH, top=True, soft=False).top_CK.tolist() == [[7, 70, 290, 0]] * 2
+        found = predict(hidden_TH, head_VH, top=True, soft=False, likely=True)
+        assert found.top_CK.tolist() == [[7, 70, 290, 0]] * 2
+        assert found.likely_CK.tolist() == [[7, 70, 290, *range(7), *range(8, 14)]] * 2
 
 
 def test_top_tokens_are_found_in_any_tiles():
@@ -300,12 +311,13 @@ def test_top_tokens_are_batch_invariant_and_change_nothing_else():
     hidden_TH, head_VH = torch.randn(5, 16, device=DEVICE), torch.randn(150, 16, device=DEVICE) / 4
     temperature_T, key_T2 = torch.linspace(0.4, 2.5, 5, device=DEVICE), keys(5)
     current_T = torch.randint(0, 150, (5,), device=DEVICE)
-    among = fast(hidden_TH, head_VH, temperature_T, key_T2, top=True, current_T=current_T)
+    more = {"top": True, "likely": True}
+    among = fast(hidden_TH, head_VH, temperature_T, key_T2, current_T=current_T, **more)
     without = fast(hidden_TH, head_VH, temperature_T, key_T2)
     rows = [4, 2]
-    alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows], top=True, current_T=current_T[rows])
-    for name in (*NAMES, *EXTRA):
+    alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows], current_T=current_T[rows], **more)
+    for name in (*NAMES, *EXTRA, *LIKELY_NAMES):
         assert torch.equal(getattr(alone, name), getattr(among, name)[rows]), name
     for name in NAMES:
         assert torch.equal(getattr(without, name), getattr(among, name)), name
-    assert all(getattr(without, name) is None for name in EXTRA)
+    assert all(getattr(without, name) is None for name in (*EXTRA, *LIKELY_NAMES))
