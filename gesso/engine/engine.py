@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -21,6 +22,7 @@ from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
+from gesso.engine.searches import Searches
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -60,6 +62,7 @@ class Engine:
         self.ids = itertools.count()
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
+        self.searches = Searches()
         # Prompts that were read before, for requests without an adapter. They need passes of one piece each.
         self.prefixes: PrefixFiles | None = None
         self.on_read: Callable[[int, int], None] | None = None  # told how many tokens of how many have been read
@@ -74,7 +77,7 @@ class Engine:
         """
         self._finish_cancelled()
         self._admit()
-        if work := self.scheduler.plan():
+        if work := self.scheduler.plan([job for job in self.scheduler.running if job.id not in self.searches.waiting]):
             pass_error = None
             try:
                 self._pass(work)
@@ -82,6 +85,10 @@ class Engine:
                 pass_error = error
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
+        else:
+            self.searches.run()
+        for outcome, take in self.searches.taken():
+            self._try(outcome.running, partial(self._advanced, outcome, take))
         self._free_adapters()
         events, self.outbox = self.outbox, []
         return events
@@ -200,7 +207,7 @@ class Engine:
     def _pass(self, work: list[Work]) -> None:
         """Run one pass and advance every request in it. If a request's own step fails, only that request fails."""
         try:
-            outcomes = self.runner.run(work, self.cache)
+            outcomes = self.runner.run(work, self.cache, lambda: self.searches.run(self.runner.launched()))
             for item in work:
                 self._note(item)
         except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state, so encode them again
@@ -208,13 +215,22 @@ class Engine:
                 if item.writes:
                     self._read_from(item.running, 0)
             raise
+        # The others do not wait for a search: it runs beside their next pass. A CPU cannot do both.
+        waits = self.runner.captures and any(each.denoising and not each.denoising.is_constrained for each in work)
         for outcome in outcomes:
-            try:
-                self._score(outcome) if isinstance(outcome, Encoded) else self._advance(outcome)
-            except Exception as error:
-                if is_fatal(error):
-                    raise
-                self._fail(outcome.running, error)
+            if isinstance(outcome, Encoded):
+                self._try(outcome.running, partial(self._score, outcome))
+            else:
+                self._try(outcome.running, partial(self._advance, outcome, waits))
+
+    def _try(self, running: Job, step: Callable[[], None]) -> None:
+        """Take a request's own step. If it fails, only that request fails."""
+        try:
+            step()
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            self._fail(running, error)
 
     def _isolate(self, work: list[Work], error: Exception) -> None:
         """After a failed pass, run each of its requests alone, and fail those that fail alone."""
@@ -262,13 +278,23 @@ class Engine:
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
             self.on_read(len(row.tokens), prompt)
 
-    def _advance(self, outcome: Outcome) -> None:
-        """Take the step of a canvas, and commit the canvas if it is done."""
-        running, request = outcome.running, outcome.running.request
-        if request.compared:
+    def _advance(self, outcome: Outcome, waits: bool) -> None:
+        """Take the step of a canvas. If it needs a search, search now or, if it `waits`, beside the next pass."""
+        if outcome.running.request.compared:
             self._compare(outcome)
             return
-        running.canvas = canvas = outcome.advance()
+        found = outcome.advance()
+        if isinstance(found, Canvas):
+            self._advanced(outcome, lambda: found)
+        elif waits:
+            self.searches.add(outcome, found)
+        else:
+            self._advanced(outcome, found())
+
+    def _advanced(self, outcome: Outcome, take: Callable[[], Canvas]) -> None:
+        """Replace a canvas by the one after its step, and commit it if it is done."""
+        running, request = outcome.running, outcome.running.request
+        running.canvas = canvas = take()
         running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
         likely = self._likely(outcome, canvas, request.draft_logprobs)
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
@@ -382,4 +408,5 @@ class Engine:
         self.scheduler.remove(running)
         del self.running[running.id]
         self.cancelled.discard(running.id)
+        self.searches.drop(running.id)
         self.outbox.append(last)
