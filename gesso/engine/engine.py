@@ -10,7 +10,6 @@ import torch
 from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
-from gesso.diffusion.verified import halves
 from gesso.engine.adapters import AdapterTable
 from gesso.engine.canvases import first_canvas, next_canvas
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
@@ -77,7 +76,7 @@ class Engine:
         """
         self._finish_cancelled()
         self._admit()
-        if work := self.scheduler.plan([job for job in self.scheduler.running if job.id not in self.searches.waiting]):
+        if work := self.scheduler.plan([job for job in self.scheduler.running if not self.searches.holds(job.id)]):
             pass_error = None
             try:
                 self._pass(work)
@@ -207,7 +206,7 @@ class Engine:
     def _pass(self, work: list[Work]) -> None:
         """Run one pass and advance every request in it. If a request's own step fails, only that request fails."""
         try:
-            outcomes = self.runner.run(work, self.cache, lambda: self.searches.run(self.runner.launched()))
+            outcomes = self.runner.run(work, self.cache, lambda: self.searches.run(self.runner.is_over()))
             for item in work:
                 self._note(item)
         except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state, so encode them again
@@ -296,7 +295,7 @@ class Engine:
         running, request = outcome.running, outcome.running.request
         running.canvas = canvas = take()
         running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
-        likely = self._likely(outcome, canvas, request.draft_logprobs)
+        likely = self.runner.likely(outcome, canvas, request.draft_logprobs)
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
         if canvas.reason is None:
             if request.diffusion.slide and not would_be_empty(canvas, request):
@@ -309,14 +308,14 @@ class Engine:
             running.canvas = first_canvas(request, running.process, self.model.config, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
-            self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
+            self._commit(running, canvas.result_C.tolist(), self.runner.likely(outcome, canvas, request.top_logprobs))
 
     def _slide(self, running: Running, outcome: Outcome) -> None:
         """Commit the settled prefix of a canvas if it is long enough."""
         canvas, request = running.canvas, running.request
         if (final := canvas.final) >= request.diffusion.slide:
             check_finite(canvas)
-            likely = self._likely(outcome, canvas, request.top_logprobs)
+            likely = self.runner.likely(outcome, canvas, request.top_logprobs)
             self._commit(running, canvas.result_C[:final].tolist(), likely[:final])
 
     def _take_back(self, running: Running) -> None:
@@ -347,17 +346,6 @@ class Engine:
         running = outcome.running
         usage = replace(running.usage, denoising_steps=1)
         self._remove(running, Scored(running.id, self.runner.compare(running, outcome.hidden_CH), usage))
-
-    def _likely(self, outcome: Outcome, canvas: Canvas, count: int | None) -> list[Likely]:
-        """Return the log-probabilities that the last step gave to the canvas' tokens, if they were requested."""
-        if count is None:
-            return []
-        running = outcome.running
-        temperature = running.process.temperature(replace(canvas, step=canvas.step - 1))
-        hidden_CH = outcome.hidden_CH
-        if running.request.diffusion.verified:
-            hidden_CH = halves(hidden_CH)[1][: len(canvas.tokens_C)]
-        return self.runner.likely(hidden_CH, temperature, canvas.result_C, count)
 
     # --- end of a canvas, and of the text -----------------------------------------------------------------------
 

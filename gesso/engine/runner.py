@@ -103,7 +103,7 @@ class Runner:
     ) -> list[Outcome | Encoded]:
         """Encode the text and denoise the canvases; return one outcome per canvas and per scored text.
 
-        Call `launched` when the device has its work. A pass that runs in parts calls it more than once.
+        Call `launched` when the device has its work, before reading the results.
         """
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes
         requests = [running for item in work if (running := item.denoising) is not None]
@@ -113,7 +113,8 @@ class Runner:
                 outcomes = [self._outcome(*pair) for pair in zip(requests, found.steps(), strict=True)]
                 return _joined([*outcomes, *_encoded(work, found.scored)])
             if self.backend.divides(work):
-                return _joined([outcome for part in _parts(work) for outcome in self.run(part, cache, launched)])
+                texts, canvases = _parts(work)
+                return _joined([*self.run(texts, cache), *self.run(canvases, cache, launched)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
         parts, predicting, scored = iter(hidden), [], []
         for item in work:
@@ -125,8 +126,8 @@ class Runner:
         launched()
         return _joined([*outcomes, *_encoded(work, scored)])
 
-    def launched(self) -> Callable[[], bool]:
-        """Return a function that tells whether the device has finished all that it was given so far."""
+    def is_over(self) -> Callable[[], bool]:
+        """Return a function that tells whether the device has finished all work that was launched before."""
         if self.model.device.type != "cuda":
             return lambda: True
         event = torch.cuda.Event()
@@ -210,10 +211,17 @@ class Runner:
         """Score the positions of a text that this pass has read."""
         encoded.running.read(encoded.hidden_SH, self.backend.logits)
 
-    def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
-        """Return the log-probability of each token and of the `count` most probable ones at its position."""
-        found = []
-        for hidden_RH, token_R in zip(hidden_CH.split(ROWS), tokens_C.split(ROWS), strict=True):
+    def likely(self, outcome: Outcome, after: Canvas, count: int | None) -> list[Likely]:
+        """Return the log-probabilities that the last step gave to the canvas' tokens, and to the `count` most probable
+        ones at their positions; None: nothing.
+        """
+        if count is None:
+            return []
+        running, hidden_CH, found = outcome.running, outcome.hidden_CH, []
+        temperature = running.process.temperature(replace(after, step=after.step - 1))
+        if running.request.diffusion.verified:
+            hidden_CH = halves(hidden_CH)[1][: len(after.tokens_C)]
+        for hidden_RH, token_R in zip(hidden_CH.split(ROWS), after.result_C.split(ROWS), strict=True):
             log_probability_RV = (self.backend.logits(hidden_RH) / temperature).log_softmax(-1)
             found += likely_tokens(log_probability_RV, token_R, count)
         return found

@@ -25,8 +25,13 @@ class Searches:
     def add(self, outcome: Outcome, search: Search) -> None:
         self.waiting[outcome.running.id] = outcome, search
 
+    def holds(self, request_id: int) -> bool:
+        """Return whether a request cannot be part of a pass yet."""
+        return request_id in self.waiting or any(outcome.running.id == request_id for outcome, _ in self.done)
+
     def drop(self, request_id: int) -> None:
         self.waiting.pop(request_id, None)
+        self.done = [each for each in self.done if each[0].running.id != request_id]
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Search for one request after the other, until the pass is over."""
