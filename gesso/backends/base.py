@@ -8,7 +8,7 @@ model with kernels for packed weights. To support other hardware, implement `Bac
 S tokens of a piece, C canvas, T tokens of all canvases, H hidden, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -53,8 +53,8 @@ class Denoising(Protocol):
         ...
 
     @property
-    def is_observed(self) -> bool:
-        """Whether the host has to see the prediction before the canvas advances, as a constraint does."""
+    def is_constrained(self) -> bool:
+        """Whether the host checks the step, and may have to take it again from a corrected prediction."""
         ...
 
     @property
@@ -84,17 +84,21 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome of a captured pass for one canvas: its prediction, or the canvas after the step."""
+    """The outcome of a captured pass for one canvas: its prediction, the canvas after the step, or both.
 
-    found: Prediction | Canvas
-    hidden_CH: Tensor  # valid until the next pass
+    A constrained request gets its prediction in any case, with the most likely tokens.
+    """
+
+    prediction: Prediction | None
+    after: Canvas | None
+    hidden_CH: Tensor  # valid until the next pass; of a constrained request also after that
 
 
 @dataclass(frozen=True)
 class Replayed:
     """The outcome of a captured pass."""
 
-    steps: list[Step]  # of the canvases
+    steps: Callable[[], list[Step]]  # of the canvases; waits for the pass, and must be called before the next one
     scored: list[Tensor]  # hidden states [S, H] of each piece of kind "scored"
 
 
@@ -114,6 +118,13 @@ class Backend(Protocol):
         """Return the logits [..., V] of hidden states [..., H], in float32 and after the softcap."""
         ...
 
+    def logits_of(self, hidden_CH: Tensor, tokens_U: Tensor) -> Tensor:
+        """Return the logits [C, U] of these tokens, in float32 and after the softcap.
+
+        They equal those of `logits` up to rounding, and do not depend on the other tokens, to the last bit.
+        """
+        ...
+
     def predict(
         self,
         hidden_TH: Tensor,
@@ -123,11 +134,13 @@ class Backend(Protocol):
         soft: bool = True,
         top: bool = False,
         current_T: Tensor | None = None,
+        likely: bool = False,
     ) -> Prediction:
         """Return the predictions of canvases of these lengths. Candidates are drawn with the keys of `HashDraws`.
 
         Without `soft`, no self-conditioning is computed. With `top`, the prediction has the most probable tokens. With
-        `current_T`, the tokens on the canvases, it has their probabilities.
+        `current_T`, the tokens on the canvases, it has their probabilities. With `likely`, it has more of the most
+        probable tokens, with their logits.
         """
         ...
 

@@ -9,6 +9,7 @@ T tokens of all canvases, R rows of a chunk, V vocabulary, H hidden. Only [R, V]
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from gesso.adapters.lora import adapter_sites, kept_active, switch
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.diffusion.hash import draw
-from gesso.diffusion.prediction import Prediction, argmax, top_tokens
+from gesso.diffusion.prediction import LIKELY, Prediction, argmax, top_tokens
 from gesso.model.attention import AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
@@ -57,6 +58,9 @@ class TorchBackend:
         with fast_products():
             return self.model.logits(hidden)
 
+    def logits_of(self, hidden_CH: Tensor, tokens_U: Tensor) -> Tensor:
+        return self.logits(hidden_CH)[:, tokens_U]
+
     @torch.no_grad()
     def predict(
         self,
@@ -67,15 +71,20 @@ class TorchBackend:
         soft: bool = True,
         top: bool = False,
         current_T: Tensor | None = None,
+        likely: bool = False,
     ) -> Prediction:
         rows = max(1, CHUNK_BYTES // (4 * self.model.config.vocab_size))
         given = [hidden_TH, temperature_T, key_T2, *([] if current_T is None else [current_T])]
         predictions = []
         for segment in zip(*(tensor.split(list(lengths)) for tensor in given), strict=True):
             for hidden_RH, temperature_R, key_R2, *current in zip(*(part.split(rows) for part in segment), strict=True):
-                logits_RV = self.logits(hidden_RH).div_(temperature_R[:, None])
+                logits_RV = self.logits(hidden_RH)
+                found_RK = top_tokens(logits_RV, LIKELY) if likely else None
+                found_logit_RK = None if found_RK is None else logits_RV.take_along_dim(found_RK, -1)
+                logits_RV.div_(temperature_R[:, None])
                 candidate_R = draw(logits_RV, key_R2)
-                predictions.append(summarize(self.model, logits_RV, candidate_R, soft, top, *current))
+                prediction = summarize(self.model, logits_RV, candidate_R, soft, top, *current)
+                predictions.append(replace(prediction, likely_CK=found_RK, likely_logit_CK=found_logit_RK))
                 del logits_RV  # before the next ones
         return Prediction.cat(predictions)
 

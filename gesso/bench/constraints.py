@@ -14,17 +14,19 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 import gesso
 from gesso.constraints.automaton import START, Automaton
 from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
 from gesso.constraints.schema.compile import schema_term
-from gesso.constraints.search import likeliest
+from gesso.constraints.search import Scores, likeliest
 from gesso.constraints.words import Words
 from gesso.engine.engine import Engine
-from gesso.engine.guided import scores_of
+from gesso.engine.guided import Candidates, scores_of
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -63,7 +65,7 @@ def _measure_search(fields: int, steps: int) -> dict[str, Any]:
     searches, gathers, reach = [], [], Reach(guide, {}, CANVAS + guide.shortest)
     for step in range(steps + 1):
         logits_CV = torch.randn(CANVAS, VOCABULARY, generator=torch.Generator().manual_seed(step))
-        gathered = partial(scores_of, logits_CV, torch.zeros(CANVAS), guide)
+        gathered = partial(_gathered, logits_CV, guide)
         gathers.append(_milliseconds(gathered))
         searches.append(_milliseconds(partial(likeliest, reach, START, 0, gathered())))
     return {
@@ -72,6 +74,10 @@ def _measure_search(fields: int, steps: int) -> dict[str, Any]:
         "search_ms": round(median(searches[1:]), 2), "search_ms_worst": round(max(searches[1:]), 2),
         "candidates_ms": round(median(gathers[1:]), 2),
     }  # fmt: skip
+
+
+def _gathered(logits_CV: Tensor, guide: Guide) -> Scores:
+    return scores_of(Candidates.of(logits_CV), np.zeros(len(logits_CV), np.float32), guide)
 
 
 def _measure_step(g: "Gesso", steps: int) -> dict[str, Any]:

@@ -42,6 +42,9 @@ def bench(
     adapters: Annotated[
         int, typer.Option(min=0, help="model: also measure with this many random adapters; step: measure with them.")
     ] = 0,
+    constrained: Annotated[
+        bool, typer.Option("--constrained", help="model: measure steps under a JSON schema beside free ones instead.")
+    ] = False,
     sampler: Annotated[str, typer.Option(help="model, step: sampler of the canvases.")] = "entropy-bound",
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
@@ -64,7 +67,14 @@ def bench(
     loading: ModelOptions,
 ) -> None:
     """Measure speed and memory on this machine."""
-    if what == "model":
+    if what == "model" and constrained:
+        from gesso.bench import constrained as under_schema
+
+        found = under_schema.bench(
+            loading.model, batches=batches, prompt=prompt, threads=loading.threads, **loading.keywords()
+        )
+        print_json(found)
+    elif what == "model":
         from gesso.bench import model as generation
 
         found = generation.bench(

@@ -202,6 +202,8 @@ def _with_pins(prediction: Prediction, pin_C: Tensor, needs: frozenset[Need]) ->
         top_CK=top_CK,
         top_probability_CK=top_probability_CK,
         current_C=current_C,
+        likely_CK=None,
+        likely_logit_CK=None,
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 BLOCK = 64
 TOP = 4  # tokens per position in `Prediction.top_CK`
+LIKELY = 16  # tokens per position in `Prediction.likely_CK`
 
 
 def argmax(values_RV: Tensor) -> Tensor:
@@ -29,13 +30,27 @@ def argmax(values_RV: Tensor) -> Tensor:
     return block_R1.squeeze(-1) * BLOCK + found_RW.argmax(-1)
 
 
-def top_tokens(values_RV: Tensor) -> Tensor:
+def top_tokens(values_RV: Tensor, count: int = TOP) -> Tensor:
     """Return the tokens [R, K] of the largest values, in descending order; among equals, the lowest tokens.
 
     `torch.topk` would return equals in any order, and which of them it returns may depend on the number of rows.
+
+    The first K tokens are in the K blocks with the largest maxima: every other block has K tokens before its own first.
     """
+    count = min(count, values_RV.shape[-1])
+    if values_RV.shape[-1] % BLOCK or values_RV.shape[-1] <= count * BLOCK:
+        return _largest(values_RV, count)
+    blocks_RBW = values_RV.unflatten(-1, (-1, BLOCK))
+    block_RK = _largest(blocks_RBW.amax(-1), count).sort(-1).values  # in order of tokens
+    chosen_RN = blocks_RBW.take_along_dim(block_RK[..., None], -2).flatten(-2)
+    place_RK = _largest(chosen_RN, count)
+    return block_RK.take_along_dim(place_RK // BLOCK, -1) * BLOCK + place_RK % BLOCK
+
+
+def _largest(values_RV: Tensor, count: int) -> Tensor:
+    """Return the places [R, K] of the largest values, in descending order; among equals, the first."""
     left_RV, found = values_RV.clone(), []
-    for _ in range(min(TOP, values_RV.shape[-1])):
+    for _ in range(count):
         found.append(argmax(left_RV))
         left_RV.scatter_(-1, found[-1][:, None], -torch.inf)
     return torch.stack(found, -1)
@@ -55,6 +70,9 @@ class Prediction:
     top_probability_CK: Tensor | None = None
     current_C: Tensor | None = None  # "current": the probability of the token that was on the canvas
     logits_CV: Tensor | None = None  # "logits"
+    # Only for a constraint, and not kept in the history of a canvas.
+    likely_CK: Tensor | None = None  # the most probable tokens, in descending order: more of them than in `top_CK`
+    likely_logit_CK: Tensor | None = None  # their logits after the softcap, before the temperature
     corrected: bool = False  # whether a constraint replaced the model's tokens
     remaining: int | Tensor | None = None  # steps left, including the one of this prediction; of several canvases [B]
 

@@ -3,13 +3,13 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from gesso.backends import Backend, for_model
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
-from gesso.diffusion.verified import halves
 from gesso.engine.adapters import AdapterTable
 from gesso.engine.canvases import first_canvas, next_canvas
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
@@ -21,6 +21,7 @@ from gesso.engine.runner import Encoded, Outcome, Runner
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Job, Row, Scheduler, Work
 from gesso.engine.scoring import Scoring
+from gesso.engine.searches import Searches
 from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
@@ -60,6 +61,7 @@ class Engine:
         self.ids = itertools.count()
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
+        self.searches = Searches()
         # Prompts that were read before, for requests without an adapter. They need passes of one piece each.
         self.prefixes: PrefixFiles | None = None
         self.on_read: Callable[[int, int], None] | None = None  # told how many tokens of how many have been read
@@ -74,7 +76,7 @@ class Engine:
         """
         self._finish_cancelled()
         self._admit()
-        if work := self.scheduler.plan():
+        if work := self.scheduler.plan([job for job in self.scheduler.running if not self.searches.holds(job.id)]):
             pass_error = None
             try:
                 self._pass(work)
@@ -82,6 +84,10 @@ class Engine:
                 pass_error = error
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
+        else:
+            self.searches.run()
+        for outcome, take in self.searches.taken():
+            self._try(outcome.running, partial(self._advanced, outcome, take))
         self._free_adapters()
         events, self.outbox = self.outbox, []
         return events
@@ -200,7 +206,7 @@ class Engine:
     def _pass(self, work: list[Work]) -> None:
         """Run one pass and advance every request in it. If a request's own step fails, only that request fails."""
         try:
-            outcomes = self.runner.run(work, self.cache)
+            outcomes = self.runner.run(work, self.cache, lambda: self.searches.run(self.runner.is_over()))
             for item in work:
                 self._note(item)
         except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state, so encode them again
@@ -208,13 +214,22 @@ class Engine:
                 if item.writes:
                     self._read_from(item.running, 0)
             raise
+        # The others do not wait for a search: it runs beside their next pass. A CPU cannot do both.
+        waits = self.runner.captures and any(each.denoising and not each.denoising.is_constrained for each in work)
         for outcome in outcomes:
-            try:
-                self._score(outcome) if isinstance(outcome, Encoded) else self._advance(outcome)
-            except Exception as error:
-                if is_fatal(error):
-                    raise
-                self._fail(outcome.running, error)
+            if isinstance(outcome, Encoded):
+                self._try(outcome.running, partial(self._score, outcome))
+            else:
+                self._try(outcome.running, partial(self._advance, outcome, waits))
+
+    def _try(self, running: Job, step: Callable[[], None]) -> None:
+        """Take a request's own step. If it fails, only that request fails."""
+        try:
+            step()
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            self._fail(running, error)
 
     def _isolate(self, work: list[Work], error: Exception) -> None:
         """After a failed pass, run each of its requests alone, and fail those that fail alone."""
@@ -262,15 +277,25 @@ class Engine:
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
             self.on_read(len(row.tokens), prompt)
 
-    def _advance(self, outcome: Outcome) -> None:
-        """Take the step of a canvas, and commit the canvas if it is done."""
-        running, request = outcome.running, outcome.running.request
-        if request.compared:
+    def _advance(self, outcome: Outcome, waits: bool) -> None:
+        """Take the step of a canvas. If it needs a search, search now or, if it `waits`, beside the next pass."""
+        if outcome.running.request.compared:
             self._compare(outcome)
             return
-        running.canvas = canvas = outcome.advance()
+        found = outcome.advance()
+        if isinstance(found, Canvas):
+            self._advanced(outcome, lambda: found)
+        elif waits:
+            self.searches.add(outcome, found)
+        else:
+            self._advanced(outcome, found())
+
+    def _advanced(self, outcome: Outcome, take: Callable[[], Canvas]) -> None:
+        """Replace a canvas by the one after its step, and commit it if it is done."""
+        running, request = outcome.running, outcome.running.request
+        running.canvas = canvas = take()
         running.usage = replace(running.usage, denoising_steps=running.usage.denoising_steps + 1)
-        likely = self._likely(outcome, canvas, request.draft_logprobs)
+        likely = self.runner.likely(outcome, canvas, request.draft_logprobs)
         self.outbox.append(Draft(running.id, request, canvas, tuple(running.tokens), self.decode, tuple(likely)))
         if canvas.reason is None:
             if request.diffusion.slide and not would_be_empty(canvas, request):
@@ -283,14 +308,14 @@ class Engine:
             running.canvas = first_canvas(request, running.process, self.model.config, attempt=1)
             running.usage = replace(running.usage, redrawn=running.usage.redrawn + 1)
         else:
-            self._commit(running, canvas.result_C.tolist(), self._likely(outcome, canvas, request.top_logprobs))
+            self._commit(running, canvas.result_C.tolist(), self.runner.likely(outcome, canvas, request.top_logprobs))
 
     def _slide(self, running: Running, outcome: Outcome) -> None:
         """Commit the settled prefix of a canvas if it is long enough."""
         canvas, request = running.canvas, running.request
         if (final := canvas.final) >= request.diffusion.slide:
             check_finite(canvas)
-            likely = self._likely(outcome, canvas, request.top_logprobs)
+            likely = self.runner.likely(outcome, canvas, request.top_logprobs)
             self._commit(running, canvas.result_C[:final].tolist(), likely[:final])
 
     def _take_back(self, running: Running) -> None:
@@ -321,17 +346,6 @@ class Engine:
         running = outcome.running
         usage = replace(running.usage, denoising_steps=1)
         self._remove(running, Scored(running.id, self.runner.compare(running, outcome.hidden_CH), usage))
-
-    def _likely(self, outcome: Outcome, canvas: Canvas, count: int | None) -> list[Likely]:
-        """Return the log-probabilities that the last step gave to the canvas' tokens, if they were requested."""
-        if count is None:
-            return []
-        running = outcome.running
-        temperature = running.process.temperature(replace(canvas, step=canvas.step - 1))
-        hidden_CH = outcome.hidden_CH
-        if running.request.diffusion.verified:
-            hidden_CH = halves(hidden_CH)[1][: len(canvas.tokens_C)]
-        return self.runner.likely(hidden_CH, temperature, canvas.result_C, count)
 
     # --- end of a canvas, and of the text -----------------------------------------------------------------------
 
@@ -383,4 +397,5 @@ class Engine:
         self.scheduler.remove(running)
         del self.running[running.id]
         self.cancelled.discard(running.id)
+        self.searches.drop(running.id)
         self.outbox.append(last)

@@ -5,22 +5,51 @@ removes one in a later step. Correcting every step would turn such a draft into 
 model was about to write. So the first half of a canvas' steps is not corrected, as long as everything that becomes
 final satisfies the constraint. A text that converges by then and satisfies it is the same as without the constraint.
 
-C canvas, V vocabulary, U tokens of moves.
+A correction has three stages. `guided` reads the prediction from the device. `Correction.search` runs on the host, and
+may run while the device is busy with another pass. `Correction.prediction` makes the corrected prediction.
+
+C canvas, V vocabulary, K most likely tokens, U tokens of moves.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from gesso.constraints.guide import Guide
-from gesso.constraints.search import TOP, Scores, likeliest
+from gesso.constraints.guide import Guide, Ints
+from gesso.constraints.reach import Reach
+from gesso.constraints.search import Floats, Scores, likeliest
 from gesso.diffusion.canvas import FREE, Canvas
-from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.prediction import LIKELY, Prediction, top_tokens
 from gesso.engine.running import Running
+
+Found = tuple[Ints, int]  # tokens, and the index from which on any others would be valid too
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The tokens that a search chooses from, with logits at one temperature for all positions."""
+
+    tokens_CK: Ints  # the most likely tokens, in descending order; among equals, the lowest first
+    logits_CK: Floats
+    asked: Callable[[Ints], Floats]  # the logits [C, U] of any tokens [U]
+
+    @staticmethod
+    def of(logits_CV: Tensor) -> "Candidates":
+        """Return the candidates of positions whose logits are all known."""
+        tokens_CK = top_tokens(logits_CV, LIKELY)
+
+        def asked(tokens_U: Ints) -> Floats:
+            return _numbers(logits_CV[:, torch.from_numpy(tokens_U).to(logits_CV.device)])
+
+        return Candidates(tokens_CK.cpu().numpy(), _numbers(logits_CV.take_along_dim(tokens_CK, -1)), asked)
+
+
+def _numbers(values: Tensor) -> Floats:
+    found: Floats = values.float().cpu().numpy()
+    return found
 
 
 def is_uncorrected(running: Running) -> bool:
@@ -37,17 +66,47 @@ def satisfies_constraint(running: Running, after: Canvas) -> bool:
     return running.request.reach.fits(len(running.tokens), running.state, tokens)
 
 
-def guided(running: Running, prediction: Prediction, logits: Callable[[], Tensor]) -> Prediction:
-    """Return the prediction if its tokens satisfy the constraint, otherwise one with the most probable tokens that do.
+@dataclass(frozen=True)
+class Correction:
+    """A prediction with tokens that violate the constraint, and the search for those that do not."""
 
-    Settled positions are kept, and the search begins after them.
+    violating: Prediction
+    own_tokens: dict[str, Tensor]  # the tokens after the settled ones, by field of the prediction
+    wrong: list[str]  # the fields to correct
+    settled_C: Tensor
+    candidates: Candidates  # after the settled tokens
+    entropy_C: Floats
+    reach: Reach
+    state: int
+    position: int
+
+    def search(self) -> Found:
+        """Return the most probable tokens that satisfy the constraint. This waits for no pass on the device."""
+        scores = scores_of(self.candidates, self.entropy_C, self.reach.guide)
+        return likeliest(self.reach, self.state, self.position, scores)
+
+    def prediction(self, found: Found) -> Prediction:
+        """Return the prediction with the tokens that the search has found."""
+        tokens, free = found
+        found_C = torch.from_numpy(tokens).to(self.settled_C)
+        parts = {name: torch.cat([self.settled_C, found_C[:free], self.own_tokens[name][free:]]) for name in self.wrong}
+        return replace(self.violating, corrected=True, **parts)
+
+
+def guided(
+    running: Running, prediction: Prediction, candidates: Callable[[int], Candidates]
+) -> Prediction | Correction:
+    """Return the prediction if its tokens satisfy the constraint, otherwise the correction to make.
+
+    Settled positions are kept, and the search begins after them: `candidates` returns those from a position on.
     """
     canvas, reach = running.canvas, running.request.reach
-    settled_C, pin_C = canvas.pin_C[: canvas.final], canvas.pin_C[canvas.final :]
+    final = canvas.final
+    settled_C, pin_C = canvas.pin_C[:final], canvas.pin_C[final:]
     state = reach.guide.walk(running.state, settled_C.tolist())
     position = len(running.tokens) + len(settled_C)
     own_tokens = {
-        name: torch.where(pin_C == FREE, getattr(prediction, name)[canvas.final :], pin_C)
+        name: torch.where(pin_C == FREE, getattr(prediction, name)[final:], pin_C)
         for name in ("candidate_C", "argmax_C")
     }
     wrong = [name for name, tokens_C in own_tokens.items() if not reach.fits(position, state, tokens_C.tolist())]
@@ -56,35 +115,29 @@ def guided(running: Running, prediction: Prediction, logits: Callable[[], Tensor
     if not reach.fits(position, state, ()):
         # The settled tokens were part of the last result. A search might find no continuation that is as short.
         return replace(prediction, corrected=True, **dict.fromkeys(wrong, canvas.result_C))
-    entropy_C = prediction.entropy_C[canvas.final :]
-    scores = scores_of(logits()[canvas.final :], entropy_C, reach.guide)
-    tokens, free = likeliest(reach, state, position, scores)
-    found_C = torch.from_numpy(tokens).to(settled_C)
-    found = {name: torch.cat([settled_C, found_C[:free], own_tokens[name][free:]]) for name in wrong}
-    return replace(prediction, corrected=True, **found)
+    entropy_C = _numbers(prediction.entropy_C[final:])
+    found = candidates(final)
+    return Correction(prediction, own_tokens, wrong, settled_C, found, entropy_C, reach, state, position)
 
 
-def scores_of(logits_CV: Tensor, entropy_C: Tensor, guide: Guide) -> Scores:
+def scores_of(candidates: Candidates, entropy_C: Floats, guide: Guide) -> Scores:
     """Return the scores for the search: each token's logit minus the largest logit of its position.
 
     A position counts by its certainty. Early in the process most positions are noise, and would outvote the few that
     are not.
     """
-    weight_C1 = torch.exp(-entropy_C)[:, None]
-    top = logits_CV.topk(min(TOP, logits_CV.shape[-1]), dim=-1)
-    filling = sorted(guide.eos | guide.padding)
+    weight_C1 = np.exp(-entropy_C)[:, None]
+    best_C1 = candidates.logits_CK[:, :1]
 
-    def ask(tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        asked_CU = logits_CV[:, torch.from_numpy(tokens).to(logits_CV.device)]
-        found: NDArray[np.float32] = ((asked_CU - top.values[:, :1]) * weight_C1).cpu().numpy()
-        return found
+    def ask(tokens_U: Ints) -> Floats:
+        return (candidates.asked(tokens_U) - best_C1) * weight_C1
 
-    fill_CU = ask(np.array(filling))
-    best_C = fill_CU.argmax(axis=1)
+    filling = np.array(sorted(guide.eos | guide.padding))
+    filling_CU = ask(filling)
     return Scores(
-        top.indices.cpu().numpy(),
-        ((top.values - top.values[:, :1]) * weight_C1).cpu().numpy(),
-        np.array(filling)[best_C],
-        np.take_along_axis(fill_CU, best_C[:, None], axis=1)[:, 0],
+        candidates.tokens_CK,
+        (candidates.logits_CK - best_C1) * weight_C1,
+        filling[filling_CU.argmax(axis=1)],
+        filling_CU.max(axis=1),
         ask,
     )

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from gesso.backends.base import PREDICTING, Backend, Piece
+from gesso.backends.base import PREDICTING, Backend, Piece, Step
 from gesso.backends.torch import summarize
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
@@ -18,13 +20,17 @@ from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.verified import advance as advance_verified
 from gesso.diffusion.verified import halves
 from gesso.engine.events import Likely
-from gesso.engine.guided import guided, is_uncorrected, satisfies_constraint
+from gesso.engine.guided import Candidates, guided, is_uncorrected, satisfies_constraint
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
 from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
+
+
+# Search on the host, without waiting for a pass that the device is running. Return the function that takes the step.
+Search = Callable[[], Callable[[], Canvas]]
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class Outcome:
     """
 
     running: Running
-    advance: Callable[[], Canvas]  # take the step
-    hidden_CH: Tensor  # valid until the next pass
+    advance: Callable[[], Canvas | Search]  # take the step, or return the search that the constraint needs before it
+    hidden_CH: Tensor  # valid until the next pass; if the request searches, also after that
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class Runner:
     def __init__(self, backend: Backend, source: Source) -> None:
         self.backend, self.model = backend, backend.model
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
+        # Logits for a search overtake the kernels of a pass, on a stream of higher priority.
+        self.aside = torch.cuda.Stream(self.model.device, priority=-2) if self.model.device.type == "cuda" else None
 
     def free_memory(self) -> None:
         """Release memory that is kept only for speed: captured passes and the allocator's free blocks."""
@@ -90,17 +98,23 @@ class Runner:
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def run(self, work: Sequence[Work], cache: KVCache) -> list[Outcome | Encoded]:
-        """Encode the text and denoise the canvases; return one outcome per canvas and per scored text."""
+    def run(
+        self, work: Sequence[Work], cache: KVCache, launched: Callable[[], None] = lambda: None
+    ) -> list[Outcome | Encoded]:
+        """Encode the text and denoise the canvases; return one outcome per canvas and per scored text.
+
+        Call `launched` when the device has its work, before reading the results.
+        """
         work = sorted(work, key=lambda item: [len(text) for text in item.texts])  # fewer distinct shapes of passes
         requests = [running for item in work if (running := item.denoising) is not None]
         if self.captures:
             if (found := self.backend.replay(work, cache)) is not None:
-                pairs = zip(requests, found.steps, strict=True)
-                outcomes = [self._outcome(running, step.found, step.hidden_CH) for running, step in pairs]
+                launched()
+                outcomes = [self._outcome(*pair) for pair in zip(requests, found.steps(), strict=True)]
                 return _joined([*outcomes, *_encoded(work, found.scored)])
             if self.backend.divides(work):
-                return _joined([outcome for part in _parts(work) for outcome in self.run(part, cache)])
+                texts, canvases = _parts(work)
+                return _joined([*self.run(texts, cache), *self.run(canvases, cache, launched)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
         parts, predicting, scored = iter(hidden), [], []
         for item in work:
@@ -108,7 +122,17 @@ class Runner:
             if read := [part[PREDICTING[kind]] for part, kind in own if kind in PREDICTING]:
                 predicting.append(torch.cat(read) if len(read) > 1 else read[0])
             scored += [part for part, kind in own if kind == "scored"]
-        return _joined([*self._predict(requests, predicting), *_encoded(work, scored)])
+        outcomes = self._predict(requests, predicting)
+        launched()
+        return _joined([*outcomes, *_encoded(work, scored)])
+
+    def is_over(self) -> Callable[[], bool]:
+        """Return a function that tells whether the device has finished all work that was launched before."""
+        if self.model.device.type != "cuda":
+            return lambda: True
+        event = torch.cuda.Event()
+        event.record()
+        return event.query
 
     def _pieces(self, item: Work) -> list[Piece]:
         device, row, adapter = self.model.device, item.row, item.adapter
@@ -141,9 +165,10 @@ class Runner:
             needs = frozenset[str]().union(*(running.process.needs for running in chosen))
             current_T = torch.cat([each.canvas.tokens_C for each in chosen]) if "current" in needs else None
             rows = torch.cat(hiddens), torch.cat(temperatures), torch.cat(keys)
-            found = self.backend.predict(*rows, lengths, soft, "top" in needs, current_T)
+            likely = self.captures and any(running.is_constrained for running in chosen)
+            found = self.backend.predict(*rows, lengths, soft, "top" in needs, current_T, likely)
             for running, hidden_CH, prediction in zip(chosen, hiddens, found.split(lengths), strict=True):
-                outcomes[running.id] = self._outcome(running, prediction, hidden_CH)
+                outcomes[running.id] = Outcome(running, self._advance(running, prediction, hidden_CH), hidden_CH)
         return [outcomes[running.id] for running in requests]
 
     def _predicts_from_logits(self, running: Running) -> bool:
@@ -161,7 +186,7 @@ class Runner:
         time.
         """
 
-        def advance() -> Canvas:
+        def advance() -> Canvas | Search:
             process = running.process
             logits_CV = self.backend.logits(hidden_CH) / process.temperature(running.canvas)
             candidate_C = process.candidates(running.canvas, logits_CV)
@@ -186,10 +211,17 @@ class Runner:
         """Score the positions of a text that this pass has read."""
         encoded.running.read(encoded.hidden_SH, self.backend.logits)
 
-    def likely(self, hidden_CH: Tensor, temperature: float, tokens_C: Tensor, count: int) -> list[Likely]:
-        """Return the log-probability of each token and of the `count` most probable ones at its position."""
-        found = []
-        for hidden_RH, token_R in zip(hidden_CH.split(ROWS), tokens_C.split(ROWS), strict=True):
+    def likely(self, outcome: Outcome, after: Canvas, count: int | None) -> list[Likely]:
+        """Return the log-probabilities that the last step gave to the canvas' tokens, and to the `count` most probable
+        ones at their positions; None: nothing.
+        """
+        if count is None:
+            return []
+        running, hidden_CH, found = outcome.running, outcome.hidden_CH, []
+        temperature = running.process.temperature(replace(after, step=after.step - 1))
+        if running.request.diffusion.verified:
+            hidden_CH = halves(hidden_CH)[1][: len(after.tokens_C)]
+        for hidden_RH, token_R in zip(hidden_CH.split(ROWS), after.result_C.split(ROWS), strict=True):
             log_probability_RV = (self.backend.logits(hidden_RH) / temperature).log_softmax(-1)
             found += likely_tokens(log_probability_RV, token_R, count)
         return found
@@ -219,33 +251,69 @@ class Runner:
         check_scores(totals)
         return tuple(totals)
 
-    def _outcome(self, running: Running, found: Prediction | Canvas, hidden_CH: Tensor) -> Outcome:
-        if isinstance(found, Canvas):
-            return Outcome(running, lambda: found, hidden_CH)
-        return Outcome(running, self._advance(running, found, hidden_CH), hidden_CH)
+    def _outcome(self, running: Running, step: Step) -> Outcome:
+        after = step.after
+        if after is not None and step.prediction is None:
+            return Outcome(running, lambda: after, step.hidden_CH)
+        assert step.prediction is not None
+        return Outcome(running, self._advance(running, step.prediction, step.hidden_CH, after), step.hidden_CH)
 
-    def _advance(self, running: Running, prediction: Prediction, hidden_CH: Tensor) -> Callable[[], Canvas]:
-        """Return the function that takes the step of a canvas, under its constraint if it has one."""
+    def _advance(
+        self, running: Running, prediction: Prediction, hidden_CH: Tensor, after: Canvas | None = None
+    ) -> Callable[[], Canvas | Search]:
+        """Return the function that takes the step of a canvas, under its constraint if it has one.
+
+        `after` is the canvas after the step, if the pass has already taken it.
+        """
         if running.request.diffusion.verified:
             return partial(self._verify, running, prediction, hidden_CH)
-        logits_CV, soft_CH = prediction.logits_CV, prediction.soft_CH
-        own = replace(
-            prediction,
-            soft_CH=None if soft_CH is None else self.model.conditioning(running.canvas.pin_C, soft_CH),
-            logits_CV=logits_CV if running.needs_all_logits else None,
-        )
         advance = partial(running.process.advance, running.canvas)
+
+        def conditioned() -> Prediction:
+            soft_CH, logits_CV = prediction.soft_CH, prediction.logits_CV
+            return replace(
+                prediction,
+                soft_CH=None if soft_CH is None else self.model.conditioning(running.canvas.pin_C, soft_CH),
+                logits_CV=logits_CV if running.needs_all_logits else None,
+            )
+
+        def step() -> Canvas:
+            return advance(conditioned()) if after is None else after
+
         if running.request.guide is None:
-            return partial(advance, own)
+            return step
 
-        def logits() -> Tensor:
-            return self.backend.logits(hidden_CH) if logits_CV is None else logits_CV
+        def constrained() -> Canvas | Search:
+            own = conditioned()
+            found = guided(running, own, partial(self._candidates, prediction, hidden_CH))
+            if isinstance(found, Prediction):
+                return step() if found is own else advance(found)
 
-        def constrained() -> Canvas:
-            return advance(guided(running, own, logits))
+            def search() -> Callable[[], Canvas]:
+                tokens = found.search()
+                return lambda: advance(found.prediction(tokens))
 
-        def free() -> Canvas:
-            after = advance(own)
+            return search
+
+        def free() -> Canvas | Search:
+            after = step()
             return after if satisfies_constraint(running, after) else constrained()
 
         return free if is_uncorrected(running) else constrained
+
+    def _candidates(self, prediction: Prediction, hidden_CH: Tensor, start: int) -> Candidates:
+        """Return the tokens that a constraint may choose from at the positions from `start` on."""
+        tokens_CK, logits_CK, hidden_CH = prediction.likely_CK, prediction.likely_logit_CK, hidden_CH[start:]
+        if tokens_CK is None or logits_CK is None:
+            logits_CV = prediction.logits_CV
+            return Candidates.of(self.backend.logits(hidden_CH) if logits_CV is None else logits_CV[start:])
+        # The hidden states are ready when their likely tokens have been read.
+        found = tokens_CK[start:].cpu().numpy(), logits_CK[start:].cpu().numpy()
+        return Candidates(*found, partial(self._asked, hidden_CH))
+
+    def _asked(self, hidden_CH: Tensor, tokens_U: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the logits [C, U] of these tokens, while the device may be running another pass."""
+        with torch.cuda.stream(self.aside):  # None on a CPU, which has no streams
+            found: NDArray[np.float32]
+            found = self.backend.logits_of(hidden_CH, torch.from_numpy(tokens_U).to(hidden_CH.device)).cpu().numpy()
+        return found

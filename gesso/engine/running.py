@@ -39,8 +39,8 @@ class Running:
         return self.needs_all_logits or (bool(history) and history[-1].corrected)
 
     @property
-    def is_observed(self) -> bool:
-        """Whether a constraint has to see each prediction."""
+    def is_constrained(self) -> bool:
+        """Whether a constraint checks each step, and may need the most likely tokens of the prediction."""
         return self.request.guide is not None
 
     @property

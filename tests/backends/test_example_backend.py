@@ -52,8 +52,11 @@ class LoggingBackend:
     def logits(self, hidden):
         return self.inner.logits(hidden)
 
-    def predict(self, hidden_TH, temperature_T, key_T2, lengths, soft=True, top=False, current_T=None):
-        return self.inner.predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T)
+    def logits_of(self, hidden_CH, tokens_U):
+        return self.inner.logits_of(hidden_CH, tokens_U)
+
+    def predict(self, hidden_TH, temperature_T, key_T2, lengths, soft=True, top=False, current_T=None, likely=False):
+        return self.inner.predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T, likely)
 
     def replay(self, work, cache):
         return None

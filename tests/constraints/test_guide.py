@@ -161,7 +161,7 @@ def test_confident_position_outweighs_uncertain_positions(guide_of, tiny):
     logits_CV[0, guide.words.token_of[b"n"]] = -6
     entropy_C = torch.distributions.Categorical(logits=logits_CV).entropy()
     for weighed, first in ((entropy_C, b"y"), (torch.zeros(16), b"n")):
-        scores = guided.scores_of(logits_CV, weighed, guide)
+        scores = guided.scores_of(guided.Candidates.of(logits_CV), weighed.numpy(), guide)
         best, _ = likeliest(Reach(guide, {}, 16), START, 0, scores)
         assert guide.words.bytes_of[int(best[0])] == first
 

@@ -13,7 +13,7 @@ from gesso.diffusion.canvas import FREE, Process
 from gesso.diffusion.corrector import InformedCorrector, log_odds
 from gesso.diffusion.moment import Moment
 from gesso.diffusion.noise import HashSource
-from gesso.diffusion.prediction import TOP, Prediction, top_tokens
+from gesso.diffusion.prediction import BLOCK, LIKELY, TOP, Prediction, top_tokens
 from gesso.diffusion.remembering import Credit, StableTokens, divergence
 from gesso.diffusion.schedule import temperature
 from gesso.diffusion.stopping import GapSchedule, TopTwoGap
@@ -205,6 +205,15 @@ def test_top_tokens_and_current_probability_follow_from_the_logits(tiny):
 
 def test_equal_tokens_are_in_ascending_order():
     assert top_tokens(torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0]])).tolist() == [[1, 3, 2, 4]]
+
+
+@pytest.mark.parametrize("levels", [2, 50, 100_000], ids=lambda levels: f"{levels} values")
+def test_top_tokens_are_the_first_of_a_stable_sort(levels):
+    """Few values: most tokens are equal. Without blocks, with as many as tokens to find, and with more."""
+    for vocabulary in (LIKELY * BLOCK + 1, LIKELY * BLOCK, 40 * BLOCK):
+        values_RV = torch.randint(0, levels, (5, vocabulary)).float()
+        expected_RK = values_RV.sort(dim=-1, descending=True, stable=True).indices[:, :LIKELY]
+        assert torch.equal(top_tokens(values_RV, LIKELY), expected_RK)
 
 
 def test_pins_are_certain_in_the_statistics():

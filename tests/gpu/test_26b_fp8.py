@@ -9,7 +9,11 @@ import re
 import pytest
 
 import gesso
-from tests.gpu.device import BIG, DEVICE, DTYPE
+from gesso.backends.cuda import CudaBackend
+from gesso.engine.engine import Engine
+from tests.backends.passes import CapturesPlainly
+from tests.engine_requests import finish
+from tests.gpu.device import BIG, DEVICE, DRY_RUN, DTYPE
 
 pytestmark = pytest.mark.gpu
 
@@ -41,6 +45,23 @@ def test_regex(big):
 def test_json_schema(big):
     found = json.loads(big.generate("x", json_schema=SCHEMA, **BRIEF).text)
     assert set(found) == {"name", "size"} and isinstance(found["size"], int) and len(found["name"]) <= 12
+
+
+def test_a_constraint_gives_the_same_text_captured_and_not(big):
+    """Three constrained requests beside a free one. Passes of a shape are captured when it is seen again."""
+    texts = []
+    for captured in (True, False):
+        backend = CapturesPlainly(big.model) if DRY_RUN else CudaBackend(big.model)
+        backend.graphs.can_capture = captured
+        engine = Engine(big.model, big.decode, max_batch=4, backend=backend)
+        for _ in range(2):
+            free = big.request("x", **BRIEF | {"seed": 9})
+            made = [big.request("x", json_schema=SCHEMA, **BRIEF | {"seed": seed}) for seed in range(3)]
+            events = finish(engine, *(engine.submit(each) for each in [*made, free]))
+            texts.append([of_one[-1].result.tokens for of_one in events])
+        assert bool(backend.graphs.made) is captured
+    assert all(each == texts[0] for each in texts)
+    assert all(set(json.loads(big.decode(tokens))) == {"name", "size"} for tokens in texts[0][:3])
 
 
 def test_pinned_infill(big):

@@ -5,11 +5,12 @@ import torch
 
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.cuda.kernels import vocab
+from gesso.backends.cuda.kernels.asked import logits_of
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.parameters import assign
 from gesso.checkpoint.quantize.formats import FORMATS, format_of, is_expert
 from gesso.diffusion.hash import position_keys
-from gesso.diffusion.prediction import TOP
+from gesso.diffusion.prediction import LIKELY, TOP
 from gesso.engine.engine import Engine
 from gesso.engine.request import Score
 from tests.backends.passes import CapturesPlainly
@@ -100,12 +101,15 @@ def test_top_tokens_are_those_of_a_sort_of_all_logits(monkeypatch, packed):
 
     monkeypatch.setattr(vocab, "likely_tokens", watched)
     weights = table_VH, table_VH, 1.0, 30.0
-    found = vocab.predict(hidden_TH, *weights, temperature_T, key_T2, True, True, current_T)
+    found = vocab.predict(hidden_TH, *weights, temperature_T, key_T2, True, True, current_T, likely=True)
     assert torch.equal(found.top_CK[:, 0], found.argmax_C)
     for row, stored_V in enumerate(stored[0][:, :vocabulary]):
         logits_V = 30 * (stored_V.double() / 30).tanh()
-        expected_K = stored_V.float().sort(descending=True, stable=True).indices[:TOP]
-        assert torch.equal(found.top_CK[row], expected_K)
+        expected_K = stored_V.float().sort(descending=True, stable=True).indices[:LIKELY]
+        assert torch.equal(found.top_CK[row], expected_K[:TOP])
+        assert torch.equal(found.likely_CK[row], expected_K)
+        torch.testing.assert_close(found.likely_logit_CK[row].double(), logits_V[expected_K], rtol=1e-5, atol=1e-5)
+        expected_K = expected_K[:TOP]
         probability_V = (logits_V / temperature_T[row]).softmax(-1).float()
         close = {"rtol": 2e-3, "atol": 1e-9}
         torch.testing.assert_close(found.top_probability_CK[row], probability_V[expected_K], **close)
@@ -115,3 +119,25 @@ def test_top_tokens_are_those_of_a_sort_of_all_logits(monkeypatch, packed):
     alone = vocab.predict(hidden_TH[rows], *weights, *few, True, True, current_T[rows])
     for name in ("top_CK", "top_probability_CK", "current_C", "soft_CH"):
         assert torch.equal(getattr(alone, name), getattr(found, name)[rows])
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bf16", "fp8"])
+def test_asked_logits_are_those_of_the_prediction(record_property, packed):
+    """They are computed again, from other tiles: a logit may round to the neighbouring bfloat16."""
+    positions, vocabulary, hidden = (9, 700, 32) if DRY_RUN else (256, 262_144, 2816)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    normal = {"generator": generator, "device": DEVICE, "dtype": torch.float32 if DRY_RUN else torch.bfloat16}
+    hidden_CH, head_VH = torch.randn(positions, hidden, **normal), torch.randn(vocabulary, hidden, **normal) / 16
+    head_VH = FORMATS["fp8"].quantize("head", head_VH) if packed else head_VH
+    ones_C, key_C2 = torch.ones(positions, device=DEVICE), position_keys(1, 0, 0, 2, positions, DEVICE)
+    found = vocab.predict(hidden_CH, head_VH, head_VH, 1.0, 30.0, ones_C, key_C2, soft=False, likely=True)
+    tokens_U = found.likely_CK.unique()
+    asked_CU = logits_of(hidden_CH, head_VH, 30.0, tokens_U)
+    place_CK = torch.searchsorted(tokens_U, found.likely_CK)
+    asked_CK = asked_CU.take_along_dim(place_CK, -1)
+    record_property("equal", float((asked_CK == found.likely_logit_CK).float().mean()))
+    torch.testing.assert_close(asked_CK, found.likely_logit_CK, rtol=2.0**-7, atol=1e-5)
+    for part in (tokens_U[:1], tokens_U[5:90], tokens_U.flip(0)):
+        place_U = torch.searchsorted(tokens_U, part)
+        assert torch.equal(logits_of(hidden_CH, head_VH, 30.0, part), asked_CU[:, place_U])
+        assert torch.equal(logits_of(hidden_CH[7:], head_VH, 30.0, part), asked_CU[7:, place_U])

@@ -13,6 +13,7 @@ from gesso.backends.base import Piece, Replayed, Work
 from gesso.backends.cuda.adapters import AdapterBank
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.graphs import Graphs, shape_of
+from gesso.backends.cuda.kernels.asked import logits_of
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.linear import product
@@ -71,6 +72,12 @@ class CudaPasses(TorchBackend):
         return logits_TV.unflatten(0, hidden.shape[:-1])
 
     @torch.no_grad()
+    def logits_of(self, hidden_CH: Tensor, tokens_U: Tensor) -> Tensor:
+        if hidden_CH.dtype == torch.float32:  # see `predict`
+            return super().logits_of(hidden_CH, tokens_U)
+        return logits_of(hidden_CH, self.model.head, self.model.config.final_logit_softcapping, tokens_U)
+
+    @torch.no_grad()
     def predict(
         self,
         hidden_TH: Tensor,
@@ -80,12 +87,13 @@ class CudaPasses(TorchBackend):
         soft: bool = True,
         top: bool = False,
         current_T: Tensor | None = None,
+        likely: bool = False,
     ) -> Prediction:
         if hidden_TH.dtype == torch.float32:  # its tiles do not fit into shared memory
-            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T)
+            return super().predict(hidden_TH, temperature_T, key_T2, lengths, soft, top, current_T, likely)
         model, rows = self.model, (temperature_T, key_T2)
         table, softcap = model.decoder.embed_tokens.weight, model.config.final_logit_softcapping
-        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, *rows, soft, top, current_T)
+        return predict(hidden_TH, model.head, table, model.embed_scale, softcap, *rows, soft, top, current_T, likely)
 
     # --- operations that a graph captures ---------------------------------------------------------------------------
 

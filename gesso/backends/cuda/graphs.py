@@ -16,7 +16,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -27,7 +27,6 @@ from gesso.backends.base import PREDICTING, Denoising, Kind, Piece, Replayed, St
 from gesso.backends.cuda.canvases import Canvases
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import Plan, note, segments_of
-from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.hash import send
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
@@ -55,6 +54,7 @@ class Shape:
     # of the predictions: canvases, with the text to verify if there is one; and the last tokens of texts of kind "next"
     lengths: tuple[int, ...]
     needs: frozenset[Need]  # of all canvases together
+    likely: bool  # whether a constraint may need the most likely tokens
     settings: Diffusion | None  # settings of all canvases; None: they advance outside of the graph
     eos: frozenset[int]
 
@@ -76,10 +76,11 @@ def shape_of(work: Sequence[Work], pads: bool = False) -> Shape | None:
         return None
     lengths = tuple(len(each.canvas.tokens_C) for each in canvases)
     needs = frozenset[Need]().union(*(each.process.needs for each in canvases))
+    likely = any(each.is_constrained for each in canvases)
     settings = {(each.process.settings, each.process.eos) for each in canvases}
     if len(settings) == 1 and len(set(lengths)) == 1 and all(map(_advances_on_device, canvases)):
-        return Shape(room, tuple(pieces), lengths, needs, *settings.pop())
-    return Shape(room, tuple(pieces), lengths, needs, None, frozenset())
+        return Shape(room, tuple(pieces), lengths, needs, likely, *settings.pop())
+    return Shape(room, tuple(pieces), lengths, needs, likely, None, frozenset())
 
 
 def room_for(tokens: int) -> int:
@@ -96,7 +97,7 @@ def denoising(work: Sequence[Work]) -> list[Denoising]:
 def _advances_on_device(each: Denoising) -> bool:
     settings = each.process.settings
     names = settings.sampler, settings.stopping
-    return all(isinstance(name, str) and name in READ_NOTHING for name in names) and not each.is_observed
+    return all(isinstance(name, str) and name in READ_NOTHING for name in names)
 
 
 class Passes(Protocol):
@@ -132,6 +133,7 @@ class Passes(Protocol):
         soft: bool = True,
         top: bool = False,
         current_T: Tensor | None = None,
+        likely: bool = False,
     ) -> Prediction: ...
 
 
@@ -237,17 +239,22 @@ class Graph:
         self.replay()
         self.has_run = True
         note(segments, cache)
-        scored = self._scored(work)
+        return Replayed(partial(self._steps, requests), self._scored(work))
+
+    def _steps(self, requests: Sequence[Denoising]) -> list[Step]:
         if not requests:
-            return Replayed([], scored)
-        results: list[Prediction | Canvas]
-        if self.canvases:
-            results = [*self.canvases.after(requests)]
-        else:
-            results = [*self.prediction.clone().split(self.shape.lengths)]
-        hidden = self.hidden_TH.split(self.shape.lengths)
-        steps = [Step(each, hidden_CH) for each, hidden_CH in zip(results, hidden, strict=True)]
-        return Replayed(steps, scored)
+            return []
+        lengths = self.shape.lengths
+        hidden = [
+            hidden_CH.clone() if request.is_constrained else hidden_CH
+            for request, hidden_CH in zip(requests, self.hidden_TH.split(lengths), strict=True)
+        ]
+        if self.canvases is None:
+            predictions = self.prediction.clone().split(lengths)
+            return [Step(own, None, hidden_CH) for own, hidden_CH in zip(predictions, hidden, strict=True)]
+        views = zip(requests, self.prediction.split(lengths), strict=True)
+        own = [view.clone() if request.is_constrained else None for request, view in views]
+        return [Step(*each) for each in zip(own, self.canvases.after(requests), hidden, strict=True)]
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
         slots = [self.backend.slot(item.adapter) for item in work]
@@ -321,6 +328,7 @@ class Graph:
             soft=self.conditions,
             top="top" in needs,
             current_T=self.tokens_T if "current" in needs else None,
+            likely=self.shape.likely,
         )
         if self.canvases:
             self.canvases.step(self.prediction, self.backend.model)

@@ -14,6 +14,7 @@ import triton.language as tl
 from gesso.backends.cuda.kernels import soft
 from gesso.backends.cuda.kernels import vocab as vocab_kernel
 from gesso.backends.cuda.kernels.capped import Product
+from gesso.backends.cuda.kernels.top import likely_tokens
 from gesso.backends.torch import TorchBackend
 from gesso.checkpoint.quantize.formats import FORMATS
 from gesso.diffusion import hash
@@ -24,6 +25,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SOFTCAP, SCALE = 30.0, 7.5
 NAMES = ("candidate_C", "argmax_C", "confidence_C", "entropy_C", "soft_CH")
 EXTRA = ("top_CK", "top_probability_CK", "current_C")
+LIKELY_NAMES = ("likely_CK", "likely_logit_CK")
 
 
 @pytest.fixture(autouse=True)
@@ -273,17 +275,22 @@ def test_top_tokens_and_their_probabilities_match_plain_operations(tokens, vocab
     temperature_T = torch.linspace(0.4, 2.5, tokens, device=DEVICE)
     current_T = torch.randint(0, vocabulary, (tokens,), device=DEVICE)
     extra = {"top": True, "current_T": current_T, "soft": False}
-    mine, theirs = (predict(hidden_TH, head_VH, temperature_T, **extra) for predict in (fast, plain))
-    assert_same(mine, theirs, names=EXTRA)
+    mine, theirs = (predict(hidden_TH, head_VH, temperature_T, **extra, likely=True) for predict in (fast, plain))
+    assert_same(mine, theirs, names=(*EXTRA, *LIKELY_NAMES))
     assert torch.equal(mine.top_CK[:, 0], mine.argmax_C)
     assert torch.equal(mine.top_probability_CK[:, 0], mine.confidence_C)
+    without = fast(hidden_TH, head_VH, temperature_T, **extra)
+    assert all(torch.equal(getattr(mine, name), getattr(without, name)) for name in EXTRA)
+    assert without.likely_CK is None and without.likely_logit_CK is None
 
 
 def test_the_plain_order_of_equal_tokens_is_ascending():
     hidden_TH, head_VH = torch.ones(2, 8, device=DEVICE), torch.zeros(300, 8, device=DEVICE)
     head_VH[[7, 70, 290]] = 1.0
     for predict in (fast, plain):
-        assert predict(hidden_TH, head_VH, top=True, soft=False).top_CK.tolist() == [[7, 70, 290, 0]] * 2
+        found = predict(hidden_TH, head_VH, top=True, soft=False, likely=True)
+        assert found.top_CK.tolist() == [[7, 70, 290, 0]] * 2
+        assert found.likely_CK.tolist() == [[7, 70, 290, *range(7), *range(8, 14)]] * 2
 
 
 def test_top_tokens_are_found_in_any_tiles():
@@ -296,16 +303,31 @@ def test_top_tokens_are_found_in_any_tiles():
         assert found.top_CK.tolist() == [tokens]
 
 
+@pytest.mark.parametrize("levels", [2, 30, 100_000], ids=lambda levels: f"{levels} values")
+def test_likely_tokens_of_many_tiles_are_the_first_of_a_stable_sort(levels):
+    """Few values: most tokens, and tiles, are equal. The last tile is ragged."""
+    tiles, width, vocabulary = 37, 64, 37 * 64 - 50
+    stored_TV = torch.randint(0, levels, (3, tiles * width), device=DEVICE).float() * (20 / levels) - 15
+    padded_TV = stored_TV.masked_fill(torch.arange(tiles * width, device=DEVICE) >= vocabulary, -1e30)
+    ones_T, peak_TP = torch.ones(3, device=DEVICE), padded_TV.unflatten(-1, (tiles, width)).amax(-1)
+    found = likely_tokens(stored_TV, ones_T, ones_T, ones_T, SOFTCAP, peak_TP, vocabulary, 16)
+    expected_TK = padded_TV.sort(dim=-1, descending=True, stable=True).indices[:, :16]
+    assert torch.equal(found.token_TK, expected_TK)
+    capped_TK = SOFTCAP * (padded_TV.take_along_dim(expected_TK, -1) / SOFTCAP).tanh()
+    torch.testing.assert_close(found.logit_TK, capped_TK, rtol=1e-5, atol=1e-5)
+
+
 def test_top_tokens_are_batch_invariant_and_change_nothing_else():
     hidden_TH, head_VH = torch.randn(5, 16, device=DEVICE), torch.randn(150, 16, device=DEVICE) / 4
     temperature_T, key_T2 = torch.linspace(0.4, 2.5, 5, device=DEVICE), keys(5)
     current_T = torch.randint(0, 150, (5,), device=DEVICE)
-    among = fast(hidden_TH, head_VH, temperature_T, key_T2, top=True, current_T=current_T)
+    more = {"top": True, "likely": True}
+    among = fast(hidden_TH, head_VH, temperature_T, key_T2, current_T=current_T, **more)
     without = fast(hidden_TH, head_VH, temperature_T, key_T2)
     rows = [4, 2]
-    alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows], top=True, current_T=current_T[rows])
-    for name in (*NAMES, *EXTRA):
+    alone = fast(hidden_TH[rows], head_VH, temperature_T[rows], key_T2[rows], current_T=current_T[rows], **more)
+    for name in (*NAMES, *EXTRA, *LIKELY_NAMES):
         assert torch.equal(getattr(alone, name), getattr(among, name)[rows]), name
     for name in NAMES:
         assert torch.equal(getattr(without, name), getattr(among, name)), name
-    assert all(getattr(without, name) is None for name in EXTRA)
+    assert all(getattr(without, name) is None for name in (*EXTRA, *LIKELY_NAMES))

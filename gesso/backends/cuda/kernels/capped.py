@@ -39,6 +39,12 @@ def distance_to_cap(stored, softcap, PTX: tl.constexpr):
 
 
 @triton.jit
+def logit_at(distance, softcap):
+    """Return the logit at this distance to the cap."""
+    return softcap * (1.0 - 2.0 * distance)
+
+
+@triton.jit
 def first_of_largest(value, index, NONE: tl.constexpr):
     """Return the lowest index of the largest value. NaN does not equal itself; if it is the largest, return the last
     index.

@@ -6,20 +6,31 @@ The logits need not be read again. `_logits` has stored the largest logit of eac
 are in the K tiles with the largest of them: every other tile has K tokens before its own best one. Of equal tiles and
 tokens the lowest come first, in both orders.
 
-At T = 256 and the 26B-A4B vocabulary this reads 256 (8 KB + 4 tiles) = 2.6 MB, which takes 0.6 us on an H200. A pass
-over all logits would read 134 MB, in 32 us. The launch is the larger part.
+At T = 256, K = 16 and the 26B-A4B vocabulary in bfloat16 this reads 256 (4 KB + 16 tiles of 512 bytes) = 3.1 MB, which
+takes 0.7 us on an H200. A pass over all logits would read 134 MB, in 32 us. The launch, and 2K maxima one after the
+other, are the larger part.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.backends.cuda.kernels.capped import LOWEST, distance_to_cap, first_of_largest, span_of
+from gesso.backends.cuda.kernels.capped import LOWEST, distance_to_cap, logit_at, span_of
 from gesso.backends.cuda.kernels.special import exp2, in_ptx
-from gesso.diffusion.prediction import TOP
 
 WARPS = 4
+FOUND = tl.constexpr(-(2**63) + 1)  # below the key of any value
+
+
+class Likely(NamedTuple):
+    """The most probable tokens of each row, in descending order."""
+
+    token_TK: Tensor
+    probability_TK: Tensor  # at the step's temperature
+    logit_TK: Tensor  # after the softcap, before the temperature
 
 
 def likely_tokens(
@@ -30,25 +41,26 @@ def likely_tokens(
     softcap: float,
     peak_TP: Tensor,
     vocabulary: int,
-) -> tuple[Tensor, Tensor]:
-    """Return the most probable tokens [T, K] in descending order, and their probabilities.
+    count: int,
+) -> Likely:
+    """Return the `count` most probable tokens of each row; `count` is a power of two, and not above the vocabulary.
 
     `best_T` is the distance of each row's largest logit to the cap, `confidence_T` the probability of its token.
     """
     tokens, tiles = peak_TP.shape
-    top_TK = stored_TV.new_empty(tokens, TOP, dtype=torch.int64)
-    probability_TK = stored_TV.new_empty(tokens, TOP, dtype=torch.float32)
+    token_TK = stored_TV.new_empty(tokens, count, dtype=torch.int64)
+    probability_TK, logit_TK = (stored_TV.new_empty(tokens, count, dtype=torch.float32) for _ in range(2))
     _top[(tokens,)](
-        *(stored_TV, temperature_T, best_T, confidence_T, softcap, peak_TP, top_TK, probability_TK),
+        *(stored_TV, temperature_T, best_T, confidence_T, softcap, peak_TP, token_TK, probability_TK, logit_TK),
         V=vocabulary,
         P=tiles,
-        K=TOP,
+        K=count,
         BLOCK_P=triton.next_power_of_2(tiles),
         BLOCK_V=stored_TV.shape[1] // tiles,
         PTX=in_ptx(stored_TV),
         num_warps=WARPS,
     )
-    return top_TK, probability_TK
+    return Likely(token_TK, probability_TK, logit_TK)
 
 
 def probability_of(
@@ -68,39 +80,67 @@ def probability_of(
 # --- kernels ---
 
 
+@triton.jit
+def _ordered(bits):
+    """Map the bits of a float32 to an integer in the order of the numbers, or back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _key(height, index):
+    """Return an integer by which higher values, and among equals lower indices, come first.
+
+    Then one maximum finds a value and its index. No height is zero with a positive sign, so equal ones have equal bits.
+    """
+    ordered = _ordered(height.to(tl.int32, bitcast=True))
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def _index(key):
+    return 0x7FFFFFFF - (key & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _height(key):
+    return _ordered((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+
+
 @triton.jit(do_not_specialize_on_alignment=["temperature_T"])
 def _top(
-    stored_TV, temperature_T, best_T, confidence_T, softcap, peak_TP, top_TK, probability_TK,
+    stored_TV, temperature_T, best_T, confidence_T, softcap, peak_TP, token_TK, probability_TK, logit_TK,
     V: tl.constexpr, P: tl.constexpr, K: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_V: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Find the K most probable tokens of one row.
 
-    Grid: (T,). stored is [T, P BLOCK_V], peak [T, P], top and probability are [T, K]. Latency-bound.
+    Grid: (T,). stored is [T, P BLOCK_V], peak [T, P]; token, probability and logit are [T, K]. Latency-bound.
     """
     row = tl.program_id(0)
     tile_P, rank_K = tl.arange(0, BLOCK_P), tl.arange(0, K)
     peak_P = tl.load(peak_TP + row.to(tl.int64) * P + tile_P, mask=tile_P < P, other=LOWEST)
     height_P = tl.where(tile_P < P, -distance_to_cap(peak_P, softcap, PTX), LOWEST)
+    key_P = _key(height_P, tile_P)
     tile_K = tl.zeros((K,), tl.int32)
     for k in tl.static_range(K):
-        # With fewer than K tiles, the first one is found again. That is harmless: a token is removed wherever it is.
-        tile = first_of_largest(height_P, tile_P, P)
-        tile_K = tl.where(rank_K == k, tile, tile_K)
-        height_P = tl.where(tile_P == tile, LOWEST, height_P)
+        # With fewer than K tiles, the last one is found again. That is harmless: a token is removed wherever it is.
+        key = tl.max(key_P, 0)
+        tile_K = tl.where(rank_K == k, tl.minimum(_index(key), P - 1), tile_K)
+        key_P = tl.where(key_P == key, FOUND, key_P)
 
     token_KV = tile_K[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     stored_KV = tl.load(stored_TV + row.to(tl.int64) * (P * BLOCK_V) + token_KV)
     height_KV = tl.where(token_KV < V, -distance_to_cap(stored_KV, softcap, PTX), LOWEST)
-    token_N, height_N = tl.ravel(token_KV), tl.ravel(height_KV)
+    key_N = tl.ravel(_key(height_KV, token_KV))
     span = span_of(softcap, tl.load(temperature_T + row))
     best, confidence = tl.load(best_T + row), tl.load(confidence_T + row)
     for k in tl.static_range(K):
-        height = tl.max(height_N, 0)
-        token = first_of_largest(height_N, token_N, V)
-        tl.store(top_TK + row * K + k, token.to(tl.int64))
+        key = tl.max(key_N, 0)
+        height = _height(key)
+        tl.store(token_TK + row * K + k, tl.minimum(_index(key), V - 1).to(tl.int64))
         tl.store(probability_TK + row * K + k, exp2(span * (best + height), PTX) * confidence)
-        height_N = tl.where(token_N == token, LOWEST, height_N)
+        tl.store(logit_TK + row * K + k, logit_at(-height, softcap))
+        key_N = tl.where(key_N == key, FOUND, key_N)
 
 
 @triton.jit(do_not_specialize_on_alignment=["token_T", "temperature_T"])

@@ -62,7 +62,7 @@ from gesso.backends.cuda.kernels.soft import expected
 from gesso.backends.cuda.kernels.special import exp2, in_ptx, log2, rounded
 from gesso.backends.cuda.kernels.top import likely_tokens, probability_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
-from gesso.diffusion.prediction import Prediction
+from gesso.diffusion.prediction import LIKELY, TOP, Prediction
 from gesso.errors import InputError
 
 # A Hopper SM has 228 KB of shared memory (227 for one program) and 64 Ki registers, at most 255 per thread; wgmma works
@@ -91,10 +91,11 @@ def predict(
     soft: bool = True,
     top: bool = False,
     current_T: Tensor | None = None,
+    likely: bool = False,
 ) -> Prediction:
     """Return the prediction of every row at its own temperature. Nothing is read on the host, so this can be captured.
 
-    See `Backend.predict` for `soft`, `top` and `current_T`.
+    See `Backend.predict` for `soft`, `top`, `current_T` and `likely`.
 
     The rows of all three matrices must start at multiples of 16 bytes, as the copy engine requires.
     """
@@ -144,7 +145,9 @@ def predict(
 
     # Before `expected`, which overwrites the logits.
     logits = stored_TV, temperature_T, best_T, confidence_T, softcap
-    top_TK, top_probability_TK = likely_tokens(*logits, statistics_4TP[0], vocabulary) if top else (None, None)
+    found = None
+    if top or likely:
+        found = likely_tokens(*logits, statistics_4TP[0], vocabulary, LIKELY if likely else TOP)
     current_probability_T = None if current_T is None else probability_of(current_T, *logits)
     return Prediction(
         candidate_C=candidate_T,
@@ -152,9 +155,11 @@ def predict(
         confidence_C=confidence_T,
         entropy_C=entropy_T,
         soft_CH=expected(*logits, embedding_VH, embed_scale) if soft else None,
-        top_CK=top_TK,
-        top_probability_CK=top_probability_TK,
+        top_CK=found.token_TK[:, :TOP].contiguous() if found and top else None,
+        top_probability_CK=found.probability_TK[:, :TOP].contiguous() if found and top else None,
         current_C=current_probability_T,
+        likely_CK=found.token_TK if found and likely else None,
+        likely_logit_CK=found.logit_TK if found and likely else None,
     )
 
 

@@ -1,0 +1,60 @@
+"""Searches of constrained requests that wait for a pass of the other requests to run beside.
+
+A search takes the host milliseconds, in which the device would be idle. If other requests are ready, their next pass is
+launched first, and the searches run while the device works. The constrained requests sit out that pass. At most one
+search runs longer than the pass, and at least one runs beside each, so nobody waits for long.
+
+Steps that need no search are not delayed, and without other requests a search runs at once.
+"""
+
+from collections.abc import Callable
+
+from gesso.diffusion.canvas import Canvas
+from gesso.engine.runner import Outcome, Search
+
+Take = Callable[[], Canvas]
+
+
+class Searches:
+    """The searches that wait, in their order, and the steps that can be taken after one."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, tuple[Outcome, Search]] = {}  # by request
+        self.done: list[tuple[Outcome, Take]] = []
+
+    def add(self, outcome: Outcome, search: Search) -> None:
+        self.waiting[outcome.running.id] = outcome, search
+
+    def holds(self, request_id: int) -> bool:
+        """Return whether a request cannot be part of a pass yet."""
+        return request_id in self.waiting or any(outcome.running.id == request_id for outcome, _ in self.done)
+
+    def drop(self, request_id: int) -> None:
+        self.waiting.pop(request_id, None)
+        self.done = [each for each in self.done if each[0].running.id != request_id]
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Search for one request after the other, until the pass is over."""
+        while self.waiting:
+            outcome, search = self.waiting.pop(next(iter(self.waiting)))
+            self.done.append((outcome, _result_of(search)))
+            if is_over():
+                return
+
+    def taken(self) -> list[tuple[Outcome, Take]]:
+        """Return the steps that can be taken, once."""
+        done, self.done = self.done, []
+        return done
+
+
+def _result_of(search: Search) -> Take:
+    """Search now, and fail later: with the request, not with the pass."""
+    try:
+        return search()
+    except Exception as error:
+        failure = error
+
+    def fail() -> Canvas:
+        raise failure
+
+    return fail

@@ -1,0 +1,152 @@
+"""Constrained requests in captured passes: the same text as in uncaptured ones, and free requests do not wait for them.
+
+Without a GPU nothing is captured, but the static tensors, and the copies into and out of them, are the same.
+"""
+
+import pytest
+
+from gesso.api import Gesso
+from gesso.engine import guided
+from gesso.engine.driver import Driver
+from gesso.engine.engine import Engine
+from gesso.engine.events import Done, Draft, Failed
+from tests.backends.passes import CapturesPlainly
+
+CODE = "[ab]{3}[0-9]{4}"
+SHORT = {"steps": 8, "canvas_length": 8, "max_new_tokens": 16}
+FIXED = {**SHORT, "stopping": "fixed"}
+
+
+@pytest.fixture
+def pair(tiny):
+    """Return the tiny model twice: without and with graphs."""
+    plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
+    for each in (plain, graphed):
+        each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
+    graphed.engine = Engine(graphed.model, graphed.decode, max_batch=4, backend=CapturesPlainly(graphed.model))
+    graphed.driver = Driver(graphed.engine)
+    return plain, graphed
+
+
+def outcome(g, requests):
+    """Return the drafts and the result of each request."""
+    ids = [g.engine.submit(request) for request in requests]
+    seen = {i: [] for i in ids}
+    while g.engine.busy:
+        for event in g.engine.step():
+            if isinstance(event, Draft):
+                corrected = event.canvas.history[-1].corrected
+                seen[event.request_id].append((event.tokens, event.canvas.tokens_C.tolist(), corrected))
+            elif isinstance(event, Done):
+                seen[event.request_id].append((event.result.text, event.result.finish_reason, event.result.usage))
+            else:
+                assert not isinstance(event, Failed), event
+    return [seen[i] for i in ids]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"greed": 0.5}, {"settle": 1, "slide": 2, "confidence": 10.0}, {"sampler": "credit", "stopping": "schedule"}],
+    ids=lambda options: " ".join(options) or "default",
+)
+def test_a_captured_constraint_gives_the_uncaptured_text(pair, monkeypatch, options):
+    """Alone, and beside free requests and one with pins."""
+    plain, graphed = pair
+
+    def requests(g):
+        shared = {**SHORT, **options}
+        constrained = [g.request("x", seed=seed, regex=CODE, **shared) for seed in (1, 2)]
+        free = g.request("one two", seed=3, **shared)
+        return [*constrained, free, g.request("y", seed=4, regex="(?s).{4,}", pins={2: 200}, **shared)]
+
+    def unused(*args):
+        raise AssertionError("a captured pass must not compute all logits, nor run operation by operation")
+
+    expected = [outcome(plain, requests(plain)[:1]), outcome(plain, requests(plain))]
+    assert any(corrected for drafts in expected[1] for *_, corrected in drafts[:-1] if corrected is True)
+    backend = graphed.engine.runner.backend
+    backend.logits_of = CapturesPlainly(graphed.model).logits_of  # without graphs there is no kernel for this
+    monkeypatch.setattr(backend, "logits", unused)
+    monkeypatch.setattr(backend, "run", unused)
+    assert [outcome(graphed, requests(graphed)[:1]), outcome(graphed, requests(graphed))] == expected
+
+
+def test_canvases_beside_a_constrained_one_advance_in_the_graph(pair):
+    _, graphed = pair
+    outcome(graphed, [graphed.request("x", seed=1, regex=CODE, **FIXED), graphed.request("y", seed=2, **FIXED)])
+    shapes = [shape for shape in graphed.engine.runner.backend.graphs.made if shape.lengths]
+    assert shapes and all(shape.settings is not None for shape in shapes)
+
+
+def logged(g, monkeypatch):
+    """Return a list that records the requests of each pass when it is launched, and each search."""
+    log, backend, search = [], g.engine.runner.backend, guided.Correction.search
+    replay = backend.replay
+
+    def recording_replay(work, cache):
+        found = replay(work, cache)
+        if found is not None:
+            log.append(("pass", {item.running.id for item in work if item.denoising}))
+        return found
+
+    def recording_search(self):
+        log.append(("search", None))
+        return search(self)
+
+    monkeypatch.setattr(backend, "replay", recording_replay)
+    monkeypatch.setattr(guided.Correction, "search", recording_search)
+    return log
+
+
+def test_free_requests_do_not_wait_for_a_search(pair, monkeypatch):
+    """The next pass of the free request is launched before the search, and the constrained one sits it out."""
+    _, graphed = pair
+    free, constrained = (
+        graphed.engine.submit(graphed.request("x", seed=1, regex=regex, **FIXED)) for regex in (None, CODE)
+    )
+    log, steps = logged(graphed, monkeypatch), []
+    while free in graphed.engine.running:
+        steps.append([event.request_id for event in graphed.engine.step() if isinstance(event, Draft)])
+    assert all(free in drafts for drafts in steps if drafts)
+    before = [log[at - 1] for at, (kind, _) in enumerate(log) if kind == "search"]
+    assert before and all(entry == ("pass", {free}) for entry in before if free in entry[1])
+    assert ("pass", {free, constrained}) in log
+
+
+def test_without_free_requests_a_search_runs_at_once(pair, monkeypatch):
+    _, graphed = pair
+    one, two = (graphed.engine.submit(graphed.request("x", seed=seed, regex=CODE, **FIXED)) for seed in (1, 2))
+    log = logged(graphed, monkeypatch)
+    while graphed.engine.busy:
+        graphed.engine.step()
+        assert not graphed.engine.searches.waiting
+    assert ("search", None) in log and all(ids in ({one, two}, set()) for kind, ids in log if kind == "pass")
+
+
+def test_a_failed_search_fails_its_request_only(pair, monkeypatch):
+    _, graphed = pair
+    free, constrained = (
+        graphed.engine.submit(graphed.request("x", seed=1, regex=regex, **FIXED)) for regex in (None, CODE)
+    )
+
+    def broken(self):
+        raise ValueError("broken search")
+
+    monkeypatch.setattr(guided.Correction, "search", broken)
+    last = {}
+    while graphed.engine.busy:
+        last |= {event.request_id: event for event in graphed.engine.step()}
+    assert isinstance(last[constrained], Failed) and "broken search" in str(last[constrained].error)
+    assert isinstance(last[free], Done)
+
+
+def test_a_request_can_be_cancelled_while_its_search_waits(pair):
+    _, graphed = pair
+    engine = graphed.engine
+    _, constrained = (engine.submit(graphed.request("x", seed=1, regex=regex, **FIXED)) for regex in (None, CODE))
+    while not engine.searches.waiting:
+        engine.step()
+    engine.cancel(constrained)
+    (event,) = [event for event in engine.step() if event.request_id == constrained]
+    assert isinstance(event, Done) and event.result.finish_reason == "cancelled"
+    assert not engine.searches.waiting and not engine.searches.done
