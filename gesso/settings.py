@@ -278,7 +278,7 @@ PRESETS: Mapping[PresetName, Diffusion] = MappingProxyType(
         "fast": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True),
         # The time of a step on a CPU grows with the canvas. A model that writes token by token there still does so.
         "laptop": Diffusion(steps=24, entropy_bound=0.4, confidence=0.02, eos_settles=True, canvas_length=64),
-        "verified": Diffusion(**VERIFIED, sampler="verified", greed=1.0),
+        "verified": replace(Diffusion(**VERIFIED), sampler="verified", greed=1.0),
     }
 )
 PRESET = Setting(

@@ -145,7 +145,11 @@ def http_error(**diffusion) -> dict:
             "magic",
             "diffusion setting stopping must be one of stable, top-2-gap, schedule, plateau, fixed, got 'magic'",
         ),
-        ("preset", "best", "diffusion setting preset must be one of quality, balanced, fast, laptop, verified, got 'best'"),
+        (
+            "preset",
+            "best",
+            "diffusion setting preset must be one of quality, balanced, fast, laptop, verified, got 'best'",
+        ),
     ],
 )
 def test_a_bad_value_gives_the_same_message_from_python_command_line_and_http(tiny, main, name, value, sentence):

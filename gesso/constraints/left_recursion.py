@@ -124,7 +124,7 @@ def _remove(grammar: Grammar, trees: dict[str, Node], cycle: list[str]) -> None:
     nullable = nullable_rules(trees)
     rows: dict[str, list[Row]] = {}
     for name in cycle:
-        found, waiting = list[Row](), [(trees[name],)]
+        found, waiting = list[Row](), list[Row]([(trees[name],)])
         while waiting:
             row = waiting.pop()
             if len(found) + len(waiting) > MAX_ALTERNATIVES:

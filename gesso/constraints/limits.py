@@ -9,6 +9,6 @@ class Limits:
 
     schema_bytes: int = 1_000_000  # of a JSON schema or a grammar, as text
     regex_chars: int = 100_000  # of a regular expression
-    terms: int = 1_000_000  # made while compiling
+    terms: int = 300_000  # made while compiling
     row_terms: int = 100_000  # made for one state
     states: int = 100_000  # that texts reach

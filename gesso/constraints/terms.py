@@ -90,6 +90,8 @@ def at_most(terms: int) -> Iterator[None]:
     before, _budget.left = _budget.left, terms
     try:
         yield
+    except RecursionError:
+        raise InputError("the constraint nests too deeply; flatten it") from None
     finally:
         _budget.left = before
 
@@ -300,6 +302,7 @@ class Rule(Term):
     """A term with a name, which may contain itself. `settle` must be called when all bodies are given."""
 
     __slots__ = ("body", "name")
+    body: Term
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -390,6 +393,8 @@ def alt(parts: Iterable[Term]) -> Term:
             kept.update(dict.fromkeys(part.items))
         elif part is not NOTHING:
             kept[part] = None
+    if ANYTHING in kept:
+        return ANYTHING
     if len(kept) > 1:
         kept = _merged(kept)
     if len(kept) < 2:

@@ -34,7 +34,9 @@ def words(tiny):
 
 @pytest.fixture(scope="module")
 def guide_of(words, tiny):
-    return lambda regex: Guide(Automaton(regex_term(regex)), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0]))
+    return lambda regex: Guide(
+        Automaton(regex_term(regex)), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0])
+    )
 
 
 def best_of(guide: Guide, logits_CV: np.ndarray, top: int, after: int = 0, pins: dict[int, int] | None = None) -> list:
@@ -123,7 +125,9 @@ def test_search_finds_most_likely_matching_text(guide_of, tiny, regex):
     """Compare with all sequences of the tokens that can occur. The automaton has few states, so the beam is exact."""
     guide = guide_of(regex)
     assert guide.automaton.fill_all(BEAM)
-    usable = sorted({t for s in range(START, len(guide.automaton)) for t, _ in guide.words.after(guide.automaton, s, 999)})
+    usable = sorted(
+        {t for s in range(START, len(guide.automaton)) for t, _ in guide.words.after(guide.automaton, s, 999)}
+    )
     ends = sorted(guide.eos)
     for seed in range(5):
         logits_CV = random_logits(tiny.config.vocab_size, 3, seed)

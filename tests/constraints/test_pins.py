@@ -30,7 +30,9 @@ REGEXES = [
 @pytest.fixture(scope="module")
 def guide_of(tiny):
     words = Words.of(tiny.tokenizer, tiny.config.vocab_size)
-    return lambda regex: Guide(Automaton(regex_term(regex)), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0]))
+    return lambda regex: Guide(
+        Automaton(regex_term(regex)), words, frozenset(tiny.defaults.eos_token_ids), frozenset([0])
+    )
 
 
 @settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))

@@ -73,7 +73,9 @@ def test_terms_accept_what_regular_expressions_match(seed):
 @pytest.mark.parametrize("seed", range(30))
 def test_a_set_of_characters_accepts_their_utf8(seed):
     rng = random.Random(seed)
-    ends = sorted(rng.choice((rng.randint(0, 300), rng.randint(0x700, 0x900), rng.randint(0, 0x10FFFF))) for _ in "1234")
+    ends = sorted(
+        rng.choice((rng.randint(0, 300), rng.randint(0x700, 0x900), rng.randint(0, 0x10FFFF))) for _ in "1234"
+    )
     ranges = union(((ends[0], ends[1]), (ends[2], ends[3])))
     for code in [*ends, *(end + 1 for end in ends), *(rng.randint(0, 0x10FFFF) for _ in range(9))]:
         if not 0xD800 <= code <= 0xDFFF and code <= 0x10FFFF:
