@@ -21,7 +21,7 @@ from gesso.serve.http.app import create_app
 from gesso.serve.metrics import Metrics
 from gesso.serve.protocol import AdapterFailed, AdapterLoaded, LoadAdapter, Submit, UnloadAdapter
 from gesso.serve.settings import ServerSettings
-from gesso.serve.worker import Worker
+from gesso.serve.worker import Job, Worker
 from tests import loras
 from tests.serving import serving
 from tests.waiting import PATIENCE, wait_until
@@ -348,5 +348,5 @@ def test_the_engine_process_runs_every_kind_of_request_with_its_adapter(served_m
     for fields in asked:
         worker, seen[:] = Worker(model, lambda message: None), []
         fields = {"id": 1, "prompt": [2, 200, 210], "adapter": "b"} | fields
-        model.driver.run(worker.plan(Submit(**fields), b""))
+        model.driver.run(worker.plan(Job(Submit(**fields)), b""))
         assert seen and {piece.adapter for piece in seen} == {"b"}, fields
