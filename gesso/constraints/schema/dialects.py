@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gesso.chat import answer
@@ -171,11 +172,11 @@ class Writer:
             optional(literal(".0")) if floats else EMPTY,
         )
 
-    @property
+    @cached_property
     def comma(self) -> Term:
         return seq(self.space, literal(","), self.after)
 
-    @property
+    @cached_property
     def colon(self) -> Term:
         return seq(self.space, literal(":"), self.after)
 

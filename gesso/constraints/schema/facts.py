@@ -18,9 +18,9 @@ NUMBERS = frozenset({"integer", "number"})
 class Subschema:
     """A schema inside the whole schema, at a JSON pointer. `base` is the URI against which it reads references."""
 
-    schema: Any
+    schema: Any = field(compare=False)  # the pointer identifies it
     pointer: str
-    base: str = ""
+    base: str = field(default="", compare=False)
 
     def child(self, schema: Any, *steps: str | int) -> "Subschema":
         path = "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
@@ -137,6 +137,7 @@ class Facts:
         return bool(self.types) and self.values != ()
 
 
+DEFAULTS = {f.name: f.default for f in fields(Facts)}
 INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
     f.name: f.metadata["intersect"] for f in fields(Facts) if "intersect" in f.metadata
 }
@@ -148,7 +149,11 @@ def intersect(a: Facts, b: Facts) -> Facts:
         return b
     if b.unconstrained:
         return a
-    return Facts(a.pointer, **{name: rule(getattr(a, name), getattr(b, name)) for name, rule in INTERSECT.items()})
+    found: dict[str, Any] = {}
+    for name, rule in INTERSECT.items():
+        one, other = getattr(a, name), getattr(b, name)
+        found[name] = one if other is DEFAULTS[name] else other if one is DEFAULTS[name] else rule(one, other)
+    return Facts(a.pointer, **found)
 
 
 def joined_values(alternatives: list[Facts]) -> list[Facts]:
@@ -160,7 +165,8 @@ def joined_values(alternatives: list[Facts]) -> list[Facts]:
         identity(value): value for facts in values for value in facts.values or () if type_of(value) in facts.types
     }
     joined = replace(values[0], types=TYPES, values=tuple(listed.values()))
-    return [joined, *(facts for facts in alternatives if all(facts is not one for one in values))]
+    known = {id(facts) for facts in values}
+    return [joined, *(facts for facts in alternatives if id(facts) not in known)]
 
 
 def type_of(value: Any) -> str:

@@ -275,7 +275,7 @@ class Reader:
         options, pointer = members(place, "oneOf"), f"{place.pointer}/oneOf"
         alternatives = [self.place(option) for option in options]
         union = joined_values([facts for option in alternatives for facts in option])
-        if len(options) > MAX_COMPARED:
+        if len(options) > MAX_COMPARED or len(union) > MAX_ALTERNATIVES:
             self.check(pointer)
             return self.both(found, union, pointer)
         kept = [self.both(found, option, pointer) for option in alternatives]
