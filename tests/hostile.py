@@ -109,7 +109,7 @@ def walk(guide: Guide, rng: random.Random, length: int = WALK_BYTES) -> None:
 
 
 def report(verdicts: Sequence[Verdict]) -> str:
-    """Return a table by kind, and the cases outside the limits."""
+    """Return a table by kind."""
     lines = ["| kind | cases | compiled | refused | other | slowest s | most MB |", "|---" * 7 + "|"]
     for kind in [*dict.fromkeys(verdict.case[0] for verdict in verdicts), "all"]:
         some = [verdict for verdict in verdicts if kind in (verdict.case[0], "all")]
@@ -121,13 +121,16 @@ def report(verdicts: Sequence[Verdict]) -> str:
             f"{max(verdict.memory for verdict in some) / 2**20:.0f}",
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    for number, verdict in enumerate(verdicts):
-        if not verdict.within_limits:
-            lines.append(
-                f"outside the limits: case {number}, {verdict.case[0]}: {verdict.end}, {verdict.seconds:.2f} s, "
-                f"{verdict.memory / 2**20:.0f} MB: {verdict.message[:120]!r}: {_shown(verdict.case[2])}"
-            )
     return "\n".join(lines)
+
+
+def complaint(number: int, verdict: Verdict) -> str:
+    """Return one line about a case outside the limits."""
+    kind, _, value = verdict.case
+    return (
+        f"outside the limits: case {number}, {kind}: {verdict.end}, {verdict.seconds:.2f} s, "
+        f"{verdict.memory / 2**20:.0f} MB: {verdict.message[:120]!r}: {_shown(value)}"
+    )
 
 
 def _shown(value: Any) -> str:
@@ -143,10 +146,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     verdicts = []
-    for number, case in enumerate(cases(arguments.count, arguments.seed), start=1):
+    for number, case in enumerate(cases(arguments.count, arguments.seed)):
         verdicts.append(judged(case))
         if sys.stderr.isatty():
-            print(f"\r{number} of {arguments.count}", end="", file=sys.stderr, flush=True)
+            print(f"\r{number + 1} of {arguments.count} ", end="", file=sys.stderr, flush=True)
+        if not verdicts[-1].within_limits:
+            print(complaint(number, verdicts[-1]), flush=True)
     print(report(verdicts))
     return 0 if all(verdict.within_limits for verdict in verdicts) else 1
 
