@@ -167,8 +167,8 @@ def test_the_error_of_a_request_holds_no_tensors_of_its_pass(tiny, monkeypatch, 
     engine, refs = Engine(tiny.model, tiny.decode), []
     run = engine.runner.run
 
-    def watched(work, cache):
-        outcomes = run(work, cache)
+    def watched(work, cache, launched):
+        outcomes = run(work, cache, launched)
         refs.extend(weakref.ref(outcome) for outcome in outcomes)
         return outcomes
 
@@ -186,16 +186,16 @@ def test_the_error_of_a_request_holds_no_tensors_of_its_pass(tiny, monkeypatch, 
 def test_a_request_with_a_non_finite_prediction_fails_alone(tiny, monkeypatch, name, value):
     wanted = [request(seed=seed, max_new_tokens=16) for seed in (1, 13, 2)]
     expected = [result(Engine(tiny.model, tiny.decode), one).tokens for one in wanted]
-    made = Runner._outcome
+    advance = Runner._advance
 
-    def spoiled(self, running, reading, hidden_CH):
+    def spoiled(self, running, prediction, hidden_CH):
         if running.request.seed == 13:
-            values = getattr(reading, name).clone()
+            values = getattr(prediction, name).clone()
             values[3] = value
-            reading = replace(reading, **{name: values})
-        return made(self, running, reading, hidden_CH)
+            prediction = replace(prediction, **{name: values})
+        return advance(self, running, prediction, hidden_CH)
 
-    monkeypatch.setattr(Runner, "_outcome", spoiled)
+    monkeypatch.setattr(Runner, "_advance", spoiled)
     one, bad, two = outcome(Engine(tiny.model, tiny.decode), wanted)
     assert isinstance(bad, Failed) and isinstance(bad.error, RuntimeError)
     assert "non-finite prediction" in str(bad.error) and "position 3" in str(bad.error)

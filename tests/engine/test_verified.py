@@ -103,8 +103,8 @@ def test_a_failed_pass_does_not_change_the_text(tiny, monkeypatch):
     engine = Engine(tiny.model, tiny.decode)
     run, calls = engine.runner.run, []
 
-    def fails_once(work, cache):
-        outcomes = run(work, cache)
+    def fails_once(work, cache, launched):
+        outcomes = run(work, cache, launched)
         calls.append(None)
         if len(calls) == 5:
             raise torch.OutOfMemoryError("after the rows were written")

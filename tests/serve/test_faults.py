@@ -255,10 +255,10 @@ class Inbox(deque):
 def test_request_that_fails_every_pass_fails_alone(tiny, monkeypatch):
     run = tiny.engine.runner.run
 
-    def fail(work, cache):
+    def fail(work, cache, launched):
         if any(item.running.request.seed == 2 for item in work):
             raise MemoryError("no room")
-        return run(work, cache)
+        return run(work, cache, launched)
 
     monkeypatch.setattr(tiny.engine.runner, "run", fail)
     options = {**QUICK, "max_new_tokens": 16, "settle": 1}
