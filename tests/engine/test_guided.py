@@ -145,6 +145,7 @@ def test_a_request_can_be_cancelled_while_its_search_waits(pair):
     engine = graphed.engine
     _, constrained = (engine.submit(graphed.request("x", seed=1, regex=regex, **FIXED)) for regex in (None, CODE))
     while not engine.searches.waiting:
+        assert engine.busy, "no step needed a search"
         engine.step()
     engine.cancel(constrained)
     (event,) = [event for event in engine.step() if event.request_id == constrained]
