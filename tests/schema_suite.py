@@ -102,7 +102,7 @@ def _group(
         problems.append(Problem(place, f"refused: {error}"))
         return Counts(schemas=1)
     assert guide is not None
-    counts, checked = Counts(schemas=1, compiled=1), bool(getattr(guide, "checked", ()))
+    counts, checked = Counts(schemas=1, compiled=1), bool(guide.checked)
     for test in tests:
         wrong = _instance(guide, checked, test, counts)
         if wrong:

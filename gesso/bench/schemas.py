@@ -240,7 +240,7 @@ def _fill(outcome: Outcome, named: Named, answers: int) -> None:
     finally:
         outcome.seconds = _cpu_seconds() - started
     assert guide is not None
-    outcome.checked = len(getattr(guide, "checked", ()))
+    outcome.checked = len(guide.checked)
     try:
         validator = judge(named.schema)
     except Exception as error:  # of any kind: the judge is not ours

@@ -101,7 +101,7 @@ class Automaton:
         return bool(self.accepting_S[state])
 
     def _fill(self, state: int) -> None:
-        with self._lock, at_most(self.limits.row_terms):
+        with self._lock, at_most(self.limits.row_terms, self.limits.row_seconds):
             self._fill_row(state)
 
     def _fill_row(self, state: int) -> None:

@@ -147,11 +147,11 @@ class Guides:
         with self._lock:
             guide = self._kept.get(key)
         if guide is None:
-            with at_most(self.limits.terms):
+            with at_most(self.limits.terms, self.limits.seconds):
                 found = make()
                 automaton = Automaton(found.term, self.limits)
             words = self._words_and_tags if tools else self.words
-            guide = Guide(automaton, words, self.eos, self.padding, found.warnings)
+            guide = Guide(automaton, words, self.eos, self.padding, found.warnings, found.checked)
         with self._lock:
             self._kept[key] = guide
             self._kept.move_to_end(key)

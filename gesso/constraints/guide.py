@@ -95,9 +95,11 @@ class Guide:
         eos: frozenset[int],
         padding: frozenset[int] = frozenset(),
         warnings: tuple[str, ...] = (),
+        checked: tuple[str, ...] = (),
     ) -> None:
-        """`padding`: tokens that fill a canvas after the end, besides `eos`. `warnings`: of the compiler."""
-        self.automaton, self.words, self.eos, self.padding, self.warnings = automaton, words, eos, padding, warnings
+        """`padding`: tokens that fill a canvas after the end, besides `eos`. The last two are those of `Compiled`."""
+        self.automaton, self.words, self.eos, self.padding = automaton, words, eos, padding
+        self.warnings, self.checked = warnings, checked
         self._lock = RLock()
         self._left_S, self._token_S = np.full(64, -1, np.int64), np.full(64, -1, np.int64)
         self._left_S[[DEAD, END, FREE]] = FAR, 0, 0

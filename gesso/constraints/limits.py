@@ -10,5 +10,7 @@ class Limits:
     schema_bytes: int = 1_000_000  # of a JSON schema or a grammar, as text
     regex_chars: int = 100_000  # of a regular expression
     terms: int = 300_000  # made while compiling
+    seconds: float = 3.0  # of CPU time for compiling
     row_terms: int = 100_000  # made for one state
+    row_seconds: float = 1.0
     states: int = 100_000  # that texts reach

@@ -8,7 +8,9 @@ Equal terms are one object, so they are compared and hashed by identity.
 """
 
 import heapq
+import math
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -79,21 +81,23 @@ _interned: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
 
 class _Budget(threading.local):
     left: int | None = None
+    deadline = math.inf  # in seconds of this thread's CPU time
 
 
 _budget = _Budget()
 
 
 @contextmanager
-def at_most(terms: int) -> Iterator[None]:
-    """Raise InputError if the block makes more terms: some constraints have exponential size."""
-    before, _budget.left = _budget.left, terms
+def at_most(terms: int, seconds: float = math.inf) -> Iterator[None]:
+    """Raise InputError if the block makes more terms or takes longer: some constraints have exponential size."""
+    before = _budget.left, _budget.deadline
+    _budget.left, _budget.deadline = terms, min(_budget.deadline, time.thread_time() + seconds)
     try:
         yield
     except RecursionError:
         raise InputError("the constraint nests too deeply; flatten it") from None
     finally:
-        _budget.left = before
+        _budget.left, _budget.deadline = before
 
 
 def _count() -> None:
@@ -104,6 +108,17 @@ def _count() -> None:
                 "the constraint is too large to compile (limits.terms); use fewer alternatives, simpler patterns or "
                 "less nesting"
             )
+        if _budget.left % 256 == 0:
+            check_time()
+
+
+def check_time() -> None:
+    """Raise InputError if the block of `at_most` has taken too long. Work that makes no terms has to call it."""
+    if time.thread_time() > _budget.deadline:
+        raise InputError(
+            "the constraint takes too long to compile (limits.seconds); simplify its patterns and conditions, or use "
+            "fewer alternatives"
+        )
 
 
 @final
@@ -458,6 +473,8 @@ def repeat(item: Term, low: int, high: int | None) -> Term:
         low = 0
     if low == high == 1:
         return item
+    if isinstance(item, Repeat) and item.low == 0 and item.high in (1, None):  # (x?){2,5} is x{0,5}, (x*){2,5} is x*
+        return repeat(item.item, 0, high if item.high == 1 else None)
     key = Repeat, item, low, high
     found = _interned.get(key)
     if found is None:

@@ -43,7 +43,7 @@ def schema_term(
 ) -> Compiled:
     """Return the texts of values that satisfy a schema."""
     check_json(schema, limits)
-    with at_most(limits.terms):
+    with at_most(limits.terms, limits.seconds):
         compiler = Compiler(Reader(standard_schema(schema)), dialect, options)
         term = compiler.whole()
         if term is NOTHING:
@@ -64,8 +64,9 @@ class Compiler:
     def __init__(self, reader: Reader, dialect: Dialect, options: SchemaOptions) -> None:
         self.reader, self.options = reader, options
         self.check = reader.check
-        # In draft 4, 1.0 is no integer.
-        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=reader.references.draft > 4)
+        # 1.0 is an integer since draft 6. Many clients cannot read it as one, so it is written only if asked for.
+        floats = options.open and reader.references.draft > 4
+        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=floats)
         self.known: dict[tuple[str, ...], Term] = {}
         self.parts: dict[Term, Rule] = {}
         self.made: list[Rule] = []  # the parts of the present rule

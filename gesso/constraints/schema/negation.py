@@ -1,19 +1,27 @@
 """The alternatives of values that do not satisfy a subschema."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gesso.constraints.schema.facts import NUMBERS, TYPES, Contains, Facts, Items, Properties, Subschema
 from gesso.constraints.schema.keywords import APPLICATORS, REFERENCES, members
 from gesso.constraints.schema.numbers import Bound
-
-if TYPE_CHECKING:
-    from gesso.constraints.schema.reader import Reader
+from gesso.constraints.schema.references import References
 
 _READ = frozenset({*REFERENCES, "allOf", "anyOf", "not"})
 
 
-def negated(reader: "Reader", place: Subschema, level: int = 0) -> tuple[list[Facts], bool]:
+class Read(Protocol):
+    """What a negation needs of a reader."""
+
+    @property
+    def references(self) -> References: ...
+    def own(self, place: Subschema) -> Facts: ...
+    def place(self, place: Subschema) -> list[Facts]: ...
+    def both(self, ones: list[Facts], others: list[Facts], pointer: str) -> list[Facts]: ...
+
+
+def negated(reader: Read, place: Subschema, level: int = 0) -> tuple[list[Facts], bool]:
     """Return alternatives none of which satisfies a subschema, and whether they are all there are."""
     place = reader.references.entered(place)
     schema = place.schema

@@ -26,6 +26,7 @@ from gesso.constraints.schema.keywords import REFERENCES, members, named_members
 from gesso.constraints.schema.negation import negated
 from gesso.constraints.schema.references import References
 from gesso.constraints.schema.validity import Validity, fits
+from gesso.constraints.terms import check_time
 from gesso.errors import InputError
 
 MAX_LEVELS = 64  # subschemas of the same value inside each other, references included
@@ -96,6 +97,7 @@ class Reader:
 
     def place(self, place: Subschema) -> list[Facts]:
         """Return the alternatives of one subschema. Values of an enum are not yet compared with other keywords."""
+        check_time()
         if place.pointer not in self.places:
             if place.pointer in self.reading:
                 raise InputError(
@@ -121,6 +123,7 @@ class Reader:
 
     def both(self, some: list[Facts], others: list[Facts], pointer: str) -> list[Facts]:
         """Return the alternatives that satisfy one of each list."""
+        check_time()
         if len(some) * len(others) > MAX_ALTERNATIVES and min(len(some), len(others)) > 1:
             self.check(pointer)
             return some
@@ -194,6 +197,7 @@ class Reader:
 
     def own(self, place: Subschema) -> Facts:
         """Return the facts of a place without its applicators."""
+        check_time()
         return self._known_formats(self._own(place), place)
 
     def _known_formats(self, facts: Facts, place: Subschema) -> Facts:
