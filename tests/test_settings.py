@@ -78,7 +78,7 @@ def test_typed_options_have_the_names_and_types_of_the_schema():
     assert set(get_args(PresetName)) == set(PRESETS)
     request = inspect.signature(gesso.Gesso.request).parameters
     assert GenerateOptions.__annotations__.keys() == (request.keys() | SETTINGS) - {
-        "self", "prompt", "guide", "diffusion"
+        "self", "prompt", "guide", "guide_optional", "validate", "thinking", "diffusion"
     }  # fmt: skip
 
 

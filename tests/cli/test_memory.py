@@ -41,7 +41,7 @@ def running_out(error: Exception) -> Callable[..., SimpleNamespace]:
         raise error
         yield
 
-    return lambda *_, **__: SimpleNamespace(stream=stream)
+    return lambda *_, **__: SimpleNamespace(stream=stream, events=stream, request=lambda *_, **__: None)
 
 
 def test_every_command_that_loads_a_model_has_the_memory_options(main: Main) -> None:

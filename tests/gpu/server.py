@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "outlines_core")
+NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "jsonschema")
 
 
 def check_packages():

@@ -97,7 +97,6 @@ def test_fields_without_an_equivalent_are_ignored_with_a_warning_unless_strict(f
         ("chat", {"diffusion": {"nonsense": 1}}),
         ("chat", {"tool_choice": {"type": "function", "function": {"name": "f"}, "nonsense": 1}}),
         ("chat", {"response_format": {"type": "json_object", "nonsense": 1}}),
-        ("chat", {"thinking": True, "regex": "a"}),
         ("chat", {"frequency_penalty": 1, "temperature": "hot"}),
     ],
     ids=str,

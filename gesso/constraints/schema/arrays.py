@@ -1,17 +1,15 @@
 """Terms of arrays."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gesso.constraints.schema.compiler import Compiler
 from gesso.constraints.schema.facts import Contains, Facts, Subschema, identity, type_of
 from gesso.constraints.terms import EMPTY, NOTHING, Term, alt, optional, repeat, seq
-
-if TYPE_CHECKING:
-    from gesso.constraints.schema.compile import Compiler
 
 MAX_SET = 10  # different values in any order
 
 
-def array_term(compiler: "Compiler", facts: Facts) -> Term:
+def array_term(compiler: Compiler, facts: Facts) -> Term:
     """Return the arrays that satisfy the facts."""
     low, high = facts.min_items, facts.max_items
     excluded = [value for value in facts.excluded if isinstance(value, list | tuple)]
@@ -32,7 +30,7 @@ def array_term(compiler: "Compiler", facts: Facts) -> Term:
     return compiler.writer.within("[]", _items(compiler, facts, low, high))
 
 
-def _items(compiler: "Compiler", facts: Facts, low: int, high: int | None) -> Term:
+def _items(compiler: Compiler, facts: Facts, low: int, high: int | None) -> Term:
     count = max((len(shape.prefix) for shape in facts.items), default=0)
     prefix = [compiler.value(_places(facts, i)) for i in range(count if high is None else min(count, high))]
     # After a prefix, write more items only if the schema describes them or requires them.
@@ -62,7 +60,7 @@ def _list(comma: Term, item: Term, low: int, high: int | None) -> Term:
     return items if low else optional(items)
 
 
-def _different(compiler: "Compiler", facts: Facts, low: int, high: int | None) -> Term | None:
+def _different(compiler: Compiler, facts: Facts, low: int, high: int | None) -> Term | None:
     """Return arrays of different values of an enum; None if that is left to the check of the answer."""
     pointer = f"{facts.pointer}/uniqueItems"
     places = _places(facts, 0)
@@ -111,7 +109,7 @@ def in_any_order(parts: list[Term], required: int, low: int, high: int | None, c
     return alt([*first, seq(free, after(0)), EMPTY if not required and low == 0 else NOTHING])
 
 
-def _containing(compiler: "Compiler", facts: Facts, low: int, high: int | None) -> Term | None:
+def _containing(compiler: Compiler, facts: Facts, low: int, high: int | None) -> Term | None:
     """Return arrays with items that satisfy a further schema; None if that is left to the check of the answer.
 
     With N for any item and M for one that matches, they are N* (M N*){least,most}.
@@ -144,7 +142,7 @@ def _containing(compiler: "Compiler", facts: Facts, low: int, high: int | None) 
     return compiler.writer.within("[]", alt([*found, EMPTY if least == 0 else NOTHING]))
 
 
-def _one_of_few(compiler: "Compiler", facts: Facts, low: int, high: int | None) -> Term:
+def _one_of_few(compiler: Compiler, facts: Facts, low: int, high: int | None) -> Term:
     """Return `low` to `high` items, one of which satisfies a further schema."""
     places, comma = _places(facts, 0), compiler.writer.comma
     item, match = compiler.value(places), compiler.value((*places, facts.contains[0].place))

@@ -15,13 +15,13 @@ from gesso.constraints.schema.arrays import array_term
 from gesso.constraints.schema.dialects import JSON, Dialect, Writer
 from gesso.constraints.schema.facts import NUMBERS, TYPES, Facts, Subschema
 from gesso.constraints.schema.multiples import multiples
-from gesso.constraints.schema.numbers import fractional, integers, numbers, spelled
+from gesso.constraints.schema.numbers import FEW_DIGITS, fractional, integers, numbers, spelled
 from gesso.constraints.schema.objects import object_term
 from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
 from gesso.constraints.schema.strings import string_content
-from gesso.constraints.terms import FAR, NOTHING, Rule, Term, alt, at_most, both, literal, minus, seq, settle
+from gesso.constraints.terms import EMPTY, FAR, NOTHING, Rule, Term, alt, at_most, both, literal, minus, seq, settle
 from gesso.errors import InputError
 
 
@@ -44,7 +44,7 @@ def schema_term(
     """Return the texts of values that satisfy a schema."""
     check_json(schema, limits)
     with at_most(limits.terms, limits.seconds):
-        compiler = Compiler(Reader(standard_schema(schema)), dialect, options)
+        compiler = _Compiler(Reader(standard_schema(schema)), dialect, options)
         term = compiler.whole()
         if term is NOTHING:
             raise InputError("the schema contradicts itself: no value satisfies it; relax one of its conditions")
@@ -58,15 +58,13 @@ def schema_term(
     return Compiled(term, warnings, tuple(reader.checked))
 
 
-class Compiler:
+class _Compiler:
     """Writes facts as terms. Each array and object is a rule, so that schemas may refer to themselves."""
 
     def __init__(self, reader: Reader, dialect: Dialect, options: SchemaOptions) -> None:
         self.reader, self.options = reader, options
-        self.check = reader.check
-        # 1.0 is an integer since draft 6. Many clients cannot read it as one, so it is written only if asked for.
-        floats = options.open and reader.references.draft > 4
-        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=floats)
+        # In draft 4, 1.0 is no integer.
+        self.writer = Writer.of(dialect, whitespace=options.whitespace, floats=reader.references.draft > 4)
         self.known: dict[tuple[str, ...], Term] = {}
         self.parts: dict[Term, Rule] = {}
         self.made: list[Rule] = []  # the parts of the present rule
@@ -82,6 +80,9 @@ class Compiler:
             rules += [rule, *reversed(self.made)]
         settle(reversed(rules))
         return found
+
+    def check(self, pointer: str) -> None:
+        self.reader.check(pointer)
 
     def value(self, places: tuple[Subschema, ...]) -> Term:
         """Return the values that satisfy all these subschemas."""
@@ -143,8 +144,9 @@ class Compiler:
             found = numbers(facts.low, facts.high) if "integer" in types else fractional(facts.low, facts.high)
         if excluded:
             found = minus(found, alt(spelled(value) for value in excluded))
-        if whole and facts.step is None:  # the float nearest to a long multiple is none
-            found = seq(found, self.writer.point_zero)
+        if whole and facts.step is None and self.writer.point_zero is not EMPTY:
+            # 1.0 is an integer. With many digits clients would read a float, and the nearest one may be no multiple.
+            found = alt([found, seq(both([found, FEW_DIGITS]), self.writer.point_zero)])
         return found
 
     def _multiples(self, facts: Facts, step: Fraction, whole: bool) -> Term:

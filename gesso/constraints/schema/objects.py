@@ -1,16 +1,13 @@
 """Terms of objects. Members stand in the order of `properties`, and further ones after them."""
 
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from gesso.constraints.schema.arrays import MAX_SET, in_any_order
+from gesso.constraints.schema.compiler import Compiler
 from gesso.constraints.schema.facts import Facts, Subschema
 from gesso.constraints.schema.strings import matches, pattern_content, string_content
 from gesso.constraints.terms import EMPTY, FAR, NOTHING, Term, alt, both, complement, repeat, seq
 from gesso.errors import InputError
-
-if TYPE_CHECKING:
-    from gesso.constraints.schema.compile import Compiler
 
 MAX_MEMBERS = 5_000
 MAX_COUNTED = 2_000  # pairs of a member and a count
@@ -18,13 +15,13 @@ MAX_OVERLAPS = 3  # patterns of names whose combinations are written
 RUN = 32  # members of a rule
 
 
-def object_term(compiler: "Compiler", facts: Facts) -> Term:
+def object_term(compiler: Compiler, facts: Facts) -> Term:
     """Return the objects that satisfy the facts."""
     return _Object(compiler, facts).term()
 
 
 class _Object:
-    def __init__(self, compiler: "Compiler", facts: Facts) -> None:
+    def __init__(self, compiler: Compiler, facts: Facts) -> None:
         self.compiler, self.facts = compiler, facts
         self.writer, self.dialect = compiler.writer, compiler.writer.dialect
         self.low, self.high = facts.min_properties, facts.max_properties
