@@ -6,6 +6,7 @@ visits few of them.
 S states, B bytes.
 """
 
+import time
 from collections.abc import Iterable
 from threading import RLock
 
@@ -33,6 +34,7 @@ class Automaton:
 
     def __init__(self, term: Term, limits: Limits = Limits()) -> None:  # noqa: B008 (immutable)
         self.limits, self._lock = limits, RLock()
+        self._seconds = 0.0  # of CPU time spent on rows
         self.next_SB = np.zeros((64, STAY + 1), np.int32)  # the last column keeps the state
         self.accepting_S = np.zeros(64, np.bool_)
         self.bytes_left_S = np.zeros(64, np.int64)  # the length of a shortest text to the end
@@ -101,8 +103,15 @@ class Automaton:
         return bool(self.accepting_S[state])
 
     def _fill(self, state: int) -> None:
+        began = time.thread_time()
         with self._lock, at_most(self.limits.row_terms, self.limits.row_seconds):
             self._fill_row(state)
+        self._seconds += time.thread_time() - began
+        if self._seconds > self.limits.seconds + self.limits.state_seconds * len(self):
+            raise InputError(
+                f"the states of the constraint take more than {1000 * self.limits.state_seconds:g} ms each to make "
+                "(limits.state_seconds); simplify its patterns"
+            )
 
     def _fill_row(self, state: int) -> None:
         term, nearer = self._terms[state], 0

@@ -198,4 +198,7 @@ def _choice(texts: Sequence[str]) -> Term:
 
 def _key(name: str, *content: Any) -> str:
     """Return a text that identifies a constraint."""
-    return f"{name} {json.dumps(content, default=str)}"
+    try:
+        return f"{name} {json.dumps(content, default=str)}"
+    except RecursionError:
+        raise InputError("the constraint nests too deeply; flatten it") from None

@@ -12,5 +12,6 @@ class Limits:
     terms: int = 300_000  # made while compiling
     seconds: float = 3.0  # of CPU time for compiling
     row_terms: int = 100_000  # made for one state
-    row_seconds: float = 1.0
+    row_seconds: float = 0.25
+    state_seconds: float = 0.002  # for a state on average, beyond `seconds`: the engine makes states while it runs
     states: int = 100_000  # that texts reach
