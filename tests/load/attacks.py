@@ -6,6 +6,7 @@ with their expected outcomes. Attack only servers that you run yourself.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from gesso import bundled
+from tests.hostile_cases import cases
 from tests.load import processes, wire
 from tests.load.target import Outcome, Target, abandon_all, ask_all
 from tests.load.wire import CHAT, COMPLETIONS, EDITS, Body
 
 TOOLS = 60_000
+HOSTILE = 58  # constraints
 CONNECTIONS = 300  # of `incomplete_heads`
 ENDLESS: dict[str, Any] = {"steps": 1000, "stopping": "fixed"}
 USER = [{"role": "user", "content": "Hello"}]
@@ -176,6 +179,17 @@ def slow_regex(number: int) -> str:
 def starred_grammar(target: Target, until: float) -> Outcome:
     """Send a grammar with 100,000 stars after one rule."""
     return ask_all(target, until, [(COMPLETIONS, completion(more={"grammar": 'root ::= "a"' + "*" * 100_000}))])
+
+
+def hostile_constraints(target: Target, until: float) -> Outcome:
+    """Send schemas, patterns and grammars of exponential size, and let those that compile write 64 tokens."""
+    bodies: list[tuple[str, Body]] = []
+    for _, name, value in cases(HOSTILE, seed=2):
+        with contextlib.suppress(RecursionError):  # nested too deeply for json.dumps
+            more = with_schema(value) if name == "json_schema" else {"messages": USER, name: value}
+            json.dumps(more)
+            bodies.append((CHAT, {**more, "max_tokens": 64}))
+    return ask_all(target, until, bodies)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
