@@ -145,6 +145,7 @@ def test_a_saved_run_and_a_trace_replay_on_an_empty_canvas(page, run, tmp_path):
     download.value.save_as(saved)
     second = open_view(page, "json")
     second.locator(".run-tools input").set_input_files(saved)
+    expect(second.locator(".note")).to_contain_text("run.json")  # an empty view is at step 0, too
     expect(second.get_by_label("Step", exact=True)).to_have_js_property("value", "0")
     steps = steps_of(second)
     assert len(steps) == len(run.drafts)
