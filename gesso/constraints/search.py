@@ -25,7 +25,6 @@ from gesso.constraints.guide import ANY_TOKEN, FILLING, Guide, Ints
 from gesso.constraints.reach import Reach
 
 BEAM = 16  # states kept at a position
-TOP = 16  # most likely tokens considered at a position
 
 SLACK = 1e-3  # of sums of scores, for rounding
 PINNED = -(1 << 30)  # the code of a pinned token in a trail

@@ -18,8 +18,9 @@ from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
 from gesso.constraints.reach import Reach
 from gesso.constraints.regex import regex_term
-from gesso.constraints.search import BEAM, TOP, Scores, likeliest
+from gesso.constraints.search import BEAM, Scores, likeliest
 from gesso.constraints.words import Words
+from gesso.diffusion.prediction import LIKELY
 from gesso.engine import guided
 from tests.constraints.test_schema import valid
 from tests.schemas import schemas
@@ -151,7 +152,7 @@ def test_search_result_matches_at_any_length(guide_of, tiny, regex):
     for length, seed in itertools.product((guide.shortest, guide.shortest + 1, 40), range(3)):
         logits_CV = random_logits(tiny.config.vocab_size, length, seed)
         for after in (0, 5):
-            best = best_of(guide, logits_CV, TOP, after)
+            best = best_of(guide, logits_CV, LIKELY, after)
             assert Reach(guide, {}, length + after).fits(0, START, best)
 
 
@@ -176,7 +177,7 @@ def test_longer_text_wins_if_end_of_text_is_unlikely(guide_of, tiny):
     logits_CV = np.zeros((12, tiny.config.vocab_size), np.float32)
     logits_CV[:, guide.words.token_of[b"o"]] = -1
     logits_CV[2:9, [0, *guide.eos]] = -5
-    best = best_of(guide, logits_CV + random_logits(tiny.config.vocab_size, 12, seed=1) / 100, TOP)
+    best = best_of(guide, logits_CV + random_logits(tiny.config.vocab_size, 12, seed=1) / 100, LIKELY)
     assert guide.words.bytes_of[best[0]] == b"y"
 
 
@@ -191,11 +192,11 @@ def test_long_tokens_are_valid_but_no_candidates():
 def test_search_with_most_likely_tokens_without_text(guide_of, tiny, regex):
     """If a vocabulary is larger than the tokenizer, most of the additional ids have no text."""
     guide = guide_of(regex)
-    silent = [token for token in range(tiny.config.vocab_size) if guide.words.length_V[token] == 0][:TOP]
-    assert len(silent) == TOP
+    silent = [token for token in range(tiny.config.vocab_size) if guide.words.length_V[token] == 0][:LIKELY]
+    assert len(silent) == LIKELY
     logits_CV = random_logits(tiny.config.vocab_size, 6, seed=0)
     logits_CV[:, silent] += 100
-    best = best_of(guide, logits_CV, TOP)
+    best = best_of(guide, logits_CV, LIKELY)
     assert Reach(guide, {}, 6).fits(0, START, best)
 
 

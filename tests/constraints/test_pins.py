@@ -13,8 +13,9 @@ from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
 from gesso.constraints.regex import regex_term
-from gesso.constraints.search import BEAM, TOP
+from gesso.constraints.search import BEAM
 from gesso.constraints.words import Words
+from gesso.diffusion.prediction import LIKELY
 from tests.constraints.test_guide import best_of, random_logits
 
 SMALL = {"canvas_length": 12, "steps": 3}
@@ -91,7 +92,7 @@ def test_search_finds_most_likely_text_with_pins(guide_of, tiny, regex):
             ends = [float(logits_CV[len(tokens), sorted(guide.eos)].max())] if len(tokens) < length else []
             return sum(counted + ends) + float(logits_CV[len(tokens) + 1 :, fill].max(axis=1).sum())
 
-        best = best_of(guide, logits_CV, TOP, pins=pins)
+        best = best_of(guide, logits_CV, LIKELY, pins=pins)
         end = next((i for i, token in enumerate(best) if token in guide.eos), length)
         fit = [t for t in texts if len(t) > place and t[place] == pins[place]]
         assert score(tuple(best[:end])) == pytest.approx(max(map(score, fit)), abs=1e-4)
