@@ -14,7 +14,8 @@ from tests.gpu import run
 ROOT = Path(__file__).parent.parent
 # Packages that `make test` needs and that a GPU machine may lack.
 ABSENT = ("openai", "langchain_openai", "schemathesis", "httpx", "playwright", "hypothesis", "jsonschema", "peft",
-          "zstandard", "tensorboard", "PIL", "xdist", "fastapi", "uvicorn", "pydantic", "prometheus_client")  # fmt: skip
+          "zstandard", "tensorboard", "PIL", "xdist", "fastapi", "uvicorn", "pydantic",
+          "prometheus_client")  # fmt: skip
 COLLECT = f"""
 import sys
 sys.modules |= dict.fromkeys({ABSENT!r})  # an import of these now fails
