@@ -13,8 +13,9 @@ from threading import RLock
 import numpy as np
 from numpy.typing import NDArray
 
+from gesso.constraints.budget import at_most
 from gesso.constraints.limits import Limits
-from gesso.constraints.terms import ANYTHING, FAR, NOTHING, Term, at_most
+from gesso.constraints.terms import ANYTHING, FAR, NOTHING, Term
 from gesso.errors import InputError
 
 # DEAD: no text that reaches it can match. From every other state some text leads to a match.

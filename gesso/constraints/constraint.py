@@ -10,6 +10,7 @@ from typing import Any
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.constraints.automaton import Automaton
+from gesso.constraints.budget import at_most
 from gesso.constraints.free_calls import free_calls
 from gesso.constraints.grammar import grammar_term
 from gesso.constraints.guide import Guide
@@ -18,7 +19,7 @@ from gesso.constraints.regex import regex_term
 from gesso.constraints.schema.compile import Compiled, schema_term
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.stored import from_bytes
-from gesso.constraints.terms import ANYTHING, Term, alt, at_most, literal, seq
+from gesso.constraints.terms import ANYTHING, Term, alt, literal, seq
 from gesso.constraints.thinking import TAGS as THINKING_TAGS
 from gesso.constraints.thinking import after_thinking
 from gesso.constraints.tools import TAGS, calls_term, chosen

@@ -8,15 +8,12 @@ Equal terms are one object, so they are compared and hashed by identity.
 """
 
 import heapq
-import math
-import threading
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import count
 from typing import final
 from weakref import WeakValueDictionary
 
+from gesso.constraints.budget import count_term
 from gesso.errors import InputError
 
 ALL_BYTES = (1 << 256) - 1
@@ -77,48 +74,6 @@ class Term:
 
 
 _interned: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
-
-
-class _Budget(threading.local):
-    left: int | None = None
-    deadline = math.inf  # in seconds of this thread's CPU time
-
-
-_budget = _Budget()
-
-
-@contextmanager
-def at_most(terms: int, seconds: float = math.inf) -> Iterator[None]:
-    """Raise InputError if the block makes more terms or takes longer: some constraints have exponential size."""
-    before = _budget.left, _budget.deadline
-    _budget.left, _budget.deadline = terms, min(_budget.deadline, time.thread_time() + seconds)
-    try:
-        yield
-    except RecursionError:
-        raise InputError("the constraint nests too deeply; flatten it") from None
-    finally:
-        _budget.left, _budget.deadline = before
-
-
-def _count() -> None:
-    if _budget.left is not None:
-        _budget.left -= 1
-        if _budget.left < 0:
-            raise InputError(
-                "the constraint is too large to compile (limits.terms); use fewer alternatives, simpler patterns or "
-                "less nesting"
-            )
-        if _budget.left % 256 == 0:
-            check_time()
-
-
-def check_time() -> None:
-    """Raise InputError if the block of `at_most` has taken too long. Work that makes no terms has to call it."""
-    if time.thread_time() > _budget.deadline:
-        raise InputError(
-            "the constraint takes too long to compile (limits.seconds); simplify its patterns and conditions, or use "
-            "fewer alternatives"
-        )
 
 
 @final
@@ -343,7 +298,7 @@ def one_of(mask: int) -> Term:
         return NOTHING
     found = _interned.get((Bytes, mask))
     if found is None:
-        _count()
+        count_term()
         found = _interned[(Bytes, mask)] = Bytes(mask)
     return found
 
@@ -395,7 +350,7 @@ def _pair(head: Term, tail: Term) -> Term:
     key = Seq, head, tail
     found = _interned.get(key)
     if found is None:
-        _count()
+        count_term()
         found = _interned[key] = Seq(head, tail)
     return found
 
@@ -417,7 +372,7 @@ def alt(parts: Iterable[Term]) -> Term:
     items = tuple(sorted(kept, key=id))
     found = _interned.get((Alt, items))
     if found is None:
-        _count()
+        count_term()
         found = _interned[(Alt, items)] = Alt(items)
     return found
 
@@ -478,7 +433,7 @@ def repeat(item: Term, low: int, high: int | None) -> Term:
     key = Repeat, item, low, high
     found = _interned.get(key)
     if found is None:
-        _count()
+        count_term()
         found = _interned[key] = Repeat(item, low, high)
     return found
 
@@ -503,7 +458,7 @@ def both(parts: Iterable[Term]) -> Term:
     items = tuple(sorted(kept, key=id))
     found = _interned.get((Both, items))
     if found is None:
-        _count()
+        count_term()
         found = _interned[(Both, items)] = Both(items)
     return found
 
@@ -519,7 +474,7 @@ def complement(item: Term) -> Term:
     assert not item.has_rule, "a complement contains a rule"
     found = _interned.get((Not, item))
     if found is None:
-        _count()
+        count_term()
         found = _interned[(Not, item)] = Not(item)
     return found
 

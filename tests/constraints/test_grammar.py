@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gesso.constraints.budget import at_most
 from gesso.constraints.grammar import grammar_term
-from gesso.constraints.terms import FAR, Term, at_most
+from gesso.constraints.terms import FAR, Term
 from gesso.errors import InputError
 from tests.waiting import bounded
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from gesso.constraints.budget import at_most
 from gesso.constraints.charset import ANY, char_class, chars, complement, union
 from gesso.constraints.stored import from_bytes, to_bytes
 from gesso.constraints.terms import (
@@ -16,7 +17,6 @@ from gesso.constraints.terms import (
     Rule,
     Term,
     alt,
-    at_most,
     both,
     literal,
     minus,

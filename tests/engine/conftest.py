@@ -2,7 +2,11 @@
 
 import pytest
 
+from gesso.api import Gesso
 from gesso.backends.torch import TorchBackend
+from gesso.engine.driver import Driver
+from gesso.engine.engine import Engine
+from tests.backends.passes import CapturesPlainly
 
 
 @pytest.fixture
@@ -16,3 +20,14 @@ def passes(tiny, monkeypatch):
 
     monkeypatch.setattr(TorchBackend, "run", record)
     return seen
+
+
+@pytest.fixture
+def pair(tiny):
+    """Return the tiny model twice: without and with graphs."""
+    plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
+    for each in (plain, graphed):
+        each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
+    graphed.engine = Engine(graphed.model, graphed.decode, max_batch=4, backend=CapturesPlainly(graphed.model))
+    graphed.driver = Driver(graphed.engine)
+    return plain, graphed

@@ -10,10 +10,8 @@ import weakref
 import pytest
 
 from gesso.adapters.lora import Lora, make_adaptable
-from gesso.api import Gesso
 from gesso.backends.cuda import CudaBackend
 from gesso.backends.cuda.graphs import shape_of
-from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft
 from gesso.engine.runner import Runner
@@ -39,17 +37,6 @@ OPTIONS = (
     {"sampler": "credit", "stopping": "schedule", "settle": 1, "confidence": 5.0},
     {"stopping": "plateau"},  # stops outside of the graph
 )
-
-
-@pytest.fixture
-def pair(tiny):
-    """Return the tiny model twice: without and with graphs."""
-    plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
-    for each in (plain, graphed):
-        each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
-    graphed.engine = Engine(graphed.model, graphed.decode, max_batch=4, backend=CapturesPlainly(graphed.model))
-    graphed.driver = Driver(graphed.engine)
-    return plain, graphed
 
 
 def outcome(g, requests):

@@ -5,27 +5,13 @@ Without a GPU nothing is captured, but the static tensors, and the copies into a
 
 import pytest
 
-from gesso.api import Gesso
 from gesso.engine import guided
-from gesso.engine.driver import Driver
-from gesso.engine.engine import Engine
 from gesso.engine.events import Done, Draft, Failed
 from tests.backends.passes import CapturesPlainly
 
 CODE = "[ab]{3}[0-9]{4}"
 SHORT = {"steps": 8, "canvas_length": 8, "max_new_tokens": 16}
 FIXED = {**SHORT, "stopping": "fixed"}
-
-
-@pytest.fixture
-def pair(tiny):
-    """Return the tiny model twice: without and with graphs."""
-    plain, graphed = (Gesso.__new__(Gesso) for _ in range(2))
-    for each in (plain, graphed):
-        each.__init__(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=4, max_length=None)
-    graphed.engine = Engine(graphed.model, graphed.decode, max_batch=4, backend=CapturesPlainly(graphed.model))
-    graphed.driver = Driver(graphed.engine)
-    return plain, graphed
 
 
 def outcome(g, requests):

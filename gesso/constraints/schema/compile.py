@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from gesso.constraints.budget import at_most
 from gesso.constraints.limits import Limits
 from gesso.constraints.schema.arrays import array_term
 from gesso.constraints.schema.dialects import JSON, Dialect, Writer
@@ -21,7 +22,7 @@ from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
 from gesso.constraints.schema.strings import string_content
-from gesso.constraints.terms import EMPTY, FAR, NOTHING, Rule, Term, alt, at_most, both, literal, minus, seq, settle
+from gesso.constraints.terms import EMPTY, FAR, NOTHING, Rule, Term, alt, both, literal, minus, seq, settle
 from gesso.errors import InputError
 
 

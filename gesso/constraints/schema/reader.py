@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gesso.constraints.budget import check_time
 from gesso.constraints.limits import Limits
 from gesso.constraints.schema.facts import (
     Facts,
@@ -26,7 +27,6 @@ from gesso.constraints.schema.keywords import REFERENCES, members, named_members
 from gesso.constraints.schema.negation import negated
 from gesso.constraints.schema.references import References
 from gesso.constraints.schema.validity import Validity, fits
-from gesso.constraints.terms import check_time
 from gesso.errors import InputError
 
 MAX_LEVELS = 64  # subschemas of the same value inside each other, references included
