@@ -14,8 +14,8 @@ C positions, K most likely tokens, S states, M moves of a state, N states kept, 
 moves, L bytes of a word, O words that are not plain.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,14 @@ from gesso.constraints.guide import ANY_TOKEN, FILLING, Guide, Ints
 from gesso.constraints.reach import Reach
 
 BEAM = 16  # states kept at a position
+PART = 16  # positions after which a search can pause
 
 SLACK = 1e-3  # of sums of scores, for rounding
 PINNED = -(1 << 30)  # the code of a pinned token in a trail
 
 Floats = NDArray[np.float32]
+Found = tuple[Ints, int]  # tokens, and the index from which on any others would be valid too
+T = TypeVar("T")
 
 
 class Scores:
@@ -66,10 +69,25 @@ class _Words(NamedTuple):
     none_K: NDArray[np.bool_]  # whether it writes nothing
 
 
-def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[Ints, int]:
-    """Return the tokens with the highest score that may follow a state at a position of the text.
+def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> Found:
+    """Return the tokens with the highest score that may follow a state at a position of the text."""
+    return complete(search(reach, start, position, scores))
 
-    Also return the index from which on any other tokens would be valid too, because the text has become free.
+
+def complete(parts: Generator[None, None, T]) -> T:
+    """Run a generator to its end, and return what it returns."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def search(reach: Reach, start: int, position: int, scores: Scores) -> Generator[None, None, Found]:
+    """Search as `likeliest` does, and pause after every few positions.
+
+    Other searches with the same guide may run in between: they can only add states.
     """
     guide, moves = reach.guide, reach.moves
     length, width = scores.tokens_CK.shape
@@ -79,6 +97,8 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
     best, owner = np.full(0, -np.inf, np.float32), np.zeros(0, np.int64)  # by state
     trail: list[tuple[Ints, Ints]] = []
     for i in range(length):
+        if i and i % PART == 0:
+            yield
         wide: Ints = np.zeros(0, np.int64)
         if (pin := reach.pins.get(position + i)) is not None:
             target, score, code_NM = guide.walk_from(at, pin), total, np.full((len(at), 1), PINNED)
@@ -128,7 +148,7 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> tuple[
 
 def _follow(
     trail: list[tuple[Ints, Ints]], at: int, scores: Scores, reach: Reach, position: int, found_C: Ints
-) -> tuple[Ints, int]:
+) -> Found:
     """Follow the trail back from the best end, and write the tokens on it into `found_C`."""
     tokens = reach.moves.tokens
     free = len(trail)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from gesso.backends import Backend, for_model
+from gesso.constraints.search import complete
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.adapters import AdapterTable
@@ -288,7 +289,7 @@ class Engine:
         elif waits:
             self.searches.add(outcome, found)
         else:
-            self._advanced(outcome, found())
+            self._advanced(outcome, complete(found))
 
     def _advanced(self, outcome: Outcome, take: Callable[[], Canvas]) -> None:
         """Replace a canvas by the one after its step, and commit it if it is done."""

@@ -6,12 +6,13 @@ model was about to write. So the first half of a canvas' steps is not corrected,
 final satisfies the constraint. A text that converges by then and satisfies it is the same as without the constraint.
 
 A correction has three stages. `guided` reads the prediction from the device. `Correction.search` runs on the host, and
-may run while the device is busy with another pass. `Correction.prediction` makes the corrected prediction.
+may run, with pauses, while the device is busy with other
+passes. `Correction.prediction` makes the corrected prediction.
 
 C canvas, V vocabulary, K most likely tokens, U tokens of moves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,12 +21,10 @@ from torch import Tensor
 
 from gesso.constraints.guide import Guide, Ints
 from gesso.constraints.reach import Reach
-from gesso.constraints.search import Floats, Scores, likeliest
+from gesso.constraints.search import Floats, Found, Scores, search
 from gesso.diffusion.canvas import FREE, Canvas
 from gesso.diffusion.prediction import LIKELY, Prediction, top_tokens
 from gesso.engine.running import Running
-
-Found = tuple[Ints, int]  # tokens, and the index from which on any others would be valid too
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,10 @@ class Correction:
     state: int
     position: int
 
-    def search(self) -> Found:
-        """Return the most probable tokens that satisfy the constraint. This waits for no pass on the device."""
+    def search(self) -> Generator[None, None, Found]:
+        """Find the most probable tokens that satisfy the constraint. This waits for no pass on the device."""
         scores = scores_of(self.candidates, self.entropy_C, self.reach.guide)
-        return likeliest(self.reach, self.state, self.position, scores)
+        return (yield from search(self.reach, self.state, self.position, scores))
 
     def prediction(self, found: Found) -> Prediction:
         """Return the prediction with the tokens that the search has found."""

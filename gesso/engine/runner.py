@@ -3,7 +3,7 @@
 C canvas, S scored positions, H hidden, V vocabulary, R rows of a chunk, N tokens of compared texts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,8 +29,9 @@ from gesso.model.cache import KVCache
 ROWS = 32  # positions whose logits are in memory at once
 
 
-# Search on the host, without waiting for a pass that the device is running. Return the function that takes the step.
-Search = Callable[[], Callable[[], Canvas]]
+# Search on the host, with pauses, without waiting for a pass that the device is running. Return the function that takes
+# the step.
+Search = Generator[None, None, Callable[[], Canvas]]
 
 
 @dataclass(frozen=True)
@@ -289,11 +290,11 @@ class Runner:
             if isinstance(found, Prediction):
                 return step() if found is own else advance(found)
 
-            def search() -> Callable[[], Canvas]:
-                tokens = found.search()
+            def search() -> Search:
+                tokens = yield from found.search()
                 return lambda: advance(found.prediction(tokens))
 
-            return search
+            return search()
 
         def free() -> Canvas | Search:
             after = step()

@@ -1,8 +1,8 @@
 """Searches of constrained requests that wait for a pass of the other requests to run beside.
 
 A search takes the host milliseconds, in which the device would be idle. If other requests are ready, their next pass is
-launched first, and the searches run while the device works. The constrained requests sit out that pass. At most one
-search runs longer than the pass, and at least one runs beside each, so nobody waits for long.
+launched first, and the searches run while the device works. The constrained requests sit out that pass. When it is
+over, the search that is running pauses until the next one, so nobody waits for it.
 
 Steps that need no search are not delayed, and without other requests a search runs at once.
 """
@@ -34,10 +34,13 @@ class Searches:
         self.done = [each for each in self.done if each[0].running.id != request_id]
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Search for one request after the other, until the pass is over."""
+        """Search for one request after the other, until the pass is over, and at least one part of a search."""
         while self.waiting:
-            outcome, search = self.waiting.pop(next(iter(self.waiting)))
-            self.done.append((outcome, _result_of(search)))
+            request_id = next(iter(self.waiting))
+            outcome, search = self.waiting[request_id]
+            if (take := _next_part(search)) is not None:
+                del self.waiting[request_id]
+                self.done.append((outcome, take))
             if is_over():
                 return
 
@@ -47,12 +50,19 @@ class Searches:
         return done
 
 
-def _result_of(search: Search) -> Take:
-    """Search now, and fail later: with the request, not with the pass."""
+def _next_part(search: Search) -> Take | None:
+    """Search until the next pause. At the end return the function that takes the step; an error is raised by it, so
+    that the request fails and not the pass.
+    """
     try:
-        return search()
+        next(search)
+    except StopIteration as end:
+        take: Take = end.value
+        return take
     except Exception as error:
         failure = error
+    else:
+        return None
 
     def fail() -> Canvas:
         raise failure

@@ -248,7 +248,7 @@ def test_choice_is_one_of_the_texts_exactly(tiny):
 def test_matching_text_is_not_changed(tiny, monkeypatch):
     """Random weights write no valid text, so this test declares every text valid."""
     monkeypatch.setattr(Reach, "fits", lambda *_: True)
-    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("corrected a matching text"))
+    monkeypatch.setattr(guided, "search", lambda *_: pytest.fail("corrected a matching text"))
     options = {"seed": 3, "max_new_tokens": 48, **SMALL}
     assert tiny.generate("Hello", regex="(?s).*", **options).tokens == tiny.generate("Hello", **options).tokens
 
@@ -261,7 +261,7 @@ def test_constraint_that_final_text_matches_changes_nothing(tiny, monkeypatch):
     drafts = [event.canvas.result_C.tolist() for event in tiny.stream("Hello", **options) if event.kind == "draft"]
     assert len(drafts) == 4 and drafts[-1] not in drafts[:-1]
     monkeypatch.setattr(Reach, "fits", lambda self, position, state, tokens: tokens in ([], (), drafts[-1]))
-    monkeypatch.setattr(guided, "likeliest", lambda *_: pytest.fail("corrected a matching text"))
+    monkeypatch.setattr(guided, "search", lambda *_: pytest.fail("corrected a matching text"))
     held = tiny.generate("Hello", regex="(?s).*", **options)
     assert (held.tokens, held.usage.denoising_steps) == (free.tokens, free.usage.denoising_steps)
 

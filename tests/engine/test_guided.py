@@ -5,6 +5,7 @@ Without a GPU nothing is captured, but the static tensors, and the copies into a
 
 import pytest
 
+from gesso.constraints import search
 from gesso.engine import guided
 from gesso.engine.events import Done, Draft, Failed
 from tests.backends.passes import CapturesPlainly
@@ -66,7 +67,7 @@ def test_canvases_beside_a_constrained_one_advance_in_the_graph(pair):
 
 def logged(g, monkeypatch):
     """Return a list that records the requests of each pass when it is launched, and each search."""
-    log, backend, search = [], g.engine.runner.backend, guided.Correction.search
+    log, backend, searching = [], g.engine.runner.backend, guided.Correction.search
     replay = backend.replay
 
     def recording_replay(work, cache):
@@ -77,7 +78,7 @@ def logged(g, monkeypatch):
 
     def recording_search(self):
         log.append(("search", None))
-        return search(self)
+        return searching(self)
 
     monkeypatch.setattr(backend, "replay", recording_replay)
     monkeypatch.setattr(guided.Correction, "search", recording_search)
@@ -97,6 +98,26 @@ def test_free_requests_do_not_wait_for_a_search(pair, monkeypatch):
     before = [log[at - 1] for at, (kind, _) in enumerate(log) if kind == "search"]
     assert before and all(entry == ("pass", {free}) for entry in before if free in entry[1])
     assert ("pass", {free, constrained}) in log
+
+
+def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, monkeypatch):
+    """On a CPU every pass is over at once, so one part of a search runs beside each."""
+    plain, graphed = pair
+
+    def requests(g):
+        return [g.request("x", seed=1, regex=regex, **FIXED) for regex in (None, CODE)]
+
+    expected = outcome(plain, requests(plain))
+    monkeypatch.setattr(search, "PART", 1)
+    paused, run = [], graphed.engine.searches.run
+
+    def counted(is_over=None):
+        run(is_over) if is_over else run()
+        paused.append(len(graphed.engine.searches.waiting))
+
+    monkeypatch.setattr(graphed.engine.searches, "run", counted)
+    assert outcome(graphed, requests(graphed)) == expected
+    assert paused.count(1) > 4  # a search of the whole canvas has eight parts
 
 
 def test_without_free_requests_a_search_runs_at_once(pair, monkeypatch):
