@@ -13,7 +13,7 @@ from threading import RLock
 import numpy as np
 from numpy.typing import NDArray
 
-from gesso.constraints.budget import at_most
+from gesso.constraints.budget import at_most, pause_if_over
 from gesso.constraints.limits import Limits
 from gesso.constraints.terms import ANYTHING, FAR, NOTHING, Term
 from gesso.errors import InputError
@@ -113,6 +113,7 @@ class Automaton:
                 f"the states of the constraint take more than {1000 * self.limits.state_seconds:g} ms each to make "
                 "(limits.state_seconds); simplify its patterns"
             )
+        pause_if_over()
 
     def _fill_row(self, state: int) -> None:
         term, nearer = self._terms[state], 0

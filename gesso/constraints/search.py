@@ -15,24 +15,24 @@ moves, L bytes of a word, O words that are not plain.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gesso.constraints.automaton import DEAD, END, FREE, START
+from gesso.constraints.budget import complete, repeated
 from gesso.constraints.guide import ANY_TOKEN, FILLING, Guide, Ints
 from gesso.constraints.reach import Reach
 
 BEAM = 16  # states kept at a position
-PART = 16  # positions after which a search can pause
 
 SLACK = 1e-3  # of sums of scores, for rounding
 PINNED = -(1 << 30)  # the code of a pinned token in a trail
 
 Floats = NDArray[np.float32]
 Found = tuple[Ints, int]  # tokens, and the index from which on any others would be valid too
-T = TypeVar("T")
 
 
 class Scores:
@@ -74,22 +74,12 @@ def likeliest(reach: Reach, start: int, position: int, scores: Scores) -> Found:
     return complete(search(reach, start, position, scores))
 
 
-def complete(parts: Generator[None, None, T]) -> T:
-    """Run a generator to its end, and return what it returns."""
-    while True:
-        try:
-            next(parts)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-
-
 def search(reach: Reach, start: int, position: int, scores: Scores) -> Generator[None, None, Found]:
-    """Search as `likeliest` does, and pause after every few positions.
+    """Search as `likeliest` does, and pause before every position. In a block of `pausing`, also pause between states.
 
     Other searches with the same guide may run in between: they can only add states.
     """
-    guide, moves = reach.guide, reach.moves
+    guide = reach.guide
     length, width = scores.tokens_CK.shape
     words = _words_of(guide, scores.tokens_CK)
     rest_best, rest_fill = scores.rest
@@ -97,24 +87,10 @@ def search(reach: Reach, start: int, position: int, scores: Scores) -> Generator
     best, owner = np.full(0, -np.inf, np.float32), np.zeros(0, np.int64)  # by state
     trail: list[tuple[Ints, Ints]] = []
     for i in range(length):
-        if i and i % PART == 0:
-            yield
-        wide: Ints = np.zeros(0, np.int64)
-        if (pin := reach.pins.get(position + i)) is not None:
-            target, score, code_NM = guide.walk_from(at, pin), total, np.full((len(at), 1), PINNED)
-        else:
-            # The moves of the states, then the most likely words for wide states.
-            moves.fill(at)
-            code_NM = moves.code_SM.take(at, axis=0)
-            target = moves.next_SM.take(at, axis=0).ravel().astype(np.int64)
-            score = (scores.of_moves(i, code_NM, moves.tokens) + total[:, None]).ravel()
-            if len(wide := moves.wide_S.take(at).nonzero()[0]):
-                target_WK = _after_words(guide, at.take(wide), words(i))
-                score_WK = scores.top_CK[i] + total.take(wide)[:, None]
-                target = np.concatenate([target, target_WK.ravel()])
-                score = np.concatenate([score, score_WK.ravel()])
-        # Keep the targets that can still be completed, the best move to each of them, and the best `BEAM` of these.
-        kept = reach.allows(position + i + 1, target).nonzero()[0]
+        yield
+        targets = yield from repeated(partial(_targets, reach, words, scores, position, i, at, total))
+        code_NM, wide, target, score, kept = targets
+        # Keep the best move to each target, and the best `BEAM` of these.
         score, key = score.take(kept), target.take(kept)
         if len(best) < len(guide.automaton):
             best = np.full(2 * len(guide.automaton), -np.inf, np.float32)
@@ -144,6 +120,36 @@ def search(reach: Reach, start: int, position: int, scores: Scores) -> Generator
     last = int(total.argmax())
     found_C = scores.tokens_CK[:, 0].copy() if at[last] == FREE else scores.fill_C.copy()
     return _follow(trail, last, scores, reach, position, found_C)
+
+
+class _Targets(NamedTuple):
+    """Where the moves of some states lead, and then the most likely words of the wide ones among them."""
+
+    code_NM: NDArray[np.int32]
+    wide: Ints  # indices of the wide states
+    target: Ints
+    score: Floats
+    kept: Ints  # indices of the targets from which the text can still be completed
+
+
+def _targets(
+    reach: Reach, words: Callable[[int], _Words], scores: Scores, position: int, i: int, at: Ints, total: Floats
+) -> _Targets:
+    guide, moves = reach.guide, reach.moves
+    wide: Ints = np.zeros(0, np.int64)
+    if (pin := reach.pins.get(position + i)) is not None:
+        target, score, code_NM = guide.walk_from(at, pin), total, np.full((len(at), 1), PINNED, np.int32)
+    else:
+        moves.fill(at)
+        code_NM = moves.code_SM.take(at, axis=0)
+        target = moves.next_SM.take(at, axis=0).ravel().astype(np.int64)
+        score = (scores.of_moves(i, code_NM, moves.tokens) + total[:, None]).ravel()
+        if len(wide := moves.wide_S.take(at).nonzero()[0]):
+            target_WK = _after_words(guide, at.take(wide), words(i))
+            score_WK = scores.top_CK[i] + total.take(wide)[:, None]
+            target = np.concatenate([target, target_WK.ravel()])
+            score = np.concatenate([score, score_WK.ravel()])
+    return _Targets(code_NM, wide, target, score, reach.allows(position + i + 1, target).nonzero()[0])
 
 
 def _follow(

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from gesso.backends import Backend, for_model
-from gesso.constraints.search import complete
+from gesso.constraints.budget import deadline
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.adapters import AdapterTable
@@ -27,6 +27,8 @@ from gesso.errors import InputError
 from gesso.model.transformer import DiffusionGemma
 
 PREFILL = 2048  # tokens of prompts that a pass reads on a GPU
+SEARCHING = 0.02  # seconds that searches take between two passes, if there is no other pass beside which to run
+AT_ONCE = 0.25  # seconds of a search where none runs beside a pass; only constraints made to be slow take longer
 PIECE = 256  # tokens of a prompt that are encoded at once; more would change the last bits of a text
 
 
@@ -86,9 +88,8 @@ class Engine:
             if pass_error is not None:  # outside of `except`: an error being handled keeps the tensors of its frames
                 self._isolate(work, pass_error)
         else:
-            self.searches.run()
-        for outcome, take in self.searches.taken():
-            self._try(outcome.running, partial(self._advanced, outcome, take))
+            self.searches.run(deadline(SEARCHING))
+        self._take_found()
         self._free_adapters()
         events, self.outbox = self.outbox, []
         return events
@@ -207,7 +208,7 @@ class Engine:
     def _pass(self, work: list[Work]) -> None:
         """Run one pass and advance every request in it. If a request's own step fails, only that request fails."""
         try:
-            outcomes = self.runner.run(work, self.cache, lambda: self.searches.run(self.runner.is_over()))
+            outcomes = self.runner.run(work, self.cache, self._search_beside)
             for item in work:
                 self._note(item)
         except BaseException:  # Ctrl-C too: rows that were being written are in an unknown state, so encode them again
@@ -215,13 +216,19 @@ class Engine:
                 if item.writes:
                     self._read_from(item.running, 0)
             raise
-        # The others do not wait for a search: it runs beside their next pass. A CPU cannot do both.
-        waits = self.runner.captures and any(each.denoising and not each.denoising.is_constrained for each in work)
         for outcome in outcomes:
             if isinstance(outcome, Encoded):
                 self._try(outcome.running, partial(self._score, outcome))
             else:
-                self._try(outcome.running, partial(self._advance, outcome, waits))
+                self._try(outcome.running, partial(self._advance, outcome))
+        # If there are others, they do not wait: the searches run beside their next pass.
+        if not any(each.denoising and not each.denoising.is_constrained for each in work):
+            self.searches.run(deadline(SEARCHING))
+
+    def _search_beside(self) -> None:
+        """Search while the device runs a pass."""
+        if self.runner.captures:
+            self.searches.run(self.runner.is_over())
 
     def _try(self, running: Job, step: Callable[[], None]) -> None:
         """Take a request's own step. If it fails, only that request fails."""
@@ -278,18 +285,24 @@ class Engine:
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
             self.on_read(len(row.tokens), prompt)
 
-    def _advance(self, outcome: Outcome, waits: bool) -> None:
-        """Take the step of a canvas. If it needs a search, search now or, if it `waits`, beside the next pass."""
+    def _advance(self, outcome: Outcome) -> None:
+        """Take the step of a canvas, or note the search that it needs before."""
         if outcome.running.request.compared:
             self._compare(outcome)
             return
         found = outcome.advance()
         if isinstance(found, Canvas):
             self._advanced(outcome, lambda: found)
-        elif waits:
-            self.searches.add(outcome, found)
         else:
-            self._advanced(outcome, complete(found))
+            self.searches.add(outcome, found)
+            if not self.runner.captures:  # at once: nothing runs beside it, and only one request has its logits
+                self.searches.run(deadline(AT_ONCE))
+                self._take_found()
+
+    def _take_found(self) -> None:
+        """Take the steps for which a search has found the tokens."""
+        for outcome, take in self.searches.taken():
+            self._try(outcome.running, partial(self._advanced, outcome, take))
 
     def _advanced(self, outcome: Outcome, take: Callable[[], Canvas]) -> None:
         """Replace a canvas by the one after its step, and commit it if it is done."""

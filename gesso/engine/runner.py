@@ -14,19 +14,22 @@ from torch import Tensor
 
 from gesso.backends.base import PREDICTING, Backend, Piece, Step
 from gesso.backends.torch import summarize
+from gesso.constraints.budget import Paused, deadline, pausing, repeated
 from gesso.diffusion.canvas import Canvas
 from gesso.diffusion.noise import HashSource, Source
 from gesso.diffusion.prediction import Prediction
 from gesso.diffusion.verified import advance as advance_verified
 from gesso.diffusion.verified import halves
 from gesso.engine.events import Likely
-from gesso.engine.guided import Candidates, guided, is_uncorrected, satisfies_constraint
+from gesso.engine.guided import Candidates, Correction, guided, is_uncorrected, satisfies_constraint
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
 from gesso.engine.scoring import Scoring, check_scores, likely_tokens
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
+CHECKING = 0.005  # seconds after which a check of a prediction goes on as part of the search
+SEARCHING = 0.001  # seconds of searches beside a pass, at least
 
 
 # Search on the host, with pauses, without waiting for a pass that the device is running. Return the function that takes
@@ -128,12 +131,15 @@ class Runner:
         return _joined([*outcomes, *_encoded(work, scored)])
 
     def is_over(self) -> Callable[[], bool]:
-        """Return a function that tells whether the device has finished all work that was launched before."""
+        """Return a function that tells whether the device has finished all work that was launched before.
+
+        If that was little, searches go on for some time: otherwise they would wait for many passes.
+        """
         if self.model.device.type != "cuda":
             return lambda: True
-        event = torch.cuda.Event()
+        event, is_late = torch.cuda.Event(), deadline(SEARCHING)
         event.record()
-        return event.query
+        return lambda: event.query() and is_late()
 
     def _pieces(self, item: Work) -> list[Piece]:
         device, row, adapter = self.model.device, item.row, item.adapter
@@ -284,23 +290,31 @@ class Runner:
         if running.request.guide is None:
             return step
 
-        def constrained() -> Canvas | Search:
+        def checked() -> Canvas | Correction:
+            if is_uncorrected(running) and satisfies_constraint(running, free := step()):
+                return free
             own = conditioned()
             found = guided(running, own, partial(self._candidates, prediction, hidden_CH))
-            if isinstance(found, Prediction):
-                return step() if found is own else advance(found)
+            if isinstance(found, Correction):
+                return found
+            return step() if found is own else advance(found)
 
-            def search() -> Search:
-                tokens = yield from found.search()
-                return lambda: advance(found.prediction(tokens))
+        def search(found: Correction | None) -> Search:
+            known = found or (yield from repeated(checked))
+            if isinstance(known, Canvas):
+                return lambda: known
+            tokens = yield from known.search()
+            return lambda: advance(known.prediction(tokens))
 
-            return search()
+        def constrained() -> Canvas | Search:
+            try:
+                with pausing(deadline(CHECKING)):
+                    found = checked()
+            except Paused:
+                return search(None)
+            return search(found) if isinstance(found, Correction) else found
 
-        def free() -> Canvas | Search:
-            after = step()
-            return after if satisfies_constraint(running, after) else constrained()
-
-        return free if is_uncorrected(running) else constrained
+        return constrained
 
     def _candidates(self, prediction: Prediction, hidden_CH: Tensor, start: int) -> Candidates:
         """Return the tokens that a constraint may choose from at the positions from `start` on."""

@@ -4,11 +4,13 @@ A search takes the host milliseconds, in which the device would be idle. If othe
 launched first, and the searches run while the device works. The constrained requests sit out that pass. When it is
 over, the search that is running pauses until the next one, so nobody waits for it.
 
-Steps that need no search are not delayed, and without other requests a search runs at once.
+Steps that need no search are not delayed. Without other requests a search runs at once, and pauses only to let new
+requests in.
 """
 
 from collections.abc import Callable
 
+from gesso.constraints.budget import pausing
 from gesso.diffusion.canvas import Canvas
 from gesso.engine.runner import Outcome, Search
 
@@ -33,16 +35,19 @@ class Searches:
         self.waiting.pop(request_id, None)
         self.done = [each for each in self.done if each[0].running.id != request_id]
 
-    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Search for one request after the other, until the pass is over, and at least one part of a search."""
-        while self.waiting:
-            request_id = next(iter(self.waiting))
-            outcome, search = self.waiting[request_id]
-            if (take := _next_part(search)) is not None:
-                del self.waiting[request_id]
-                self.done.append((outcome, take))
-            if is_over():
-                return
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Search for one request after the other until `is_over`, and at least one part of a search."""
+        with pausing(is_over):
+            while self.waiting:
+                request_id = next(iter(self.waiting))
+                outcome, search = self.waiting[request_id]
+                if (take := _next_part(search)) is not None:
+                    del self.waiting[request_id]
+                    self.done.append((outcome, take))
+                if is_over():
+                    if take is None:  # the others come first now
+                        self.waiting[request_id] = self.waiting.pop(request_id)
+                    return
 
     def taken(self) -> list[tuple[Outcome, Take]]:
         """Return the steps that can be taken, once."""

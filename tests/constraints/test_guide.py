@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from collections.abc import Generator
 
 import hypothesis
 import numpy as np
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 
 import gesso
 from gesso.constraints.automaton import DEAD, START, Automaton
+from gesso.constraints.budget import complete, pausing
 from gesso.constraints.constraint import Guides
 from gesso.constraints.guide import Guide
 from gesso.constraints.limits import Limits
 from gesso.constraints.reach import Reach
 from gesso.constraints.regex import regex_term
-from gesso.constraints.search import BEAM, Scores, likeliest
+from gesso.constraints.search import BEAM, Scores, likeliest, search
 from gesso.constraints.words import Words
 from gesso.diffusion.prediction import LIKELY
 from gesso.engine import guided
@@ -40,15 +42,22 @@ def guide_of(words, tiny):
     )
 
 
-def best_of(guide: Guide, logits_CV: np.ndarray, top: int, after: int = 0, pins: dict[int, int] | None = None) -> list:
-    """Return the tokens that the search finds for a canvas, if `after` more tokens may follow it."""
+def best_of(guide: Guide, logits_CV: np.ndarray, *arguments) -> list:
+    """Return the tokens that the search finds for a canvas."""
+    return complete(search_of(guide, logits_CV, *arguments))[0].tolist()
+
+
+def search_of(
+    guide: Guide, logits_CV: np.ndarray, top: int, after: int = 0, pins: dict[int, int] | None = None
+) -> Generator:
+    """Return the search for the tokens of a canvas, if `after` more tokens may follow it."""
     order_CK = np.argsort(-logits_CV, axis=1)[:, :top]
     top_CK = np.take_along_axis(logits_CV, order_CK, axis=1)
     fill = np.array(sorted(guide.eos | guide.padding))
     fill_C = fill[logits_CV[:, fill].argmax(axis=1)]
     reach = Reach(guide, pins or {}, len(logits_CV) + after)
     scores = Scores(order_CK, top_CK, fill_C, logits_CV[:, fill].max(axis=1), lambda tokens: logits_CV[:, tokens])
-    return likeliest(reach, START, 0, scores)[0].tolist()
+    return search(reach, START, 0, scores)
 
 
 def random_logits(vocab_size: int, length: int, seed: int) -> np.ndarray:
@@ -154,6 +163,21 @@ def test_search_result_matches_at_any_length(guide_of, tiny, regex):
         for after in (0, 5):
             best = best_of(guide, logits_CV, LIKELY, after)
             assert Reach(guide, {}, length + after).fits(0, START, best)
+
+
+def test_search_that_pauses_after_every_state_finds_the_same_text(guide_of, tiny):
+    regex, logits_CV = "[a-z]{2,9}(, [a-z]+|; [0-9]{1,3})*", random_logits(tiny.config.vocab_size, 12, seed=1)
+    guide = guide_of(regex)
+    expected, parts = best_of(guide_of(regex), logits_CV, LIKELY), []
+    for _ in range(2):
+        pausable, count = search_of(guide, logits_CV, LIKELY), 0
+        with pausing(lambda: True), pytest.raises(StopIteration) as end:
+            while True:
+                next(pausable)
+                count += 1
+        assert end.value.value[0].tolist() == expected
+        parts.append(count)
+    assert parts[0] > parts[1]  # the second search makes no states
 
 
 def test_confident_position_outweighs_uncertain_positions(guide_of, tiny):

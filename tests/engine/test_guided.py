@@ -5,8 +5,7 @@ Without a GPU nothing is captured, but the static tensors, and the copies into a
 
 import pytest
 
-from gesso.constraints import search
-from gesso.engine import guided
+from gesso.engine import guided, runner
 from gesso.engine.events import Done, Draft, Failed
 from tests.backends.passes import CapturesPlainly
 
@@ -105,19 +104,19 @@ def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, mon
     plain, graphed = pair
 
     def requests(g):
-        return [g.request("x", seed=1, regex=regex, **FIXED) for regex in (None, CODE)]
+        return [g.request("x", seed=1, regex=regex, **FIXED) for regex in (None, "[cd]{3}[0-9]{4}")]
 
     expected = outcome(plain, requests(plain))
-    monkeypatch.setattr(search, "PART", 1)
+    monkeypatch.setattr(runner, "CHECKING", 0.0)  # checks pause as well
     paused, run = [], graphed.engine.searches.run
 
-    def counted(is_over=None):
-        run(is_over) if is_over else run()
+    def counted(is_over):
+        run(is_over)
         paused.append(len(graphed.engine.searches.waiting))
 
     monkeypatch.setattr(graphed.engine.searches, "run", counted)
     assert outcome(graphed, requests(graphed)) == expected
-    assert paused.count(1) > 4  # a search of the whole canvas has eight parts
+    assert paused.count(1) > 4  # a search has a part for each of the eight positions
 
 
 def test_without_free_requests_a_search_runs_at_once(pair, monkeypatch):
