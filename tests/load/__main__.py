@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hot_load.add_argument("--seconds", type=float, default=20, help="the first third of them without loads")
     hot_load.add_argument("--clients", type=int, default=4, help="beside the one that loads adapters")
     hot_load.add_argument("--experts", action="store_true", help="adapters of attention, MLP and experts")
-    for command in (beside, hot_load):
+    for command in (attacks, beside, hot_load):
         command.add_argument("arguments", nargs="*", help="of gesso serve, after --")
     for command in (attacks, soak, hangups, beside):
         command.add_argument("--url", help="a running server; default: a new one")
@@ -61,7 +61,7 @@ def run(asked: argparse.Namespace) -> None:
         case "attacks":
             from tests.load import under_attack
 
-            found = under_attack.measure(asked.url, asked.letters)
+            found = under_attack.measure(asked.url, asked.letters, asked.arguments)
             if not asked.json:
                 under_attack.render(found, Console())
                 return

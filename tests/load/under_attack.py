@@ -31,8 +31,11 @@ AFTER_SECONDS = 6.0  # of them after the attack, when abandoned work shows
 RECOVERY_SECONDS = 10.0  # for an answer after the attack
 
 
-def measure(url: str | None, letters: str | None = None) -> dict[str, Any]:
-    """Measure the attacks with these letters, or all. With a `url`, skip those that need their own server."""
+def measure(url: str | None, letters: str | None = None, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure the attacks with these letters, or all, on servers with these `arguments`.
+
+    With a `url`, skip the attacks that need their own server.
+    """
     keys = tuple(os.environ.get("GESSO_API_KEYS", "").split(","))
     if url is not None and len(keys) < 2:
         raise InputError("set GESSO_API_KEYS to two keys of the server: the bystander's, then the attacker's")
@@ -40,7 +43,7 @@ def measure(url: str | None, letters: str | None = None) -> dict[str, Any]:
     if not wanted:
         raise InputError(f"no attack has one of the letters {letters!r}; see tests/load/attack_table.py")
     references = {}
-    with _server(wanted[0], url, plain=True) as target:
+    with _server(wanted[0], url, arguments, plain=True) as target:
         good = keys[0] if url is not None else "good"
         for constrained in {attack.constrained for attack in wanted}:
             references[constrained] = _alone(target.url, good, constrained)
@@ -51,7 +54,7 @@ def measure(url: str | None, letters: str | None = None) -> dict[str, Any]:
             found.append(_row(attack, skipped="needs its own server"))
             continue
         bad = keys[1] if url is not None else "bad"
-        found.append(_attacked(attack, url, good, bad, references[attack.constrained]))
+        found.append(_attacked(attack, url, arguments, good, bad, references[attack.constrained]))
     return {
         "alone": {("constrained" if constrained else "plain"): r.summary() for constrained, r in references.items()},
         "attacks": found,
@@ -59,14 +62,13 @@ def measure(url: str | None, letters: str | None = None) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _server(attack: Attack, url: str | None, plain: bool = False) -> Iterator[Target]:
+def _server(attack: Attack, url: str | None, arguments: Sequence[str], plain: bool = False) -> Iterator[Target]:
     """Start the server for one attack. It leaves one core to the load generator, which would otherwise slow it down."""
     if url is not None:
         yield Target(url, None)
         return
     threads = max(1, (os.cpu_count() or 2) - 1)
     with contextlib.ExitStack() as stack:
-        arguments: tuple[str, ...] = ()
         if attack.broken and not plain:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gesso-model-"))) / "broken"
             arguments = ("--model", str(make_unreadable(directory)))
@@ -74,7 +76,7 @@ def _server(attack: Attack, url: str | None, plain: bool = False) -> Iterator[Ta
         if not plain:
             options = {"keys": attack.keys, "frame_bytes": attack.frame_bytes, "files": attack.files}
         server = stack.enter_context(running_server(*arguments, threads=threads, **options))
-        if not arguments:
+        if plain or not attack.broken:
             server.wait_ready()
         yield Target(server.url, None, server.pid, server.log)
 
@@ -92,9 +94,11 @@ def _alone(url: str, key: str, constrained: bool) -> Bystander:
     return alone
 
 
-def _attacked(attack: Attack, url: str | None, good: str, bad: str, alone: Bystander) -> dict[str, Any]:
+def _attacked(
+    attack: Attack, url: str | None, arguments: Sequence[str], good: str, bad: str, alone: Bystander
+) -> dict[str, Any]:
     try:
-        with _server(attack, url) as server:
+        with _server(attack, url, arguments) as server:
             target = Target(server.url, bad if attack.keys else None, server.pid, server.log)
             key = good if attack.keys else None
             if attack.alone:
