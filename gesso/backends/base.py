@@ -86,7 +86,8 @@ class Work(Protocol):
 class Step:
     """The outcome of a captured pass for one canvas: its prediction, the canvas after the step, or both.
 
-    A constrained request gets its prediction in any case, with the most likely tokens.
+    A constrained request gets its prediction in any case, with the most likely tokens. A request that needs all logits
+    may get neither.
     """
 
     prediction: Prediction | None
@@ -102,9 +103,19 @@ class Replayed:
     scored: list[Tensor]  # hidden states [S, H] of each piece of kind "scored"
 
 
+@dataclass
+class Counts:
+    """What a process has prepared for its passes so far."""
+
+    captures: int = 0  # passes captured as CUDA graphs
+    compilations: int = 0  # variants of kernels
+    kernel_loads: int = 0  # variants that an earlier process has compiled, from the cache on disk
+
+
 class Backend(Protocol):
     model: DiffusionGemma
     captures: bool  # whether `replay` may run a pass
+    counts: Counts
 
     def run(self, pieces: Sequence[Piece], cache: KVCache) -> list[Tensor]:
         """Return the hidden states [S, H] of each piece, and append text to the cache.
@@ -153,6 +164,21 @@ class Backend(Protocol):
 
         Each of them is more likely to be captured. The results are the same.
         """
+        ...
+
+    def expect(self, batch: int, canvas: int, prefill: int) -> None:
+        """Prepare for the requests of a server: so many canvases in a pass, of so many tokens at most, or so much text.
+
+        From now on, few captured passes should serve all mixtures of requests. `capture_next` captures them.
+        """
+        ...
+
+    def compile_expected(self, cache: KVCache) -> None:
+        """Compile the kernels of the expected passes, as far as that is faster before they are captured."""
+        ...
+
+    def capture_next(self, cache: KVCache) -> bool:
+        """Capture one of the expected passes, those needed most first; return False if none is left."""
         ...
 
     def adapters_changed(self) -> None:

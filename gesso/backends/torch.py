@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gesso.adapters.lora import adapter_sites, kept_active, switch
-from gesso.backends.base import Piece, Replayed, Work
+from gesso.backends.base import Counts, Piece, Replayed, Work
 from gesso.diffusion.hash import draw
 from gesso.diffusion.prediction import LIKELY, Prediction, argmax, top_tokens
 from gesso.model.attention import AttendWithCache, attend_with_cache
@@ -34,6 +34,7 @@ class TorchBackend:
     """Runs the plain model."""
 
     captures = False
+    counts = Counts()
 
     def __init__(self, model: DiffusionGemma) -> None:
         self.model = model
@@ -92,6 +93,15 @@ class TorchBackend:
         return None
 
     def divides(self, work: Sequence[Work]) -> bool:
+        return False
+
+    def expect(self, batch: int, canvas: int, prefill: int) -> None:
+        pass
+
+    def compile_expected(self, cache: KVCache) -> None:
+        pass
+
+    def capture_next(self, cache: KVCache) -> bool:
         return False
 
     def adapters_changed(self) -> None:

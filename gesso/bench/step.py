@@ -1,13 +1,15 @@
-"""Measure the time of a step by kernel, or on a CPU by operation.
+"""Measure the time of a step by kernel and by group of kernels, or on a CPU by operation.
 
 Torch's profiler records some steps of a request as in `gesso bench model`, away from the start of a canvas. Concurrent
 kernels count in full; `between_ms` is the time in which nothing ran.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from gesso import loading
 from gesso.bench.adapters import attach_random
 from gesso.bench.device import wait
-from gesso.bench.model import SAMPLER, STEPS, USUAL, check_sampler, sizes_in
+from gesso.bench.groups import group_bytes, groups
+from gesso.bench.model import READ_VALUES, SAMPLER, STEPS, USUAL, check_sampler, read_speed, sizes_in
 from gesso.bench.requests import requests
 from gesso.errors import InputError
 
@@ -72,7 +75,24 @@ def measure(
         for _ in range(WATCHED):
             g.engine.step()
         wait(where)
-    return summary(_spans(found, where))
+    spans = _spans(found, where)
+    measured = summary(spans)
+    if where.type == "cuda":
+        speed = read_speed(where, READ_VALUES["cuda"])
+        measured["memory_TBps"] = speed / 1e12
+        measured["groups"] = groups(spans, WATCHED, group_bytes(g.model, g.engine.cache), speed)
+    return measured
+
+
+def earlier(path: Path) -> dict[str, Any]:
+    """Read the result of an earlier `gesso bench step --json`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path} as the output of gesso bench step --json: {error}") from None
+    if not isinstance(found, dict) or not {"ms_a_step", "rows"} <= found.keys():
+        raise InputError(f"{path} is not the output of gesso bench step --json")
+    return found
 
 
 def _spans(found: Any, device: torch.device) -> list[Span]:

@@ -21,7 +21,7 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            help="model: generation speed; step: time of a step by kernel; kernels: each kernel alone; "
+            help="model: generation speed; step: time of a step by group of kernels; kernels: each kernel alone; "
             "train: training steps on random weights; constraints: cost of a constraint per step; "
             "schemas: JSON schemas that compile, and texts of them; serve: many clients."
         ),
@@ -48,7 +48,12 @@ def bench(
     sampler: Annotated[str, typer.Option(help="model, step: sampler of the canvases.")] = "entropy-bound",
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="model, schemas: print everything as one JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="model, step, schemas: print everything as one JSON object.")
+    ] = False,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="step: show the differences to an earlier run with --json.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="kernels: only those whose name contains this.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="train: use torch.compile.")] = False,
     fields: Annotated[int, typer.Option(min=1, help="constraints: properties of the JSON schema.")] = 50,
@@ -85,13 +90,14 @@ def bench(
             plot.write_text(generation.draw(found), encoding="utf-8")
         print_json(found) if json else print_styled(lambda console: generation.render(found, console))
     elif what == "step":
-        from gesso.bench import step
+        from gesso.bench import groups, step
 
+        before = None if compare is None else step.earlier(compare)
         found = step.measure(
             loading.model, batches=batches, prompt=prompt, adapters=adapters, rank=rank or 16, threads=loading.threads,
             sampler=sampler, **loading.keywords(),
         )  # fmt: skip
-        print_json(found)
+        print_json(found) if json else print_styled(lambda console: groups.render(found, console, before))
     elif what == "kernels" and loading.device == "cpu":
         from gesso.bench import cpu
 

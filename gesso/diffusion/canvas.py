@@ -127,9 +127,9 @@ class Process:
         moment = Moment(
             self.settings, remaining, self.vocab_size, self.draws(canvas), canvas.history, canvas.accepted_C
         )
-        if self.settings.greed:
+        if self.is_greedy:
             # The noise also serves as random number: a position takes its candidate or its noise, never both.
-            greedy_C = moment.noise(prediction.argmax_C) < self.settings.greed * self.vocab_size
+            greedy_C = moment.noise(prediction.argmax_C) < self.greedy_below
             candidate_C = torch.where(greedy_C, prediction.argmax_C, prediction.candidate_C)
             prediction = replace(prediction, candidate_C=candidate_C)
         if self.settings.autoregressive:  # the text is the draw
@@ -143,7 +143,7 @@ class Process:
             history=(*canvas.history, replace(prediction, soft_CH=None, logits_CV=None)),
             accepted_C=accepted_C,
         )
-        return _settle(canvas, advanced, self.settings) if self.settings.settle else advanced
+        return _settle(canvas, advanced, self.settings) if self.settles else advanced
 
     def judged(self, canvas: State[N]) -> Tensor:
         """Return the positions that the stopping rule considers."""
@@ -151,7 +151,7 @@ class Process:
         if canvas.settled_C is not None:  # unlike the caller's pins, settled positions count
             judged_C = judged_C | canvas.settled_C
         if self.settings.eos_settles:
-            judged_C = judged_C & ~_after_first(canvas.result_C, self.eos_E)
+            judged_C = judged_C & ~after_first(canvas.result_C, self.eos_E)
         return judged_C
 
     def converged(self, canvas: State[Tensor]) -> Tensor:
@@ -171,6 +171,20 @@ class Process:
         """The number of earlier predictions that a built-in sampler or stopping rule reads."""
         rules = sampler_of(self.settings), stopping_of(self.settings)
         return max(getattr(rule, "memory", 0) for rule in rules)
+
+    # Of several canvases, these may be tensors: see `gesso/backends/cuda/slots.py`.
+    @property
+    def is_greedy(self) -> bool:
+        return self.settings.greed > 0
+
+    @property
+    def greedy_below(self) -> float | Tensor:
+        """The noise token below which a position takes its most likely token."""
+        return self.settings.greed * self.vocab_size
+
+    @property
+    def settles(self) -> bool:
+        return self.settings.settle > 0
 
     @cached_property
     def eos_E(self) -> Tensor:
@@ -232,7 +246,7 @@ def _settle(before: S, after: S, settings: Diffusion) -> S:
     return replace(after, pin_C=torch.where(newly_C, token_C, after.pin_C), steady_C=steady_C, settled_C=settled_C)
 
 
-def _after_first(tokens_C: Tensor, eos_E: Tensor) -> Tensor:
+def after_first(tokens_C: Tensor, eos_E: Tensor) -> Tensor:
     """Return the positions after the first end-of-text token."""
     is_eos_C = (tokens_C[..., None] == eos_E).any(-1)
     return is_eos_C.cumsum(-1) - is_eos_C.long() > 0

@@ -61,10 +61,15 @@ def accept(accepted_C: Tensor, token_C: Tensor, moment: Moment) -> tuple[Tensor,
     return torch.where(accepted_C, token_C, moment.noise(token_C)), accepted_C
 
 
-def lowest_within(values_C: Tensor, bound: float) -> Tensor:
-    """Return the lowest values, as long as the sum of those before each is within the bound. The first always is."""
+def lowest_within(values_C: Tensor, bound: float | Tensor) -> Tensor:
+    """Return the lowest values, as long as the sum of those before each is within the bound. The first always is.
+
+    Of several canvases, the bound may be a tensor [B, 1].
+    """
     # Stable, because values are often equal: their order must not depend on how many canvases are sorted at once.
     ascending_C, order_C = order_independent(values_C).sort(dim=-1, stable=True)
+    if isinstance(bound, Tensor):
+        bound = bound.to(ascending_C.dtype)  # as a number is converted, too
     within_C = ascending_C.cumsum(-1) - ascending_C <= bound
     return torch.empty_like(within_C).scatter_(-1, order_C, within_C)  # `order_C` names every position
 

@@ -25,7 +25,7 @@ class EntropyBound:
     them. The position is accepted while that sum is within the bound. The first one always is.
     """
 
-    bound: float
+    bound: float | Tensor  # of several canvases [B, 1]
 
     def __call__(self, canvas_C: Tensor, prediction: Prediction, moment: Moment) -> tuple[Tensor, Tensor]:
         return accept(lowest_within(prediction.entropy_C, self.bound), prediction.candidate_C, moment)

@@ -149,6 +149,10 @@ class Engine:
             unfinished = self.running.keys() - self.cancelled
             self.adapters.free_unused({self.running[job_id].request.adapter for job_id in unfinished})
 
+    def capture_next(self) -> bool:
+        """Capture one of the passes that a server expects; return False if none is left."""
+        return self.runner.captures and self.runner.backend.capture_next(self.cache)
+
     @property
     def busy(self) -> bool:
         """Whether there are requests that have neither ended nor been cancelled."""

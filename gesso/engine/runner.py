@@ -59,12 +59,16 @@ class Encoded:
 
 
 def _parts(work: Sequence[Work]) -> list[list[Work]]:
-    """Divide a pass into one with its texts and one with its canvases. Texts before a next token stay with it."""
-    together = [item for item in work if item.pieces[-1][1] == "next"]
+    """Divide a pass into its texts, its canvases, and the tokens that are written one by one.
+
+    Texts before a next token stay with it.
+    """
     apart = [item for item in work if item.pieces[-1][1] != "next"]
     texts = [Work(item.running, item.texts, False, item.start) for item in apart if item.texts]
-    canvases = [Work(item.running, (), True, item.end) for item in apart if item.denoise]
-    return [texts, [*canvases, *together]]
+    steps = [Work(item.running, (), True, item.end) for item in apart if item.denoise]
+    canvases = [item for item in steps if item.pieces[-1][1] == "canvas"]
+    tokens = [item for item in (*steps, *work) if item.pieces[-1][1] in ("next", "verified") and item.denoise]
+    return [part for part in (texts, canvases, tokens) if part]
 
 
 def _encoded(work: Sequence[Work], scored: Sequence[Tensor]) -> list[Encoded]:
@@ -117,8 +121,9 @@ class Runner:
                 outcomes = [self._outcome(*pair) for pair in zip(requests, found.steps(), strict=True)]
                 return _joined([*outcomes, *_encoded(work, found.scored)])
             if self.backend.divides(work):
-                texts, canvases = _parts(work)
-                return _joined([*self.run(texts, cache), *self.run(canvases, cache, launched)])
+                *first, last = _parts(work)
+                earlier = [outcome for part in first for outcome in self.run(part, cache)]
+                return _joined([*earlier, *self.run(last, cache, launched)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
         parts, predicting, scored = iter(hidden), [], []
         for item in work:
@@ -262,7 +267,8 @@ class Runner:
         after = step.after
         if after is not None and step.prediction is None:
             return Outcome(running, lambda: after, step.hidden_CH)
-        assert step.prediction is not None
+        if step.prediction is None:
+            return self._from_logits(running, step.hidden_CH)
         return Outcome(running, self._advance(running, step.prediction, step.hidden_CH, after), step.hidden_CH)
 
     def _advance(

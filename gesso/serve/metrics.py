@@ -47,6 +47,12 @@ class Metrics:
             "memory_bytes": gauge("engine_memory_bytes", "Resident memory of the engine process"),
             "device_bytes": gauge("engine_device_bytes", "GPU memory reserved by the engine process"),
         }
+        self.prepared = {
+            "captures": counter("engine_captures", "Passes captured as CUDA graphs", "model"),
+            "compilations": counter("engine_compilations", "Kernels compiled", "model"),
+            "kernel_loads": counter("engine_kernel_loads", "Compiled kernels read from the cache on disk", "model"),
+        }
+        self._beats: dict[str, Heartbeat] = {}  # the last one by model
         ProcessCollector(registry=registry)  # memory and open files of the server process
 
     def count(self, ended: Ended) -> None:
@@ -56,6 +62,11 @@ class Metrics:
     def record(self, model: str, beat: Heartbeat) -> None:
         for name, gauge in self.engine.items():
             gauge.labels(model).set(getattr(beat, name))
+        last = self._beats.get(model, Heartbeat())
+        for name, counter in self.prepared.items():
+            now, before = getattr(beat, name), getattr(last, name)
+            counter.labels(model).inc(now - before if now >= before else now)  # a new engine counts from zero
+        self._beats[model] = beat
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -11,7 +11,8 @@ from typing import IO
 from gesso.serve.protocol import SIZES, Failed, FrameTooLarge, Heartbeat, Message, decode, encode, sizes
 
 Send = Callable[[Message], None]
-Inbox = queue.SimpleQueue[tuple[Message, bytes] | Callable[[], None]]  # messages, and calls from the side thread
+Delivery = tuple[Message, bytes] | Callable[[], None]  # a message, or a call from the side thread
+Inbox = queue.SimpleQueue[Delivery]
 BEAT_SECONDS = 1.0
 
 

@@ -104,6 +104,9 @@ class Heartbeat:
     cache_bytes: int = 0
     memory_bytes: int = 0  # resident memory of the process; 0 if unknown
     device_bytes: int = 0  # GPU memory reserved by the process
+    captures: int = 0  # passes captured so far
+    compilations: int = 0  # kernels compiled so far
+    kernel_loads: int = 0  # compiled kernels read from disk so far
 
 
 @dataclass(frozen=True)

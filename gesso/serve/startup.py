@@ -1,5 +1,7 @@
 """The start of an engine process: choose what fits, load it with progress, and on a GPU warm up and measure."""
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from gesso.serve import auto
 from gesso.serve.pipe import Send
 from gesso.serve.protocol import Loading
 from gesso.serve.settings import EngineSettings
-from gesso.settings import Diffusion
+from gesso.settings import NEXT_TOKEN, Diffusion
+
+CAPTURE_SECONDS = 6.0  # for captures before the engine is ready
 
 
 def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
@@ -29,7 +33,8 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
     model.use_adapter(None)  # each request names its own
     model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
     if model.model.device.type == "cuda":
-        choice = auto.remeasure(choice, measured_bytes(model.engine, settings.max_batch))
+        measured = measured_bytes(model.engine, settings.max_batch, model.decoding.by_token)
+        choice = auto.remeasure(choice, measured)
         model.engine.max_length = choice.settings.max_length or model.engine.max_length
     return model, choice
 
@@ -66,23 +71,27 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
         )
 
 
-def warm_up(engine: Engine, max_batch: int) -> None:
-    """Run the largest work first, then passes that will recur, to compile kernels, allocate memory and capture graphs.
+def warm_up(engine: Engine, max_batch: int, by_token: bool = False) -> None:
+    """Compile kernels, allocate memory and capture passes, so that no request waits for it. The largest come first.
 
-    Three steps each: a pass runs uncaptured, is then captured as a graph, and then replayed.
+    `by_token`: whether requests are written token by token if they leave it open.
     """
     canvas, prefill = engine.model.config.canvas_length, engine.scheduler.prefill
+    counts = [max_batch, *(count for count in (16, 8, 4, 3, 2, 1) if count < max_batch)]
+    if by_token:
+        next_token: dict[str, Any] = {**NEXT_TOKEN, "sampler": "autoregressive"}
+        _run(engine, [[_request(1, seed, 4, **next_token) for seed in range(count)] for count in counts])
+    if not _capture(engine, max_batch):  # the backend captures a pass when it recurs
+        _run(engine, [[_request(1, seed, canvas) for seed in range(count)] for count in counts])
+        _run(engine, [[_request(max(1, min(prefill, engine.max_length - canvas)), 0, canvas)]])
+        lengths = [n for bits in range(4, 9) for n in (3 * 2**bits // 4, 2**bits) if n < engine.max_length]
+        _run(engine, [[Score(prompt=(0,) * length, texts=((0,),))] for length in lengths for _ in range(2)])
+    _run(engine, [[_request(1, 0, canvas)], [_request(1, 0, canvas, top_k=1)]])  # the second reads all logits
+    _read_logits(engine)
 
-    def request(length: int, seed: int, **settings: Any) -> Request:
-        diffusion = Diffusion(steps=3, stopping="fixed", **settings)
-        return Request(prompt=(0,) * length, max_new_tokens=canvas, diffusion=diffusion, seed=seed)
 
-    counts = [max_batch, *(count for count in (16, 8, 4, 3, 2, 1) if count < max_batch)]  # kernels differ by size
-    work: list[list[Request | Score]] = [[request(1, seed) for seed in range(count)] for count in counts]
-    work.append([request(max(1, min(prefill, engine.max_length - canvas)), 0)])
-    work.append([request(1, 0, top_k=1)])  # reads all logits
-    lengths = [n for bits in range(4, 9) for n in (3 * 2**bits // 4, 2**bits) if n < engine.max_length]
-    work += [[Score(prompt=(0,) * length, texts=((0,),))] for length in lengths for _ in range(2)]
+def _run(engine: Engine, work: Sequence[Sequence[Request | Score]]) -> None:
+    """Run groups of requests, one group after another."""
     for requests in work:
         for each in requests:
             engine.submit(each)
@@ -90,9 +99,44 @@ def warm_up(engine: Engine, max_batch: int) -> None:
             engine.step()
 
 
-def measured_bytes(engine: Engine, max_batch: int) -> int:
+def _capture(engine: Engine, max_batch: int) -> bool:
+    """Capture the passes of a server; return whether the backend has any.
+
+    With a large batch there are many. Those needed least are left for later, when the engine is idle.
+    """
+    backend, spent, found = engine.runner.backend, 0.0, False
+    if engine.runner.captures:
+        backend.expect(max_batch, engine.model.config.canvas_length, engine.scheduler.prefill)
+        backend.compile_expected(engine.cache)
+    while spent < CAPTURE_SECONDS:
+        began, before = time.monotonic(), backend.counts.compilations
+        if not engine.capture_next():
+            break
+        found = True
+        if backend.counts.compilations == before:  # kernels are compiled now in any case
+            spent += time.monotonic() - began
+    return found
+
+
+@torch.no_grad()
+def _read_logits(engine: Engine) -> None:
+    """Compute logits as for log-probabilities, scores and constraints."""
+    model, backend = engine.model, engine.runner.backend
+    hidden_CH = torch.zeros(64, model.config.hidden_size, dtype=model.dtype, device=model.device)
+    for count in (64, 32, 20, 1):
+        backend.logits(hidden_CH[:count])
+        backend.logits_of(hidden_CH, torch.zeros(count, dtype=torch.long, device=model.device))
+
+
+def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
+    """Return a request of three steps: a pass that recurs runs uncaptured, is then captured, and then replayed."""
+    diffusion = Diffusion(**{"steps": 3, "stopping": "fixed", **settings})
+    return Request(prompt=(0,) * prompt, max_new_tokens=new, diffusion=diffusion, seed=seed)
+
+
+def measured_bytes(engine: Engine, max_batch: int, by_token: bool = False) -> int:
     """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
     torch.cuda.empty_cache()  # what remains from loading
     torch.cuda.reset_peak_memory_stats(engine.model.device)
-    warm_up(engine, max_batch)
+    warm_up(engine, max_batch, by_token)
     return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES

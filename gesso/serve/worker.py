@@ -34,7 +34,7 @@ from gesso.info.device import resident_bytes
 from gesso.serve import startup
 from gesso.serve.adapter_loader import AdapterLoader
 from gesso.serve.drafts import drafted
-from gesso.serve.pipe import BEAT_SECONDS, Inbox, Pipe, Send, beat, read
+from gesso.serve.pipe import BEAT_SECONDS, Delivery, Inbox, Pipe, Send, beat, read
 from gesso.serve.protocol import (
     Broken,
     Cancel,
@@ -43,7 +43,6 @@ from gesso.serve.protocol import (
     Heartbeat,
     LoadAdapter,
     Logprobs,
-    Message,
     Ready,
     Settled,
     Started,
@@ -54,6 +53,7 @@ from gesso.serve.settings import EngineSettings, places_of_plan
 
 TOKENS = 256  # with log-probabilities in one message
 EXIT_BROKEN = 3
+IDLE_SECONDS = 1.0  # without a request, before a pass is captured that may be needed later
 
 
 @dataclass(eq=False)
@@ -83,12 +83,29 @@ class Worker:
         while True:
             while not self.engine.running or not inbox.empty():  # a cancelled request leaves with the next step
                 self.report(send=inbox.empty())
-                message = inbox.get()
+                message = self.next_message()
                 self.report(began=time.monotonic())
                 self.take(message)
             self.report(began=time.monotonic())
             self.driver.step()
             self.announce()
+
+    def next_message(self) -> Delivery:
+        """Wait for a message. Meanwhile, capture passes that were not captured before the engine was ready."""
+        while True:
+            try:
+                return self.inbox.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                self.report(began=time.monotonic())
+                if not self.capture_next():
+                    self.report(send=True)
+                    return self.inbox.get()
+
+    def capture_next(self) -> bool:
+        try:
+            return self.engine.capture_next()
+        except torch.OutOfMemoryError:  # other passes serve that work
+            return True
 
     def report(self, *, began: float = 0.0, send: bool = False) -> None:
         """Record for the heartbeat when the current step or message began; `send` it before waiting.
@@ -101,13 +118,13 @@ class Worker:
             return
         self.measured = now
         device = torch.cuda.memory_reserved(self.model.model.device) if self.model.model.device.type == "cuda" else 0
-        self.status = Heartbeat(
-            began, len(self.jobs), len(self.engine.running), self.engine.cache.nbytes, resident_bytes()[0], device
-        )
+        requests = len(self.jobs), len(self.engine.running)
+        memory = self.engine.cache.nbytes, resident_bytes()[0], device
+        self.status = Heartbeat(began, *requests, *memory, **asdict(self.engine.runner.backend.counts))
         if send:
             self.send(self.status)
 
-    def take(self, message: tuple[Message, bytes] | Callable[[], None]) -> None:
+    def take(self, message: Delivery) -> None:
         match message:
             case Submit() as asked, bytes() as blob:
                 job = self.jobs[asked.id] = Job(asked)

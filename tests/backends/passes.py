@@ -59,22 +59,23 @@ class PlainPlan:
 
 class PlainPasses(CudaPasses):
     source = HashSource()
-    can_pad = True
+    can_pad = can_pack = True
     run, logits, predict = TorchBackend.run, TorchBackend.logits, TorchBackend.predict
 
-    def plan(self, segments, cache, lengths):
+    def plan(self, segments, cache, lengths, longest=None):
         return PlainPlan(segments, cache)
 
     def flow(self, plan, pieces):
         """Run each segment; padding gets NaN, which must not be read."""
         before, names = list(plan.cache.lengths), {-1: None} | {slot: name for name, slot in self.bank.slots.items()}
-        ids_T, canvases = torch.cat([piece.ids_S for piece in pieces]), (p for p in pieces if not p.causal)
-        hidden_TH = ids_T.new_full((len(ids_T), self.model.config.hidden_size), math.nan, dtype=self.model.dtype)
+        ids_T, size = torch.cat([piece.ids_S for piece in pieces]), self.model.config.hidden_size
+        hidden_TH = ids_T.new_full((len(ids_T), size), math.nan, dtype=self.model.dtype)
+        soft_TH = torch.cat([hidden_TH[: len(p.ids_S)] if p.soft_SH is None else p.soft_SH for p in pieces])
         offset = 0
         for segment in plan.segments:
             part = slice(offset, offset + segment.length)
             if segment.length:
-                soft_SH = None if segment.causal else next(canvases).soft_SH
+                soft_SH = None if segment.causal else soft_TH[part]
                 with active(self.model, names[segment.slot]):
                     hidden_TH[part] = self.model.run(
                         ids_T[part], plan.cache, segment.row, causal=segment.causal, soft_SH=soft_SH

@@ -154,7 +154,8 @@ def test_a_token_reads_its_experts_the_causal_layers_and_the_head():
 
 
 def test_a_step_is_measured_by_operation(main, tiny_directory):
-    found = json.loads(main("bench", "step", "-m", str(tiny_directory), "--device", "cpu", "--prompt", "20").out)
+    asked = ("bench", "step", "-m", str(tiny_directory), "--device", "cpu", "--prompt", "20")
+    found = json.loads(main(*asked, "--json").out)
     names = [row["name"] for row in found["rows"]]
     assert "aten::mm" in names, "matrix products are included"
     assert [row["ms"] for row in found["rows"]] == sorted((row["ms"] for row in found["rows"]), reverse=True)

@@ -4,12 +4,14 @@
     python -m tests.load soak 60                   60 minutes of mixed, hostile and crashing use
     python -m tests.load hangups 200               200 clients that hang up, and what they leave behind
     python -m tests.load beside-infill             how much infill requests slow the steps of others
+    python -m tests.load joining                   how long first drafts take while requests join and leave
     python -m tests.load hot-load                  what clients notice while adapters are loaded beside them
     python -m tests.load first-text --count 24     how soon a stream has text to send
     python -m tests.load scrubbing                 the cost of scrubbing in the studio, in Chromium
 
-The first four start a server, or use the one at --url. hot-load always starts one, and its exit status is 1 if a
-request failed or its text was not that of the same request before.
+The first five start a server, or use the one at --url. The exit status of joining is 1 if a request failed, if its
+first draft took too long, or if the server captured or compiled anything after it was ready. hot-load always starts a
+server, and its exit status is 1 if a request failed or its text was not that of the same request before.
 """
 
 import argparse
@@ -36,13 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hangups.add_argument("visitors", type=int)
     beside = commands.add_parser("beside-infill")
     beside.add_argument("--seconds", type=float, default=20, help="of each of the three phases")
+    joining = commands.add_parser("joining")
+    joining.add_argument("--seconds", type=float, default=60)
+    joining.add_argument("--clients", type=int, default=8, help="no more than places in the batch")
     hot_load = commands.add_parser("hot-load")
     hot_load.add_argument("--seconds", type=float, default=20, help="the first third of them without loads")
     hot_load.add_argument("--clients", type=int, default=4, help="beside the one that loads adapters")
     hot_load.add_argument("--experts", action="store_true", help="adapters of attention, MLP and experts")
-    for command in (attacks, beside, hot_load):
+    for command in (attacks, beside, joining, hot_load):
         command.add_argument("arguments", nargs="*", help="of gesso serve, after --")
-    for command in (attacks, soak, hangups, beside):
+    for command in (attacks, soak, hangups, beside, joining):
         command.add_argument("--url", help="a running server; default: a new one")
     first_text = commands.add_parser("first-text")
     first_text.add_argument("--model")
@@ -77,6 +82,11 @@ def run(asked: argparse.Namespace) -> None:
             from tests.load import beside_infill
 
             found = beside_infill.measure(asked.url, asked.seconds, asked.arguments)
+        case "joining":
+            from tests.load import joining
+
+            found = joining.measure(asked.url, asked.seconds, asked.clients, asked.arguments)
+            failed = not found["passed"]
         case "hot-load":
             from tests.load import hot_load
 

@@ -1,15 +1,96 @@
-"""The engine process of a server, without the process."""
+"""The start of an engine process, and its idle time, without the process."""
 
-from gesso.backends.cuda.graphs import room_for
+import queue
+import threading
+
+import pytest
+
+from gesso.api import Gesso
+from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
-from gesso.serve.startup import warm_up
+from gesso.serve import startup, worker
+from gesso.serve.metrics import Metrics
+from gesso.serve.protocol import Heartbeat
+from gesso.settings import NEXT_TOKEN, Diffusion
 from tests.backends.passes import CapturesPlainly
+from tests.engine_requests import finish, other_requests, request, result
+from tests.waiting import PATIENCE, wait_until
 
 
-def test_warm_up_captures_the_text_of_prompts_of_any_length(tiny):
-    backend = CapturesPlainly(tiny.model)
-    engine = Engine(tiny.model, tiny.decode, max_batch=2, prefill=512, backend=backend)
-    warm_up(engine, 2)
-    rooms = {shape.room for shape in backend.graphs.made if not shape.pieces}
-    assert {room_for(length) for length in range(1, 257)} <= rooms
-    assert not engine.running
+@pytest.fixture
+def engine(tiny):
+    return Engine(tiny.model, tiny.decode, max_batch=2, prefill=512, backend=CapturesPlainly(tiny.model))
+
+
+def test_after_the_warm_up_no_request_waits_for_a_capture(tiny, engine):
+    startup.warm_up(engine, 2)
+    backend = engine.runner.backend
+    before, expected = backend.counts.captures, [result(Engine(tiny.model, tiny.decode), each) for each in mixed()]
+    assert before and not backend.graphs.packed.left and not engine.running
+    found = finish(engine, *map(engine.submit, mixed()))
+    assert [events[-1].result.tokens for events in found] == [each.tokens for each in expected]
+    assert backend.counts.captures == before and not backend.graphs.made
+
+
+def mixed():
+    return [*other_requests(), *(request(seed=seed, max_new_tokens=20 + seed) for seed in range(3))]
+
+
+def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_idle(tiny, engine, monkeypatch):
+    monkeypatch.setattr(startup, "CAPTURE_SECONDS", 1e-9)  # one pass
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 0.0)
+    startup.warm_up(engine, 2)
+    packed = engine.runner.backend.graphs.packed
+    assert packed.left
+    model = Gesso(tiny.model, tiny.tokenizer, tiny.defaults, tiny.directory, max_batch=2, max_length=None)
+    model.engine, model.driver = engine, Driver(engine)
+    beats, taken = [], []
+    idle = worker.Worker(model, beats.append)
+    idle.inbox = queue.SimpleQueue()
+    waiting = threading.Thread(target=lambda: taken.append(idle.next_message()))
+    waiting.start()
+    wait_until(lambda: beats)  # sent when nothing is left to do
+    idle.inbox.put(message := (Heartbeat(), b""))
+    waiting.join(PATIENCE)
+    assert taken == [message] and not packed.left
+    assert beats[-1].captures == engine.runner.backend.counts.captures
+
+
+def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engine):
+    backend, canvas = engine.runner.backend, engine.model.config.canvas_length
+    backend.expect(2, canvas, 512)
+    packed = backend.graphs.packed
+    for packing in [each for each in packed.left if each.tokens in (0, 2 * canvas)]:
+        packed.capture(packing, engine.cache, backend.graphs._capture)
+    before = backend.counts.captures
+    result(engine, request(seed=1, max_new_tokens=20))
+    assert backend.counts.captures == before
+
+
+def test_a_server_that_writes_token_by_token_captures_these_passes_at_the_start(engine):
+    startup.warm_up(engine, 2, by_token=True)
+    backend = engine.runner.backend
+    before, shapes = backend.counts.captures, {len(shape.pieces) for shape in backend.graphs.made}
+    assert shapes == {1, 2}
+    diffusion = Diffusion(**{**NEXT_TOKEN, "sampler": "autoregressive"})
+    finish(engine, *(engine.submit(request(seed=seed, diffusion=diffusion, max_new_tokens=5)) for seed in range(2)))
+    assert backend.counts.captures == before
+
+
+def test_only_a_server_expects_requests(tiny):
+    engine = Engine(tiny.model, tiny.decode, backend=CapturesPlainly(tiny.model))
+    result(engine, request(seed=1))
+    assert engine.runner.backend.graphs.packed is None and not engine.capture_next()
+
+
+def test_metrics_count_the_captures_of_all_engines():
+    metrics = Metrics()
+
+    def count():
+        lines = metrics.render().decode().splitlines()
+        return [float(line.split()[1]) for line in lines if line.startswith("gesso_engine_captures_total{")]
+
+    assert count() == []
+    for captures in (3, 3, 5, 2):  # the last by a new engine
+        metrics.record("m", Heartbeat(captures=captures))
+    assert count() == [7.0]

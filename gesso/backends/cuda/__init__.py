@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gesso.backends.base import Piece, Replayed, Work
 from gesso.backends.cuda.adapters import AdapterBank
+from gesso.backends.cuda.counts import COUNTS
 from gesso.backends.cuda.experts import stays_on_device
 from gesso.backends.cuda.graphs import Graphs, shape_of
 from gesso.backends.cuda.kernels.asked import logits_of
@@ -19,6 +20,8 @@ from gesso.backends.cuda.kernels.vocab import predict
 from gesso.backends.cuda.linear import product
 from gesso.backends.cuda.network import Plan, flow, note, segments_of
 from gesso.backends.cuda.noise import KernelSource
+from gesso.backends.cuda.packed import Expected
+from gesso.backends.cuda.passes import groups
 from gesso.backends.cuda.streaming import Copies, ExpertStream, GpuCopies
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion.noise import HashSource
@@ -114,11 +117,18 @@ class CudaPasses(TorchBackend):
         ]
         return not any(width % 16 for width in widths)
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether canvases may be padded, too: the kernels predict."""
+        return self.can_pad and self.model.dtype == torch.bfloat16
+
     def slot(self, adapter: str | None) -> int:
         return self.bank.slot(adapter)
 
-    def plan(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> Plan:
-        return Plan(segments, cache, lengths, adapted=bool(self.bank.pairs))
+    def plan(
+        self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int], longest: int | None = None
+    ) -> Plan:
+        return Plan(segments, cache, lengths, longest, adapted=bool(self.bank.pairs))
 
     def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]:
         return flow(self.model, plan, pieces, self.model.decoder, self.stream, self.bank.pairs)
@@ -126,10 +136,12 @@ class CudaPasses(TorchBackend):
 
 class CudaBackend(CudaPasses):
     captures = True
+    counts = COUNTS
     passes: type[CudaPasses] = CudaPasses
 
     def __init__(self, model: DiffusionGemma) -> None:
         super().__init__(model)
+        self.expected: Expected | None = None
         self._forget()
 
     @torch.no_grad()
@@ -140,8 +152,23 @@ class CudaBackend(CudaPasses):
     def divides(self, work: Sequence[Work]) -> bool:
         if self.stream.buffers:  # each part would copy all streamed experts
             return False
+        if self.graphs.packed is not None:
+            return groups(work) > 1
         shape = shape_of(work, self.graphs.pads) if self.graphs.can_capture else None
         return shape is not None and shape.room > 0 and len(shape.pieces) > 0
+
+    def expect(self, batch: int, canvas: int, prefill: int) -> None:
+        self.expected = Expected(batch, canvas, prefill)
+        self.graphs.expect(self.expected)
+
+    @torch.no_grad()
+    def compile_expected(self, cache: KVCache) -> None:
+        if self.graphs.packed is not None and self.model.device.type == "cuda":
+            self.graphs.packed.compile(cache, self.counts)
+
+    @torch.no_grad()
+    def capture_next(self, cache: KVCache) -> bool:
+        return self.graphs.capture_next(cache)
 
     def adapters_changed(self) -> None:
         super().adapters_changed()
@@ -160,4 +187,4 @@ class CudaBackend(CudaPasses):
     def _forget(self) -> None:
         # Graphs do not refer to this object: in a reference cycle they would be freed by the garbage collector, at a
         # moment of its choice, and freeing a graph invalidates the capture of another.
-        self.graphs = Graphs(self.passes(self.model, self.bank))
+        self.graphs = Graphs(self.passes(self.model, self.bank), self.expected)

@@ -7,7 +7,7 @@ B canvases, C canvas, T = B C, H hidden, K most probable tokens, M earlier steps
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,11 +15,9 @@ from torch import Tensor
 
 from gesso.backends.base import Denoising
 from gesso.diffusion.canvas import FREE, Canvas, Process, State
-from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import TOP, Prediction
 from gesso.diffusion.schedule import temperature
 from gesso.model.transformer import DiffusionGemma
-from gesso.settings import Diffusion
 
 EXTRA = ("top_CK", "top_probability_CK", "current_C")  # fields of a prediction that not all samplers need
 
@@ -46,28 +44,34 @@ def _earlier(history: dict[str, Tensor], i: int) -> Prediction:
     return Prediction(**rest | views)
 
 
+@dataclass(frozen=True)
+class Advanced:
+    """The canvases after a step, as tensors of a captured pass."""
+
+    ints: Tensor  # [5, B, C]: tokens, candidates, most likely tokens, pins, steady steps
+    floats: Tensor  # [2, B, C]: confidences, entropies
+    flags: Tensor  # [2, B, C]: accepted, settled
+    soft_BCH: Tensor
+    converged_B: Tensor
+    extra: dict[str, Any]  # the fields of EXTRA that are computed
+
+
+def _fill(target_C: Tensor, value_C: Tensor | None, rest: float) -> None:
+    """Copy a value, which may be shorter, and fill the rest."""
+    if value_C is not None:
+        target_C[: len(value_C)].copy_(value_C)
+    if value_C is None or len(value_C) < len(target_C):
+        target_C[0 if value_C is None else len(value_C) :].fill_(rest)
+
+
 class Canvases:
     """The tensors of several canvases under the same settings."""
 
-    def __init__(
-        self,
-        settings: Diffusion,
-        source: HashSource,
-        vocab_size: int,
-        eos: frozenset[int],
-        tokens_BC: Tensor,
-        soft_BCH: Tensor,
-    ) -> None:
+    def __init__(self, process: Process, tokens_BC: Tensor, soft_BCH: Tensor) -> None:
+        """Make the tensors of canvases of a process whose seed is a tensor [B]."""
+        assert isinstance(process.seed, Tensor)
+        self.process, self.seed_B = process, process.seed
         count, device = len(tokens_BC), tokens_BC.device
-        self.seed_B = torch.zeros(count, dtype=torch.long, device=device)
-        self.process = Process(
-            settings=settings,
-            source=source,
-            seed=self.seed_B,
-            vocab_size=vocab_size,
-            eos=eos,
-            device=device,
-        )
         self.process.eos_E  # noqa: B018 - compute it now: a copy from the host cannot be captured
         self.history = _history(tokens_BC, self.process.memory, "top" in self.process.needs)
         self.canvas = State(
@@ -83,12 +87,13 @@ class Canvases:
             steady_C=torch.zeros_like(tokens_BC),
             settled_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
         )
-        self.held: list[Canvas | None] = [None] * count  # the canvases these tensors hold
+        # The canvases that these tensors hold. A draft may be resumed by a request with another seed.
+        self.held: list[tuple[Canvas, Process] | None] = [None] * count
 
     def load(self, requests: Sequence[Denoising]) -> None:
         """Copy the canvases of these requests into the tensors."""
         for i, request in enumerate(requests):
-            if self.held[i] is not request.canvas:
+            if not holds(self.held[i], request):
                 self._put(i, request)
         self.held = [None] * len(requests)  # until the step has succeeded
 
@@ -100,16 +105,13 @@ class Canvases:
         batch.index[i] = canvas.index + (canvas.attempt << 24)
         batch.step[i] = canvas.step
         for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C"):
-            target, value = getattr(batch, name)[i], getattr(canvas, name)
-            target.zero_() if value is None else target.copy_(value)
+            _fill(getattr(batch, name)[i], getattr(canvas, name), 0)
         for back, past in enumerate(reversed(batch.history), start=1):
             for name in self.history:
                 target = getattr(past, name)[i]
                 value = getattr(canvas.history[-back], name) if back <= len(canvas.history) else None
-                if value is not None:
-                    target.copy_(value)
-                else:  # no such step, or not with this sampler: tokens equal to none, and probabilities of zero
-                    target.fill_(0.0 if target.is_floating_point() else FREE)
+                # No such step, or not with this sampler: tokens equal to none, and probabilities of zero.
+                _fill(target, value, 0.0 if target.is_floating_point() else FREE)
 
     # --- on the device --------------------------------------------------------------------------------------------
 
@@ -117,13 +119,17 @@ class Canvases:
         """Write the temperatures and keys of the step."""
         count, length = self.canvas.tokens_C.shape
         settings = self.process.settings
-        temperature_B = temperature(settings, settings.steps - self.canvas.step)
+        temperature_B, keys_BC2 = temperature(settings, settings.steps - self.canvas.step), self.keys()
         temperature_T.view(count, length).copy_(temperature_B[:, None].expand(-1, length))
-        keys_BC2 = self.process.draws(self.canvas).keys(length)
-        assert keys_BC2 is not None
         key_T2.view(count, length, 2).copy_(keys_BC2)
 
-    def step(self, prediction: Prediction, model: DiffusionGemma) -> None:
+    def keys(self) -> Tensor:
+        """Return the hash keys [B, C, 2] of the step."""
+        keys_BC2 = self.process.draws(self.canvas).keys(self.canvas.tokens_C.shape[1])
+        assert keys_BC2 is not None
+        return keys_BC2
+
+    def step(self, prediction: Prediction, model: DiffusionGemma) -> Advanced:
         """Advance all canvases by one denoising step."""
         batch = self.canvas
         shape = batch.tokens_C.shape
@@ -136,61 +142,81 @@ class Canvases:
         now = after.history[-1]
         assert after.soft_CH is not None and after.steady_C is not None and after.settled_C is not None
         assert after.accepted_C is not None
-        self.converged_B = self.process.converged(after)
-        self.ints = torch.stack([after.tokens_C, now.candidate_C, now.argmax_C, after.pin_C, after.steady_C])
-        self.floats = torch.stack([now.confidence_C, now.entropy_C])
-        self.flags = torch.stack([after.accepted_C, after.settled_C])
-        self.soft_BCH = after.soft_CH
-        self.extra = {name: tensor for name in EXTRA if (tensor := getattr(now, name)) is not None}
+        found = Advanced(
+            ints=torch.stack([after.tokens_C, now.candidate_C, now.argmax_C, after.pin_C, after.steady_C]),
+            floats=torch.stack([now.confidence_C, now.entropy_C]),
+            flags=torch.stack([after.accepted_C, after.settled_C]),
+            soft_BCH=after.soft_CH,
+            converged_B=self.process.converged(after),
+            extra={name: tensor for name in EXTRA if (tensor := getattr(now, name)) is not None},
+        )
         for name in ("tokens_C", "pin_C", "soft_CH", "accepted_C", "steady_C", "settled_C", "step"):
             getattr(batch, name).copy_(getattr(after, name))
         for name, past_MBC in self.history.items():
             past_MBC.copy_(torch.cat([past_MBC[1:], getattr(now, name)[None]]))
+        return found
 
     # --- back on the host -----------------------------------------------------------------------------------------
 
-    def after(self, requests: Sequence[Denoising]) -> list[Canvas]:
+    def after(self, requests: Sequence[Denoising], found: Advanced) -> list[Canvas]:
         """Return the canvas of each request after the step."""
-        ints, floats, flags = self.ints.clone(), self.floats.clone(), self.flags.clone()
-        soft_BCH, extra = self.soft_BCH.clone(), {name: tensor.clone() for name, tensor in self.extra.items()}
-        settles = self.process.settings.settle > 0
-        canvases = []
-        for i, (request, converged) in enumerate(zip(requests, self._converged(requests), strict=True)):
-            tokens_C, candidate_C, argmax_C, pin_C, steady_C = ints[:, i].unbind()
-            confidence_C, entropy_C = floats[:, i].unbind()
-            accepted_C, settled_C = flags[:, i].unbind()
-            before = request.canvas
-            prediction = Prediction(
-                candidate_C,
-                argmax_C,
-                confidence_C,
-                entropy_C,
-                remaining=self.process.settings.steps - before.step,
-                **{name: tensor[i] for name, tensor in extra.items()},
-            )
-            canvas = replace(
-                before,
-                tokens_C=tokens_C,
-                pin_C=pin_C,
-                step=before.step + 1,
-                soft_CH=soft_BCH[i],
-                history=(*before.history, prediction),
-                accepted_C=accepted_C,
-                steady_C=steady_C if settles else None,
-                settled_C=settled_C if settles else None,
-                reason=self.process.reason(converged, before.step + 1),
-            )
-            canvases.append(canvas)
-        self.held = list(canvases)
-        return canvases
+        copies = replace(
+            found,
+            ints=found.ints.clone(),
+            floats=found.floats.clone(),
+            flags=found.flags.clone(),
+            soft_BCH=found.soft_BCH.clone(),
+            extra={name: tensor.clone() for name, tensor in found.extra.items()},
+        )
+        flags = converged(requests, found)[: len(requests)]
+        after = [
+            canvas_after(request, i, copies, is_over)
+            for i, (request, is_over) in enumerate(zip(requests, flags, strict=True))
+        ]
+        self.held = [(canvas, request.process) for canvas, request in zip(after, requests, strict=True)]
+        return after
 
-    def _converged(self, requests: Sequence[Denoising]) -> list[bool]:
-        """Return whether each canvas has converged. Reading this from the device waits for the step.
 
-        With a fixed number of steps and no pins no canvas converges early, and there is nothing to wait for. The GPU
-        then has the next step queued when this one ends.
-        """
-        if self.process.settings.stopping == "fixed" and not any(request.has_pins for request in requests):
-            return [False] * len(requests)
-        converged: list[bool] = self.converged_B.tolist()
-        return converged
+def holds(held: tuple[Canvas, Process] | None, request: Denoising) -> bool:
+    return held is not None and held[0] is request.canvas and held[1] is request.process
+
+
+def canvas_after(request: Denoising, i: int, found: Advanced, is_over: bool) -> Canvas:
+    """Return the canvas of a request, which is the i-th one."""
+    before, process = request.canvas, request.process
+    part, settles = slice(len(before.tokens_C)), process.settings.settle > 0
+    tokens_C, candidate_C, argmax_C, pin_C, steady_C = found.ints[:, i, part].unbind()
+    confidence_C, entropy_C = found.floats[:, i, part].unbind()
+    accepted_C, settled_C = found.flags[:, i, part].unbind()
+    prediction = Prediction(
+        candidate_C,
+        argmax_C,
+        confidence_C,
+        entropy_C,
+        remaining=process.settings.steps - before.step,
+        **{name: tensor[i, part] for name, tensor in found.extra.items()},
+    )
+    return replace(
+        before,
+        tokens_C=tokens_C,
+        pin_C=pin_C,
+        step=before.step + 1,
+        soft_CH=found.soft_BCH[i, part],
+        history=(*before.history, prediction),
+        accepted_C=accepted_C,
+        steady_C=steady_C if settles else None,
+        settled_C=settled_C if settles else None,
+        reason=process.reason(is_over, before.step + 1),
+    )
+
+
+def converged(requests: Sequence[Denoising], found: Advanced) -> list[bool]:
+    """Return whether each canvas has converged. Reading this from the device waits for the step.
+
+    With a fixed number of steps and no pins no canvas converges early, and there is nothing to wait for. The GPU then
+    has the next step queued when this one ends.
+    """
+    if all(request.process.settings.stopping == "fixed" and not request.has_pins for request in requests):
+        return [False] * len(found.converged_B)
+    flags: list[bool] = found.converged_B.tolist()
+    return flags

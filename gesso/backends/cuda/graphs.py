@@ -12,26 +12,25 @@ On a CPU there are no graphs, and a `Graph` calls its operations one by one. Tes
 B canvases, C canvas, T tokens of all canvases, H hidden.
 """
 
-import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import accumulate
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gesso.backends.base import PREDICTING, Denoising, Kind, Piece, Replayed, Step, Work
 from gesso.backends.cuda.canvases import Canvases
+from gesso.backends.cuda.captured import Captured
 from gesso.backends.cuda.kernels.segments import Segment
-from gesso.backends.cuda.network import Plan, note, segments_of
+from gesso.backends.cuda.network import note, segments_of
+from gesso.backends.cuda.packed import Expected, PackedPass, PackedPasses
+from gesso.backends.cuda.passes import TEXTS, Passes, denoising, scored, texts_of
+from gesso.diffusion.canvas import Process
 from gesso.diffusion.hash import send
-from gesso.diffusion.noise import HashSource
-from gesso.diffusion.prediction import Prediction
 from gesso.model.cache import KVCache
-from gesso.model.transformer import DiffusionGemma
 from gesso.settings import SAMPLERS, STOPPINGS, Diffusion, Need
 
 MAX_GRAPHS = 32
@@ -41,7 +40,6 @@ SLOTS = 8  # segments for texts; the last one is empty and has the padding
 LATER = 8
 # Samplers and stopping rules that read nothing on the host. Those of callers may.
 READ_NOTHING = frozenset(SAMPLERS) - {"verified"} | frozenset(STOPPINGS) - {"plateau"}
-TEXTS = ("text", "scored")
 HELD = ("canvas", "verified")  # pieces whose tokens are those of a canvas
 
 
@@ -89,81 +87,63 @@ def room_for(tokens: int) -> int:
     return power * 3 // 4 if power >= 64 and tokens <= power * 3 // 4 else power
 
 
-def denoising(work: Sequence[Work]) -> list[Denoising]:
-    """Return the requests whose canvases take a step in this pass."""
-    return [each for item in work if (each := item.denoising) is not None]
-
-
 def _advances_on_device(each: Denoising) -> bool:
     settings = each.process.settings
     names = settings.sampler, settings.stopping
     return all(isinstance(name, str) and name in READ_NOTHING for name in names)
 
 
-class Passes(Protocol):
-    """The operations of a pass, in the order in which a graph captures them."""
-
-    model: DiffusionGemma
-    source: HashSource  # of the canvases in a captured pass
-
-    @property
-    def can_capture(self) -> bool:
-        """Whether a pass reads nothing on the host."""
-        ...
-
-    @property
-    def can_pad(self) -> bool:
-        """Whether padding never changes the hidden states of other tokens, to the last bit."""
-        ...
-
-    def slot(self, adapter: str | None) -> int:
-        """Return the slot of an adapter; -1: the base model."""
-        ...
-
-    def plan(self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int]) -> Plan: ...
-
-    def flow(self, plan: Plan, pieces: Sequence[Piece]) -> list[Tensor]: ...
-
-    def predict(
-        self,
-        hidden_TH: Tensor,
-        temperature_T: Tensor,
-        key_T2: Tensor,
-        lengths: Sequence[int],
-        soft: bool = True,
-        top: bool = False,
-        current_T: Tensor | None = None,
-        likely: bool = False,
-    ) -> Prediction: ...
-
-
 class Graphs:
-    """The captured passes of a backend, by shape. The least recently used are dropped."""
+    """The captured passes of a backend, by shape. The least recently used are dropped.
 
-    def __init__(self, backend: Passes) -> None:
+    A server has `packed` passes, which serve almost all of its work. A pass of another shape is captured only if the
+    shape recurs.
+    """
+
+    def __init__(self, backend: Passes, expected: Expected | None = None) -> None:
         self.backend, self.can_capture, self.pads = backend, backend.can_capture, backend.can_pad
-        self.seen: OrderedDict[Shape, int] = OrderedDict()  # number of passes with texts and canvases, without a graph
+        self.seen: OrderedDict[Shape, int] = OrderedDict()  # number of passes of shapes that have no graph yet
         self.made: OrderedDict[Shape, Graph] = OrderedDict()
+        self.packed: PackedPasses | None = None
+        if expected is not None:
+            self.expect(expected)
         self.pool: Any = None  # graphs share memory, because one runs at a time and its results are copied
 
-    def find(self, work: Sequence[Work], cache: KVCache) -> "Graph | None":
+    def expect(self, expected: Expected) -> None:
+        if self.can_capture and self.backend.can_pack:
+            self.packed = PackedPasses(self.backend, expected)
+
+    def find(self, work: Sequence[Work], cache: KVCache) -> "Graph | PackedPass | None":
         """Return the graph for this work, or None if it cannot be captured or its shape is too rare."""
+        if self.packed is not None and (packing := self.packed.find(work)) is not None:
+            return self.packed.made.get(packing) or self.packed.capture(packing, cache, self._capture)
         shape = shape_of(work, self.pads) if self.can_capture else None
         if shape is None:
             return None
         if shape not in self.made:
-            if shape.room and shape.pieces and self._passes(shape) <= LATER:
+            if (self.packed is not None or (shape.room and shape.pieces)) and self._passes(shape) <= LATER:
                 return None
             self.made[shape] = Graph(self.backend, shape, work, cache)
             if len(self.made) > MAX_GRAPHS:
                 self.made.popitem(last=False)
         self.made.move_to_end(shape)
         graph = self.made[shape]
-        if graph.has_run and not graph.is_captured and self.backend.model.device.type == "cuda":
-            if not any(each.is_captured for each in self.made.values()):
-                self.pool = torch.cuda.graph_pool_handle()  # a pool ends with the last graph that uses its memory
-            graph.capture(self.pool)
+        if graph.has_run and not graph.is_captured:
+            self._capture(graph)
         return graph
+
+    def capture_next(self, cache: KVCache) -> bool:
+        """Capture the expected pass that is needed most; return whether there was one left."""
+        if self.packed is None or not self.packed.left:
+            return False
+        self.packed.capture(self.packed.left[0], cache, self._capture)
+        return True
+
+    def _capture(self, graph: Captured) -> None:
+        packed = [] if self.packed is None else self.packed.made.values()
+        if graph.device.type == "cuda" and not any(each.is_captured for each in (*self.made.values(), *packed)):
+            self.pool = torch.cuda.graph_pool_handle()  # a pool ends with the last graph that uses its memory
+        graph.capture(self.pool)
 
     def _passes(self, shape: Shape) -> int:
         """Count a pass of this shape, and return how many there have been."""
@@ -182,20 +162,11 @@ def _long(length: int, device: torch.device) -> Tensor:
     return torch.zeros(length, dtype=torch.long, device=device)
 
 
-@lru_cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream of all captures: the allocator keeps the free memory of streams apart.
-
-    Its priority is high. Otherwise its kernels, on which all others depend, would queue behind those of the side
-    stream.
-    """
-    return torch.cuda.Stream(device, priority=-1)
-
-
-class Graph:
+class Graph(Captured):
     """The tensors and the captured operations of passes of one shape."""
 
     def __init__(self, backend: Passes, shape: Shape, work: Sequence[Work], cache: KVCache) -> None:
+        super().__init__(backend.model.device)
         self.backend, self.shape = backend, shape
         model = backend.model
         tokens, device = sum(shape.lengths), model.device
@@ -211,22 +182,16 @@ class Graph:
         if shape.settings is not None:
             size = len(shape.lengths), shape.lengths[0]
             states = self.tokens_T.view(size), self.soft_TH.view(*size, -1)
-            self.canvases = Canvases(shape.settings, backend.source, model.config.vocab_size, shape.eos, *states)
+            process = Process(
+                settings=shape.settings,
+                source=backend.source,
+                seed=_long(size[0], device),
+                vocab_size=model.config.vocab_size,
+                eos=shape.eos,
+                device=device,
+            )
+            self.canvases = Canvases(process, *states)
         self.plan = backend.plan(self._segments(work, cache), cache, [length for length, _ in self.pieces])
-        self.replay: Callable[[], None] = self._pass
-        self.has_run = self.is_captured = False
-
-    def capture(self, pool: Any) -> None:
-        graph = torch.cuda.CUDAGraph()
-        collecting = gc.isenabled()
-        gc.disable()  # the collector may free another graph, which would invalidate this capture
-        try:
-            with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(self.backend.model.device)):
-                self._pass()
-        finally:
-            if collecting:
-                gc.enable()
-        self.replay, self.is_captured = graph.replay, True
 
     def run(self, work: Sequence[Work], cache: KVCache) -> Replayed:
         """Run the pass with this work."""
@@ -239,7 +204,7 @@ class Graph:
         self.replay()
         self.has_run = True
         note(segments, cache)
-        return Replayed(partial(self._steps, requests), self._scored(work))
+        return Replayed(partial(self._steps, requests), scored(work, self.hidden[0]) if self.shape.room else [])
 
     def _steps(self, requests: Sequence[Denoising]) -> list[Step]:
         if not requests:
@@ -254,7 +219,8 @@ class Graph:
             return [Step(own, None, hidden_CH) for own, hidden_CH in zip(predictions, hidden, strict=True)]
         views = zip(requests, self.prediction.split(lengths), strict=True)
         own = [view.clone() if request.is_constrained else None for request, view in views]
-        return [Step(*each) for each in zip(own, self.canvases.after(requests), hidden, strict=True)]
+        after = self.canvases.after(requests, self.advanced)
+        return [Step(*each) for each in zip(own, after, hidden, strict=True)]
 
     def _segments(self, work: Sequence[Work], cache: KVCache) -> list[Segment]:
         slots = [self.backend.slot(item.adapter) for item in work]
@@ -276,22 +242,10 @@ class Graph:
 
     def _texts(self, work: Sequence[Work]) -> list[list[int]]:
         """Return the tokens of each piece of text."""
-        texts = [[*text] for item in work for text in item.texts]
+        pairs = [pair for item in work for pair in zip(item.texts, item.pieces, strict=False)]
         if not self.shape.room:
-            return texts
-        kinds = [kind for item in work for _, kind in item.pieces if kind not in HELD]
-        pairs = list(zip(texts, kinds, strict=True))
-        side_by_side = [token for text, kind in pairs if kind in TEXTS for token in text]
-        return [side_by_side, *(text for text, kind in pairs if kind not in TEXTS)]
-
-    def _scored(self, work: Sequence[Work]) -> list[Tensor]:
-        """Return the hidden states of each text of kind "scored"."""
-        pieces = [piece for item in work for piece in item.pieces if piece[1] in TEXTS]
-        if not any(kind == "scored" for _, kind in pieces):
-            return []
-        ends = list(accumulate(length for length, _ in pieces))
-        texts = [(self.hidden[0][end - length : end], kind) for end, (length, kind) in zip(ends, pieces, strict=True)]
-        return [part.clone() for part, kind in texts if kind == "scored"]
+            return [[*text] for text, _ in pairs]
+        return [texts_of(work), *([*text] for text, (_, kind) in pairs if kind not in TEXTS)]
 
     def _load(self, requests: Sequence[Denoising]) -> None:
         parts = (t.split(self.shape.lengths) for t in (self.tokens_T, self.soft_TH, self.temperature_T, self.key_T2))
@@ -331,4 +285,4 @@ class Graph:
             likely=self.shape.likely,
         )
         if self.canvases:
-            self.canvases.step(self.prediction, self.backend.model)
+            self.advanced = self.canvases.step(self.prediction, self.backend.model)

@@ -36,17 +36,23 @@ class Plan:
     """Positions and attention of the pieces of a pass, as tensors on the device."""
 
     def __init__(
-        self, segments: Sequence[Segment], cache: KVCache, lengths: Sequence[int], adapted: bool = False
+        self,
+        segments: Sequence[Segment],
+        cache: KVCache,
+        lengths: Sequence[int],
+        longest: int | None = None,
+        adapted: bool = False,
     ) -> None:
-        """Plan pieces of these lengths. A piece may hold several segments, and padding. `adapted`: whether tokens may
-        have adapters.
+        """Plan pieces of these lengths. A piece may hold several segments, and padding.
+
+        No segment is longer than `longest`, by default the longest piece. `adapted`: whether tokens may have adapters.
         """
         self.segments, self.version, self.lengths = segments, cache.version, list(lengths)
         self.position_T = _positions(segments).to(cache.device)
         causal = [torch.full((segment.size,), segment.causal) for segment in segments]
         self.causal_T = torch.cat(causal).to(cache.device)
         self.slot_T = _slots(segments).to(cache.device) if adapted else None
-        self.attends = attention.attends(cache.layers, segments, max(lengths))
+        self.attends = attention.attends(cache.layers, segments, longest or max(lengths))
 
     def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
         """Move the pieces to other positions or rows, in the same tensors, because a captured graph reads those."""

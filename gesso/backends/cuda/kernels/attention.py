@@ -100,12 +100,12 @@ def attends(caches: Sequence[CacheRows], segments: Sequence[Segment], longest: i
 def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: Tiles | None = None) -> Tensor:
     """Return the attention outputs [T, N, D], and append text to the cache.
 
-    Padding after a text gets zeros. Other tokens that belong to no segment are left unset.
+    Padding gets zeros. Other tokens that belong to no segment are left unset.
     """
     (tokens, heads, dim), kv_heads = q_TND.shape, k_TMD.shape[1]
     _check(q_TND, k_TMD, v_TMD)
     shape = shape or tiles(dim, q_TND.dtype, table.longest * (heads // kv_heads))
-    new = torch.zeros if table.appends else torch.empty  # only texts have padding
+    new = torch.zeros if table.appends or table.pads else torch.empty
     out_TND = new(tokens, heads, dim, dtype=q_TND.dtype, device=q_TND.device)
     slots, groups, splits = len(table.segments_S7), heads // kv_heads, shape.splits if table.parts else 1
     # Outputs over the keys of one split alone, and log2 of the sum of their weights, by which splits are combined.

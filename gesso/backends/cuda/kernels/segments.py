@@ -69,6 +69,7 @@ class Table:
     appends: bool  # whether a segment is text
     window: int | None
     parts: bool = True  # whether there may be canvases or short texts, whose keys are split
+    pads: bool = False  # whether there may be padding
 
 
 def _is_split(segment: Segment) -> bool:
@@ -83,9 +84,9 @@ def tables(caches: Sequence[CacheRows], segments: Sequence[Segment], longest: in
     device = caches[0].k[segments[0].row].device
     segments_S7 = torch.tensor(_columns(segments), dtype=torch.int32, device=device)
     rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches], device=device)
-    texts = [segment.causal for segment in segments]
+    texts, pads = any(segment.causal for segment in segments), any(segment.room for segment in segments)
     return [
-        Table(segments_S7, rows_S3, longest, any(texts), cache.window, any(map(_is_split, segments)))
+        Table(segments_S7, rows_S3, longest, texts, cache.window, any(map(_is_split, segments)), pads)
         for rows_S3, cache in zip(rows.unbind(), caches, strict=True)
     ]
 
