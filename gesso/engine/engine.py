@@ -13,9 +13,10 @@ from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.noise import HashSource, Source
 from gesso.engine.adapters import AdapterTable
 from gesso.engine.canvases import first_canvas, next_canvas
+from gesso.engine.ending import append
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
-from gesso.engine.final_text import Decode, fewest_with, final_text, would_be_empty
+from gesso.engine.final_text import Decode, final_text, would_be_empty
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
@@ -371,24 +372,7 @@ class Engine:
         """Append the tokens of a canvas to the text: all, or a settled prefix. Then end the text, or go on."""
         request, before = running.request, len(running.tokens)
         running.usage = replace(running.usage, canvases=running.usage.canvases + 1)
-        first = max(request.pins, default=0) - before  # the text cannot end before the last pin
-        end = next((i for i, token in enumerate(tokens) if i >= first and token in request.eos), None)
-        running.tokens += tokens[:end]
-        if request.guide:
-            running.state = request.guide.walk(running.state, tokens[:end])
-        text = self.decode(running.tokens)
-        finish: Finish | None = None
-        stop: str | None = None
-        if stops := [(at, stop) for stop in request.stop if (at := text.find(stop)) >= 0]:
-            length, stop = min(stops)
-            finish = "stop"
-            del running.tokens[fewest_with(running.tokens, text, length, request.byte_tokens, self.decode) :]
-            text = text[:length]
-        elif end is not None:
-            finish = "stop"
-        elif len(running.tokens) == request.max_new_tokens:
-            complete = request.guide is not None and request.guide.may_end(running.state)
-            finish = "stop" if complete else "length"
+        text, finish, stop = append(running, tokens, self.decode)
         shown = text if finish else final_text(running.tokens, request, self.decode)
         added = shown[len(running.shown) :]
         running.shown += added
