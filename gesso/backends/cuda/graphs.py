@@ -26,7 +26,7 @@ from torch import Tensor
 from gesso.backends.base import PREDICTING, Denoising, Kind, Piece, Replayed, Step, Work
 from gesso.backends.cuda.canvases import Canvases
 from gesso.backends.cuda.kernels.segments import Segment
-from gesso.backends.cuda.network import Plan, note, segments_of
+from gesso.backends.cuda.network import Plan, joined, note, segments_of
 from gesso.diffusion.hash import send
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import Prediction
@@ -321,7 +321,7 @@ class Graph:
         self.hidden = self.backend.flow(self.plan, pieces)
         if not lengths:
             return
-        self.hidden_TH = torch.cat(predicting(self.hidden, kinds))
+        self.hidden_TH = joined(predicting(self.hidden, kinds))
         needs = self.shape.needs
         self.prediction = self.backend.predict(
             *(self.hidden_TH, self.temperature_T, self.key_T2, lengths),

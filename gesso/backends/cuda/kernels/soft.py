@@ -3,6 +3,8 @@
 T tokens, V vocabulary, H hidden, S splits of the vocabulary.
 """
 
+from weakref import WeakKeyDictionary
+
 import torch
 import triton
 import triton.language as tl
@@ -44,7 +46,7 @@ def expected(
     table_VH, scale_V, largest_1, tiling, probability_TV = embedding_VH, None, None, MEAN, stored_TV
     if isinstance(embedding_VH, Packed):
         table_VH, scale_V = embedding_VH.tensors["weight"], embedding_VH.tensors["weight_scale"]
-        largest_1, tiling = scale_V.amax(0), MEAN_LOW
+        largest_1, tiling = _largest(embedding_VH, scale_V), MEAN_LOW
         probability_TV = stored_TV.view(torch.float16) if stored_TV.dtype == torch.bfloat16 else stored_TV
     _probabilities[(triton.cdiv(width, STREAM), tokens)](
         *(stored_TV, probability_TV, temperature_T, top_T, confidence_T, scale_V, largest_1, softcap),
@@ -82,6 +84,17 @@ def expected(
         num_warps=STREAM_WARPS,
     )
     return soft_TH
+
+
+def _largest(table_VH: Packed, scale_V: Tensor) -> Tensor:
+    """Return the largest scale [1] of a table, computed once: every step needs it."""
+    known = _LARGEST.get(table_VH)
+    if known is None or known[0] is not scale_V:  # moved to another device
+        known = _LARGEST[table_VH] = scale_V, scale_V.amax(0)
+    return known[1]
+
+
+_LARGEST: WeakKeyDictionary[Packed, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperature_T"])
