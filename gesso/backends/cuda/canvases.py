@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from gesso.backends.base import Denoising
+from gesso.backends.cuda.kernels import embed
+from gesso.backends.cuda.kernels.advance import LONGEST, StepKernels, advances
+from gesso.backends.cuda.noise import KernelSource
 from gesso.diffusion.canvas import FREE, Canvas, Process, State
 from gesso.diffusion.noise import HashSource
 from gesso.diffusion.prediction import TOP, Prediction
@@ -84,6 +87,8 @@ class Canvases:
             settled_C=torch.zeros_like(tokens_BC, dtype=torch.bool),
         )
         self.held: list[Canvas | None] = [None] * count  # the canvases these tensors hold
+        fused = isinstance(source, KernelSource) and advances(settings) and tokens_BC.shape[1] <= LONGEST
+        self.kernels = StepKernels(settings, vocab_size, tokens_BC) if fused else None
 
     def load(self, requests: Sequence[Denoising]) -> None:
         """Copy the canvases of these requests into the tensors."""
@@ -115,6 +120,9 @@ class Canvases:
 
     def prepare(self, temperature_T: Tensor, key_T2: Tensor) -> None:
         """Write the temperatures and keys of the step."""
+        if self.kernels:
+            self.kernels.prepare(self.seed_B, self.canvas.index, self.canvas.step, temperature_T, key_T2)
+            return
         count, length = self.canvas.tokens_C.shape
         settings = self.process.settings
         temperature_B = temperature(settings, settings.steps - self.canvas.step)
@@ -125,6 +133,9 @@ class Canvases:
 
     def step(self, prediction: Prediction, model: DiffusionGemma) -> None:
         """Advance all canvases by one denoising step."""
+        if self.kernels:
+            self._step_by_kernels(self.kernels, prediction, model)
+            return
         batch = self.canvas
         shape = batch.tokens_C.shape
         given = replace(prediction, soft_CH=None).tensors()
@@ -146,6 +157,20 @@ class Canvases:
             getattr(batch, name).copy_(getattr(after, name))
         for name, past_MBC in self.history.items():
             past_MBC.copy_(torch.cat([past_MBC[1:], getattr(now, name)[None]]))
+
+    def _step_by_kernels(self, kernels: StepKernels, prediction: Prediction, model: DiffusionGemma) -> None:
+        """Advance all canvases by one denoising step with the default sampler."""
+        batch = self.canvas
+        assert batch.soft_CH is not None and batch.accepted_C is not None
+        if prediction.soft_CH is not None:
+            table = model.decoder.embed_tokens.weight
+            pin_T, soft_TH = batch.pin_C.flatten(), batch.soft_CH.flatten(0, 1)
+            embed.with_pins(pin_T, prediction.soft_CH, table, model.embed_scale, soft_TH)
+        past_MBC = self.history.get("argmax_C")
+        self.ints, self.floats, self.flags, self.converged_B = kernels.advance(
+            prediction, batch.pin_C, batch.tokens_C, batch.accepted_C, batch.step, past_MBC
+        )
+        self.soft_BCH, self.extra = batch.soft_CH, {}
 
     # --- back on the host -----------------------------------------------------------------------------------------
 

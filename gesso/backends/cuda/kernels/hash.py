@@ -59,6 +59,11 @@ def token_hash(key_0, key_1, token):
 
 
 @triton.jit
+def below(hashes, LIMIT: tl.constexpr):
+    return ((hashes.to(tl.int64) & 0xFFFFFFFF) * LIMIT) >> 32
+
+
+@triton.jit
 def uniform(hashes):
     # Use the 23 bits as the mantissa of a number between 1 and 2: the subtraction is exact, and cheaper than a
     # conversion.
@@ -79,6 +84,14 @@ def _step_hash(half, seed, canvas, step, STREAM: tl.constexpr):
 
 
 @triton.jit
+def position_hash(position, half, seed, canvas, step, STREAM: tl.constexpr):
+    """Return the first (half 0) or the second of the two hashes of a position."""
+    own = _step_hash(half, seed, canvas, step, STREAM)
+    other = _step_hash(1 - half, seed, canvas, step, STREAM)
+    return mix(mix(position * _GOLDEN ^ own) + other)
+
+
+@triton.jit
 def _positions(
     seed_B, canvas_B, step_B, out,
     STREAM: tl.constexpr, LENGTH: tl.constexpr,
@@ -94,10 +107,7 @@ def _positions(
     seed, canvas, step = tl.load(seed_B + row), tl.load(canvas_B + row), tl.load(step_B + row)
     PER_POSITION: tl.constexpr = 1 if LIMIT else 2
     index = tl.program_id(1) * (POSITIONS * PER_POSITION) + tl.arange(0, POSITIONS * PER_POSITION)
-    half = index % PER_POSITION
-    own = _step_hash(half, seed, canvas, step, STREAM)
-    other = _step_hash(1 - half, seed, canvas, step, STREAM)
-    hashes = mix(mix(index // PER_POSITION * _GOLDEN ^ own) + other)
+    hashes = position_hash(index // PER_POSITION, index % PER_POSITION, seed, canvas, step, STREAM)
     if LIMIT:
-        hashes = ((hashes.to(tl.int64) & 0xFFFFFFFF) * LIMIT) >> 32
+        hashes = below(hashes, LIMIT)
     tl.store(out + row * (LENGTH * PER_POSITION) + index, hashes, mask=index < LENGTH * PER_POSITION)
