@@ -56,7 +56,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.capped import LOG2E, LOWEST, Product, distance_to_cap, first_of_largest, span_of
-from gesso.backends.cuda.kernels.hash import token_hash, uniform
+from gesso.backends.cuda.kernels.hash import token_uniform
 from gesso.backends.cuda.kernels.linear import quantize_rows
 from gesso.backends.cuda.kernels.soft import expected
 from gesso.backends.cuda.kernels.special import exp2, in_ptx, log2, rounded
@@ -197,7 +197,7 @@ def _negative_gumbel(key_0, key_1, token, PTX: tl.constexpr):
     with an absolute error is not enough, so that range uses the series of log(1 - v), with v = 1 - u exact. At the
     border both are good to 5e-6 of the draw, which is the error of the noise; elsewhere it is smaller.
     """
-    u = uniform(token_hash(key_0, key_1, token))
+    u = token_uniform(key_0, key_1, token)
     v = 1.0 - u
     series = v * (LOG2E + v * (LOG2E / 2 + v * (LOG2E / 3 + v * (LOG2E / 4))))
     return log2(tl.abs(tl.where(v < 0.03125, series, log2(u, PTX))), PTX)
