@@ -48,7 +48,7 @@ def expected(
         table_VH, scale_V = embedding_VH.tensors["weight"], embedding_VH.tensors["weight_scale"]
         largest_1, tiling = _largest(embedding_VH, scale_V), MEAN_LOW
         probability_TV = stored_TV.view(torch.float16) if stored_TV.dtype == torch.bfloat16 else stored_TV
-    _probabilities[(triton.cdiv(width, STREAM), tokens)](
+    _probabilities[(tokens, triton.cdiv(width, STREAM))](
         *(stored_TV, probability_TV, temperature_T, top_T, confidence_T, scale_V, largest_1, softcap),
         V=vocabulary,
         WIDTH=width,
@@ -104,11 +104,12 @@ def _probabilities(
 ):  # fmt: skip
     """Turn BLOCK_V stored logits of one row into probabilities.
 
-    Grid: (WIDTH / BLOCK_V, T). stored and probability are [T, WIDTH], and may share memory. scale [V] and largest [1]
+    Grid: (T, WIDTH / BLOCK_V). stored and probability are [T, WIDTH], and may share memory. scale [V] and largest [1]
     are given if the table is FP8. Memory-bound.
     """
-    row = tl.program_id(1)
-    token_V = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    row = tl.program_id(0)
+    # The last tokens first: their logits were stored last, and are still in the L2 cache.
+    token_V = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_V + tl.arange(0, BLOCK_V)
     at_V = row.to(tl.int64) * WIDTH + token_V
     stored_V = tl.load(stored_TV + at_V, mask=token_V < V, other=0.0)
     span = span_of(softcap, tl.load(temperature_T + row))
