@@ -1,10 +1,12 @@
 """The engine on a GPU with the tiny model: the same text alone, in a batch, resumed, and on a CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import gesso
-from gesso.backends.cuda import graphs
+from gesso.backends.cuda import canvases, graphs
 from gesso.diffusion.noise import HashSource
 from gesso.engine.engine import Engine
 from tests.engine_requests import finish, other_requests, request, result
@@ -35,6 +37,23 @@ def test_same_seed_same_text_alone_in_a_batch_of_eight_and_resumed(tiny_director
             if draft.kind == "draft" and draft.canvas.reason is None:
                 again = request(seed=seed, resume=draft)
                 assert result(Engine(model.model, model.decode), again).tokens == tokens
+
+
+@pytest.mark.parametrize("stopping", ["stable", "fixed"])
+def test_step_kernels_write_the_text_of_the_plain_step(tiny_directory, monkeypatch, stopping):
+    """With pins, alone and beside another canvas."""
+    model = gesso.load(tiny_directory, device=DEVICE, dtype="bfloat16")
+    texts = []
+    for fused in (True, False):
+        if not fused:
+            monkeypatch.setattr(canvases, "advances", lambda settings: False)
+        engine = Engine(model.model, model.decode, max_batch=2)
+        diffusion = replace(request().diffusion, stopping=stopping)
+        made = [request(seed=seed, pins={3: 9}, diffusion=diffusion) for seed in range(4)]
+        texts.append([result(engine, each).tokens for each in made])
+        both = [engine.submit(each) for each in made[:2]]
+        texts[-1].append([events[-1].result.tokens for events in finish(engine, *both)])
+    assert texts[0] == texts[1] and texts[0][0] != texts[0][1]
 
 
 def test_graphs_are_captured_again_after_all_were_dropped(tiny_directory, monkeypatch):

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from gesso.backends.base import Denoising
+from gesso.backends.cuda.kernels import embed
+from gesso.backends.cuda.kernels.advance import LONGEST, StepKernels, advances
+from gesso.backends.cuda.noise import KernelSource
 from gesso.diffusion.canvas import FREE, Canvas, Process, State
 from gesso.diffusion.prediction import TOP, Prediction
 from gesso.diffusion.schedule import temperature
@@ -89,6 +92,10 @@ class Canvases:
         )
         # The canvases that these tensors hold. A draft may be resumed by a request with another seed.
         self.held: list[tuple[Canvas, Process] | None] = [None] * count
+        fused = isinstance(process.source, KernelSource) and advances(process.settings)
+        self.kernels = None
+        if fused and tokens_BC.shape[1] <= LONGEST:
+            self.kernels = StepKernels(process.settings, process.vocab_size, tokens_BC)
 
     def load(self, requests: Sequence[Denoising]) -> None:
         """Copy the canvases of these requests into the tensors."""
@@ -117,6 +124,9 @@ class Canvases:
 
     def prepare(self, temperature_T: Tensor, key_T2: Tensor) -> None:
         """Write the temperatures and keys of the step."""
+        if self.kernels:
+            self.kernels.prepare(self.seed_B, self.canvas.index, self.canvas.step, temperature_T, key_T2)
+            return
         count, length = self.canvas.tokens_C.shape
         settings = self.process.settings
         temperature_B, keys_BC2 = temperature(settings, settings.steps - self.canvas.step), self.keys()
@@ -131,6 +141,8 @@ class Canvases:
 
     def step(self, prediction: Prediction, model: DiffusionGemma) -> Advanced:
         """Advance all canvases by one denoising step."""
+        if self.kernels:
+            return self._step_by_kernels(self.kernels, prediction, model)
         batch = self.canvas
         shape = batch.tokens_C.shape
         given = replace(prediction, soft_CH=None).tensors()
@@ -155,6 +167,20 @@ class Canvases:
         for name, past_MBC in self.history.items():
             past_MBC.copy_(torch.cat([past_MBC[1:], getattr(now, name)[None]]))
         return found
+
+    def _step_by_kernels(self, kernels: StepKernels, prediction: Prediction, model: DiffusionGemma) -> Advanced:
+        """Advance all canvases by one denoising step with the default sampler."""
+        batch = self.canvas
+        assert batch.soft_CH is not None and batch.accepted_C is not None
+        if prediction.soft_CH is not None:
+            table = model.decoder.embed_tokens.weight
+            pin_T, soft_TH = batch.pin_C.flatten(), batch.soft_CH.flatten(0, 1)
+            embed.with_pins(pin_T, prediction.soft_CH, table, model.embed_scale, soft_TH)
+        past_MBC = self.history.get("argmax_C")
+        ints, floats, flags, converged_B = kernels.advance(
+            prediction, batch.pin_C, batch.tokens_C, batch.accepted_C, batch.step, past_MBC
+        )
+        return Advanced(ints, floats, flags, batch.soft_CH, converged_B, {})
 
     # --- back on the host -----------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from gesso.backends.base import PREDICTING, Denoising, Kind, Piece, Replayed, St
 from gesso.backends.cuda.canvases import Canvases
 from gesso.backends.cuda.captured import Captured
 from gesso.backends.cuda.kernels.segments import Segment
-from gesso.backends.cuda.network import note, segments_of
+from gesso.backends.cuda.network import joined, note, segments_of
 from gesso.backends.cuda.packed import Expected, PackedPass, PackedPasses
 from gesso.backends.cuda.passes import TEXTS, Passes, denoising, scored, texts_of
 from gesso.diffusion.canvas import Process
@@ -275,7 +275,7 @@ class Graph(Captured):
         self.hidden = self.backend.flow(self.plan, pieces)
         if not lengths:
             return
-        self.hidden_TH = torch.cat(predicting(self.hidden, kinds))
+        self.hidden_TH = joined(predicting(self.hidden, kinds))
         needs = self.shape.needs
         self.prediction = self.backend.predict(
             *(self.hidden_TH, self.temperature_T, self.key_T2, lengths),

@@ -17,7 +17,7 @@ from gesso.adapters.lora import Adapters
 from gesso.backends.base import Piece
 from gesso.backends.cuda.activations import Matrix, NextNorm, Rows, SplitK, activation_format, matrix
 from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound
-from gesso.backends.cuda.kernels import attention, rows
+from gesso.backends.cuda.kernels import attention, embed, rows
 from gesso.backends.cuda.kernels.segments import Segment, move
 from gesso.backends.cuda.linear import gated, linear, linear_split_k, linears
 from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, Pair, PassAdapters
@@ -28,7 +28,7 @@ from gesso.model.attention import Attend, Attention
 from gesso.model.cache import KVCache
 from gesso.model.layer import Layer
 from gesso.model.modules import GatedMLP
-from gesso.model.rope import Rotation, frequencies, rotation
+from gesso.model.rope import Rotation, frequencies
 from gesso.model.transformer import DiffusionGemma, Stack
 
 
@@ -53,6 +53,14 @@ class Plan:
         self.causal_T = torch.cat(causal).to(cache.device)
         self.slot_T = _slots(segments).to(cache.device) if adapted else None
         self.attends = attention.attends(cache.layers, segments, longest or max(lengths))
+        self._scalars_LT1: Tensor | None = None
+
+    def scalars(self, model: DiffusionGemma) -> Tensor:
+        """Return the scalar of each layer for each token [L, T, 1], which are the same wherever the pieces move."""
+        if self._scalars_LT1 is None:
+            encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
+            self._scalars_LT1 = torch.where(self.causal_T, encoder_L1, decoder_L1).to(model.dtype)[..., None]
+        return self._scalars_LT1
 
     def move(self, segments: Sequence[Segment], cache: KVCache) -> None:
         """Move the pieces to other positions or rows, in the same tensors, because a captured graph reads those."""
@@ -105,13 +113,11 @@ def flow(
     stream.begin()
     adapters = PassAdapters(pairs, plan.slot_T, [piece.adapter for piece in pieces])
     ends = list(accumulate(plan.lengths, initial=0))
-    x_TH = torch.cat(
-        [_embed(model, piece, stack, adapters.part(*span)) for piece, span in zip(pieces, pairwise(ends), strict=True)]
-    )
-    encoder_L1, decoder_L1 = (torch.stack(tuple(s.layer_scalars)) for s in (model.encoder, model.decoder))
-    scalars_LT1 = torch.where(plan.causal_T, encoder_L1, decoder_L1).to(x_TH.dtype)[..., None]
+    spans = zip(pieces, pairwise(ends), strict=True)
+    x_TH = joined([_embed(model, piece, stack, adapters.part(*span)) for piece, span in spans])
+    scalars_LT1 = plan.scalars(model)
     rotations = {
-        shape: rotation(plan.position_T, frequencies(shape, x_TH.device), x_TH.dtype)
+        shape: embed.rotation(plan.position_T, frequencies(shape, x_TH.device), x_TH.dtype)
         for shape in set(model.config.layers)
     }
     layers = [cast(Layer, layer) for layer in stack.layers]
@@ -197,12 +203,18 @@ def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int], adapters: PassAdap
     return linear(hidden_TI, matrix(mlp.down_proj, adapters), lengths)
 
 
+def joined(parts: list[Tensor]) -> Tensor:
+    """Concatenate. A single tensor is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _embed(model: DiffusionGemma, piece: Piece, stack: Stack, adapters: PassAdapters) -> Tensor:
-    embedded_SH = model.embed(piece.ids_S, stack)
     if piece.causal:
-        return embedded_SH
-    soft_SH = torch.zeros_like(embedded_SH) if piece.soft_SH is None else piece.soft_SH
-    module = model.self_conditioning
+        return model.embed(piece.ids_S, stack)
+    module, soft_SH = model.self_conditioning, piece.soft_SH
+    if soft_SH is None:
+        soft_SH = piece.ids_S.new_zeros(len(piece.ids_S), model.config.hidden_size, dtype=model.dtype)
     normed = rows.norm_for(soft_SH, module.pre_norm.weight, module.pre_norm.eps, _gated_format(module))
     signal_SH = gated_mlp(module, normed, [len(piece.ids_S)], adapters)
-    return rows.rms_norm(embedded_SH + signal_SH, None, module.pre_norm.eps)
+    table, eps = stack.embed_tokens.weight, module.pre_norm.eps
+    return embed.conditioned(piece.ids_S, table, model.embed_scale, signal_SH, eps)

@@ -3,6 +3,8 @@
 T tokens, V vocabulary, H hidden, S splits of the vocabulary.
 """
 
+from weakref import WeakKeyDictionary
+
 import torch
 import triton
 import triton.language as tl
@@ -44,9 +46,9 @@ def expected(
     table_VH, scale_V, largest_1, tiling, probability_TV = embedding_VH, None, None, MEAN, stored_TV
     if isinstance(embedding_VH, Packed):
         table_VH, scale_V = embedding_VH.tensors["weight"], embedding_VH.tensors["weight_scale"]
-        largest_1, tiling = scale_V.amax(0), MEAN_LOW
+        largest_1, tiling = _largest(embedding_VH, scale_V), MEAN_LOW
         probability_TV = stored_TV.view(torch.float16) if stored_TV.dtype == torch.bfloat16 else stored_TV
-    _probabilities[(triton.cdiv(width, STREAM), tokens)](
+    _probabilities[(tokens, triton.cdiv(width, STREAM))](
         *(stored_TV, probability_TV, temperature_T, top_T, confidence_T, scale_V, largest_1, softcap),
         V=vocabulary,
         WIDTH=width,
@@ -84,6 +86,17 @@ def expected(
     return soft_TH
 
 
+def _largest(table_VH: Packed, scale_V: Tensor) -> Tensor:
+    """Return the largest scale [1] of a table, computed once: every step needs it."""
+    known = _LARGEST.get(table_VH)
+    if known is None or known[0] is not scale_V:  # moved to another device
+        known = _LARGEST[table_VH] = scale_V, scale_V.amax(0)
+    return known[1]
+
+
+_LARGEST: WeakKeyDictionary[Packed, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+
+
 @triton.jit(do_not_specialize_on_alignment=["temperature_T"])
 def _probabilities(
     stored_TV, probability_TV, temperature_T, top_T, confidence_T, scale_V, largest_1, softcap,
@@ -91,11 +104,12 @@ def _probabilities(
 ):  # fmt: skip
     """Turn BLOCK_V stored logits of one row into probabilities.
 
-    Grid: (WIDTH / BLOCK_V, T). stored and probability are [T, WIDTH], and may share memory. scale [V] and largest [1]
+    Grid: (T, WIDTH / BLOCK_V). stored and probability are [T, WIDTH], and may share memory. scale [V] and largest [1]
     are given if the table is FP8. Memory-bound.
     """
-    row = tl.program_id(1)
-    token_V = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    row = tl.program_id(0)
+    # The last tokens first: their logits were stored last, and are still in the L2 cache.
+    token_V = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_V + tl.arange(0, BLOCK_V)
     at_V = row.to(tl.int64) * WIDTH + token_V
     stored_V = tl.load(stored_TV + at_V, mask=token_V < V, other=0.0)
     span = span_of(softcap, tl.load(temperature_T + row))

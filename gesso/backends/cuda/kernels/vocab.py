@@ -56,7 +56,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.capped import LOG2E, LOWEST, Product, distance_to_cap, first_of_largest, span_of
-from gesso.backends.cuda.kernels.hash import token_hash, uniform
+from gesso.backends.cuda.kernels.hash import token_uniform
 from gesso.backends.cuda.kernels.linear import quantize_rows
 from gesso.backends.cuda.kernels.soft import expected
 from gesso.backends.cuda.kernels.special import exp2, in_ptx, log2, rounded
@@ -70,12 +70,14 @@ from gesso.errors import InputError
 # columns / (32 * warps) float32 accumulators.
 #
 # LOGITS: 128 x 256 by 8 warps is 48 KB per stage and 128 accumulators per thread. The epilogue is some 40 instructions
-# per logit, five of them on the special function unit, which is eight times slower than the others. With 128 x 128, two
-# programs share an SM, and one may multiply while the other is in its epilogue; that is as fast with many rows and
-# slower with few. No thread may need more than 255 registers, see `_order_after`.
+# per logit, five of them on the special function unit, which is eight times slower than the others. One program per SM
+# computes its tiles one after another, and fetches the first operands of the next tile during the epilogue. No thread
+# may need more than 255 registers, see `_order_after`.
 LOGITS = Product(rows=128, columns=256, warps=8, stages=4)
-# In FP8 the product takes half as long, and the epilogue would be a third of the time: two programs share an SM.
+# In FP8 the product takes half as long, and the epilogue would be a quarter of the time: two programs share an SM, and
+# one of them multiplies while the other is in its epilogue.
 LOGITS_LOW = Product(rows=128, columns=128, warps=4, stages=3)
+STAGGER = 8000  # clock cycles
 
 MERGE_WARPS = 4  # one row of P numbers per program
 
@@ -113,11 +115,13 @@ def predict(
     stored_TV = hidden_TH.new_empty(tokens, tiles * tiling.columns)
     statistics_4TP = hidden_TH.new_empty(4, tokens, tiles, dtype=torch.float32)
     temperature_T, key_T2, ptx = temperature_T.contiguous(), key_T2.contiguous(), in_ptx(hidden_TH)
-    _logits[(row_tiles * tiles,)](
+    together = 1 if scale_V is None else 2
+    _logits[(min(row_tiles * tiles, together * _multiprocessors(hidden_TH)),)](
         TensorDescriptor.from_tensor(x_TH, [tiling.rows, inner]),
         TensorDescriptor.from_tensor(matrix_VH, [tiling.columns, inner]),
         *(x_scale_T, scale_V),
-        TensorDescriptor.from_tensor(stored_TV, [tiling.rows, tiling.columns]),
+        # In quarters of a tile: a whole one would take the shared memory of a stage.
+        TensorDescriptor.from_tensor(stored_TV, [tiling.rows, tiling.columns // 4]),
         *(*statistics_4TP, temperature_T, key_T2, softcap, tokens),
         V=vocabulary,
         H=hidden,
@@ -125,6 +129,7 @@ def predict(
         BLOCK_T=tiling.rows,
         BLOCK_V=tiling.columns,
         BLOCK_H=inner,
+        STAGGER=STAGGER if together > 1 and ptx else 0,
         PTX=ptx,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
@@ -163,6 +168,10 @@ def predict(
     )
 
 
+def _multiprocessors(x: Tensor) -> int:
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+
+
 def _check(hidden_TH: Tensor, head_VH: Weight, embedding_VH: Weight, temperature_T: Tensor, key_T2: Tensor) -> None:
     dtypes = {hidden_TH.dtype} | {table.dtype for table in (head_VH, embedding_VH) if isinstance(table, Tensor)}
     if len(dtypes) > 1:
@@ -188,7 +197,7 @@ def _negative_gumbel(key_0, key_1, token, PTX: tl.constexpr):
     with an absolute error is not enough, so that range uses the series of log(1 - v), with v = 1 - u exact. At the
     border both are good to 5e-6 of the draw, which is the error of the noise; elsewhere it is smaller.
     """
-    u = uniform(token_hash(key_0, key_1, token))
+    u = token_uniform(key_0, key_1, token)
     v = 1.0 - u
     series = v * (LOG2E + v * (LOG2E / 2 + v * (LOG2E / 3 + v * (LOG2E / 4))))
     return log2(tl.abs(tl.where(v < 0.03125, series, log2(u, PTX))), PTX)
@@ -228,70 +237,91 @@ def _halves(x_TV):
     return tl.split(tl.permute(tl.reshape(x_TV, (x_TV.shape[0], 2, x_TV.shape[1] // 2)), (0, 2, 1)))
 
 
+@triton.jit
+def _stagger(CYCLES: tl.constexpr):
+    """Delay the second half of the programs. Two programs on an SM would otherwise start, multiply and enter their
+    epilogues together, tile after tile.
+    """
+    wait = tl.where(tl.program_id(0) * 2 >= tl.num_programs(0), CYCLES, 0)
+    tl.inline_asm_elementwise(
+        "{ .reg .u32 first, now; .reg .pred early; mov.u32 first, %clock;"
+        " again: mov.u32 now, %clock; sub.u32 now, now, first; setp.lt.u32 early, now, $1; @early bra again;"
+        " mov.u32 $0, now; }",
+        "=r,r", [wait], tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["temperature_T", "key_T2"])
 def _logits(
     hidden, head, x_scale_T, scale_V, stored, peak_TP, mass_TP, weighted_TP, best_TP, temperature_T, key_T2, softcap, T,
     V: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, PTX: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, STAGGER: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of logits, store it, and reduce it to statistics per row.
+    """Compute tiles of logits, store them, and reduce each to statistics per row.
 
-    Grid: (row tiles * vocabulary tiles,), row tiles fastest. hidden, head and stored are tensor descriptors of [T, H],
-    [V, H] and [T, P BLOCK_V]; x_scale [T] and scale [V] are given if operands are FP8. Per row and tile: peak, the
-    largest logit before the cap; mass, weighted and best, see `_statistics`. Bound by the tensor cores from about 200
-    rows on.
+    Grid: (programs,). A program computes every num_programs-th tile, with row tiles fastest. hidden, head and stored
+    are tensor descriptors of [T, H], [V, H] and [T, P BLOCK_V]; x_scale [T] and scale [V] are given if operands are
+    FP8. Per row and tile: peak, the largest logit before the cap; mass, weighted and best, see `_statistics`. Bound by
+    the tensor cores from about 200 rows on.
     """
+    if STAGGER:
+        _stagger(STAGGER)
     row_tiles = tl.cdiv(T, BLOCK_T)
-    tile = tl.program_id(0) // row_tiles  # neighbours share a tile of the head
-    first_row = tl.program_id(0) % row_tiles * BLOCK_T
-    first_token = tile * BLOCK_V
+    # Flattened: tiles and their inner loops become one loop, whose loads run ahead of the epilogue.
+    for number in tl.range(tl.program_id(0), row_tiles * P, tl.num_programs(0), flatten=True):
+        tile = number // row_tiles  # neighbours share a tile of the head
+        first_row = number % row_tiles * BLOCK_T
+        first_token = tile * BLOCK_V
+        sum_TV = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
+        for h in range(tl.cdiv(H, BLOCK_H)):
+            x_TH = hidden.load([first_row, h * BLOCK_H])
+            w_VH = head.load([first_token, h * BLOCK_H])
+            sum_TV = tl.dot(x_TH, tl.trans(w_VH), sum_TV, input_precision="ieee")
+        row = first_row + tl.arange(0, BLOCK_T)
+        inside = row < T
+        if scale_V is not None:
+            token = first_token + tl.arange(0, BLOCK_V)
+            sum_TV *= tl.load(x_scale_T + row, mask=inside, other=0.0)[:, None]
+            sum_TV *= tl.load(scale_V + token, mask=token < V, other=0.0)[None, :]
+        rounded_TV = rounded(sum_TV, stored.dtype, PTX)
+        # In quarters: the logits of a whole tile, with and without noise, do not fit into the registers together.
+        left, right = _halves(rounded_TV)
+        q0, q1 = _halves(left)
+        q2, q3 = _halves(right)
+        QUARTER: tl.constexpr = BLOCK_V // 4
 
-    sum_TV = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
-    for h in range(0, H, BLOCK_H):
-        x_TH = hidden.load([first_row, h])
-        w_VH = head.load([first_token, h])
-        sum_TV = tl.dot(x_TH, tl.trans(w_VH), sum_TV, input_precision="ieee")
-    row = first_row + tl.arange(0, BLOCK_T)
-    inside = row < T
-    if scale_V is not None:
-        token = first_token + tl.arange(0, BLOCK_V)
-        sum_TV *= tl.load(x_scale_T + row, mask=inside, other=0.0)[:, None]
-        sum_TV *= tl.load(scale_V + token, mask=token < V, other=0.0)[None, :]
-    rounded_TV = rounded(sum_TV, stored.dtype, PTX)
-    stored.store([first_row, first_token], rounded_TV)
+        span = span_of(softcap, tl.load(temperature_T + row, mask=inside, other=1.0))
+        key_0 = tl.load(key_T2 + row * 2, mask=inside, other=0)
+        key_1 = tl.load(key_T2 + row * 2 + 1, mask=inside, other=0)
 
-    span = span_of(softcap, tl.load(temperature_T + row, mask=inside, other=1.0))
-    key_0 = tl.load(key_T2 + row * 2, mask=inside, other=0)
-    key_1 = tl.load(key_T2 + row * 2 + 1, mask=inside, other=0)
+        MASKED: tl.constexpr = V % BLOCK_V != 0
+        number_TV = rounded_TV.to(tl.float32)
+        if MASKED:
+            number_TV = tl.where((first_token + tl.arange(0, BLOCK_V))[None, :] < V, number_TV, LOWEST)
+        peak = tl.max(number_TV, 1)
+        top = distance_to_cap(peak, softcap, PTX)
 
-    MASKED: tl.constexpr = V % BLOCK_V != 0
-    number_TV = rounded_TV.to(tl.float32)
-    if MASKED:
-        number_TV = tl.where((first_token + tl.arange(0, BLOCK_V))[None, :] < V, number_TV, LOWEST)
-    peak = tl.max(number_TV, 1)
-    top = distance_to_cap(peak, softcap, PTX)
+        # Each store waits for the one before, which has ended during the statistics.
+        stored.store([first_row, first_token], q0)
+        mass, weighted, best = _statistics(q0, first_token, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+        key_0 = _order_after(key_0, mass)
+        stored.store([first_row, first_token + QUARTER], q1)
+        m, t, b = _statistics(q1, first_token + QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+        mass, weighted, best = mass + m, weighted + t, tl.maximum(best, b)
+        key_0 = _order_after(key_0, mass)
+        stored.store([first_row, first_token + 2 * QUARTER], q2)
+        m, t, b = _statistics(q2, first_token + 2 * QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+        mass, weighted, best = mass + m, weighted + t, tl.maximum(best, b)
+        key_0 = _order_after(key_0, mass)
+        stored.store([first_row, first_token + 3 * QUARTER], q3)
+        m, t, b = _statistics(q3, first_token + 3 * QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
+        mass, weighted, best = mass + m, weighted + t, tl.maximum(best, b)
 
-    # In quarters: the logits of a whole tile, with and without noise, do not fit into the registers together.
-    left, right = _halves(rounded_TV)
-    q0, q1 = _halves(left)
-    q2, q3 = _halves(right)
-    QUARTER: tl.constexpr = BLOCK_V // 4
-    mass, weighted, best = _statistics(q0, first_token, top, span, key_0, key_1, softcap, V, MASKED, PTX)
-    key_0 = _order_after(key_0, mass)
-    m, t, b = _statistics(q1, first_token + QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
-    mass, weighted, best = mass + m, weighted + t, tl.maximum(best, b)
-    key_0 = _order_after(key_0, mass)
-    m, t, b = _statistics(q2, first_token + 2 * QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
-    mass, weighted, best = mass + m, weighted + t, tl.maximum(best, b)
-    key_0 = _order_after(key_0, mass)
-    m, t, b = _statistics(q3, first_token + 3 * QUARTER, top, span, key_0, key_1, softcap, V, MASKED, PTX)
-    mass, weighted, best = mass + m, weighted + t, tl.maximum(best, b)
-
-    index = row.to(tl.int64) * P + tile
-    tl.store(peak_TP + index, peak, mask=inside)
-    tl.store(mass_TP + index, mass, mask=inside)
-    tl.store(weighted_TP + index, weighted, mask=inside)
-    tl.store(best_TP + index, best, mask=inside)
+        index = row.to(tl.int64) * P + tile
+        tl.store(peak_TP + index, peak, mask=inside)
+        tl.store(mass_TP + index, mass, mask=inside)
+        tl.store(weighted_TP + index, weighted, mask=inside)
+        tl.store(best_TP + index, best, mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperature_T", "key_T2"])
