@@ -129,3 +129,27 @@ def test_four_bit_ptx_matches_the_plain_conversion_to_the_bit(kind):
     h = Hidden(interleaved(one, tiling.depth), interleave=tiling.depth)
     found = kernel.down_product(h, groups, 1, given)
     assert torch.equal(found.cpu().T, dequantized.bfloat16()[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [40, 1000])
+def test_int4_kernels_for_hopper_match_those_in_triton_to_the_bit(tokens, monkeypatch):
+    """Experts get all, some and few of the tokens. Rows of 192 values end in the middle of a step."""
+    hidden, experts, k, width = 512, 4, 2, 192
+    index_TK = torch.tensor([[2, 0]] * 10 + [[1, 2]] * (tokens - 15) + [[2, 3]] * 5).cuda()
+    x_TH = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(0)).bfloat16().cuda()
+    gate_up, down = (
+        FourBitMatrices("int4", each.packed_EOB.cuda(), each.scale_EOG.cuda())
+        for each in (make("int4", experts, 2 * width, hidden, 1)[0], make("int4", experts, hidden, width, 2)[0])
+    )
+    groups = group(index_TK, experts, kernel.choose_tiling("up", "int4", tokens).rows)
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        h = new_hidden(down, tokens * k, x_TH.dtype)
+        kernel.up_product(interleaved(x_TH, kernel.depth("up", "int4")), groups, k, gate_up, h)
+        return h.rows_RI, kernel.down_product(h, groups, k, down)
+
+    found = both()
+    monkeypatch.setattr(kernel.experts_int4_hopper, "fits", lambda *given: False)
+    for each, expected in zip(found, both(), strict=True):
+        assert torch.equal(each, expected)
