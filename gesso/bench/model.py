@@ -41,6 +41,8 @@ SAMPLER = SETTINGS["sampler"].default
 # Batch sizes, prompt, new tokens, prefills, autoregressive tokens. On a GPU: as peers publish them. On a CPU: a minute.
 USUAL = {"cuda": ((1, 2, 4, 8), 1024, 1024, (512, 8192, 32768), 128), "cpu": ((1,), 64, 256, (512,), 16)}
 
+RUNS = {"cuda": 3, "cpu": 1}
+
 
 def bench(
     name: str | None, *, device: str | None, dtype: str | None, quantize: str | None, memory: float | str,
@@ -74,7 +76,7 @@ def bench(
         batches=(sizes := sizes_in(batches) or usual[0]),
         prompt=prompt or usual[1],
         new=new or usual[2],
-        prefills=usual[3],
+        prefills=sorted({*usual[3], *([prompt] if prompt and where.type == "cuda" else ())}),
         tokens=usual[4],
         adapters=adapters,
         rank=rank,
@@ -242,7 +244,7 @@ def measure(
 
 
 def _batch(g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure one batch size after three equal runs, which compile and capture everything.
+    """Measure one batch size after equal runs that compile and capture everything. Figures are medians of RUNS runs.
 
     A pass that commits a canvas and begins the next is captured only after it has recurred several times.
 
@@ -252,16 +254,22 @@ def _batch(g: Any, size: int, prompt: int, new: int, sampler: str, adapters: Seq
     """
     for _ in range(2):
         _write(g, size, prompt, new, sampler, adapters)
-    steps, _ = _write(g, size, prompt, new, sampler, adapters, waiting=True)
-    passes, seconds = _write(g, size, prompt, new, sampler, adapters)
+    steps, passes, seconds = [], [], []
+    for _ in range(RUNS[g.model.device.type]):
+        waited, _ = _write(g, size, prompt, new, sampler, adapters, waiting=True)
+        together, whole = _write(g, size, prompt, new, sampler, adapters)
+        steps.append(statistics.median(waited))
+        passes.append(sum(together))
+        seconds.append(whole)
     step = statistics.median(steps)
     return {
         "batch": size,
         "ms_a_step": step * 1e3,
-        "passes": len(steps),
-        "tokens_per_second": size * new / sum(passes),
+        "ms_a_step_of_runs": [each * 1e3 for each in steps],
+        "passes": len(waited),
+        "tokens_per_second": size * new / statistics.median(passes),
         "by_steps_tokens_per_second": size * g.config.canvas_length / (STEPS * step),
-        "with_prompt_tokens_per_second": size * new / seconds,
+        "with_prompt_tokens_per_second": size * new / statistics.median(seconds),
     }
 
 
