@@ -24,6 +24,13 @@ TEXT, CANVAS = True, False
 COMPILED = DEVICE.type == "cuda"
 HALF = torch.bfloat16 if COMPILED else torch.float16  # the interpreter multiplies bfloat16 as integers
 M, D = 2, 16
+ROLES = [
+    [Segment(0, 1000, 256, CANVAS)],
+    [Segment(0, 77, 100, CANVAS), Segment(1, 0, 9, CANVAS)],  # splits without keys, rows beyond the last query
+    [Segment(0, 0, 300, TEXT), Segment(1, 500, 77, TEXT), Segment(2, 64, 1, TEXT)],
+    # cached and fresh keys in one block
+    [Segment(0, 77, 100, TEXT), Segment(0, 177, 64, CANVAS), Segment(1, 3, 20, TEXT), Segment(2, 700, 256, CANVAS)],
+]
 
 
 def table_of(segments, cache):
@@ -253,6 +260,23 @@ def test_small_and_large_tiles_give_the_same_bits(kind, length, dim, dtype):
         for each, rows in zip(caches, (2 * length, kernel.MANY), strict=True)
     )
     assert torch.equal(small, large)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize("segments", ROLES, ids=len)
+def test_warps_with_separate_roles_give_the_same_bits(segments, groups):
+    """The kernel for Hopper sums in the order of the plain Triton kernel, in all kinds of segments."""
+    chosen = kernel.tiles(512, HALF)
+    if not chosen.roles:
+        pytest.skip("needs a Hopper GPU and the version of Triton that the kernel is written for")
+    lengths = {segment.row: segment.start for segment in reversed(segments)}
+    cache = cache_of([lengths[row] for row in range(len(lengths))], spare=600, dtype=HALF, dim=512)
+    other, qkv = copy.deepcopy(cache), packed(segments, groups, dtype=HALF, dim=512)
+    roles = kernel.attention(*qkv, table_of(segments, cache), chosen)
+    alike = kernel.attention(*qkv, table_of(segments, other), replace(chosen, warps=8, roles=False))
+    assert torch.equal(roles, alike)
+    torch.testing.assert_close(roles, plain(*qkv, other, segments), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])

@@ -2,6 +2,7 @@
 specification.
 
   1. `_attend`   computes each tile of queries over its keys; the keys of a canvas are split over several programs.
+                 On Hopper GPUs, `attention_hopper.py` computes large tiles, with the same bits.
   2. `_combine`  combines the splits of a canvas, in a fixed order.
   3. `_append`   writes the keys and values of text to the cache.
 
@@ -15,7 +16,8 @@ a canvas' keys.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import triton
@@ -51,6 +53,16 @@ class Tiles:
     warps: int
     stages: int  # blocks of keys and values in flight
     splits: int = 1  # P defines the order of a canvas' sums, so it must never depend on the rest of the batch
+    roles: bool = False  # warps with separate roles: `attention_hopper.py`
+
+
+@lru_cache
+def _has_roles() -> bool:
+    """Return whether kernels whose warps have separate roles run here. They are written in Gluon, whose interface
+    changes from version to version of Triton.
+    """
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return hopper and triton.__version__.startswith("3.6.")
 
 
 def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
@@ -68,6 +80,8 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
       D 512:  128 + 64 + 32 = 224 KB with 64 keys. All of the 128 x 512 accumulators would take 256 registers. With 16
               warps each would hold half, but both halves would compute all scores, because scores are split by rows
               only. Two programs with half of the values each have the same cost.
+              With separate roles, one block of keys and values in shared memory is enough: a part of it is refilled as
+              soon as it has been multiplied.
 
     One canvas of 256 tokens and 16 query heads is then 32 programs (D 256, 8 key heads) or 64 (D 512, 2 key heads,
     halves of the values). With its keys in 4 and in 2 splits both are 128, whatever the length of the text. More splits
@@ -87,6 +101,8 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
         return Tiles(rows=64, keys=64, values=256, warps=4, stages=1, splits=2)
     if rows <= 64:
         return Tiles(rows=64, keys=32, values=dim, warps=4, stages=3, splits=4)
+    if dim == 512 and dtype == torch.bfloat16 and _has_roles():
+        return Tiles(rows=128, keys=64, values=256, warps=4, stages=1, splits=2, roles=True)
     if dim > 256:
         return Tiles(rows=128, keys=64, values=256, warps=8, stages=1, splits=2)
     return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
@@ -111,13 +127,22 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
     # Outputs over the keys of one split alone, and log2 of the sum of their weights, by which splits are combined.
     part_TPND = out_TND if splits == 1 else out_TND.new_empty(tokens, splits, heads, dim)
     lse_TPN = torch.empty(tokens, splits, heads, dtype=torch.float32, device=q_TND.device)
-    _attend[triton.cdiv(table.longest * groups, shape.rows), kv_heads * splits * (dim // shape.values), slots](
+    grid = triton.cdiv(table.longest * groups, shape.rows), kv_heads * splits * (dim // shape.values), slots
+    tensors = (
         q_TND, k_TMD, v_TMD, out_TND, part_TPND, lse_TPN, table.segments_S7, table.rows_S3,
         *q_TND.stride()[:2], *k_TMD.stride()[:2], *v_TMD.stride()[:2],
-        WINDOW=table.window or 0, HAS_TEXT=table.appends, GROUPS=groups, HEADS=kv_heads, DIM=dim,
-        ROWS=shape.rows, KEYS=shape.keys, VALUES=shape.values, SPLITS=splits,
-        num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
+    constants: dict[str, Any] = {
+        "WINDOW": table.window or 0, "HAS_TEXT": table.appends, "GROUPS": groups, "HEADS": kv_heads, "DIM": dim,
+        "KEYS": shape.keys, "VALUES": shape.values, "SPLITS": splits, "num_warps": shape.warps,
+    }  # fmt: skip
+    if shape.roles:
+        # Not imported at the top: with other versions of Triton, and with its interpreter, the import may fail.
+        from gesso.backends.cuda.kernels.attention_hopper import attend_hopper
+
+        attend_hopper[grid](*tensors, **constants, STAGES=shape.stages)
+    else:
+        _attend[grid](*tensors, **constants, ROWS=shape.rows, num_stages=shape.stages)
     if splits > 1:
         rows = max(2048 // dim, 1)
         _combine[triton.cdiv(table.longest * heads, rows), slots](
