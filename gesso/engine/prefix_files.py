@@ -33,7 +33,7 @@ from gesso.model.cache import SPARE, KVCache, LayerKV
 logger = logging.getLogger("gesso")
 
 SUFFIX = ".prefix.safetensors"
-VERSION = 1  # increases when the same model, backend and machine give other keys or values, or the layout changes
+VERSION = 2  # increases when the same model, backend and machine give other keys or values, or the layout changes
 LIMIT = 20 * 10**9  # bytes of all files in a directory; 256 tokens of the 26B in float32 are 115 MB
 
 

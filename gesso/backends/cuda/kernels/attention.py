@@ -80,8 +80,9 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
       D 512:  128 + 64 + 32 = 224 KB with 64 keys. All of the 128 x 512 accumulators would take 256 registers. With 16
               warps each would hold half, but both halves would compute all scores, because scores are split by rows
               only. Two programs with half of the values each have the same cost.
-              With separate roles, one block of keys and values in shared memory is enough: a part of it is refilled as
-              soon as it has been multiplied.
+
+    With separate roles, a part of a block is refilled as soon as it has been multiplied, so fewer stages are enough:
+    two with 64 keys and D 256, one with D 512.
 
     One canvas of 256 tokens and 16 query heads is then 32 programs (D 256, 8 key heads) or 64 (D 512, 2 key heads,
     halves of the values). With its keys in 4 and in 2 splits both are 128, whatever the length of the text. More splits
@@ -97,14 +98,17 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     """
     if dtype == torch.float32:
         return Tiles(rows=32, keys=16, values=min(dim, 128), warps=4, stages=1, splits=2)
-    if rows <= 64 and dim > 256:
-        return Tiles(rows=64, keys=64, values=256, warps=4, stages=1, splits=2)
+    roles = dtype == torch.bfloat16 and dim in (256, 512) and _has_roles()
+    if dim > 256:
+        if rows <= 64:
+            return Tiles(rows=64, keys=64, values=256, warps=4, stages=1, splits=2)
+        return Tiles(rows=128, keys=64, values=256, warps=4 if roles else 8, stages=1, splits=2, roles=roles)
+    if roles and rows <= 64:
+        return Tiles(rows=64, keys=64, values=256, warps=4, stages=3, splits=4)
+    if roles:
+        return Tiles(rows=128, keys=64, values=256, warps=4, stages=2, splits=4, roles=True)
     if rows <= 64:
         return Tiles(rows=64, keys=32, values=dim, warps=4, stages=3, splits=4)
-    if dim == 512 and dtype == torch.bfloat16 and _has_roles():
-        return Tiles(rows=128, keys=64, values=256, warps=4, stages=1, splits=2, roles=True)
-    if dim > 256:
-        return Tiles(rows=128, keys=64, values=256, warps=8, stages=1, splits=2)
     return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
 
 
