@@ -38,9 +38,9 @@ def linears(x_TI: Rows, matrices: Sequence[Matrix], lengths: Sequence[int]) -> l
     return products.linears(x_TI, [each.weight for each in matrices], matrices[0].factors)
 
 
-def linear_split_k(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tensor | SplitK:
+def linear_split_k(x_TI: Rows, matrix: Matrix, lengths: Sequence[int]) -> Tensor | SplitK:
     """Multiply. The result may be unreduced split-K partials."""
-    if rows_fit(x_TI):
+    if not isinstance(x_TI, Tensor) or rows_fit(x_TI):
         return products.split_k(x_TI, matrix.weight, matrix.factors)
     return linear(x_TI, matrix, lengths)
 

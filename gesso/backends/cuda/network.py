@@ -18,13 +18,14 @@ from gesso.backends.base import Piece
 from gesso.backends.cuda.activations import Matrix, NextNorm, Rows, SplitK, activation_format, matrix
 from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound
 from gesso.backends.cuda.kernels import attention, rows
+from gesso.backends.cuda.kernels.attention import Attend
 from gesso.backends.cuda.kernels.segments import Segment, move
 from gesso.backends.cuda.linear import gated, linear, linear_split_k, linears
 from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, Pair, PassAdapters
 from gesso.backends.cuda.side_stream import SideStream
 from gesso.backends.cuda.streaming import ExpertStream
 from gesso.diffusion.hash import send
-from gesso.model.attention import Attend, Attention
+from gesso.model.attention import Attention
 from gesso.model.cache import KVCache
 from gesso.model.layer import Layer
 from gesso.model.modules import GatedMLP
@@ -179,7 +180,10 @@ def _attention(
     # In a global layer, key and value are one projection; only norm and rotation differ.
     q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, module.dim)) for each in (*products, products[-1])[:3])
     q, k, v = rows.heads(q_TND, k_TMD, v_TMD, module.q_norm.weight, module.k_norm.weight, rotation, module.eps)
-    return linear_split_k(attend(q, k, v).flatten(1), matrix(module.o_proj, adapters), lengths)
+    after = matrix(module.o_proj, adapters)
+    low = after.format == "fp8" and after.factors is None
+    attended = attend(q, k, v, low=True) if low else attend(q, k, v)
+    return linear_split_k(attended.flatten(1) if isinstance(attended, Tensor) else attended, after, lengths)
 
 
 def _gated_format(mlp: GatedMLP) -> str | None:

@@ -26,7 +26,7 @@ def linears(x_TI: Rows, weights: Sequence[Weight], factors: Factors | None = Non
     return linear.linears(rows, matrices, scale_T, x_TI.dtype, inner)
 
 
-def split_k(x_TI: Tensor, weight: Weight, factors: Factors | None = None) -> Tensor | SplitK:
+def split_k(x_TI: Rows, weight: Weight, factors: Factors | None = None) -> Tensor | SplitK:
     """Return one product, perhaps as unreduced split-K partials."""
     matrix = _matrix(weight)
     rows, scale_T, inner = _adapted_rows(x_TI, matrix.scale_O, factors)
