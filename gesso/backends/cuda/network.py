@@ -20,7 +20,8 @@ from gesso.backends.cuda.experts import choose, experts, input_format, is_memory
 from gesso.backends.cuda.kernels import attention, rows
 from gesso.backends.cuda.kernels.attention import Attend
 from gesso.backends.cuda.kernels.segments import Segment, move
-from gesso.backends.cuda.linear import gated, linear, linear_split_k, linears
+from gesso.backends.cuda.linear import linear_split_k, linears
+from gesso.backends.cuda.linear import mlp as run_mlp
 from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, Pair, PassAdapters
 from gesso.backends.cuda.side_stream import SideStream
 from gesso.backends.cuda.streaming import ExpertStream
@@ -191,8 +192,8 @@ def _gated_format(mlp: GatedMLP) -> str | None:
 
 
 def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int], adapters: PassAdapters) -> Tensor:
-    hidden_TI = gated(x, matrix(mlp.gate_proj, adapters), matrix(mlp.up_proj, adapters), lengths)
-    return linear(hidden_TI, matrix(mlp.down_proj, adapters), lengths)
+    gate, up, down = (matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    return run_mlp(x, gate, up, down, lengths)
 
 
 def _embed(model: DiffusionGemma, piece: Piece, stack: Stack, adapters: PassAdapters) -> Tensor:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from gesso.backends.cuda.activations import Fp8Rows, Interleaved, Rows, SplitK
 from gesso.backends.cuda.kernels import linear, mixture
-from gesso.backends.cuda.kernels.experts import Matrices
+from gesso.backends.cuda.kernels.experts import Matrices, down_product
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, FourBitMatrices
+from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import Matrix
 from gesso.backends.cuda.kernels.low_rank import Factors, Inner
-from gesso.backends.cuda.kernels.shrink import quantize_and_shrink, shrink
+from gesso.backends.cuda.kernels.shrink import quantize_and_shrink, shrink, shrink_blocks
 from gesso.checkpoint.quantize.packed import Weight
 
 
@@ -39,6 +40,19 @@ def gated(x_TI: Rows, gate: Weight, up: Weight, factors: Factors | None = None) 
     first, second = _matrix(gate), _matrix(up)
     rows, scale_T, inner = _adapted_rows(x_TI, first.scale_O, factors)
     return linear.gated(rows, first, second, scale_T, x_TI.dtype, inner)
+
+
+def mlp_low(
+    x_TI: Fp8Rows, gate: Weight, up: Weight, down: Weight,
+    up_factors: Factors | None = None, down_factors: Factors | None = None,
+) -> Tensor:  # fmt: skip
+    """Return (gelu(x gate) * (x up)) down. All matrices are FP8, and so are the rows between the products."""
+    first, second, third = _matrix(gate), _matrix(up), _matrix(down)
+    assert first.scale_O is not None and third.scale_O is not None, "not FP8"
+    inner = None if up_factors is None else shrink(x_TI.low_TI, x_TI.scale_T, up_factors)
+    h = Hidden(*linear.gated_low(x_TI.low_TI, first, second, x_TI.scale_T, inner), linear.BLOCK)
+    inner = None if down_factors is None else shrink_blocks(h, down_factors)
+    return down_product(h, None, 1, Matrices(third.weight_OI[None], third.scale_O[None]), x_TI.dtype, inner)
 
 
 def experts(
