@@ -15,9 +15,9 @@ from torch import Tensor
 
 from gesso.adapters.lora import Adapters
 from gesso.backends.base import Piece
-from gesso.backends.cuda.activations import Matrix, NextNorm, Rows, SplitK, activation_format, matrix
-from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound
-from gesso.backends.cuda.kernels import attention, rows
+from gesso.backends.cuda.activations import ExpertOutputs, Matrix, NextNorm, Rows, SplitK, activation_format, matrix
+from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound, kernels_fit
+from gesso.backends.cuda.kernels import attention, products, rows
 from gesso.backends.cuda.kernels.attention import Attend
 from gesso.backends.cuda.kernels.segments import Segment, move
 from gesso.backends.cuda.linear import linear_split_k, linears
@@ -157,13 +157,34 @@ def run_layer(
         eps,
     )
     index_TK, weight_TK = choose(router, for_router, lengths, adapters)
+    norms = layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.post_feedforward_layernorm
+    weights = [norm.weight for norm in norms]
+    both = dense_and_experts(layer, for_dense, for_experts, index_TK, adapters)
+    if both is not None:
+        dense_TH, outputs_RH = both
+        return rows.join(x_TH, dense_TH, ExpertOutputs(outputs_RH, weight_TK), weights, scalar_T1, eps, next_norm)
     # Launch after routing: an earlier launch would delay the router, and the experts wait for it.
     with SideStream(for_dense, enabled=is_memory_bound(layer.experts)) as side:
         dense_TH = gated_mlp(layer.mlp, for_dense, lengths, adapters)
     sparse_TH = experts(layer.experts, for_experts, index_TK, weight_TK, lengths, adapters)
     side.join()
-    norms = layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.post_feedforward_layernorm
-    return rows.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, eps, next_norm)
+    return rows.join(x_TH, dense_TH, sparse_TH, weights, scalar_T1, eps, next_norm)
+
+
+def dense_and_experts(
+    layer: Layer, for_dense: Rows, for_experts: Rows, index_TK: Tensor, adapters: PassAdapters
+) -> tuple[Tensor, Tensor] | None:
+    """Return the outputs of the dense MLP and the unweighted outputs of the experts from one launch, if there is one
+    for these weights.
+    """
+    mlp, module = layer.mlp, layer.experts
+    dense = [matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+    factors = [*(each.factors for each in dense), adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")]
+    if any(each is not None for each in factors) or not kernels_fit(module, index_TK.shape[1]):
+        return None
+    return products.dense_and_experts(
+        for_experts, for_dense, index_TK, module.gate_up_proj, module.down_proj, [each.weight for each in dense]
+    )
 
 
 def _first_norm(layer: Layer) -> NextNorm:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cuda.activations import Fp8Rows, Interleaved, Rows, SplitK
-from gesso.backends.cuda.kernels import linear, mixture
+from gesso.backends.cuda.kernels import feed_forward, linear, mixture
 from gesso.backends.cuda.kernels.experts import Matrices, down_product
+from gesso.backends.cuda.kernels.feed_forward import FeedForward
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, FourBitMatrices
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import Matrix
 from gesso.backends.cuda.kernels.low_rank import Factors, Inner
 from gesso.backends.cuda.kernels.shrink import quantize_and_shrink, shrink, shrink_blocks
-from gesso.checkpoint.quantize.packed import Weight
+from gesso.checkpoint.quantize.packed import Packed, Weight
 
 
 def linears(x_TI: Rows, weights: Sequence[Weight], factors: Factors | None = None) -> list[Tensor]:
@@ -67,6 +68,20 @@ def experts(
         assert isinstance(x_TH, Interleaved), "four-bit experts need interleaved rows"
         rows, scale_T = x_TH.interleaved_TI, None
     return mixture.outputs(rows, scale_T, index_TK, first, second, x_TH.dtype, up_factors, down_factors)
+
+
+def dense_and_experts(
+    x_TH: Rows, dense_x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight, dense: Sequence[Weight]
+) -> tuple[Tensor, Tensor] | None:
+    """Return the outputs of a dense MLP (gate, up and down) and of `experts`, or None if no launch computes both."""
+    if any(isinstance(weight, Packed) and weight.format != "fp8" for weight in (gate_up, down, *dense)):
+        return None
+    first, second = _stack(gate_up), _stack(down)
+    assert isinstance(first, Matrices) and isinstance(second, Matrices)
+    weights = FeedForward(first, second, *(_matrix(weight) for weight in dense))
+    if not feed_forward.applies(x_TH, weights):
+        return None
+    return feed_forward.feed_forward(x_TH, dense_x_TH, index_TK, weights)
 
 
 def _stack(weight: Weight) -> Matrices | FourBitMatrices:
