@@ -14,10 +14,9 @@ from torch import Tensor
 from gesso.backends.cuda import reference
 from gesso.backends.cuda.activations import NextNorm
 from gesso.backends.cuda.kernels import experts, experts_four_bit, linear, rows
-from gesso.backends.cuda.kernels.experts import BLOCK
 from gesso.backends.cuda.kernels.four_bit import FourBitMatrices, interleaved
 from gesso.backends.cuda.kernels.hidden import Hidden, new_fp8, new_interleaved, new_plain
-from gesso.backends.cuda.kernels.linear import FP8
+from gesso.backends.cuda.kernels.linear import BLOCK, FP8
 from gesso.model.experts import route as expert_route
 
 READ = 4.27e12  # bytes per second, measured on an H200 (a sum over 2 GB); 4.8e12 by the datasheet

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cuda.kernels import experts, experts_four_bit, linear
-from gesso.backends.cuda.kernels.experts import BLOCK
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT
-from gesso.backends.cuda.kernels.linear import FP8, Tiling
+from gesso.backends.cuda.kernels.linear import BLOCK, FP8, Tiling
 from gesso.bench.cases import COPIES, Case, Shape, add_norms, back, join, product, route, up
 from gesso.errors import InputError
 

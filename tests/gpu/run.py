@@ -56,7 +56,7 @@ GROUPS = (
     Group("26b-serve", ("tests/gpu/test_serve_26b.py",), memory=40, limit=240),
     Group("streaming", ("tests/gpu/test_streaming.py",), memory=22, limit=240),
     Group("training-26b", ("tests/gpu/test_training_26b.py",), memory=14, limit=200),
-    Group("formats", ("tests/gpu/test_formats.py",), memory=4, limit=200),
+    Group("formats", ("tests/gpu/test_formats.py", "tests/gpu/test_feed_forward.py"), memory=6, limit=200),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
     Group("engine", ("tests/gpu/test_engine.py", "tests/gpu/test_verified.py"), memory=4, limit=200),
     Group(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gesso.backends.cuda.activations import Matrix, Rows, SplitK, alike
+from gesso.backends.cuda.activations import Fp8Rows, Matrix, Rows, SplitK, alike
 from gesso.backends.cuda.kernels import products
 from gesso.backends.cuda.kernels.low_rank import Factors
 from gesso.checkpoint.quantize.packed import Weight
@@ -38,11 +38,18 @@ def linears(x_TI: Rows, matrices: Sequence[Matrix], lengths: Sequence[int]) -> l
     return products.linears(x_TI, [each.weight for each in matrices], matrices[0].factors)
 
 
-def linear_split_k(x_TI: Tensor, matrix: Matrix, lengths: Sequence[int]) -> Tensor | SplitK:
+def linear_split_k(x_TI: Rows, matrix: Matrix, lengths: Sequence[int]) -> Tensor | SplitK:
     """Multiply. The result may be unreduced split-K partials."""
-    if rows_fit(x_TI):
+    if not isinstance(x_TI, Tensor) or rows_fit(x_TI):
         return products.split_k(x_TI, matrix.weight, matrix.factors)
     return linear(x_TI, matrix, lengths)
+
+
+def mlp(x_TI: Rows, gate: Matrix, up: Matrix, down: Matrix, lengths: Sequence[int]) -> Tensor:
+    """Return (gelu(x gate) * (x up)) down."""
+    if isinstance(x_TI, Fp8Rows) and down.format == "fp8":
+        return products.mlp_low(x_TI, gate.weight, up.weight, down.weight, gate.factors, down.factors)
+    return linear(gated(x_TI, gate, up, lengths), down, lengths)
 
 
 def gated(x_TI: Rows, gate: Matrix, up: Matrix, lengths: Sequence[int]) -> Tensor:

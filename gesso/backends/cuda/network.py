@@ -15,16 +15,18 @@ from torch import Tensor
 
 from gesso.adapters.lora import Adapters
 from gesso.backends.base import Piece
-from gesso.backends.cuda.activations import Matrix, NextNorm, Rows, SplitK, activation_format, matrix
-from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound
-from gesso.backends.cuda.kernels import attention, embed, rows
+from gesso.backends.cuda.activations import ExpertOutputs, Matrix, NextNorm, Rows, SplitK, activation_format, matrix
+from gesso.backends.cuda.experts import choose, experts, input_format, is_memory_bound, kernels_fit
+from gesso.backends.cuda.kernels import attention, embed, products, rows
+from gesso.backends.cuda.kernels.attention import Attend
 from gesso.backends.cuda.kernels.segments import Segment, move
-from gesso.backends.cuda.linear import gated, linear, linear_split_k, linears
+from gesso.backends.cuda.linear import linear_split_k, linears
+from gesso.backends.cuda.linear import mlp as run_mlp
 from gesso.backends.cuda.pass_adapters import NO_ADAPTERS, Pair, PassAdapters
 from gesso.backends.cuda.side_stream import SideStream
 from gesso.backends.cuda.streaming import ExpertStream
 from gesso.diffusion.hash import send
-from gesso.model.attention import Attend, Attention
+from gesso.model.attention import Attention
 from gesso.model.cache import KVCache
 from gesso.model.layer import Layer
 from gesso.model.modules import GatedMLP
@@ -167,13 +169,34 @@ def run_layer(
         eps,
     )
     index_TK, weight_TK = choose(router, for_router, lengths, adapters)
+    norms = layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.post_feedforward_layernorm
+    weights = [norm.weight for norm in norms]
+    both = dense_and_experts(layer, for_dense, for_experts, index_TK, adapters)
+    if both is not None:
+        dense_TH, outputs_RH = both
+        return rows.join(x_TH, dense_TH, ExpertOutputs(outputs_RH, weight_TK), weights, scalar_T1, eps, next_norm)
     # Launch after routing: an earlier launch would delay the router, and the experts wait for it.
     with SideStream(for_dense, enabled=is_memory_bound(layer.experts)) as side:
         dense_TH = gated_mlp(layer.mlp, for_dense, lengths, adapters)
     sparse_TH = experts(layer.experts, for_experts, index_TK, weight_TK, lengths, adapters)
     side.join()
-    norms = layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2, layer.post_feedforward_layernorm
-    return rows.join(x_TH, dense_TH, sparse_TH, [norm.weight for norm in norms], scalar_T1, eps, next_norm)
+    return rows.join(x_TH, dense_TH, sparse_TH, weights, scalar_T1, eps, next_norm)
+
+
+def dense_and_experts(
+    layer: Layer, for_dense: Rows, for_experts: Rows, index_TK: Tensor, adapters: PassAdapters
+) -> tuple[Tensor, Tensor] | None:
+    """Return the outputs of the dense MLP and the unweighted outputs of the experts from one launch, if there is one
+    for these weights.
+    """
+    mlp, module = layer.mlp, layer.experts
+    dense = [matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+    factors = [*(each.factors for each in dense), adapters.of(module, "gate_up_proj"), adapters.of(module, "down_proj")]
+    if any(each is not None for each in factors) or not kernels_fit(module, index_TK.shape[1]):
+        return None
+    return products.dense_and_experts(
+        for_experts, for_dense, index_TK, module.gate_up_proj, module.down_proj, [each.weight for each in dense]
+    )
 
 
 def _first_norm(layer: Layer) -> NextNorm:
@@ -191,7 +214,10 @@ def _attention(
     # In a global layer, key and value are one projection; only norm and rotation differ.
     q_TND, k_TMD, v_TMD = (each.unflatten(-1, (-1, module.dim)) for each in (*products, products[-1])[:3])
     q, k, v = rows.heads(q_TND, k_TMD, v_TMD, module.q_norm.weight, module.k_norm.weight, rotation, module.eps)
-    return linear_split_k(attend(q, k, v).flatten(1), matrix(module.o_proj, adapters), lengths)
+    after = matrix(module.o_proj, adapters)
+    low = after.format == "fp8" and after.factors is None
+    attended = attend(q, k, v, low=True) if low else attend(q, k, v)
+    return linear_split_k(attended.flatten(1) if isinstance(attended, Tensor) else attended, after, lengths)
 
 
 def _gated_format(mlp: GatedMLP) -> str | None:
@@ -199,8 +225,8 @@ def _gated_format(mlp: GatedMLP) -> str | None:
 
 
 def gated_mlp(mlp: GatedMLP, x: Rows, lengths: Sequence[int], adapters: PassAdapters) -> Tensor:
-    hidden_TI = gated(x, matrix(mlp.gate_proj, adapters), matrix(mlp.up_proj, adapters), lengths)
-    return linear(hidden_TI, matrix(mlp.down_proj, adapters), lengths)
+    gate, up, down = (matrix(each, adapters) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    return run_mlp(x, gate, up, down, lengths)
 
 
 def joined(parts: list[Tensor]) -> Tensor:

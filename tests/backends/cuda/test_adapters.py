@@ -130,6 +130,18 @@ def test_gated_and_split_products_have_the_adapter_of_each_token(format, monkeyp
     expected = by_adapter(both, lambda: F.gelu(gate(x_TI).float(), approximate="tanh") * up(x_TI), len(x_TI))
     assert apart(found.float(), expected) < (EXACT if format is None else 0.1)
 
+    if format is not None:
+        down = make_linear(48, 32, 3, format)
+        adapters = PassAdapters({**adapters.pairs, **bank(banks._dense(down), 19).pairs}, adapters.slot_T)
+        rows, modules = Fp8Rows(*kernels.quantize_rows(x_TI), DTYPE), torch.nn.ModuleList([gate, up, down])
+        found = linear.mlp(rows, *(matrix(each, adapters) for each in modules), [19])
+        expected = by_adapter(
+            modules, lambda: down(F.gelu(gate(x_TI).float(), approximate="tanh").to(DTYPE) * up(x_TI)), len(x_TI)
+        )
+        assert apart(found.float(), expected) < 0.1
+        plain, of_base = linear.mlp(rows, *map(matrix, modules), [19]), adapters.slot_T < 0
+        assert torch.equal(found[of_base], plain[of_base]) and not torch.equal(found, plain)
+
     x_TI, out = tokens_of(19, 512), make_linear(512, 32, 3, format)
     adapters = bank(banks._dense(out), len(x_TI))
     parts = linear.linear_split_k(x_TI, matrix(out, adapters), [19])

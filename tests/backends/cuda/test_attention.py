@@ -16,6 +16,7 @@ from gesso.model.config import LayerShape, Rope
 pytest.importorskip("triton")
 from gesso.backends.cuda.kernels import attention as kernel  # noqa: E402
 from gesso.backends.cuda.kernels import segments as segments_module  # noqa: E402
+from gesso.backends.cuda.kernels.linear import quantize_rows  # noqa: E402
 from gesso.backends.cuda.kernels.segments import Segment  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -185,6 +186,22 @@ def test_split_keys_match_plain_attention(window):
         Segment(0, 61, 14, CANVAS), Segment(1, 0, 17, CANVAS), Segment(2, 30, 18, TEXT), Segment(2, 48, 3, CANVAS)
     ]  # fmt: skip
     assert_same(segments, cache_of([61, 0, 30], window), shape=replace(SMALL, splits=6))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_low_rows_are_the_quantized_outputs(splits):
+    """Rows of canvases are combined, those of the long text are not, and its padding has zeros."""
+    segments = [Segment(0, 30, 7, CANVAS), Segment(1, 30, 18, TEXT, room=20), Segment(2, 9, 3, TEXT)]
+    cache, shape = cache_of([30, 30, 9]), replace(SMALL, splits=splits)
+    other, qkv = copy.deepcopy(cache), packed([Segment(0, 0, 30, TEXT)])
+    out_TND = kernel.attention(*qkv, table_of(segments, other), shape)
+    found = kernel.attention(*qkv, table_of(segments, cache), shape, low=True)
+    if splits == 1:
+        assert torch.equal(found, out_TND)
+        return
+    low_TI, scale_T = quantize_rows(out_TND.flatten(1))
+    scale_T[25:27] = 0  # padding
+    assert torch.equal(found.low_TI.float(), low_TI.float()) and torch.equal(found.scale_T, scale_T)
 
 
 def test_unwritten_output_of_an_empty_split_is_not_read(monkeypatch):

@@ -6,6 +6,9 @@ import torch.nn.functional as F
 
 kernel = pytest.importorskip("gesso.backends.cuda.kernels.linear")
 
+from gesso.backends.cuda.kernels import experts  # noqa: E402
+from gesso.backends.cuda.kernels.hidden import Hidden  # noqa: E402
+
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -54,6 +57,25 @@ def test_fp8_linear_kernels_match_dequantized_products():
         dequantized_TI, dequantized_OI
     )
     torch.testing.assert_close(both, expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("tokens, width", [(70, 192), (3, 80)])
+def test_fp8_mlp_rounds_between_its_products_by_blocks(tokens, width):
+    """The blocks differ in size by far, so that one scale per row would lose the small ones."""
+    x, gate, up, down = (
+        quantized(draw(*size, seed=i)) for i, size in enumerate(((tokens, 64), (width, 64), (width, 64), (48, width)))
+    )
+    up.scale_O[64:] /= 1e5
+    down.weight_OI[:, :64] = 0
+    dequantized = [m.weight_OI.float() * m.scale_O[:, None] for m in (x, gate, up, down)]
+    gated_TI = F.gelu(dequantized[0] @ dequantized[1].T, approximate="tanh") * (dequantized[0] @ dequantized[2].T)
+    expected = gated_TI @ dequantized[3].T
+    low_TI, scale_TB = kernel.gated_low(x.weight_OI, gate, up, x.scale_O)
+    matrices = experts.Matrices(down.weight_OI[None], down.scale_O[None])
+    found = experts.down_product(Hidden(low_TI, scale_TB, kernel.BLOCK), None, 1, matrices, torch.float32)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    alone = kernel.gated_low(x.weight_OI[2:3].clone(), gate, up, x.scale_O[2:3].clone())
+    assert torch.equal(alone[0].float(), low_TI[2:3].float()) and torch.equal(alone[1], scale_TB[2:3])
 
 
 @pytest.mark.parametrize("width", [64, 512, 1024 + 32])  # less than one range, fewer ranges than splits, and more

@@ -13,7 +13,7 @@ from gesso.backends.cuda.kernels import experts as grouped  # noqa: E402
 from gesso.backends.cuda.kernels.experts_four_bit import TILINGS, depth  # noqa: E402
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, interleaved  # noqa: E402
 from gesso.backends.cuda.kernels.hidden import new_fp8  # noqa: E402
-from gesso.backends.cuda.kernels.linear import FP8  # noqa: E402
+from gesso.backends.cuda.kernels.linear import BLOCK, FP8  # noqa: E402
 from gesso.checkpoint.quantize.formats import FORMATS  # noqa: E402
 from gesso.model.experts import Experts  # noqa: E402
 
@@ -96,7 +96,7 @@ def test_first_matrices_decide_input_format_and_bound():
 def test_columns_of_the_first_product_are_the_fp8_blocks_of_the_second():
     first = [tiling for tilings in grouped.UP.values() for _, tiling in tilings]
     first += [tiling for (product, _), tilings in TILINGS.items() if product == "up" for _, tiling in tilings]
-    assert {tiling.columns for tiling in first} == {tiling.depth for _, tiling in grouped.DOWN[FP8]} == {grouped.BLOCK}
+    assert {tiling.columns for tiling in first} == {tiling.depth for _, tiling in grouped.DOWN[FP8]} == {BLOCK}
 
 
 def test_fp8_rows_with_other_blocks_are_rejected():

@@ -130,7 +130,7 @@ def test_cuda_layer_matches_the_plain_layer(config, format):
     angles = rotation(torch.arange(7), frequencies(config.layers[0], model.device), torch.float32)
     scalar_T1 = torch.full((7, 1), 0.9)
 
-    def attend(q_TND, k_TMD, v_TMD):
+    def attend(q_TND, k_TMD, v_TMD, low=False):
         return q_TND + v_TMD.repeat_interleave(q_TND.shape[1] // v_TMD.shape[1], 1)
 
     expected, _ = layer(x_TH, attend, angles, scalar_T1)

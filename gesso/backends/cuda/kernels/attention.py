@@ -3,7 +3,7 @@ specification.
 
   1. `_attend`   computes each tile of queries over its keys; the keys of a canvas are split over several programs.
                  On Hopper GPUs, `attention_hopper.py` computes large tiles, with the same bits.
-  2. `_combine`  combines the splits of a canvas, in a fixed order.
+  2. `_combine`  combines the splits of a canvas, in a fixed order. `_combine_low` also quantizes the rows to FP8.
   3. `_append`   writes the keys and values of text to the cache.
 
 Everything that changes from step to step is read from tensors on the device, and the grids depend on shapes alone. A
@@ -17,14 +17,15 @@ a canvas' keys.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gesso.backends.cuda.kernels.linear import MANY
+from gesso.backends.cuda.activations import Fp8Rows
+from gesso.backends.cuda.kernels.linear import FP8, MANY, fp8, fp8_scale
 from gesso.backends.cuda.kernels.segments import (
     CACHED,
     CAUSAL,
@@ -40,7 +41,6 @@ from gesso.backends.cuda.kernels.segments import (
     Table,
     tables,
 )  # fmt: skip
-from gesso.model.attention import Attend
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -112,15 +112,24 @@ def tiles(dim: int, dtype: torch.dtype, rows: int = MANY) -> Tiles:
     return Tiles(rows=128, keys=32, values=dim, warps=8, stages=3, splits=4)
 
 
+class Attend(Protocol):
+    """Attention of one layer: like `Attend` of `gesso/model/attention.py`, or in FP8 rows."""
+
+    def __call__(self, q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, *, low: bool = False) -> Tensor | Fp8Rows: ...
+
+
 def attends(caches: Sequence[CacheRows], segments: Sequence[Segment], longest: int) -> list[Attend]:
     """Return the attention of every layer, for segments of at most `longest` tokens."""
     return [partial(attention, table=each) for each in tables(caches, segments, longest)]
 
 
-def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: Tiles | None = None) -> Tensor:
+def attention(
+    q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: Tiles | None = None, *, low: bool = False
+) -> Tensor | Fp8Rows:
     """Return the attention outputs [T, N, D], and append text to the cache.
 
-    Padding gets zeros. Other tokens that belong to no segment are left unset.
+    Padding gets zeros. Other tokens that belong to no segment are left unset. low: the caller takes FP8 rows [T, N D].
+    It gets them if splits are combined, because the kernel that does so has whole rows.
     """
     (tokens, heads, dim), kv_heads = q_TND.shape, k_TMD.shape[1]
     _check(q_TND, k_TMD, v_TMD)
@@ -147,7 +156,16 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
         attend_hopper[grid](*tensors, **constants, STAGES=shape.stages)
     else:
         _attend[grid](*tensors, **constants, ROWS=shape.rows, num_stages=shape.stages)
-    if splits > 1:
+    found: Tensor | Fp8Rows = out_TND
+    if splits > 1 and low and heads == triton.next_power_of_2(heads):
+        # Rows without a token keep zeros.
+        low_TI, scale_T = new(tokens, heads * dim, dtype=FP8, device=q_TND.device), new(tokens, device=q_TND.device)
+        _combine_low[table.longest, slots](
+            part_TPND, lse_TPN, out_TND, low_TI, scale_T, table.segments_S7,
+            HEADS=heads, DIM=dim, SPLITS=splits, num_warps=8,
+        )  # fmt: skip
+        found = Fp8Rows(low_TI, scale_T, q_TND.dtype)
+    elif splits > 1:
         rows = max(2048 // dim, 1)
         _combine[triton.cdiv(table.longest * heads, rows), slots](
             part_TPND, lse_TPN, out_TND, table.segments_S7, HEADS=heads, DIM=dim, SPLITS=splits, ROWS=rows
@@ -158,7 +176,7 @@ def attention(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor, table: Table, shape: 
             k_TMD, v_TMD, table.segments_S7, table.rows_S3, *k_TMD.stride()[:2], *v_TMD.stride()[:2],
             HEADS=kv_heads, DIM=dim, TOKENS=16,
         )  # fmt: skip
-    return out_TND
+    return found
 
 
 def _check(q_TND: Tensor, k_TMD: Tensor, v_TMD: Tensor) -> None:
@@ -332,11 +350,46 @@ def _combine(
     token_R = (tl.load(segment_ptr + OFFSET) + row_R // HEADS).to(tl.int64)
     part_R = token_R * (SPLITS * HEADS) + row_R % HEADS
 
-    peak_R = tl.full([ROWS], float("-inf"), tl.float32)
-    for split in tl.static_range(SPLITS):
+    out_RD = _average(part_ptr, lse_ptr, part_R, d_D, HEADS, DIM, SPLITS).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + ((token_R * HEADS + row_R % HEADS) * DIM)[:, None] + d_D[None, :], out_RD)
+
+
+@triton.jit
+def _combine_low(
+    part_ptr, lse_ptr, out_ptr, low_ptr, scale_ptr, segment_ptr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Average the splits of a token as `_combine` does, round them as it does, and quantize the row to FP8.
+
+    Grid: (longest, S). The row of a text whose keys are not split is read from out [T, N, D]. low is [T, N D], scale
+    [T]. Memory-bound.
+    """
+    segment_ptr += tl.program_id(1) * COLUMNS
+    length = tl.load(segment_ptr + LENGTH)
+    if tl.program_id(0) >= length:
+        return
+    token = (tl.load(segment_ptr + OFFSET) + tl.program_id(0)).to(tl.int64)
+    head_N, d_D = tl.arange(0, HEADS), tl.arange(0, DIM)
+    at_ND = token * (HEADS * DIM) + (head_N * DIM)[:, None] + d_D[None, :]
+    if (tl.load(segment_ptr + CAUSAL) != 0) & (length > SHORT):
+        out_ND = tl.load(out_ptr + at_ND)
+    else:
+        part_N = token * (SPLITS * HEADS) + head_N
+        out_ND = _average(part_ptr, lse_ptr, part_N, d_D, HEADS, DIM, SPLITS).to(out_ptr.dtype.element_ty)
+    rounded_ND = out_ND.to(tl.float32)
+    scale = fp8_scale(tl.max(tl.max(tl.abs(rounded_ND), 1), 0))
+    tl.store(low_ptr + at_ND, fp8(rounded_ND / scale))
+    tl.store(scale_ptr + token, scale)
+
+
+@triton.jit
+def _average(part_ptr, lse_ptr, part_R, d_D, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):
+    """Return the weighted average of the splits of some rows. part_R are the rows of their first split."""
+    peak_R = tl.load(lse_ptr + part_R)
+    for split in tl.static_range(1, SPLITS):
         peak_R = tl.maximum(peak_R, tl.load(lse_ptr + part_R + split * HEADS))
-    total_R = tl.zeros([ROWS], tl.float32)
-    sum_RD = tl.zeros([ROWS, DIM], tl.float32)
+    total_R = tl.zeros_like(peak_R)
+    sum_RD = tl.zeros_like(part_R[:, None] + d_D[None, :]).to(tl.float32)
     for split in tl.static_range(SPLITS):
         weight_R = tl.exp2(tl.load(lse_ptr + part_R + split * HEADS) - peak_R)
         from_RD = part_ptr + ((part_R + split * HEADS) * DIM)[:, None] + d_D[None, :]
@@ -344,8 +397,7 @@ def _combine(
         part_RD = tl.load(from_RD, mask=(weight_R > 0)[:, None], other=0.0)
         total_R += weight_R
         sum_RD += weight_R[:, None] * part_RD.to(tl.float32)
-    out_RD = (sum_RD / total_R[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + ((token_R * HEADS + row_R % HEADS) * DIM)[:, None] + d_D[None, :], out_RD)
+    return sum_RD / total_R[:, None]
 
 
 @triton.jit

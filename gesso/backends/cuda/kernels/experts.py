@@ -25,7 +25,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels.four_bit import interleaved_to
 from gesso.backends.cuda.kernels.hidden import Hidden
-from gesso.backends.cuda.kernels.linear import FP8, MANY, Tiling, Tilings, fp8, fp8_scale, gelu, precision
+from gesso.backends.cuda.kernels.linear import (
+    BLOCK,
+    FP8,
+    MANY,
+    Tiling,
+    Tilings,
+    gelu,
+    precision,
+    quantize_block,
+)
 from gesso.backends.cuda.kernels.low_rank import (
     NOT_SPECIALIZED,
     Inner,
@@ -45,7 +54,6 @@ from gesso.backends.cuda.kernels.low_rank import (
 # FP8 rows between the products have one scale per BLOCK columns. A program of the first product computes as many, since
 # it has to know the largest of them; a step of the second product reads as many, since it multiplies its sum by the
 # scale.
-BLOCK = 64
 UP = {
     torch.bfloat16: ((1536, Tiling(64, BLOCK, 64, 4, 3)), (MANY, Tiling(128, BLOCK, 64, 8, 3))),
     torch.float32: ((MANY, Tiling(16, BLOCK, 32, 4, 2)),),
@@ -109,22 +117,22 @@ def up_product(
 
 
 def down_product(
-    h: Hidden, groups: Groups, k: int, matrices: Matrices, dtype: torch.dtype, inner: Inner | None = None
+    h: Hidden, groups: Groups | None, k: int, matrices: Matrices, dtype: torch.dtype, inner: Inner | None = None
 ) -> Tensor:
-    """Return h @ down [R, H], with rows in the order of the pairs."""
+    """Return h @ down [R, H], with rows in the order of the pairs. Without groups, all rows have the first matrix."""
     (pairs, width), hidden = h.rows_RI.shape, matrices.weight_EOI.shape[1]
     tiling = choose_tiling(DOWN, matrices, pairs // k)
     h.check_block(tiling.depth, "second")
     y_RH = torch.empty(pairs, hidden, device=h.rows_RI.device, dtype=dtype)
-    grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
+    tiles = triton.cdiv(pairs, tiling.rows) if groups is None else len(groups.expert_N)
+    lists = (None,) * 4 if groups is None else (groups.order_R, groups.end_E, groups.expert_N, groups.first_N)
     adapters, constants = arguments(inner)
     if "launch_pdl" in constants and h.scale_RB is not None:
         constants["maxnreg"] = 168  # for three programs on an SM, as without adapters
-    _down[grid](
+    _down[triton.cdiv(hidden, tiling.columns), tiles](
         TensorDescriptor.from_tensor(h.rows_RI, [tiling.rows, tiling.depth]), h.scale_RB,
-        _lines(matrices, tiling), matrices.scale_EO, y_RH,
-        groups.order_R, groups.end_E, groups.expert_N, groups.first_N,
-        k, width, hidden, *adapters,
+        _lines(matrices, tiling), matrices.scale_EO, y_RH, *lists,
+        pairs, width, hidden, *adapters,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=h.scale_RB is not None, **constants,
         PRECISION=precision(h.rows_RI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
@@ -283,32 +291,38 @@ def _up(
         )  # fmt: skip
     h = gelu(gate) * up
     if h_scale_ptr is not None:
-        h_scale = fp8_scale(tl.max(tl.where(valid_column[None, :], tl.abs(h), 0.0), 1))
+        h, h_scale = quantize_block(h, valid_column)
         tl.store(h_scale_ptr + place * tl.num_programs(0) + tl.program_id(0), h_scale, mask=valid_row)
-        h = fp8(h / h_scale[:, None])
     target = interleaved_to(column, INTERLEAVE) if INTERLEAVE else column
     h_at = h_ptr + place[:, None].to(tl.int64) * width + target[None, :]
     tl.store(h_at, h.to(h_ptr.dtype.element_ty), mask=valid_row[:, None] & valid_column[None, :])
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "pairs"])
 def _down(
     rows, h_scale_ptr, weights, scale_ptr, y_ptr, order_ptr, end_ptr, expert_ptr, first_ptr,
-    choices, width, hidden, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
+    pairs, width, hidden, inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
     RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute h @ down for one tile of rows and one block of columns, and store each row at the index of its pair.
 
     Grid: (H / COLUMNS, N). rows is a descriptor of h [R, I] in sorted order, weights one of [E H, I], y [R, H]. LOW:
-    operands are FP8, with scales h_scale [R, I / DEPTH] and scale [E, H]. Adapters and bounds as for `_up`.
+    operands are FP8, with scales h_scale [R, I / DEPTH] and scale [E, H]. If no order is given, there is one expert,
+    and rows keep their order. Adapters and bounds as for `_up`.
     """
-    expert = tl.load(expert_ptr + tl.program_id(1))
-    if expert < 0:
-        return
-    first = tl.load(first_ptr + tl.program_id(1))
-    place = first + tl.arange(0, ROWS)
-    valid_row = place < tl.load(end_ptr + expert)
+    if order_ptr is None:
+        expert = tl.program_id(1) * 0
+        first = tl.program_id(1) * ROWS
+        place = first + tl.arange(0, ROWS)
+        valid_row = place < pairs
+    else:
+        expert = tl.load(expert_ptr + tl.program_id(1))
+        if expert < 0:
+            return
+        first = tl.load(first_ptr + tl.program_id(1))
+        place = first + tl.arange(0, ROWS)
+        valid_row = place < tl.load(end_ptr + expert)
     line = expert * hidden + tl.program_id(0) * COLUMNS
     if LOW:
         h_scale_at = h_scale_ptr + place * tl.cdiv(width, DEPTH)
@@ -321,7 +335,7 @@ def _down(
             h_scale_at += 1
         else:
             y = tl.dot(h, tl.trans(weight), y, input_precision=PRECISION)
-    pair = tl.load(order_ptr + place, mask=valid_row, other=0)
+    pair = place if order_ptr is None else tl.load(order_ptr + place, mask=valid_row, other=0)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     valid_column = column < hidden
     if LOW:

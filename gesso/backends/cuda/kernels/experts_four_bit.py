@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gesso.backends.cuda.kernels import experts_int4_hopper
-from gesso.backends.cuda.kernels.experts import BLOCK, Groups
+from gesso.backends.cuda.kernels.experts import Groups
 from gesso.backends.cuda.kernels.four_bit import (
     FourBitMatrices,
     check_fits,
@@ -28,7 +28,7 @@ from gesso.backends.cuda.kernels.four_bit import (
     tile,
 )
 from gesso.backends.cuda.kernels.hidden import Hidden
-from gesso.backends.cuda.kernels.linear import MANY, Tiling, Tilings, fp8, fp8_scale, precision
+from gesso.backends.cuda.kernels.linear import BLOCK, MANY, Tiling, Tilings, fp8, fp8_scale, precision
 from gesso.backends.cuda.kernels.low_rank import NOT_SPECIALIZED, Inner, add_low_rank, arguments
 
 # Each entry: the largest number of tokens, and the tiling up to there. Depth is in bytes of two values each. It is the

@@ -69,6 +69,11 @@ GATED: dict[torch.dtype, Tilings] = {
     torch.float32: ((0, Tiling(32, 32, 32, 4, 2)),),
     FP8: ((264, Tiling(128, 64, 128, 4, 3)), (120, Tiling(64, 64, 128, 4, 6)), (0, Tiling(64, 32, 256, 4, 4))),
 }
+# If the result is quantized to FP8: tiles of BLOCK columns, whatever the number of rows. They share a scale.
+BLOCK = 64
+GATED_LOW: dict[torch.dtype, Tilings] = {
+    FP8: ((264, Tiling(128, BLOCK, 128, 4, 3)), (0, Tiling(64, BLOCK, 128, 4, 6))),
+}
 
 
 def choose_tiling(
@@ -150,19 +155,36 @@ def gated(
     inner: Inner | None = None,
 ) -> Tensor:  # fmt: skip
     """Return gelu(x gate) * (x up)."""
-    columns = len(gate.weight_OI)
-    tiling, tiles = choose_tiling(GATED, len(x_TI), [columns], x_TI.dtype)
     y_TO = _out(x_TI, gate, dtype)
+    _launch_gated(x_TI, gate, up, scale_T, y_TO, None, inner)
+    return y_TO
+
+
+def gated_low(
+    x_TI: Tensor, gate: Matrix, up: Matrix, scale_T: Tensor, inner: Inner | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return gelu(x gate) * (x up) in FP8, and one scale per row and BLOCK columns. Matrices and rows are FP8."""
+    y_TO = _out(x_TI, gate, FP8)
+    y_scale_TB = torch.empty(len(x_TI), triton.cdiv(y_TO.shape[1], BLOCK), device=x_TI.device)
+    _launch_gated(x_TI, gate, up, scale_T, y_TO, y_scale_TB, inner)
+    return y_TO, y_scale_TB
+
+
+def _launch_gated(
+    x_TI: Tensor, gate: Matrix, up: Matrix, scale_T: Tensor | None, y_TO: Tensor, y_scale_TB: Tensor | None,
+    inner: Inner | None,
+) -> None:  # fmt: skip
+    table, columns = GATED if y_scale_TB is None else GATED_LOW, y_TO.shape[1]
+    tiling, tiles = choose_tiling(table, len(x_TI), [columns], x_TI.dtype)
     adapters, constants = arguments(inner)
     _gated[triton.cdiv(len(x_TI), tiling.rows), tiles](
         _tiled(x_TI, tiling.rows, tiling), scale_T,
         _tiled(gate.weight_OI, tiling.columns, tiling), gate.scale_O,
-        _tiled(up.weight_OI, tiling.columns, tiling), up.scale_O, y_TO, len(x_TI), x_TI.shape[1], columns,
+        _tiled(up.weight_OI, tiling.columns, tiling), up.scale_O, y_TO, y_scale_TB, len(x_TI), x_TI.shape[1], columns,
         *adapters,
         ROWS=tiling.rows, COLUMNS=tiling.columns, DEPTH=tiling.depth, LOW=gate.scale_O is not None, **constants,
         PRECISION=precision(x_TI), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
-    return y_TO
 
 
 def _tiled(rows: Tensor, count: int, tiling: Tiling) -> TensorDescriptor:
@@ -201,6 +223,13 @@ def fp8(x):
 def fp8_scale(largest):
     """Return the divisor that maps the largest magnitude of a row to the largest FP8 value. Zeros stay zeros."""
     return tl.maximum(largest, 1e-12) / 448.0
+
+
+@triton.jit
+def quantize_block(y, valid_column):
+    """Return a tile in FP8, and the scale of each row."""
+    scale = fp8_scale(tl.max(tl.where(valid_column[None, :], tl.abs(y), 0.0), 1))
+    return fp8(y / scale[:, None]), scale
 
 
 @triton.jit
@@ -313,7 +342,7 @@ def _scales(scale_ptr, at, valid):
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def _gated(
-    x, x_scale_ptr, gate, gate_scale_ptr, up, up_scale_ptr, y_ptr, tokens, width, columns,
+    x, x_scale_ptr, gate, gate_scale_ptr, up, up_scale_ptr, y_ptr, y_scale_ptr, tokens, width, columns,
     inner_ptr, b_ptr, slot_ptr, inner_rows, inner_columns, b_lines, b_slots,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
     RANK: tl.constexpr, INNER_PARTS: tl.constexpr, CHUNK: tl.constexpr, WAITS: tl.constexpr, PRECISION: tl.constexpr,
@@ -321,7 +350,8 @@ def _gated(
     """Compute a tile of gelu(x gate) * (x up).
 
     Grid: (T / ROWS, O / COLUMNS). x, gate and up are tensor descriptors of [T, I] and [O, I]; y is [T, O]. LOW:
-    operands are FP8, with scales per row and per output channel. Adapters and bounds as for `_product`.
+    operands are FP8, with scales per row and per output channel. If y_scale [T, O / COLUMNS] is given, y is quantized
+    to FP8. Adapters and bounds as for `_product`.
     """
     if WAITS == "at the start":
         gdc_wait()
@@ -346,4 +376,9 @@ def _gated(
             y, z, inner_ptr, b_ptr, slot, place, column, columns + column, column < columns, 0, RANK,
             inner_rows, inner_columns, b_lines, b_slots, RANK, INNER_PARTS, CHUNK, WAITS, PRECISION,
         )  # fmt: skip
-    _store(gelu(y) * z, y_ptr, column, tokens, columns, ROWS)
+    y = gelu(y) * z
+    if y_scale_ptr is not None:
+        y, scale = quantize_block(y, column < columns)
+        token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        tl.store(y_scale_ptr + token * tl.num_programs(1) + tl.program_id(1), scale, mask=token < tokens)
+    _store(y, y_ptr, column, tokens, columns, ROWS)

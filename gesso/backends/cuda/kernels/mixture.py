@@ -15,6 +15,7 @@ from gesso.backends.cuda.kernels import experts, experts_four_bit
 from gesso.backends.cuda.kernels.experts import Matrices, group_for_both
 from gesso.backends.cuda.kernels.four_bit import FourBitMatrices
 from gesso.backends.cuda.kernels.hidden import Hidden, new_fp8, new_interleaved, new_plain
+from gesso.backends.cuda.kernels.linear import BLOCK
 from gesso.backends.cuda.kernels.low_rank import Factors
 from gesso.backends.cuda.kernels.shrink import shrink_hidden, shrink_tokens
 
@@ -53,7 +54,7 @@ def new_hidden(down: Stack, pairs: int, dtype: torch.dtype) -> Hidden:
         interleave = experts_four_bit.depth("down", down.format)
         return new_interleaved(pairs, down.inputs, interleave, dtype, down.packed_EOB.device)
     if down.scale_EO is not None:
-        return new_fp8(pairs, down.inputs, experts.BLOCK, down.weight_EOI.device)
+        return new_fp8(pairs, down.inputs, BLOCK, down.weight_EOI.device)
     return new_plain(pairs, down.inputs, dtype, down.weight_EOI.device)
 
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from gesso.backends.cuda.activations import Fp8Rows, Interleaved, Rows, SplitK
-from gesso.backends.cuda.kernels import linear, mixture
-from gesso.backends.cuda.kernels.experts import Matrices
+from gesso.backends.cuda.kernels import feed_forward, linear, mixture
+from gesso.backends.cuda.kernels.experts import Matrices, down_product
+from gesso.backends.cuda.kernels.feed_forward import FeedForward
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, FourBitMatrices
+from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import Matrix
 from gesso.backends.cuda.kernels.low_rank import Factors, Inner
-from gesso.backends.cuda.kernels.shrink import quantize_and_shrink, shrink
-from gesso.checkpoint.quantize.packed import Weight
+from gesso.backends.cuda.kernels.shrink import quantize_and_shrink, shrink, shrink_blocks
+from gesso.checkpoint.quantize.packed import Packed, Weight
 
 
 def linears(x_TI: Rows, weights: Sequence[Weight], factors: Factors | None = None) -> list[Tensor]:
@@ -26,7 +28,7 @@ def linears(x_TI: Rows, weights: Sequence[Weight], factors: Factors | None = Non
     return linear.linears(rows, matrices, scale_T, x_TI.dtype, inner)
 
 
-def split_k(x_TI: Tensor, weight: Weight, factors: Factors | None = None) -> Tensor | SplitK:
+def split_k(x_TI: Rows, weight: Weight, factors: Factors | None = None) -> Tensor | SplitK:
     """Return one product, perhaps as unreduced split-K partials."""
     matrix = _matrix(weight)
     rows, scale_T, inner = _adapted_rows(x_TI, matrix.scale_O, factors)
@@ -41,6 +43,19 @@ def gated(x_TI: Rows, gate: Weight, up: Weight, factors: Factors | None = None) 
     return linear.gated(rows, first, second, scale_T, x_TI.dtype, inner)
 
 
+def mlp_low(
+    x_TI: Fp8Rows, gate: Weight, up: Weight, down: Weight,
+    up_factors: Factors | None = None, down_factors: Factors | None = None,
+) -> Tensor:  # fmt: skip
+    """Return (gelu(x gate) * (x up)) down. All matrices are FP8, and so are the rows between the products."""
+    first, second, third = _matrix(gate), _matrix(up), _matrix(down)
+    assert first.scale_O is not None and third.scale_O is not None, "not FP8"
+    inner = None if up_factors is None else shrink(x_TI.low_TI, x_TI.scale_T, up_factors)
+    h = Hidden(*linear.gated_low(x_TI.low_TI, first, second, x_TI.scale_T, inner), linear.BLOCK)
+    inner = None if down_factors is None else shrink_blocks(h, down_factors)
+    return down_product(h, None, 1, Matrices(third.weight_OI[None], third.scale_O[None]), x_TI.dtype, inner)
+
+
 def experts(
     x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight,
     up_factors: Factors | None = None, down_factors: Factors | None = None,
@@ -53,6 +68,20 @@ def experts(
         assert isinstance(x_TH, Interleaved), "four-bit experts need interleaved rows"
         rows, scale_T = x_TH.interleaved_TI, None
     return mixture.outputs(rows, scale_T, index_TK, first, second, x_TH.dtype, up_factors, down_factors)
+
+
+def dense_and_experts(
+    x_TH: Rows, dense_x_TH: Rows, index_TK: Tensor, gate_up: Weight, down: Weight, dense: Sequence[Weight]
+) -> tuple[Tensor, Tensor] | None:
+    """Return the outputs of a dense MLP (gate, up and down) and of `experts`, or None if no launch computes both."""
+    if any(isinstance(weight, Packed) and weight.format != "fp8" for weight in (gate_up, down, *dense)):
+        return None
+    first, second = _stack(gate_up), _stack(down)
+    assert isinstance(first, Matrices) and isinstance(second, Matrices)
+    weights = FeedForward(first, second, *(_matrix(weight) for weight in dense))
+    if not feed_forward.applies(x_TH, weights):
+        return None
+    return feed_forward.feed_forward(x_TH, dense_x_TH, index_TK, weights)
 
 
 def _stack(weight: Weight) -> Matrices | FourBitMatrices:

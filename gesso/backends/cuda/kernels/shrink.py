@@ -71,6 +71,13 @@ def shrink_tokens(x_TH: Tensor, scale_T: Tensor | None, groups: Groups, rows: in
     return _launch(x_TH, scale_T, factors, pairs, tiles, rows, groups, k)
 
 
+def shrink_blocks(h: Hidden, factors: Factors) -> Inner:
+    """Return the inner values of FP8 rows with a scale per block of columns, for a dense matrix."""
+    rows = DENSE[factors.a_SECI.dtype].rows
+    tokens = len(h.rows_RI)
+    return _launch(h.rows_RI, h.scale_RB, factors, tokens, triton.cdiv(tokens, rows), rows, block=h.block)
+
+
 def shrink_hidden(h: Hidden, groups: Groups, rows: int, k: int, factors: Factors) -> Inner:
     """Return the inner values of the rows between the products for the second matrices of experts."""
     tiles = len(groups.expert_N)
