@@ -28,7 +28,7 @@ class _Compilers(ThreadPoolExecutor):
 
 
 @contextmanager
-def compiling_only(device: torch.device) -> Iterator[None]:
+def compiling_only() -> Iterator[None]:
     """Compile each kernel that is called within, and launch none. Its results are then not computed."""
     functions: Any = JITFunction
     launch = functions.run
@@ -38,9 +38,9 @@ def compiling_only(device: torch.device) -> Iterator[None]:
 
     functions.run = compile_only
     try:
-        use_device = torch.cuda.set_device  # each thread has a device of its own
-        with _Compilers(os.cpu_count(), initializer=use_device, initargs=[device]) as threads:
-            with triton.AsyncCompileMode(threads):
-                yield
+        device = (torch.cuda.current_device(),)  # each thread has its own
+        threads = _Compilers(os.cpu_count(), initializer=torch.cuda.set_device, initargs=device)
+        with threads, triton.AsyncCompileMode(threads):
+            yield
     finally:
         functions.run = launch

@@ -252,10 +252,10 @@ class PackedPasses:
         """
         first, *others = self.left
         before = counts.compilations
-        with compiling_only(self.backend.model.device):
+        with compiling_only():
             self._new(first, cache).dry_run()
         if counts.compilations > before:
-            with compiling_only(self.backend.model.device):
+            with compiling_only():
                 for packing in others:
                     self._new(packing, cache).dry_run()
 
