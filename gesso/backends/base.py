@@ -160,7 +160,7 @@ class Backend(Protocol):
         ...
 
     def divides(self, work: Sequence[Work]) -> bool:
-        """Return whether a pass that cannot be replayed should run as two: its texts, then its canvases.
+        """Return whether a pass that cannot be replayed should run in parts: texts, canvases, then single tokens.
 
         Each of them is more likely to be captured. The results are the same.
         """

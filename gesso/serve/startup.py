@@ -30,6 +30,7 @@ def start(settings: EngineSettings, send: Send) -> tuple[Gesso, auto.Choice]:
     keep_within(find_device(settings.device), choice.budget_bytes)
     assert settings.max_batch and settings.max_length and settings.prefill
     model = load(choice, send)
+    send(Loading(1.0))  # random weights report no progress
     model.use_adapter(None)  # each request names its own
     model.engine.scheduler.prefill = max(settings.prefill, model.engine.scheduler.piece)
     if model.model.device.type == "cuda":

@@ -11,12 +11,14 @@ import gesso
 from gesso import adapters
 from gesso.adapters.files import CONFIG
 from gesso.adapters.lora import adapter_sites
+from gesso.engine.engine import Engine
 from gesso.engine.events import Commit
 from gesso.engine.plan import echo
 from gesso.engine.request import Score
 from gesso.errors import CheckpointError, InputError
 from gesso.infill.candidates import likeliest
 from tests import loras
+from tests.backends.passes import CapturesPlainly
 from tests.engine_requests import PROMPT, SMALL, finish, request, result
 
 NAMES = ("a", "b", "c", "d")
@@ -70,6 +72,19 @@ def test_four_adapters_in_one_batch_give_the_text_of_each_alone_in_the_bundled_m
         assert likely[0] == likely[1], "log-probabilities are equal to the last bit"
         assert mine[-1].result == theirs[-1].result
     assert len({events[-1].result.tokens for events in expected}) == 5, "every adapter changes the text"
+
+
+def test_packed_passes_serve_requests_with_different_adapters(tiny_directory, written, alone):
+    g = gesso.load(tiny_directory, adapter=written)
+    engine = Engine(g.model, g.decode, max_batch=5, backend=CapturesPlainly(g.model))
+    for name in NAMES:
+        engine.add_adapter(name)
+    engine.runner.backend.expect(5, 16, engine.scheduler.prefill)
+    ids = [engine.submit(short(adapter=name)) for name in (None, *NAMES)]
+    found = [events[-1].result.tokens for events in finish(engine, *ids)]
+    assert found == [alone[name][0] for name in (None, *NAMES)]
+    graphs = engine.runner.backend.graphs
+    assert graphs.packed.made and not graphs.made
 
 
 def test_rows_of_the_cache_are_reused_only_with_the_same_adapter(model, alone):

@@ -12,7 +12,8 @@ from gesso.checkpoint.quantize.formats import FORMATS, format_of, is_expert
 from gesso.diffusion.hash import position_keys
 from gesso.diffusion.prediction import LIKELY, TOP
 from gesso.engine.engine import Engine
-from gesso.engine.request import Score
+from gesso.engine.request import Request, Score
+from gesso.settings import Diffusion
 from tests.backends.passes import CapturesPlainly
 from tests.gpu.device import DEVICE, DRY_RUN
 from tests.gpu.real_width import errors, make_model, outputs
@@ -79,6 +80,43 @@ def test_padding_and_other_texts_of_a_captured_pass_change_no_bits(stored):
     assert scores(pads=True) == apart
     assert len({tuple(apart[i :: len(texts)]) for i in range(len(texts))}) == len(texts)
     assert all(len(set(apart[i :: len(texts)])) == 1 for i in range(len(texts)))
+
+
+@pytest.mark.parametrize("stored", [None, "fp8", "int4"], ids=str)
+def test_packed_passes_of_a_server_change_no_text_and_capture_nothing_later(stored):
+    model, canvas = packed_model(stored), 64
+    numbers = ({}, {"steps": 3, "t_max": 0.5, "t_min": 0.1}, {"settle": 1, "confidence": 9.0}, {"stopping": "fixed"})
+    wanted = [
+        Request(
+            prompt=tuple(range(5, 5 + length)),
+            max_new_tokens=new,
+            diffusion=Diffusion(**{"steps": 4, "canvas_length": canvas, "entropy_bound": 20.0, **numbers[seed % 4]}),
+            seed=seed,
+        )
+        for seed, (length, new) in enumerate(((3, 64), (300, 20), (17, 130), (100, 7), (40, 64), (9, 33)))
+    ]
+
+    def tokens(engine, groups):
+        found = {}
+        for requests in groups:
+            ids = {engine.submit(each): each.seed for each in requests}
+            while engine.busy:
+                found |= {ids[event.request_id]: event.result.tokens for event in engine.step() if event.kind == "done"}
+        return found
+
+    engines = [
+        Engine(model, str, max_batch=4, prefill=256, backend=CapturesPlainly(model) if DRY_RUN else CudaBackend(model))
+        for _ in range(2)
+    ]
+    backend = engines[1].runner.backend
+    backend.expect(4, canvas, 256)
+    backend.compile_expected(engines[1].cache)
+    while engines[1].capture_next():
+        pass
+    before = backend.counts.captures
+    packed = tokens(engines[1], [wanted])
+    assert backend.counts.captures == before
+    assert packed == tokens(engines[0], ([each] for each in wanted)) and len(set(packed.values())) == len(wanted)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["bf16", "fp8"])

@@ -10,7 +10,8 @@ from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.serve import startup, worker
 from gesso.serve.metrics import Metrics
-from gesso.serve.protocol import Heartbeat
+from gesso.serve.protocol import Heartbeat, Loading
+from gesso.serve.settings import EngineSettings
 from gesso.settings import NEXT_TOKEN, Diffusion
 from tests.backends.passes import CapturesPlainly
 from tests.engine_requests import finish, other_requests, request, result
@@ -75,6 +76,12 @@ def test_a_server_that_writes_token_by_token_captures_these_passes_at_the_start(
     diffusion = Diffusion(**{**NEXT_TOKEN, "sampler": "autoregressive"})
     finish(engine, *(engine.submit(request(seed=seed, diffusion=diffusion, max_new_tokens=5)) for seed in range(2)))
     assert backend.counts.captures == before
+
+
+def test_the_weights_are_reported_as_loaded_before_the_warm_up(tiny_directory):
+    sent = []
+    startup.start(EngineSettings(model=str(tiny_directory), device="cpu", max_batch=1), sent.append)
+    assert sent[-1] == Loading(1.0)
 
 
 def test_only_a_server_expects_requests(tiny):

@@ -92,9 +92,10 @@ class Canvases:
         )
         # The canvases that these tensors hold. A draft may be resumed by a request with another seed.
         self.held: list[tuple[Canvas, Process] | None] = [None] * count
-        fused = isinstance(process.source, KernelSource) and advances(process.settings)
         self.kernels = None
-        if fused and tokens_BC.shape[1] <= LONGEST:
+        uniform = type(process) is Process  # in `slots.py` settings are tensors
+        fits = uniform and isinstance(process.source, KernelSource) and tokens_BC.shape[1] <= LONGEST
+        if fits and advances(process.settings):
             self.kernels = StepKernels(process.settings, process.vocab_size, tokens_BC)
 
     def load(self, requests: Sequence[Denoising]) -> None:

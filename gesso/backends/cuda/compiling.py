@@ -5,13 +5,26 @@ launching anything, and Triton compiles in other threads meanwhile. It releases 
 """
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import triton
 from triton.runtime.jit import JITFunction
+
+
+class _Compilers(ThreadPoolExecutor):
+    """Threads that compile kernels, and make them ready for a launch: the launcher is C code, which is compiled too."""
+
+    def submit(self, compile: Callable[..., Any], /, *args: Any, **options: Any) -> "Future[Any]":
+        def ready() -> Any:
+            kernel = compile(*args, **options)
+            kernel.run  # noqa: B018 - loads the kernel and its launcher
+            return kernel
+
+        return super().submit(ready)
 
 
 @contextmanager
@@ -25,7 +38,9 @@ def compiling_only() -> Iterator[None]:
 
     functions.run = compile_only
     try:
-        with ThreadPoolExecutor(os.cpu_count()) as threads, triton.AsyncCompileMode(threads):
+        device = (torch.cuda.current_device(),)  # each thread has its own
+        threads = _Compilers(os.cpu_count(), initializer=torch.cuda.set_device, initargs=device)
+        with threads, triton.AsyncCompileMode(threads):
             yield
     finally:
         functions.run = launch

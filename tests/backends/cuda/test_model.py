@@ -1,5 +1,8 @@
 """The CUDA backend against the plain model, in every weight format."""
 
+from dataclasses import dataclass
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,9 +11,12 @@ from gesso.checkpoint import random_weights
 from gesso.checkpoint.parameters import assign
 from gesso.checkpoint.quantize.formats import FORMATS, format_of
 from gesso.checkpoint.quantize.packed import Packed
+from gesso.diffusion.canvas import Canvas, Process
+from gesso.diffusion.noise import HashSource
 from gesso.model.config import Config
 from gesso.model.init import begin
 from gesso.model.transformer import DiffusionGemma
+from gesso.settings import Diffusion
 
 pytest.importorskip("triton")
 from gesso.backends.base import Backend, Piece  # noqa: E402
@@ -19,6 +25,8 @@ from gesso.backends.cuda.activations import Matrix, NextNorm  # noqa: E402
 from gesso.backends.cuda.graphs import Graph, shape_of  # noqa: E402
 from gesso.backends.cuda.kernels import rows  # noqa: E402
 from gesso.backends.cuda.network import run_layer  # noqa: E402
+from gesso.backends.cuda.packed import Expected, PackedPass, Packing  # noqa: E402
+from gesso.backends.cuda.slots import Slots  # noqa: E402
 from gesso.backends.torch import TorchBackend  # noqa: E402
 from gesso.model.rope import frequencies, rotation  # noqa: E402
 from tests.backends.passes import Reading, denoise, encode  # noqa: E402
@@ -120,6 +128,52 @@ def test_padded_texts_share_a_graph_and_keep_their_bits():
     assert torch.equal(graph.run([second], caches[1]).scored[0], expected[0])
     (plain,), (padded,) = (cache.layers for cache in caches)
     assert torch.equal(plain.k[0], padded.k[0]) and torch.equal(plain.v[0], padded.v[0])
+
+
+@dataclass
+class Writing:
+    """A request with a text to read and a canvas to denoise, for a captured pass."""
+
+    row: int
+    texts: tuple[tuple[int, ...], ...]
+    canvas: Canvas
+    process: Process
+    adapter = None
+    needs_all_logits = is_constrained = has_pins = False
+
+    @property
+    def denoising(self):
+        return self
+
+    @property
+    def pieces(self):
+        return [*((len(text), "text") for text in self.texts), (len(self.canvas.tokens_C), "canvas")]
+
+
+@torch.no_grad()
+def test_packed_canvases_keep_their_bits():
+    """tests/gpu/test_real_width.py does the same in several formats."""
+    config = random_weights.config_of("mini", **TEXT | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})
+    passes = CudaBackend(make(config, None)).graphs.backend
+    model = passes.model
+    caches = [model.new_cache(2, 64) for _ in range(2)]
+    process = partial(Process, source=HashSource(), vocab_size=128, eos=frozenset(), device=model.device)
+    work = []
+    for row, (text, length) in enumerate((((1, 2, 3, 4, 5), 5), ((), 3))):
+        own = process(settings=Diffusion(steps=4 + row), seed=row)
+        work.append(Writing(row, (text,) if text else (), own.blank(0, length, {}), own))
+    expected = Expected(batch=2, canvas=8, prefill=16)
+    slots = Slots(2, 8, model, passes.source)
+    packed = PackedPass(passes, Packing(tokens=10, room=6), slots, expected, caches[1])
+    steps = packed.run(work, caches[1]).steps()
+    for item, step in zip(work, steps, strict=True):
+        pieces = [Piece(item.row, torch.tensor(text), causal=True) for text in item.texts]
+        hidden = passes.run([*pieces, Piece(item.row, item.canvas.tokens_C, causal=False)], caches[0])
+        assert torch.equal(step.hidden_CH, hidden[-1])
+        assert step.after.step == 1 and len(step.after.tokens_C) == len(item.canvas.tokens_C)
+    assert caches[0].lengths == caches[1].lengths == [5, 0]
+    (plain,), (found,) = (cache.layers for cache in caches)
+    assert torch.equal(plain.k[0], found.k[0]) and torch.equal(plain.v[0], found.v[0])
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ As many programs as fit on the GPU work through one list of items. An item is a 
 64 of gate and the same 64 of up in the first products, 128 in the second. Three groups of warps of a program share its
 items: one fetches weights, one fetches rows, one multiplies. The first two run ahead, over the borders of items, so
 that the GPU never stops reading weights. All items of the second products come after those of the first. They wait for
-the rows that they read by counters. This is safe because all programs run at the same time.
+the rows that they read by counters. This is safe because the launch is cooperative: all programs run at the same time.
 
 The sums have the order and the rounding of `_up` and `_down` in `experts.py`, so rows have the same bits.
 
@@ -53,7 +53,7 @@ def launch(
         *x, *dense, *sparse, *out, *tiles.tensors(), tokens, tokens * k, len(tiles.expert_N),
         H=hidden, WIDTH=weights.down.inputs, D=weights.dense_down.weight_OI.shape[1], K=k,
         ROWS=rows, DEPTH=depth, STAGES=stages, PROGRAMS=programs, LOW=x[1] is not None,
-        num_warps=4, maxnreg=REGISTERS,
+        num_warps=4, maxnreg=REGISTERS, launch_cooperative_grid=True,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def tables(caches: Sequence[CacheRows], segments: Sequence[Segment], longest: in
     """
     device = caches[0].k[segments[0].row].device
     segments_S7 = torch.tensor(_columns(segments), dtype=torch.int32, device=device)
-    rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches], device=device)
+    rows = torch.tensor([_rows(segments, cache) for cache in caches], device=device)
     texts, pads = any(segment.causal for segment in segments), any(segment.room for segment in segments)
     return [
         Table(segments_S7, rows_S3, longest, texts, cache.window, any(map(_is_split, segments)), pads)
@@ -97,7 +97,7 @@ def move(attends: Sequence[Any], caches: Sequence[CacheRows], segments: Sequence
     device = tables[0].segments_S7.device
     tables[0].segments_S7.copy_(send(torch.tensor(_columns(segments), dtype=torch.int32), device))
     if not same_rows:
-        rows = torch.tensor([[_row(segment, cache) for segment in segments] for cache in caches])
+        rows = torch.tensor([_rows(segments, cache) for cache in caches])
         for table, rows_S3 in zip(tables, send(rows, device).unbind(), strict=True):
             table.rows_S3.copy_(rows_S3)
 
@@ -129,9 +129,15 @@ def _columns(segments: Sequence[Segment]) -> list[list[int]]:
     return [[*column, texts.get(segment.row, (0, 0, 0))[2]] for column, segment in zip(columns, segments, strict=True)]
 
 
-def _row(segment: Segment, cache: CacheRows) -> list[int]:
-    k_LMD, v_LMD = cache.k[segment.row], cache.v[segment.row]
+def _rows(segments: Sequence[Segment], cache: CacheRows) -> list[list[int]]:
+    """Return the `rows_S3` of one layer. Segments may share a row: unused ones name that of another."""
+    found = {row: _row(row, cache) for row in {segment.row for segment in segments}}
+    return [found[segment.row] for segment in segments]
+
+
+def _row(row: int, cache: CacheRows) -> list[int]:
+    k_LMD, v_LMD = cache.k[row], cache.v[row]
     for tensor in (k_LMD, v_LMD):
         if not tensor.is_contiguous() or tensor.data_ptr() % 16:
-            raise ValueError(f"row {segment.row} of the cache must be contiguous and start at a multiple of 16 bytes")
+            raise ValueError(f"row {row} of the cache must be contiguous and start at a multiple of 16 bytes")
     return [k_LMD.data_ptr(), v_LMD.data_ptr(), len(k_LMD)]
