@@ -65,7 +65,9 @@ GROUPS = (
             # These files use a GPU if there is one. The other tests of test_experts_four_bit.py, and those of
             # test_linear.py, test_four_bit.py and test_model.py, are for Triton's interpreter.
             "tests/backends/cuda/test_adapters.py",
+            "tests/backends/cuda/test_advance.py",
             "tests/backends/cuda/test_attention.py",
+            "tests/backends/cuda/test_embed.py",
             "tests/backends/cuda/test_experts.py",
             "tests/backends/cuda/test_experts_four_bit.py::test_four_bit_ptx_matches_the_plain_conversion_to_the_bit",
             "tests/backends/cuda/test_experts_four_bit.py::test_int4_kernels_for_hopper_match_those_in_triton_to_the_bit",
