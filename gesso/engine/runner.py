@@ -67,7 +67,8 @@ def _parts(work: Sequence[Work]) -> list[list[Work]]:
     texts = [Work(item.running, item.texts, False, item.start) for item in apart if item.texts]
     steps = [Work(item.running, (), True, item.end) for item in apart if item.denoise]
     canvases = [item for item in steps if item.pieces[-1][1] == "canvas"]
-    tokens = [item for item in (*steps, *work) if item.pieces[-1][1] in ("next", "verified") and item.denoise]
+    verified = [item for item in steps if item.pieces[-1][1] == "verified"]
+    tokens = [*verified, *(item for item in work if item.pieces[-1][1] == "next")]
     return [part for part in (texts, canvases, tokens) if part]
 
 
@@ -120,8 +121,8 @@ class Runner:
                 launched()
                 outcomes = [self._outcome(*pair) for pair in zip(requests, found.steps(), strict=True)]
                 return _joined([*outcomes, *_encoded(work, found.scored)])
-            if self.backend.divides(work):
-                *first, last = _parts(work)
+            if self.backend.divides(work) and len(parts := _parts(work)) > 1:
+                *first, last = parts
                 earlier = [outcome for part in first for outcome in self.run(part, cache)]
                 return _joined([*earlier, *self.run(last, cache, launched)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
