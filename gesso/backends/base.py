@@ -177,8 +177,13 @@ class Backend(Protocol):
         """Compile the kernels of the expected passes, as far as that is faster before they are captured."""
         ...
 
-    def capture_next(self, cache: KVCache) -> bool:
-        """Capture one of the expected passes, those needed most first; return False if none is left."""
+    @property
+    def captures_left(self) -> int:
+        """The number of expected passes that have not been captured."""
+        ...
+
+    def capture_next(self, cache: KVCache) -> None:
+        """Capture the one of these that is needed most."""
         ...
 
     def adapters_changed(self) -> None:

@@ -101,8 +101,12 @@ class TorchBackend:
     def compile_expected(self, cache: KVCache) -> None:
         pass
 
-    def capture_next(self, cache: KVCache) -> bool:
-        return False
+    @property
+    def captures_left(self) -> int:
+        return 0
+
+    def capture_next(self, cache: KVCache) -> None:
+        pass
 
     def adapters_changed(self) -> None:
         self._sites = list(set(adapter_sites(self.model).values()))

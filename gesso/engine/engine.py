@@ -150,9 +150,14 @@ class Engine:
             unfinished = self.running.keys() - self.cancelled
             self.adapters.free_unused({self.running[job_id].request.adapter for job_id in unfinished})
 
-    def capture_next(self) -> bool:
-        """Capture one of the passes that a server expects; return False if none is left."""
-        return self.runner.captures and self.runner.backend.capture_next(self.cache)
+    @property
+    def captures_left(self) -> int:
+        """The number of passes that a server expects and that have not been captured."""
+        return self.runner.backend.captures_left if self.runner.captures else 0
+
+    def capture_next(self) -> None:
+        """Capture the one of these passes that is needed most."""
+        self.runner.backend.capture_next(self.cache)
 
     @property
     def busy(self) -> bool:

@@ -109,11 +109,9 @@ def _capture(engine: Engine, max_batch: int) -> bool:
     if engine.runner.captures:
         backend.expect(max_batch, engine.model.config.canvas_length, engine.scheduler.prefill)
         backend.compile_expected(engine.cache)
-    while spent < CAPTURE_SECONDS:
-        began, before = time.monotonic(), backend.counts.compilations
-        if not engine.capture_next():
-            break
-        found = True
+    while engine.captures_left and spent < CAPTURE_SECONDS:
+        began, before, found = time.monotonic(), backend.counts.compilations, True
+        engine.capture_next()
         if backend.counts.compilations == before:  # kernels are compiled now in any case
             spent += time.monotonic() - began
     return found

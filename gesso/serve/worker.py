@@ -5,6 +5,7 @@ the last step; it never waits for a reader. Work that a request needs before or 
 planning the rounds of an infill) runs in a side thread, so that the steps of other requests continue.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -92,20 +93,15 @@ class Worker:
 
     def next_message(self) -> Delivery:
         """Wait for a message. Meanwhile, capture passes that were not captured before the engine was ready."""
-        while True:
+        while self.engine.captures_left:
             try:
                 return self.inbox.get(timeout=IDLE_SECONDS)
             except queue.Empty:
                 self.report(began=time.monotonic())
-                if not self.capture_next():
-                    self.report(send=True)
-                    return self.inbox.get()
-
-    def capture_next(self) -> bool:
-        try:
-            return self.engine.capture_next()
-        except torch.OutOfMemoryError:  # other passes serve that work
-            return True
+                with contextlib.suppress(torch.OutOfMemoryError):  # other passes serve that work
+                    self.engine.capture_next()
+                self.report(send=True)
+        return self.inbox.get()
 
     def report(self, *, began: float = 0.0, send: bool = False) -> None:
         """Record for the heartbeat when the current step or message began; `send` it before waiting.

@@ -48,8 +48,8 @@ def served(pair):
     plain, graphed = pair
     backend, engine = graphed.engine.runner.backend, graphed.engine
     backend.expect(4, CANVAS, engine.scheduler.prefill)
-    while backend.capture_next(engine.cache):
-        pass
+    while engine.captures_left:
+        engine.capture_next()
     return plain, graphed
 
 

@@ -111,8 +111,8 @@ def test_packed_passes_of_a_server_change_no_text_and_capture_nothing_later(stor
     backend = engines[1].runner.backend
     backend.expect(4, canvas, 256)
     backend.compile_expected(engines[1].cache)
-    while engines[1].capture_next():
-        pass
+    while engines[1].captures_left:
+        engines[1].capture_next()
     before = backend.counts.captures
     packed = tokens(engines[1], [wanted])
     assert backend.counts.captures == before

@@ -50,10 +50,10 @@ def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_id
     idle.inbox = queue.SimpleQueue()
     waiting = threading.Thread(target=lambda: taken.append(idle.next_message()))
     waiting.start()
-    wait_until(lambda: beats)  # sent when nothing is left to do
+    wait_until(lambda: not packed.left)
     idle.inbox.put(message := (Heartbeat(), b""))
     waiting.join(PATIENCE)
-    assert taken == [message] and not packed.left
+    assert taken == [message]
     assert beats[-1].captures == engine.runner.backend.counts.captures
 
 
@@ -87,7 +87,7 @@ def test_the_weights_are_reported_as_loaded_before_the_warm_up(tiny_directory):
 def test_only_a_server_expects_requests(tiny):
     engine = Engine(tiny.model, tiny.decode, backend=CapturesPlainly(tiny.model))
     result(engine, request(seed=1))
-    assert engine.runner.backend.graphs.packed is None and not engine.capture_next()
+    assert engine.runner.backend.graphs.packed is None and not engine.captures_left
 
 
 def test_metrics_count_the_captures_of_all_engines():

@@ -166,9 +166,13 @@ class CudaBackend(CudaPasses):
         if self.graphs.packed is not None and self.model.device.type == "cuda":
             self.graphs.packed.compile(cache, self.counts)
 
+    @property
+    def captures_left(self) -> int:
+        return 0 if self.graphs.packed is None else len(self.graphs.packed.left)
+
     @torch.no_grad()
-    def capture_next(self, cache: KVCache) -> bool:
-        return self.graphs.capture_next(cache)
+    def capture_next(self, cache: KVCache) -> None:
+        self.graphs.capture_next(cache)
 
     def adapters_changed(self) -> None:
         super().adapters_changed()

@@ -132,12 +132,10 @@ class Graphs:
             self._capture(graph)
         return graph
 
-    def capture_next(self, cache: KVCache) -> bool:
-        """Capture the expected pass that is needed most; return whether there was one left."""
-        if self.packed is None or not self.packed.left:
-            return False
+    def capture_next(self, cache: KVCache) -> None:
+        """Capture the expected pass that is needed most."""
+        assert self.packed is not None
         self.packed.capture(self.packed.left[0], cache, self._capture)
-        return True
 
     def _capture(self, graph: Captured) -> None:
         packed = [] if self.packed is None else self.packed.made.values()
