@@ -135,6 +135,21 @@ def test_a_pass_of_a_new_shape_runs_as_captured_parts(pair, monkeypatch):
     assert not uncaptured
 
 
+def test_a_divided_pass_has_each_part_of_a_request_once(pair):
+    """Texts, canvases and tokens that are written one by one begin together, and their pass has a new shape."""
+
+    def requests(g, length):
+        ways = ({"canvas_length": 8, "steps": 3}, {"sampler": "verified"}, {"sampler": "autoregressive"})
+        prompt = [100 + i % 200 for i in range(length)]
+        return [g.request(prompt, seed=seed, max_new_tokens=4, **way) for seed, way in enumerate(ways)]
+
+    plain, graphed = pair
+    for length in (11, 300):  # in one piece and in two
+        assert outcome(graphed, requests(graphed, length)) == outcome(plain, requests(plain, length))
+    for number, alone in enumerate(requests(graphed, 310)):
+        assert outcome(graphed, [alone]) == outcome(plain, [requests(plain, 310)[number]])
+
+
 def test_a_sampler_that_needs_logits_is_not_captured(pair):
     def looks(canvas_C, prediction, moment):
         assert prediction.logits_CV is not None
