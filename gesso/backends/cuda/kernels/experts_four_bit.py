@@ -45,6 +45,9 @@ TILINGS: dict[tuple[str, str], Tilings] = {
     ("down", "nvfp4"): ((768, Tiling(32, 128, 32, 4, 4)), (MANY, Tiling(64, 128, 32, 4, 4))),
 }
 
+# Tokens from which on the kernels for Hopper run, with the same bits. Token by token, int4 was slower with them.
+LEAST_FOR_HOPPER = 32
+
 
 def choose_tiling(product: str, format: str, tokens: int) -> Tiling:
     return next(tiling for limit, tiling in TILINGS[product, format] if tokens <= limit)
@@ -63,7 +66,7 @@ def up_product(
     tiling = choose_tiling("up", gate_up.format, tokens)
     check_fits(gate_up, tiling)
     h.check_block(tiling.columns, "first")
-    if inner is None and experts_int4_hopper.fits_up(x_TH, gate_up, h):
+    if inner is None and tokens >= LEAST_FOR_HOPPER and experts_int4_hopper.fits_up(x_TH, gate_up, h):
         return experts_int4_hopper.up_product(x_TH, groups, k, gate_up, h, tiling.rows)
     grid = (triton.cdiv(width, tiling.columns), len(groups.expert_N))
     adapters, constants = arguments(inner)
@@ -88,7 +91,7 @@ def down_product(h: Hidden, groups: Groups, k: int, matrices: FourBitMatrices, i
         raise ValueError(f"expected rows interleaved for tiles of {tiling.depth} bytes, got {h.interleave}")
     if matrices.global_scales != 1:
         raise ValueError(f"expected one global scale per expert in the second product, got {matrices.global_scales}")
-    if inner is None and experts_int4_hopper.fits(h_RI, matrices):
+    if inner is None and pairs // k >= LEAST_FOR_HOPPER and experts_int4_hopper.fits(h_RI, matrices):
         return experts_int4_hopper.down_product(h, groups, matrices, tiling.rows)
     y_RH = torch.empty(pairs, hidden, dtype=h_RI.dtype, device=h_RI.device)
     grid = (triton.cdiv(hidden, tiling.columns), len(groups.expert_N))
