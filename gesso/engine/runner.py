@@ -121,8 +121,8 @@ class Runner:
                 launched()
                 outcomes = [self._outcome(*pair) for pair in zip(requests, found.steps(), strict=True)]
                 return _joined([*outcomes, *_encoded(work, found.scored)])
-            if self.backend.divides(work) and len(parts := _parts(work)) > 1:
-                *first, last = parts
+            if self.backend.divides(work) and len(divided := _parts(work)) > 1:
+                *first, last = divided
                 earlier = [outcome for part in first for outcome in self.run(part, cache)]
                 return _joined([*earlier, *self.run(last, cache, launched)])
         hidden = self.backend.run([piece for item in work for piece in self._pieces(item)], cache)
