@@ -237,7 +237,7 @@ class Engine:
 
     def _search_beside(self) -> None:
         """Search while the device runs a pass."""
-        if self.runner.captures:
+        if self.runner.captures and self.searches.waiting:
             self.searches.run(self.runner.is_over())
 
     def _try(self, running: Job, step: Callable[[], None]) -> None:

@@ -141,9 +141,10 @@ class Runner:
 
         If that was little, searches go on for some time: otherwise they would wait for many passes.
         """
+        is_late = deadline(SEARCHING)
         if self.model.device.type != "cuda":
-            return lambda: True
-        event, is_late = torch.cuda.Event(), deadline(SEARCHING)
+            return is_late
+        event = torch.cuda.Event()
         event.record()
         return lambda: event.query() and is_late()
 

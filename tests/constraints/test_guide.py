@@ -42,9 +42,9 @@ def guide_of(words, tiny):
     )
 
 
-def best_of(guide: Guide, logits_CV: np.ndarray, *arguments) -> list:
-    """Return the tokens that the search finds for a canvas."""
-    return complete(search_of(guide, logits_CV, *arguments))[0].tolist()
+def best_of(*arguments, **options) -> list:
+    """Return the tokens that the search of `search_of` finds."""
+    return complete(search_of(*arguments, **options))[0].tolist()
 
 
 def search_of(

@@ -5,7 +5,7 @@ Without a GPU nothing is captured, but the static tensors, and the copies into a
 
 import pytest
 
-from gesso.engine import guided, runner
+from gesso.engine import engine, guided, runner
 from gesso.engine.events import Done, Draft, Failed
 from tests.backends.passes import CapturesPlainly
 
@@ -100,13 +100,14 @@ def test_free_requests_do_not_wait_for_a_search(pair, monkeypatch):
 
 
 def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, monkeypatch):
-    """On a CPU every pass is over at once, so one part of a search runs beside each."""
+    """On a CPU every pass is over at once. One part of a search runs beside each."""
     plain, graphed = pair
 
     def requests(g):
         return [g.request("x", seed=1, regex=regex, **FIXED) for regex in (None, "[cd]{3}[0-9]{4}")]
 
     expected = outcome(plain, requests(plain))
+    monkeypatch.setattr(runner, "SEARCHING", 0.0)
     monkeypatch.setattr(runner, "CHECKING", 0.0)  # checks pause as well
     paused, run = [], graphed.engine.searches.run
 
@@ -121,6 +122,7 @@ def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, mon
 
 def test_without_free_requests_a_search_runs_at_once(pair, monkeypatch):
     _, graphed = pair
+    monkeypatch.setattr(engine, "SEARCHING", 600.0)  # seconds; a busy machine must not make it pause
     one, two = (graphed.engine.submit(graphed.request("x", seed=seed, regex=CODE, **FIXED)) for seed in (1, 2))
     log = logged(graphed, monkeypatch)
     while graphed.engine.busy:
@@ -148,12 +150,12 @@ def test_a_failed_search_fails_its_request_only(pair, monkeypatch):
 
 def test_a_request_can_be_cancelled_while_its_search_waits(pair):
     _, graphed = pair
-    engine = graphed.engine
-    _, constrained = (engine.submit(graphed.request("x", seed=1, regex=regex, **FIXED)) for regex in (None, CODE))
-    while not engine.searches.waiting:
-        assert engine.busy, "no step needed a search"
-        engine.step()
-    engine.cancel(constrained)
-    (event,) = [event for event in engine.step() if event.request_id == constrained]
+    running = graphed.engine
+    _, constrained = (running.submit(graphed.request("x", seed=1, regex=regex, **FIXED)) for regex in (None, CODE))
+    while not running.searches.waiting:
+        assert running.busy, "no step needed a search"
+        running.step()
+    running.cancel(constrained)
+    (event,) = [event for event in running.step() if event.request_id == constrained]
     assert isinstance(event, Done) and event.result.finish_reason == "cancelled"
-    assert not engine.searches.waiting and not engine.searches.done
+    assert not running.searches.waiting and not running.searches.done

@@ -10,7 +10,7 @@ feed_forward = pytest.importorskip("gesso.backends.cuda.kernels.feed_forward")
 from gesso.backends.cuda.activations import Fp8Rows  # noqa: E402
 from gesso.backends.cuda.kernels import mixture  # noqa: E402
 from gesso.backends.cuda.kernels.experts import Matrices, down_product  # noqa: E402
-from gesso.backends.cuda.kernels.feed_forward import FeedForward  # noqa: E402
+from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward  # noqa: E402
 from gesso.backends.cuda.kernels.hidden import Hidden  # noqa: E402
 from gesso.backends.cuda.kernels.linear import BLOCK, FP8, Matrix, gated_low, quantize_rows  # noqa: E402
 

@@ -11,7 +11,8 @@ feed_forward = pytest.importorskip("gesso.backends.cuda.kernels.feed_forward")
 
 from gesso.backends.cuda.activations import Fp8Rows  # noqa: E402
 from gesso.backends.cuda.kernels.experts import Matrices  # noqa: E402
-from gesso.backends.cuda.kernels.feed_forward import ROWS, FeedForward  # noqa: E402
+from gesso.backends.cuda.kernels.feed_forward import ROWS  # noqa: E402
+from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward  # noqa: E402
 from gesso.backends.cuda.kernels.linear import FP8, Matrix  # noqa: E402
 
 HIDDEN, WIDTH, DENSE = 2816, 704, 2112

@@ -7,7 +7,6 @@ GPUs. A row gets the same bits from both. The kernel is in `feed_forward_hopper.
 T tokens, H hidden, E experts, K experts per token, I expert width, D dense width, R = T * K pairs, N tiles of rows.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,27 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from gesso.backends.cuda.activations import Fp8Rows, Rows
-from gesso.backends.cuda.kernels.experts import Matrices
-from gesso.backends.cuda.kernels.linear import BLOCK, FP8, Matrix
+from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward, TileList
+from gesso.backends.cuda.kernels.linear import BLOCK, FP8
 
 MOST_TOKENS = 512  # with more, separate launches with larger tiles are faster
 ROWS, STAGES, PROGRAMS = 64, 4, 2  # rows of a tile, fetched tiles in shared memory, programs per SM
 DTYPES = (FP8,)
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """The matrices of a feed-forward: gate and up of all experts, their down, and those of the dense MLP."""
-
-    gate_up: Matrices
-    down: Matrices
-    dense_gate: Matrix
-    dense_up: Matrix
-    dense_down: Matrix
-
-    @property
-    def dense(self) -> tuple[Matrix, Matrix, Matrix]:
-        return self.dense_gate, self.dense_up, self.dense_down
 
 
 def applies(x_TH: Rows, weights: FeedForward) -> bool:
@@ -88,21 +72,6 @@ def feed_forward(x_TH: Rows, dense_x_TH: Rows, index_TK: Tensor, weights: FeedFo
         index_TK.shape[1], rows=ROWS, stages=STAGES, programs=PROGRAMS * _processors(device),
     )  # fmt: skip
     return y[pairs:], y[:pairs]
-
-
-@dataclass(frozen=True)
-class TileList:
-    """Pairs sorted by expert, and the list of their tiles, without gaps."""
-
-    order_R: Tensor  # the pair at each place of the sorted order
-    expert_N: Tensor  # the expert of each tile
-    first_N: Tensor  # the place of its first pair
-    rows_N: Tensor  # the number of its pairs
-    count_1: Tensor  # the number of tiles; the rest of the list is not set
-    counters: Tensor  # zeros for the kernel: one, one per possible tile of pairs, one per tile of tokens
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.order_R, self.expert_N, self.first_N, self.rows_N, self.count_1, self.counters
 
 
 def group(index_TK: Tensor, experts: int) -> TileList:

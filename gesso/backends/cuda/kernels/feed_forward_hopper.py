@@ -11,8 +11,6 @@ The sums have the order and the rounding of `_up` and `_down` in `experts.py`, s
 T tokens, H hidden, E experts, K experts per token, I expert width, D dense width, R = T * K pairs, N tiles of rows.
 """
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,8 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-if TYPE_CHECKING:
-    from gesso.backends.cuda.kernels.feed_forward import FeedForward, TileList
+from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward, TileList
 
 ROW_WARPS = gl.constexpr(2)  # warps that fetch rows
 # Per thread: on average, and of the warps that fetch weights and rows. With two programs on an SM 128 is the most.
@@ -35,8 +32,8 @@ REGISTERS, WEIGHT_REGISTERS, ROW_REGISTERS = 128, gl.constexpr(56), gl.constexpr
 
 
 def launch(
-    x: tuple[Tensor, Tensor | None, Tensor, Tensor | None], weights: "FeedForward",
-    out: tuple[Tensor, Tensor | None, Tensor], tiles: "TileList", k: int, *, rows: int, stages: int, programs: int,
+    x: tuple[Tensor, Tensor | None, Tensor, Tensor | None], weights: FeedForward,
+    out: tuple[Tensor, Tensor | None, Tensor], tiles: TileList, k: int, *, rows: int, stages: int, programs: int,
 ) -> None:  # fmt: skip
     """Run the kernel. x are the rows for the experts and for the dense MLP, each with its scales; out are the rows
     between the products, their scales, and the outputs.

@@ -12,7 +12,7 @@ from torch import Tensor
 from gesso.backends.cuda.activations import Fp8Rows, Interleaved, Rows, SplitK
 from gesso.backends.cuda.kernels import feed_forward, linear, mixture
 from gesso.backends.cuda.kernels.experts import Matrices, down_product
-from gesso.backends.cuda.kernels.feed_forward import FeedForward
+from gesso.backends.cuda.kernels.feed_forward_parts import FeedForward
 from gesso.backends.cuda.kernels.four_bit import FOUR_BIT, FourBitMatrices
 from gesso.backends.cuda.kernels.hidden import Hidden
 from gesso.backends.cuda.kernels.linear import Matrix
