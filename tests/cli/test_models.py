@@ -102,7 +102,7 @@ def test_serve_resolves_the_alias_in_a_process_that_ends(main, small: Hub, monke
 
     served: list[object] = []
     monkeypatch.setattr(run, "serve", lambda settings, *_, **__: served.append(settings))
-    chosen = serve.choose_apart("cpu", 0.9, "auto")
+    chosen = serve.choose_apart("cpu", "21GB", "auto")
     assert chosen.name == aliases.SOURCES["q4"].name and "no GPU" in chosen.reason
     monkeypatch.setattr(serve, "choose_apart", lambda *_: aliases.Choice(NAME, "fp8", "because"))
     done = main("serve", "diffusiongemma", "--port", "0")
