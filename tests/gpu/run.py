@@ -59,6 +59,7 @@ GROUPS = (
     Group("formats", ("tests/gpu/test_formats.py", "tests/gpu/test_feed_forward.py"), memory=6, limit=200),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
     Group("engine", ("tests/gpu/test_engine.py", "tests/gpu/test_verified.py"), memory=4, limit=200),
+    Group("attention", ("tests/backends/cuda/test_attention.py",), memory=4, limit=240),
     Group(
         "kernels",
         (
@@ -66,7 +67,6 @@ GROUPS = (
             # test_linear.py, test_four_bit.py and test_model.py, are for Triton's interpreter.
             "tests/backends/cuda/test_adapters.py",
             "tests/backends/cuda/test_advance.py",
-            "tests/backends/cuda/test_attention.py",
             "tests/backends/cuda/test_embed.py",
             "tests/backends/cuda/test_experts.py",
             "tests/backends/cuda/test_experts_four_bit.py::test_four_bit_ptx_matches_the_plain_conversion_to_the_bit",
