@@ -20,7 +20,8 @@ EXPERTS, ATTENTION, VOCABULARY, ROWS, ADAPTERS, OTHERS, GAPS = GROUPS = (
     "experts and dense half", "attention block", "vocabulary", "norms, router, join", "adapters",
     "other operations", "gaps",
 )  # fmt: skip
-# Beginnings of kernel names, the longest that fits counts. Dense products are told apart by what ran before them.
+# A kernel belongs to the longest of these prefixes that its name has. What ran before a dense product tells which
+# half of the layer it is in.
 KERNELS: Mapping[str, str] = {
     **dict.fromkeys(("_up", "_down", "_group", "_gated", "_feed_forward"), EXPERTS),
     **dict.fromkeys(("_attend", "_combine", "_append", "_heads", "_product"), ATTENTION),

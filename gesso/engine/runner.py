@@ -29,7 +29,7 @@ from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
 CHECKING = 0.005  # seconds after which a check of a prediction goes on as part of the search
-SEARCHING = 0.001  # seconds of searches beside a pass, at least
+LEAST_SEARCHING = 0.001  # seconds of searches beside a pass, however short it is
 
 
 # Search on the host, with pauses, without waiting for a pass that the device is running. Return the function that takes
@@ -141,7 +141,7 @@ class Runner:
 
         If that was little, searches go on for some time: otherwise they would wait for many passes.
         """
-        is_late = deadline(SEARCHING)
+        is_late = deadline(LEAST_SEARCHING)
         if self.model.device.type != "cuda":
             return is_late
         event = torch.cuda.Event()

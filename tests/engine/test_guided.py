@@ -3,10 +3,13 @@
 Without a GPU nothing is captured, but the static tensors, and the copies into and out of them, are the same.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 from gesso.engine import engine, guided, runner
 from gesso.engine.events import Done, Draft, Failed
+from gesso.engine.searches import Searches
 from tests.backends.passes import CapturesPlainly
 
 CODE = "[ab]{3}[0-9]{4}"
@@ -107,7 +110,7 @@ def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, mon
         return [g.request("x", seed=1, regex=regex, **FIXED) for regex in (None, "[cd]{3}[0-9]{4}")]
 
     expected = outcome(plain, requests(plain))
-    monkeypatch.setattr(runner, "SEARCHING", 0.0)
+    monkeypatch.setattr(runner, "LEAST_SEARCHING", 0.0)
     monkeypatch.setattr(runner, "CHECKING", 0.0)  # checks pause as well
     paused, run = [], graphed.engine.searches.run
 
@@ -118,6 +121,23 @@ def test_a_search_pauses_when_the_pass_is_over_and_finds_the_same_text(pair, mon
     monkeypatch.setattr(graphed.engine.searches, "run", counted)
     assert outcome(graphed, requests(graphed)) == expected
     assert paused.count(1) > 4  # a search has a part for each of the eight positions
+
+
+def test_paused_searches_take_turns():
+    log, searches = [], Searches()
+
+    def search(name):
+        for _ in range(3):
+            log.append(name)
+            yield
+        return lambda: name
+
+    for name in "ab":
+        searches.add(SimpleNamespace(running=SimpleNamespace(id=name)), search(name))
+    while searches.waiting:
+        searches.run(lambda: True)
+    assert "".join(log) == "ababab"
+    assert [take() for _, take in searches.taken()] == ["a", "b"]
 
 
 def test_without_free_requests_a_search_runs_at_once(pair, monkeypatch):

@@ -36,7 +36,7 @@ from gesso.settings import SAMPLERS, STOPPINGS, Diffusion, Need
 MAX_GRAPHS = 32
 MAX_SEEN = 256  # shapes whose passes are counted
 SLOTS = 8  # segments for texts; the last one is empty and has the padding
-# A pass with texts and canvases gets a graph of its own if its shape recurs. Until then, two graphs run its two parts.
+# A pass with texts and canvases gets a graph of its own if its shape recurs. Until then, its parts are replayed apart.
 LATER = 8
 # Samplers and stopping rules that read nothing on the host. Those of callers may.
 READ_NOTHING = frozenset(SAMPLERS) - {"verified"} | frozenset(STOPPINGS) - {"plateau"}
