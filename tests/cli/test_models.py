@@ -9,6 +9,7 @@ import pytest
 import gesso
 from gesso.checkpoint import aliases
 from gesso.cli import models, options
+from gesso.errors import DoesNotFitError
 from tests.hub import COMMIT, Hub
 
 NAME = "someone/small"
@@ -102,8 +103,8 @@ def test_serve_resolves_the_alias_in_a_process_that_ends(main, small: Hub, monke
 
     served: list[object] = []
     monkeypatch.setattr(run, "serve", lambda settings, *_, **__: served.append(settings))
-    chosen = serve.choose_apart("cpu", "21GB", "auto")
-    assert chosen.name == aliases.SOURCES["q4"].name and "no GPU" in chosen.reason
+    with pytest.raises(DoesNotFitError, match=r"no GPU; .* 1\.0 GB of host memory"):
+        serve.choose_apart("cpu", "1GB", "auto")
     monkeypatch.setattr(serve, "choose_apart", lambda *_: aliases.Choice(NAME, "fp8", "because"))
     done = main("serve", "diffusiongemma", "--port", "0")
     assert done.code == 0 and "because" in done.err
