@@ -12,11 +12,12 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gesso"
 
 BASE = {"errors", "checks", "files", "printable", "settings"}
+IMAGES = BASE | {"images"}
 MODEL = BASE | {"model"}
 CHECKPOINT = MODEL | {"checkpoint", "bundled"}
 WEIGHTS = CHECKPOINT | {"adapters"}
-TEXT = BASE | {"chat"}
-ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat"}
+TEXT = IMAGES | {"chat"}
+ENGINE = MODEL | {"diffusion", "backends", "constraints", "chat", "images"}
 API = ENGINE | WEIGHTS | {"engine", "infill", "api", "options", "presets", "results", "loading"}
 # Each package with the packages it may import, itself aside.
 BELOW = {
@@ -25,23 +26,24 @@ BELOW = {
     "files": {"errors"},
     "printable": set(),
     "settings": BASE,
+    "images": BASE,
     "model": BASE,
     "adapters": CHECKPOINT,
     "diffusion": BASE,
-    "backends": WEIGHTS | {"diffusion"},
-    "chat": BASE,
+    "backends": WEIGHTS | {"diffusion", "images"},
+    "chat": IMAGES,
     "bundled": BASE,
     "checkpoint": CHECKPOINT,
     "constraints": TEXT,
     "engine": ENGINE,
     "infill": ENGINE | {"engine"},
     "presets": BASE,
-    "options": BASE | {"constraints", "engine", "presets"},
-    "results": BASE | {"chat", "engine"},
+    "options": IMAGES | {"constraints", "engine", "presets"},
+    "results": BASE | {"chat", "engine", "images"},
     "api": API,
     "loading": API | {"info"},
-    "info": WEIGHTS | {"chat"},
-    "train": WEIGHTS | {"diffusion", "chat", "backends"},
+    "info": WEIGHTS | {"chat", "images"},
+    "train": WEIGHTS | {"diffusion", "chat", "backends", "images"},
     "eval": API,
     "serve": API | {"info"},
     "trace": API | {"serve"},
