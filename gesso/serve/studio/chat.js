@@ -1,6 +1,7 @@
 // <chat-view>: a conversation, and beside it the canvas of its newest answer.
 
 import { Composer } from "./composer.js";
+import { conversationItem } from "./conversation-item.js";
 import { DEMO } from "./demo.js";
 import { field, h, oncePerFrame } from "./dom.js";
 import { drawer } from "./drawer.js";
@@ -53,14 +54,7 @@ export class ChatView extends HTMLElement {
     );
     this.append(
       h("aside", { class: "side", "aria-label": "Conversations" }, this.#sideTools(), this.list),
-      h(
-        "section",
-        { class: "talk", "aria-label": "Chat" },
-        this.thread,
-        this.complaint,
-        this.composer.element,
-        open,
-      ),
+      h("section", { class: "talk", "aria-label": "Chat" }, this.thread, this.complaint, this.composer.element, open),
       this.panel,
       settings,
     );
@@ -126,34 +120,14 @@ export class ChatView extends HTMLElement {
   }
 
   #drawList() {
-    this.list.replaceChildren(
-      ...this.#reload().map((conversation) =>
-        h(
-          "li",
-          {},
-          h(
-            "button",
-            {
-              type: "button",
-              class: "conversation",
-              "aria-current": conversation.id === this.current.id ? "true" : false,
-              onclick: () => this.#open(conversation),
-            },
-            conversation.title,
-          ),
-          h(
-            "button",
-            {
-              type: "button",
-              class: "quiet",
-              "aria-label": `Delete ${conversation.title}`,
-              onclick: () => this.#forget(conversation),
-            },
-            "×",
-          ),
-        ),
-      ),
+    const items = this.#reload().map((conversation) =>
+      conversationItem(conversation, {
+        current: conversation.id === this.current.id,
+        onOpen: () => this.#open(conversation),
+        onDelete: () => this.#forget(conversation),
+      }),
     );
+    this.list.replaceChildren(...items);
   }
 
   // --- requests ------------------------------------------------------------------------------------------------------
@@ -200,11 +174,11 @@ export class ChatView extends HTMLElement {
   }
 
   #body(seed, conversation = this.current.messages) {
-    const messages = conversation.map(({ role, content, images, toolCalls, callId }) => ({
-      role,
-      content: contentOf({ content, images }),
-      ...(toolCalls?.length ? { tool_calls: toolCalls } : {}),
-      ...(callId ? { tool_call_id: callId } : {}),
+    const messages = conversation.map((message) => ({
+      role: message.role,
+      content: contentOf(message),
+      ...(message.toolCalls?.length ? { tool_calls: message.toolCalls } : {}),
+      ...(message.callId ? { tool_call_id: message.callId } : {}),
     }));
     if (this.system.value.trim()) messages.unshift({ role: "system", content: this.system.value });
     const body = {
@@ -216,16 +190,19 @@ export class ChatView extends HTMLElement {
       stream_options: { include_usage: true },
     };
     if (this.thinking.checked) body.thinking = true;
-    const tools = JSON.parse(this.tools.value.trim() || "[]");
-    if (tools.length) body.tools = tools;
+    if (this.#toolList.length) body.tools = this.#toolList;
     return body;
+  }
+
+  get #toolList() {
+    return JSON.parse(this.tools.value.trim() || "[]");
   }
 
   /** Check the tools before anything is changed, so that typed text and older answers are not lost. */
   #checkTools() {
     let trouble = "";
     try {
-      if (!Array.isArray(JSON.parse(this.tools.value.trim() || "[]"))) trouble = "Tools: expected a JSON list.";
+      if (!Array.isArray(this.#toolList)) trouble = "Tools: expected a JSON list.";
     } catch (error) {
       trouble = `Tools: ${error.message}`;
     }

@@ -79,7 +79,7 @@ export class ImageTray {
     });
     view.addEventListener("paste", (event) => {
       const { files, types } = event.clipboardData;
-      const isText = types.includes("text/plain") && types.includes("text/html"); // with a picture of it, from an office
+      const isText = types.includes("text/plain") && types.includes("text/html"); // office programs add a picture of it
       if (!files.length || isText) return;
       event.preventDefault(); // a file manager adds the name of the file
       this.#add(files);

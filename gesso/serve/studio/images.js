@@ -1,5 +1,5 @@
-// The images of messages. A message keeps a thumbnail, because the storage of a browser is small. The image itself stays
-// in memory while the page is open.
+// The images of messages. A message keeps a thumbnail, because the browser's storage is small. The image itself stays in
+// memory while the page is open.
 
 import { h } from "./dom.js";
 
@@ -7,7 +7,9 @@ const PIXELS_PER_TOKEN = 48 * 48; // 3 × 3 patches of 16 × 16 pixels
 const MARGIN = 4; // pixels sent per pixel that the model sees: the server's own resizing decides what the model sees
 const THUMBNAIL_PIXELS = 128 * 128;
 const QUALITY = 0.92; // of JPEG
-const FORMATS = ["image/png", "image/jpeg", "image/webp", "image/gif"]; // sent unchanged; a browser may read others, too
+const FORMATS = ["image/png", "image/jpeg", "image/webp", "image/gif"]; // sent unchanged; a browser may read others
+
+const LOST = "Only thumbnails are saved. Images of earlier visits are no longer sent; add them again to ask about them.";
 
 const urls = new WeakMap(); // data: URL by image
 
@@ -25,8 +27,8 @@ export async function readPicture(file) {
   }
 }
 
-/** Return a picture as an image of a message, of which the model sees `tokens` tokens. Pictures that are much larger are
- * reduced, because every message of the conversation sends them again. */
+/** Return a picture as an image of a message, of which the model sees `tokens` tokens. A much larger picture is reduced,
+ * because every request of the conversation sends it again. */
 export function imageOf({ name, type, element, thumbnail }, tokens) {
   const image = { name, thumbnail, tokens };
   const pixels = MARGIN * tokens * PIXELS_PER_TOKEN;
@@ -52,7 +54,7 @@ export function imagesView(images) {
       { class: "images", "aria-label": "Images" },
       images.map((image) => h("li", {}, thumbnailView(image))),
     ),
-    lost ? h("p", { class: "hint" }, "Only thumbnails are saved. These images are no longer sent; add them again.") : null,
+    lost ? h("p", { class: "hint" }, LOST) : null,
   ];
 }
 

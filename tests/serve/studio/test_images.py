@@ -130,6 +130,8 @@ def test_a_message_may_be_an_image_alone_and_is_sent_with_every_later_request(vi
     asked = answering(view.page, said())
     choose(view, of(NAME, picture()))
     send(view)
+    view.get_by_role("button", name="New").click()
+    view.get_by_role("button", name=NAME, exact=True).click()
     send(view, "And its colour?")
     first, second = ([message["content"] for message in body["messages"]] for body in asked)
     assert [part["tokens"] for part in first[0]] == [280] and second[0] == first[0] and second[2] == "And its colour?"
