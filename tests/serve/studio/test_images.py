@@ -267,6 +267,20 @@ def test_a_model_that_sees_no_images_is_not_sent_any(view):
     expect(add).to_be_visible()
 
 
+def test_images_are_offered_as_soon_as_the_engine_knows_that_it_sees_them(view):
+    state = {"engine": "loading", "vision": False}
+    view.page.route("**/health", lambda route: route.fulfill(json={"engine": state["engine"]}))
+    view.page.route(
+        "**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "slow", "vision": state["vision"]}]})
+    )
+    view.page.reload()
+    add = view.get_by_role("button", name="Add images", include_hidden=True)
+    expect(view.page.locator("#status")).to_have_text("loading")
+    expect(add).to_be_hidden()
+    state |= {"engine": "ready", "vision": True}
+    expect(add).to_be_visible()
+
+
 def test_files_that_are_no_images_are_named_and_the_others_are_added(view):
     wrong = [of("notes.txt", b"Hello"), of("broken.png", picture()[:40]), of("empty.png", b"")]
     wrong[0]["mimeType"] = "text/plain"
