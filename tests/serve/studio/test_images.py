@@ -1,6 +1,7 @@
 """Images in the chat: added, reduced, sent, saved as thumbnails, and refused."""
 
 import base64
+import contextlib
 import io
 import json
 
@@ -56,15 +57,21 @@ def of(name: str, content: bytes) -> dict:
     return {"name": name, "mimeType": f"image/{name.rsplit('.')[-1]}", "buffer": content}
 
 
-@pytest.fixture
-def view(browser, studio_files):
-    """The chat of a server with models that see images, and others. Tests that reject a request expect complaints."""
-    options = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **CLIPBOARD}
+@contextlib.contextmanager
+def chatting(browser, url: str, **options):
+    """Open the chat of a server with models that see images, and others."""
+    options |= {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **CLIPBOARD}
     with visiting(browser, "about:blank", alone=True, **options) as page:
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": MODELS}))
-        page.goto(studio_files)
+        page.goto(url)
         expect(page.get_by_role("button", name="Add images")).to_be_visible()
         yield page.locator("chat-view")
+
+
+@pytest.fixture
+def view(browser, studio_files):
+    with chatting(browser, studio_files) as view:
+        yield view
 
 
 def choose(view, *files: dict) -> None:
@@ -293,14 +300,9 @@ def test_files_that_are_no_images_are_named_and_the_others_are_added(view):
 def test_a_rejected_image_is_reported_at_the_message(browser, studio_files):
     """A rejected request is an error in the browser's console, too."""
     reason = "messages[0].content[0]: the file is truncated"
-    with visiting(browser, studio_files, alone=True, may_complain=True) as page:
-        page.route("**/v1/models", lambda route: route.fulfill(json={"data": MODELS}))
-        page.route(
-            "**/v1/chat/completions",
-            lambda route: route.fulfill(status=400, json={"error": {"message": reason}}),
-        )
-        page.reload()
-        view = page.locator("chat-view")
+    with chatting(browser, studio_files, may_complain=True) as view:
+        answer = {"status": 400, "json": {"error": {"message": reason}}}
+        view.page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
         choose(view, of("a.png", picture()))
         send(view, "What is this?")
         expect(view.locator(".message.assistant .complaint")).to_have_text(reason)
