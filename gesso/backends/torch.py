@@ -60,7 +60,7 @@ class TorchBackend:
         patches_PD = torch.tensor(image.patches, device=self.model.device)
         with fast_products(), kept_active(self._sites):
             switch(self._sites, None)  # features are shared by requests with any adapter
-            return self.model.see(patches_PD, image.rows, image.columns)
+            return self.model.see(patches_PD, image.rows, image.columns).contiguous()
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
