@@ -99,6 +99,8 @@ class Engine:
         """Raise InputError for a request that `submit` would reject."""
         request.check(self.model.config, self.max_length)
         self.adapters.check(request.adapter)
+        if isinstance(request, Request) and request.images and self.model.vision is None:
+            raise InputError("the model has no vision tower: load a checkpoint that has one, without text_only")
 
     def submit(self, request: Request | Score) -> int:
         """Queue a request and return its id, which identifies it in events and in `cancel`."""

@@ -113,15 +113,10 @@ class Request:
 
     def _check_images(self, config: Config) -> None:
         """Reject images that the model cannot read, and prompts whose soft tokens are not those of whole images."""
-        if config.vision is None:
-            raise InputError("this model reads no images: it has no vision tower; leave the images out")
-        size = 3 * config.vision.patch_size**2
-        for number, image in enumerate(self.images):
-            if image.patches.shape != (image.rows * image.columns, size):
-                raise InputError(
-                    f"image {number} has patches of shape {list(image.patches.shape)}, for this model they must be "
-                    f"[{image.rows * image.columns}, {size}]; prepare it with the model's patch size"
-                )
+        if not config.has_image_tokens:
+            raise InputError("this model reads no images: its vocabulary has no tokens for them; leave the images out")
+        for number, each in enumerate(self.images):
+            _check_image(f"image {number}", each, config)
         known = {image.digest: image for image in self.images}
         for block in self.blocks:
             image = known.get(image_of(self.prompt[block.start])[0])
@@ -251,6 +246,19 @@ class Score:
                 f"context overflow: a prompt of {len(self.prompt)} tokens and a text of {max(map(len, self.texts))} to "
                 f"score exceed the context of {max_length}; shorten the prompt or the text"
             )
+
+
+def _check_image(name: str, image: Image, config: Config) -> None:
+    vision, rows, columns = config.vision, image.rows, image.columns
+    side, most = vision.pooling_kernel_size, vision.position_embedding_size
+    shape = rows * columns, 3 * vision.patch_size**2
+    whole = not rows % side and not columns % side and 0 < min(rows, columns) <= max(rows, columns) <= most
+    if not whole or image.patches.shape != shape or image.tokens * side**2 != rows * columns:
+        raise InputError(
+            f"{name} has patches {list(image.patches.shape)} in {rows} rows and {columns} columns, and {image.tokens} "
+            f"tokens; for this model, patches must be [{shape[0]}, {shape[1]}], sides multiples of {side} and at most "
+            f"{most}, and {side**2} patches are a token; prepare the image for this model"
+        )
 
 
 def _is_integer(value: object) -> bool:

@@ -25,9 +25,10 @@ from gesso.images.image import Image
 from gesso.images.tokens import image_tokens
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
+from gesso.model.vision import Vision
 from gesso.settings import NEXT_TOKEN, ONE_STEP, Diffusion
 from tests.backends.passes import CapturesPlainly
-from tests.tiny import CONFIG, VOCABULARY, randomise
+from tests.tiny import CONFIG, IMAGES, VOCABULARY, randomise
 
 PATCH, POOL = 4, 3
 SMALL = Diffusion(canvas_length=8, steps=4, entropy_bound=2.0, confidence=0.5)
@@ -41,7 +42,7 @@ def picture(seed: int, rows: int = 3, columns: int = 4) -> Image:
     return Image(patches=patches, rows=rows * POOL, columns=columns * POOL, tokens=rows * columns)
 
 
-CAT, DOG, WIDE = picture(1), picture(2), picture(3, 2, 15)
+CAT, DOG, LARGE = picture(1), picture(2), picture(3, 5, 5)
 
 
 def soft(image: Image) -> tuple[int, ...]:
@@ -58,7 +59,7 @@ def asking(*parts: int | Image, **changes: Any) -> Request:
     return Request(prompt=tuple(prompt), images=images, **given)
 
 
-QUESTION = asking(10, CAT, 4, WIDE, 11)
+QUESTION = asking(10, CAT, 4, LARGE, 11)
 OTHERS = [
     asking(3, seed=1),
     asking(10, DOG, 4, seed=2),
@@ -70,7 +71,9 @@ OTHERS = [
 @pytest.fixture(scope="module")
 def model() -> DiffusionGemma:
     text = CONFIG["text_config"] | {"sliding_window": 24, "use_bidirectional_attention": "vision"}  # type: ignore[operator]
-    model = DiffusionGemma(Config.from_dict({**CONFIG, "text_config": text}))
+    config = Config.from_dict({**CONFIG, **IMAGES, "text_config": text})
+    model = DiffusionGemma(config)
+    model.vision = Vision(config.vision, config.hidden_size)
     randomise(model, 0, std=0.2)
     with torch.no_grad():
         model.decoder.norm.weight.fill_(2.0)
@@ -131,7 +134,7 @@ def alone(model: DiffusionGemma) -> Callable[[Request], tuple[int, ...]]:
 def test_generation_with_images_equals_a_plain_loop_over_the_model(model, alone):
     request, length = QUESTION, len(QUESTION.prompt)
     cache, at = model.new_cache(1, 200), 0
-    for end, image in ((8, None), (11, None), (23, CAT), (27, None), (57, WIDE), (65, None), (length, None)):
+    for end, image in ((8, None), (11, None), (23, CAT), (27, None), (52, LARGE), (60, None), (length, None)):
         ids_S = torch.tensor(request.prompt[at:end] if image is None else [0] * image.tokens)
         seen = image and model.see(torch.from_numpy(image.patches), image.rows, image.columns)
         model.run(ids_S, cache, 0, causal=True, image_SH=seen)
@@ -162,7 +165,7 @@ def test_same_seed_same_text_with_images_in_any_batch(model, alone):
 def test_same_seed_same_text_with_images_and_any_cache_contents(model, alone):
     """After prompts that share the text, an image or a part of it with this one, in the only row."""
     expected, engine = alone(QUESTION), new(model, max_batch=1)
-    for other in (QUESTION, asking(10, DOG, 4, WIDE, 11), asking(10, CAT, 4, DOG, 3), asking(30), asking(10, CAT, 9)):
+    for other in (QUESTION, asking(10, DOG, 4, LARGE, 11), asking(10, CAT, 4, DOG, 3), asking(30), asking(10, CAT, 9)):
         texts(engine, other)
         assert texts(engine, QUESTION) == [expected]
 
@@ -253,7 +256,7 @@ def test_the_least_recently_used_features_are_dropped_beyond_the_limit():
         assert seen.features(image).shape == (image.tokens, 4)
     assert [image.digest for image in calls] == [each.digest for each in (CAT, DOG, picture(4), DOG)]
     assert seen.nbytes == seen.limit
-    assert seen.features(WIDE).shape == (WIDE.tokens, 4) and not seen.held, "larger than the limit"
+    assert seen.features(LARGE).shape == (LARGE.tokens, 4) and not seen.held, "larger than the limit"
 
 
 def test_dropped_features_change_no_text(model, alone, looks):
@@ -274,7 +277,7 @@ def test_a_prompt_with_another_image_shares_only_the_text_before_it(model):
 
 def test_prompts_with_images_are_stored_piece_by_piece(model, alone, tmp_path: Path):
     """Short pieces, of which several would fit into one pass, are stored, too."""
-    wanted = asking(2, CAT, 1, WIDE, 1, DOG, 10)
+    wanted = asking(2, CAT, 1, LARGE, 1, DOG, 10)
 
     def engine() -> Engine:
         found = new(model, prefill=100)
@@ -335,7 +338,9 @@ def test_an_error_in_a_pass_changes_no_text_of_a_request_with_images(model, alon
         (replace(asking(3, CAT, 1), prompt=(2, *soft(CAT)[1:], 3)), "11 soft tokens at token 1, not all 12"),
         (replace(asking(3, CAT, 1), prompt=(2, *soft(CAT))), "ends with an image"),
         (replace(asking(3, CAT, 1), prompt=(2, VOCABULARY, *soft(CAT), 3)), "outside the vocabulary"),
-        (asking(3, replace(CAT, patches=CAT.patches[:, :12]), 1), "patches of shape .* must be \\[108, 48\\]"),
+        (asking(3, replace(CAT, patches=CAT.patches[:, :12]), 1), "patches must be \\[108, 48\\]"),
+        (asking(3, replace(CAT, rows=12, columns=9, tokens=11), 1), "11 tokens; .* 9 patches are a token"),
+        (asking(3, picture(3, 1, 6), 1), "sides multiples of 3 and at most 16"),
         (Score(prompt=asking(3, CAT, 1).prompt, texts=((3,),)), "a prompt with images cannot be scored"),
     ],
 )
@@ -344,6 +349,9 @@ def test_requests_whose_images_cannot_be_read_are_rejected(model, request_, word
         new(model).submit(request_)
 
 
-def test_a_model_without_a_tower_rejects_images(model):
-    with pytest.raises(InputError, match="no vision tower"):
-        asking(3, CAT, 1).check(replace(model.config, vision=None), 100)
+def test_a_model_that_cannot_see_rejects_images(model, monkeypatch):
+    with pytest.raises(InputError, match="its vocabulary has no tokens for them"):
+        asking(3, CAT, 1).check(replace(model.config, eoi_token_id=VOCABULARY), 100)
+    monkeypatch.setattr(model, "vision", None)
+    with pytest.raises(InputError, match="no vision tower: .* without text_only"):
+        new(model).submit(asking(3, CAT, 1))
