@@ -108,7 +108,8 @@ class Budget:
         return {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
 
     def workspace(self, batch: int) -> int:
-        return workspace_bytes(self.config, batch, self.prefill, self.config.canvas_length, self.value_bytes)
+        sizes = self.prefill, self.config.canvas_length, self.value_bytes
+        return workspace_bytes(self.config, batch, *sizes, images=self.vision > 0)
 
     def sequence(self, context: int) -> int:
         return sequence_bytes(self.config, context, self.value_bytes)

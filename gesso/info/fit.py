@@ -201,7 +201,7 @@ def _stream(config: Config, card: Card, precision: str, context: int) -> tuple[S
 
 
 def _workspace(config: Config, batch: int) -> int:
-    return workspace_bytes(config, batch, PREFILL, config.canvas_length)
+    return workspace_bytes(config, batch, PREFILL, config.canvas_length, images=config.has_image_tokens)
 
 
 def _sequences(config: Config, free: int, size: int) -> int:
