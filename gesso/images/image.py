@@ -24,5 +24,5 @@ class Image:
     def digest(self) -> int:
         """128 bits that name the image: two with the same digest have the same pixels and the same size."""
         found = hashlib.sha256(f"{self.rows} {self.columns} {self.tokens}\n".encode())
-        found.update(np.ascontiguousarray(self.patches))
+        found.update(np.ascontiguousarray(self.patches).data)
         return int.from_bytes(found.digest()[:16], "big")
