@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
 from gesso.errors import InputError
+from gesso.images.image import Image
 from gesso.model.config import Config
 from gesso.settings import Diffusion
 
@@ -37,8 +38,9 @@ class Resumable(Protocol):
 class Request:
     """A request to continue a prompt by `max_new_tokens` tokens at most."""
 
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...]  # with the soft tokens of `images`, see `gesso.images.tokens`
     max_new_tokens: int
+    images: tuple[Image, ...] = field(default=(), compare=False, repr=False)  # the prompt names them
     diffusion: Diffusion = field(default_factory=Diffusion)
     seed: int = 0
     eos: frozenset[int] = frozenset()

@@ -18,10 +18,13 @@ BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens of an image at most: the numb
 BUDGET = 280
 
 
-def prepare(picture: "PIL.Image.Image", budget: int = BUDGET, patch: int = 16, pool: int = 3) -> Image:
+def prepare(
+    picture: "PIL.Image.Image", budget: int = BUDGET, patch: int = 16, pool: int = 3, positions: int | None = None
+) -> Image:
     """Return a picture as the model reads it, with at most `budget` soft tokens.
 
-    A patch has `patch` x `patch` pixels, and `pool` x `pool` patches become one soft token.
+    A patch has `patch` x `patch` pixels, and `pool` x `pool` patches become one soft token. `positions` is the size of
+    the model's table of positions: no side has more patches.
     """
     from PIL.Image import Resampling
 
@@ -31,6 +34,8 @@ def prepare(picture: "PIL.Image.Image", budget: int = BUDGET, patch: int = 16, p
         raise InputError(f"the picture has no pixels: it is {picture.width} x {picture.height}")
     picture = upright_rgb(picture)
     size = target_size(picture.width, picture.height, budget, patch * pool)
+    if positions is not None:  # a small model's; the table of Gemma 4 is longer than any picture
+        size = (min(size[0], positions // pool * pool * patch), min(size[1], positions // pool * pool * patch))
     if size != picture.size:
         picture = picture.resize(size, Resampling.BICUBIC)
     columns, rows = size[0] // patch, size[1] // patch
