@@ -68,6 +68,7 @@ def load(
     decode: DecodeName = "auto",
     threads: int | None = None,
     cache_dir: str | Path | None = None,
+    text_only: bool = False,
 ) -> "Gesso":
     """Load a checkpoint: a directory, a hub name, or a bundled model, gesso-mini (the default) or gesso-sudoku.
 
@@ -90,6 +91,7 @@ def load(
     cache_dir: directory for prompts that a model on a CPU has read, so that another process does not have to read the
         same beginning again. Default: none. The least recently used files are deleted at 20 GB.
     threads: threads of torch on a CPU, in the whole process. Default: one per physical core, but not more than before.
+    text_only: leave out the vision tower, which takes memory (1.1 GB in the 26B model); images are then refused.
     """
     from gesso.loading import load as load_model
 
@@ -105,6 +107,7 @@ def load(
         decode=decode,
         threads=threads,
         cache_dir=cache_dir,
+        text_only=text_only,
     )
 
 

@@ -50,6 +50,7 @@ def load(
     decode: DecodeName = "auto",
     threads: int | None = None,
     cache_dir: str | Path | None = None,
+    text_only: bool = False,
     placement: Placement | None = None,
 ) -> Gesso:
     """Load a model, as `gesso.load` describes. The server gives the placement that it has chosen."""
@@ -68,7 +69,14 @@ def load(
     source = locate(name)
     found = memory_for(where, number)
     placed = placement or choose_placement(
-        source, found, memory, number.itemsize, quantize, max_batch=max_batch, max_length=max_length
+        source,
+        found,
+        memory,
+        number.itemsize,
+        quantize,
+        max_batch=max_batch,
+        max_length=max_length,
+        text_only=text_only,
     )
     if isinstance(read_memory(memory), int):
         keep_within(where, found.budget(memory))
@@ -81,7 +89,9 @@ def load(
     if large_on_cpu and not is_installed():
         logger.warning("without numba, every product unpacks its weights, which is slow: pip install 'gesso[cpu]'")
     convert = for_cpu if large_on_cpu and is_installed() and not unpack else None
-    model = load_weights(source, where, number, packs, placed.layers, unpack=unpack, on_cpu=on_cpu, convert=convert)
+    model = load_weights(
+        source, where, number, packs, placed.layers, unpack=unpack, on_cpu=on_cpu, convert=convert, text_only=text_only
+    )
     defaults = GenerationDefaults.from_directory(source.directory, source.config)
     tokenizer = Tokenizer.from_directory(source.directory)
     named = adapter if isinstance(adapter, Mapping) else {} if adapter is None else {"default": adapter}

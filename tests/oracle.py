@@ -59,7 +59,31 @@ def random_config(seed: int) -> DiffusionGemmaConfig:
     return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=length, tie_word_embeddings=tied)
 
 
-def reference(seed: int, near_identity: bool = False) -> DiffusionGemmaForBlockDiffusion:
+def seeing_config(seed: int) -> DiffusionGemmaConfig:
+    """Return a random shape with a tower that matters: images have tokens in the vocabulary."""
+    rng, config = random.Random(f"vision {seed}"), random_config(seed)
+    config.image_token_id, config.boi_token_id, config.eoi_token_id = 3, 4, 5
+    kv_heads = rng.choice([1, 2])
+    config.vision_config = Gemma4VisionConfig(
+        hidden_size=rng.choice([16, 24, 40]),
+        intermediate_size=rng.choice([12, 32]),
+        num_hidden_layers=rng.choice([1, 2, 3]),
+        num_attention_heads=kv_heads * rng.choice([1, 2]),
+        num_key_value_heads=kv_heads,
+        head_dim=rng.choice([4, 8, 12]),
+        patch_size=rng.choice([2, 4]),
+        pooling_kernel_size=rng.choice([2, 3]),
+        position_embedding_size=24,
+        standardize=rng.random() < 0.5,
+        use_clipped_linears=rng.random() < 0.5,
+        rope_parameters={"rope_type": "axial", "rope_theta": rng.choice([10.0, 100.0])},
+    )
+    return config
+
+
+def reference(
+    seed: int, near_identity: bool = False, config: DiffusionGemmaConfig | None = None
+) -> DiffusionGemmaForBlockDiffusion:
     """Return a model in which every tensor matters: none is zero or one, and encoder and decoder scalars differ.
 
     With `near_identity`, accepted tokens tend to stay, so canvases converge and rounding errors do not grow from step
@@ -67,12 +91,14 @@ def reference(seed: int, near_identity: bool = False) -> DiffusionGemmaForBlockD
     reference disagree.
     """
     torch.manual_seed(seed)
-    model = DiffusionGemmaForBlockDiffusion(random_config(seed)).eval()
+    model = DiffusionGemmaForBlockDiffusion(config or random_config(seed)).eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith(("inv_freq", "embed_scale")):
                 continue
-            if tensor.ndim >= 2:
+            if tensor.ndim == 0:  # bounds of clipping
+                tensor.fill_(-0.7 if name.endswith("min") else 0.8)
+            elif tensor.ndim >= 2:
                 tensor.normal_(0.0, 0.1)
             else:  # norms, router scales, layer scalars
                 tensor.uniform_(0.6, 1.2)
@@ -86,10 +112,14 @@ def reference(seed: int, near_identity: bool = False) -> DiffusionGemmaForBlockD
 
 
 def checkpoint(
-    directory: Path, seed: int, near_identity: bool = False, **options: object
+    directory: Path,
+    seed: int,
+    near_identity: bool = False,
+    config: DiffusionGemmaConfig | None = None,
+    **options: object,
 ) -> DiffusionGemmaForBlockDiffusion:
     """Save a reference model to a directory and return it."""
-    model = reference(seed, near_identity)
+    model = reference(seed, near_identity, config)
     model.save_pretrained(directory, **options)
     return model
 

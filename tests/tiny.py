@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from gesso.checkpoint.safetensors import SINGLE
-from gesso.checkpoint.vision import is_vision
 from gesso.checkpoint.write import save
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
+from gesso.model.vision import Vision
 from gesso.train.vocabulary import SPECIALS
 
+IMAGES = {"image_token_id": 110, "boi_token_id": 111, "eoi_token_id": 112}
 VOCABULARY = 384  # special tokens with the ids of the real vocabulary, then the 256 bytes
 
 CONFIG = {
@@ -61,9 +60,16 @@ CONFIG = {
 }
 
 
-def make(target: Path, seed: int = 0, **changes: Any) -> Path:
-    """Write the checkpoint and return its directory. `changes` override fields of `text_config`."""
-    model = DiffusionGemma(Config.from_dict({**CONFIG, "text_config": CONFIG["text_config"] | changes}))
+def make(target: Path, seed: int = 0, sees: bool = False, **changes: Any) -> Path:
+    """Write the checkpoint and return its directory. `changes` override fields of `text_config`.
+
+    If it `sees`, it has tokens for images, which see each other, and a tower with random weights.
+    """
+    text = CONFIG["text_config"] | ({"use_bidirectional_attention": "vision"} if sees else {}) | changes
+    config = Config.from_dict({**CONFIG, **(IMAGES if sees else {}), "text_config": text})
+    model = DiffusionGemma(config)
+    if sees:
+        model.vision = Vision(config.vision, config.hidden_size)
     # Larger than the usual 0.02: predictions must be confident, or no canvas would settle.
     randomise(model, seed, std=0.2)
     with torch.no_grad():
@@ -84,16 +90,9 @@ def randomise(model: DiffusionGemma, seed: int, std: float = 0.02) -> None:
             parameter.normal_(0.0, std, generator=generator)
 
 
-def fill_vision_tower(directory: Path) -> None:
-    """Replace the zeros of the vision tower by ones, so that the checkpoint looks as if it could read images."""
-    tensors = load_file(directory / SINGLE)
-    vision = {name: torch.ones_like(tensor) for name, tensor in tensors.items() if is_vision(name)}
-    save_file(tensors | vision, directory / SINGLE, metadata={"format": "pt"})
-
-
 def tokenizer_json() -> str:
     """Return the contents of the byte tokenizer's `tokenizer.json`."""
-    pieces = {piece: i for i, piece in SPECIALS.items()}
+    pieces = {piece: i for i, piece in SPECIALS.items()} | {"<|image|>": 110, "<|image>": 111, "<image|>": 112}
     pieces |= {f"<0x{byte:02X}>": 128 + byte for byte in range(256)}
     names = {i: piece for piece, i in pieces.items()}
     vocabulary = {names.get(i, f"<unused{i}>"): i for i in range(VOCABULARY)}

@@ -12,6 +12,7 @@ E experts, O outputs, I inputs, L rank.
 """
 
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -36,15 +37,15 @@ from gesso.adapters.attach import (
     train_only,
 )
 from gesso.adapters.lora import Lora, adaptable_weights, adapter_sites
-from gesso.checkpoint.load import logger
-from gesso.checkpoint.parameters import checkpoint_name
+from gesso.checkpoint.parameters import checkpoint_name, is_vision
 from gesso.checkpoint.quantize.packed import Weight
-from gesso.checkpoint.vision import is_vision
 from gesso.checkpoint.write import whole
 from gesso.checks import shown, strings
 from gesso.errors import CheckpointError, InputError
 from gesso.files import check_regular, read_json
 from gesso.model.transformer import DiffusionGemma
+
+logger = logging.getLogger("gesso")
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -286,7 +287,7 @@ def _problems(
     wrong = []
     seeing = [name for name in found if is_vision(name.removeprefix("base_model.model."))]
     if seeing:
-        logger.warning("text only: %d adapter tensors of the vision tower are ignored", len(seeing))
+        logger.warning("%d adapter tensors of the vision tower are ignored: adapters change the text only", len(seeing))
     names = [checkpoint_name(path) for path in weights]
     modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
     # Sets: a file may name hundreds of targets, and this runs beside the steps of a server.

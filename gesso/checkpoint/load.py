@@ -3,7 +3,6 @@
 Memory peaks at the model plus a few tensors on their way.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -14,13 +13,10 @@ from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
 from gesso.checkpoint.quantize.formats import FORMATS, Format, check_known, clear, format_of
 from gesso.checkpoint.quantize.packed import Packed, Weight
 from gesso.checkpoint.source import Source
-from gesso.checkpoint.stored import Stored
-from gesso.checkpoint.vision import is_vision
+from gesso.checkpoint.vision import attach_vision
 from gesso.errors import CheckpointError, InputError
 from gesso.model.config import LAYERS
 from gesso.model.transformer import DiffusionGemma
-
-logger = logging.getLogger("gesso")
 
 MAPPED = ("fp8", "int4", "nvfp4")  # stored formats that a CPU does not convert while it reads them
 
@@ -35,9 +31,11 @@ def load(
     unpack: bool = False,
     on_cpu: bool = False,
     convert: Callable[[Packed], Packed] | None = None,
+    text_only: bool = False,
 ) -> DiffusionGemma:
-    """Load the text model. `dtype` is that of unpacked weights and of products.
+    """Load a model, with its vision tower unless it is `text_only`.
 
+    `dtype` is that of unpacked weights and of products.
     `quantize` packs each matrix on its device as it is read: the same numbers as `gesso quantize`. The experts of the
     layers in `stream` then move to host memory. With `unpack`, stored formats are unpacked instead of kept. With
     `on_cpu`, the formats are those of `format_of` for a CPU, and packed tensors of the file are mapped, not read: the
@@ -53,7 +51,10 @@ def load(
                 "from"
             )
     if source.path is None:
-        return random_weights.make(config, device, dtype, quantize, stream, on_cpu=on_cpu)
+        model = random_weights.make(config, device, dtype, quantize, stream, on_cpu=on_cpu)
+        if not text_only:
+            attach_vision(model, source, device, dtype)
+        return model.eval()
     packs = quantize if config.quantization is None else None
     model = empty_model(config.quantized(packs, on_cpu) if packs else config)
 
@@ -76,7 +77,8 @@ def load(
         else:
             weight = weight.to(dtype)
         assign(model, ours[name], weight)
-    _warn_of_vision(source)
+    if not text_only:
+        attach_vision(model, source, device, dtype)
     return model.eval()
 
 
@@ -102,16 +104,3 @@ def _is_finite(tensor: Tensor) -> bool:
     if tensor.dtype == torch.float8_e4m3fn:  # no infinity, one NaN per sign, and no aminmax in torch
         return not (tensor.view(torch.uint8) & 0x7F == 0x7F).any()
     return bool(torch.stack(tensor.aminmax()).isfinite().all())
-
-
-def _warn_of_vision(source: Source) -> None:
-    """Log that the vision tower is left out, unless it is zeros, as `write` saves a missing one."""
-    stored, _ = source.headers
-    vision = [part for name, part in stored.items() if is_vision(name)]
-    if any(_is_trained(part) for part in vision):
-        logger.warning("text only: %d tensors of the vision tower are left out", len(vision))
-
-
-def _is_trained(part: Stored) -> bool:
-    with transfer.DirectReader() as reader:
-        return any(tensor.any() for tensor in reader.begin((part,))())

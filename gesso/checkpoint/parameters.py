@@ -9,9 +9,12 @@ if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad pa
     from gesso.checkpoint.quantize.packed import Weight
     from gesso.model.transformer import DiffusionGemma
 
+_VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 _RENAMES = (
     (r"^lm_head$", "lm_head.weight"),
     (r"\.layer_scalars\.(\d+)$", r".layers.\1.layer_scalar"),
+    (r"^vision\.tower\.", _VISION[0]),
+    (r"^vision\.embedder\.", _VISION[1]),
     (r"^encoder\.", "model.encoder.language_model."),
     (r"^(decoder|self_conditioning)\.", r"model.\1."),
     (r"^model\.self_conditioning\.", "model.decoder.self_conditioning."),
@@ -25,14 +28,19 @@ def checkpoint_name(name: str) -> str:
     return name
 
 
+def is_vision(name: str) -> bool:
+    """Return whether a tensor of a checkpoint belongs to the vision tower or to its projection."""
+    return name.startswith(_VISION)
+
+
 def parameters(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter by its name in a checkpoint, in the order of the model."""
+    """Return the shape of every parameter of the text model by its name in a checkpoint, in the order of the model."""
     model = empty_model(config)
     return {checkpoint_name(name): tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def empty_model(config: Config) -> "DiffusionGemma":
-    """Return the model without weights: names and shapes on the meta device."""
+    """Return the text model without weights: names and shapes on the meta device."""
     import torch
 
     from gesso.model.transformer import DiffusionGemma

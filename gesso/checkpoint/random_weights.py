@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 PREFIX = "random:"
 
+# The vision tower of google/diffusiongemma-26B-A4B-it.
+TOWER: dict[str, Any] = {
+    "model_type": "gemma4_vision", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72, "patch_size": 16, "standardize": True,
+}  # fmt: skip
 # Changes to the text_config of the bundled model. 26b-a4b has the shape of google/diffusiongemma-26B-A4B-it.
 SHAPES: dict[str, dict[str, Any]] = {
     "mini": {},
@@ -32,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
         "num_global_key_value_heads": 2, "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8,
         "moe_intermediate_size": 704, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
-        "max_position_embeddings": 262_144,
+        "max_position_embeddings": 262_144, "use_bidirectional_attention": "vision",
     },
 }  # fmt: skip
 
@@ -46,7 +51,8 @@ def config_of(shape: str, **changes: Any) -> Config:
     if shape not in SHAPES:
         raise CheckpointError(f"unknown shape {shape!r} of random weights; known are {', '.join(SHAPES)}")
     raw = read_json(bundled.directory() / "config.json")
-    return Config.from_dict({**raw, "text_config": {**raw["text_config"], **SHAPES[shape], **changes}})
+    tower = {} if shape == "mini" else {"vision_config": TOWER}
+    return Config.from_dict({**raw, **tower, "text_config": {**raw["text_config"], **SHAPES[shape], **changes}})
 
 
 def make(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gesso.checkpoint.vision import is_vision
+from gesso.checkpoint.parameters import is_vision
 
 if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
     from torch import Tensor

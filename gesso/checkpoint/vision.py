@@ -1,93 +1,102 @@
-"""Names and shapes of the vision tower's tensors.
+"""The vision tower of a checkpoint: its tensors, and how it joins the text model.
 
-gesso never runs the tower. It counts its parameters, recognizes its tensors, and keeps them when it saves a checkpoint.
-Names and shapes are those that `transformers` 5.22 writes for `Gemma4VisionConfig`.
+Quantized checkpoints keep it in full precision, and so does gesso: on a GPU in the dtype of the model, on a CPU in the
+stored one.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
 
-from gesso.checks import flag, integer, mapping
+from gesso.checkpoint.parameters import assign, checkpoint_name, is_vision
+from gesso.checkpoint.stored import Inventory, Stored
+from gesso.errors import CheckpointError
 from gesso.model.config import Config
 
-TOWER, EMBEDDER = "model.encoder.vision_tower.", "model.encoder.embed_vision."
+if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad path
+    import torch
 
-_DEFAULTS: Mapping[str, int] = MappingProxyType(
-    {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "head_dim": 64,
-        "patch_size": 16,
-        "position_embedding_size": 10_240,
-    }
-)
-_MOST: Mapping[str, int] = MappingProxyType({"num_hidden_layers": 1024, "patch_size": 1024})
-# Buffers, stored with the weights: calibration, not trained parameters.
-_STANDARDIZE = ("std_bias", "std_scale")
-_CLIPS = ("input_min", "input_max", "output_min", "output_max")
+    from gesso.checkpoint.source import Source
+    from gesso.model.transformer import DiffusionGemma
+    from gesso.model.vision import Vision
 
-
-def is_vision(name: str) -> bool:
-    return name.startswith((TOWER, EMBEDDER))
+PREFIX = "vision."  # of its parameters in the model
+# Calibration, not trained parameters: published counts leave it out, and the bounds of clipping may be infinite.
+_CALIBRATION = ("std_bias", "std_scale", "input_min", "input_max", "output_min", "output_max")
 
 
 def is_buffer(name: str) -> bool:
-    """Return whether a vision tensor is a buffer; published parameter counts leave those out."""
-    return is_vision(name) and name.rpartition(".")[2] in (*_STANDARDIZE, *_CLIPS)
+    return is_vision(name) and name.rpartition(".")[2] in _CALIBRATION
 
 
 def vision_tensors(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every stored tensor of the tower and of its projection into the text model, by name.
-
-    Every DiffusionGemma has a tower: if `vision_config` is absent or null, the reference builds and saves the default.
-    """
-    vision, sizes = _read(config)
-    hidden, head_dim = sizes["hidden_size"], sizes["head_dim"]
-    queries, keys = sizes["num_attention_heads"] * head_dim, sizes["num_key_value_heads"] * head_dim
-    # The reference ignores `attention_bias`: no linear layer of the tower has a bias.
-    linears = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (sizes["intermediate_size"], hidden),
-        "mlp.up_proj": (sizes["intermediate_size"], hidden),
-        "mlp.down_proj": (hidden, sizes["intermediate_size"]),
-    }
-    norms = {
-        "self_attn.q_norm": head_dim,
-        "self_attn.k_norm": head_dim,
-        "input_layernorm": hidden,
-        "post_attention_layernorm": hidden,
-        "pre_feedforward_layernorm": hidden,
-        "post_feedforward_layernorm": hidden,
-    }
-    tensors: dict[str, tuple[int, ...]] = {
-        f"{EMBEDDER}embedding_projection.weight": (config.hidden_size, hidden),
-        f"{TOWER}patch_embedder.input_proj.weight": (hidden, 3 * sizes["patch_size"] ** 2),
-        f"{TOWER}patch_embedder.position_embedding_table": (2, sizes["position_embedding_size"], hidden),
-    }
-    if vision.get("standardize", False):
-        tensors |= {f"{TOWER}{name}": (hidden,) for name in _STANDARDIZE}
-    clips = _CLIPS if vision.get("use_clipped_linears", False) else ()
-    for i in range(sizes["num_hidden_layers"]):
-        layer = f"{TOWER}encoder.layers.{i}."
-        for name, shape in linears.items():
-            tensors[f"{layer}{name}.linear.weight"] = shape
-            tensors |= {f"{layer}{name}.{clip}": () for clip in clips}
-        tensors |= {f"{layer}{name}.weight": (size,) for name, size in norms.items()}
-    return tensors
+    """Return the shape of every stored tensor of the tower and of its projection into the text model, by name."""
+    found = _empty(config).named_parameters(prefix=PREFIX.rstrip("."))
+    return {checkpoint_name(name): tuple(parameter.shape) for name, parameter in found}
 
 
-def _read(config: Config) -> tuple[Mapping[str, Any], dict[str, int]]:
-    vision = mapping(config.raw.get("vision_config"), "config: vision_config")
-    sizes = {name: vision.get(name, default) for name, default in _DEFAULTS.items()}
-    for name, size in sizes.items():
-        integer(size, f"config: vision_config.{name}", 1, _MOST.get(name, 2**20))
-    for name in ("standardize", "use_clipped_linears"):
-        flag(vision.get(name, False), f"config: vision_config.{name}")
-    return vision, sizes
+def vision_bytes(config: Config, value_bytes: int) -> int:
+    """Return the size of a tower in memory; 0 if the model cannot use it."""
+    return value_bytes * sum(map(math.prod, vision_tensors(config).values())) if config.has_image_tokens else 0
+
+
+def has_vision(source: "Source") -> bool:
+    """Return whether a checkpoint has a tower that its model can use. One of zeros stands for a missing one."""
+    if not source.config.has_image_tokens:
+        return False
+    if source.path is None:  # random weights
+        return True
+    from gesso.checkpoint.transfer import DirectReader
+
+    with DirectReader() as reader:
+        return any(tensor.any() for part in _stored(source) for tensor in reader.begin((part,))())
+
+
+def attach_vision(model: "DiffusionGemma", source: "Source", device: "torch.device", dtype: "torch.dtype") -> None:
+    """Give the model the tower of its checkpoint, if there is one."""
+    if not has_vision(source):
+        return
+    import torch
+
+    from gesso.checkpoint import transfer
+    from gesso.checkpoint.huggingface import plain
+    from gesso.model.init import begin_one
+
+    model.vision = _empty(model.config)
+    names = {checkpoint_name(name): name for name, _ in model.named_parameters() if name.startswith(PREFIX)}
+    if source.path is None:
+        generator = torch.Generator(device).manual_seed(0)
+        for name in names.values():  # always in bfloat16, as the published tower
+            weight = torch.empty(model.get_parameter(name).shape, device=device, dtype=torch.bfloat16)
+            begin_one(name, weight, model.config.vision.num_hidden_layers, generator)
+            assign(model, name, weight)
+        return
+    inventory = Inventory({part.name: part for part in _stored(source)})
+    recipes = {name: plain(name, shape, inventory) for name, shape in vision_tensors(model.config).items()}
+    if problems := inventory.report():
+        raise CheckpointError(
+            f"the vision tower of {source.path} cannot be loaded; text_only leaves it out:\n  " + "\n  ".join(problems)
+        )
+    found = ((name, recipe) for name, recipe in recipes.items() if recipe is not None)
+    for name, recipe, parts in transfer.fetched(found, device, "loading the vision tower"):
+        tensor = cast("torch.Tensor", recipe.build(parts))
+        if not is_buffer(name) and not tensor.isfinite().all():
+            raise CheckpointError(
+                f"tensor {name} in {source.path} contains NaN or infinite values; the file is damaged"
+            )
+        assign(model, names[name], tensor if device.type == "cpu" else tensor.to(dtype))
+
+
+def _stored(source: "Source") -> Iterator[Stored]:
+    stored, _ = source.headers
+    return (part for name, part in stored.items() if is_vision(name))
+
+
+def _empty(config: Config) -> "Vision":
+    """Return the tower without weights: names and shapes on the meta device."""
+    import torch
+
+    from gesso.model.vision import Vision
+
+    with torch.device("meta"):
+        return Vision(config.vision, config.hidden_size)

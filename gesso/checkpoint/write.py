@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gesso.checkpoint.card import MERGE
 from gesso.checkpoint.parameters import checkpoint_name, empty_model, parameters
 from gesso.checkpoint.safetensors import INDEX, SINGLE, opened, weight_files
-from gesso.checkpoint.vision import vision_tensors
+from gesso.checkpoint.vision import PREFIX, vision_tensors
 from gesso.errors import InputError
 from gesso.model.config import LAYERS, MIXED, TOOLS, Config
 
@@ -33,14 +33,15 @@ def save(
 ) -> None:
     """Write a model to a new or empty directory.
 
-    `source` is the checkpoint of the model: its tokenizer files and its vision tensors, which `transformers` requires,
-    are copied. Without a source, the vision tower is written as zeros. `files` are further text files by name.
+    `source` is the checkpoint of the model: its tokenizer files are copied, and so is its vision tower if the model was
+    loaded without: `transformers` requires one. Without a source, that is written as zeros. `files` are further text
+    files by name.
     """
     from gesso.checkpoint.streamed import check_resident
 
     check_resident(model, "save the model")
     known = {name for name, _ in empty_model(model.config).named_parameters()}
-    if surplus := [name for name, _ in model.named_parameters() if name not in known]:
+    if surplus := [name for name, _ in model.named_parameters() if name not in known and not name.startswith(PREFIX)]:
         raise InputError(
             f"the model has weights that a checkpoint cannot hold, such as {surplus[0]}. If these are adapters, "
             "merge one first (gesso.adapters.merge), or save the adapter alone (gesso.adapters.save)"
@@ -130,11 +131,12 @@ def write_shards(tensors: Iterable[tuple[str, "Tensor"]], directory: Path, shard
 
 
 def _text_tensors(model: "DiffusionGemma") -> dict[str, "Tensor"]:
-    """Return the model's tensors by their names in a file."""
+    """Return the tensors of the text model by their names in a file."""
     from gesso.checkpoint.quantize.formats import stored_name
     from gesso.checkpoint.quantize.packed import Packed
 
-    tensors: dict[str, Tensor] = {checkpoint_name(name): parameter for name, parameter in model.named_parameters()}
+    text = ((name, tensor) for name, tensor in model.named_parameters() if not name.startswith(PREFIX))
+    tensors: dict[str, Tensor] = {checkpoint_name(name): tensor for name, tensor in text}
     for name, module in model.named_modules():
         if isinstance(module, Packed):
             tensors |= {stored_name(checkpoint_name(name), key): tensor for key, tensor in module.tensors.items()}
@@ -158,9 +160,13 @@ def _own_layout(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def _vision_tensors(model: "DiffusionGemma", source: Path | None) -> Iterator[tuple[str, "Tensor"]]:
-    """Yield the vision tensors of `source`, and zeros for those that it lacks."""
+    """Yield the vision tensors of the model, or else those of `source`, and zeros for those that it lacks."""
     import torch
 
+    if model.vision is not None:
+        for name, parameter in model.vision.named_parameters(prefix=PREFIX.rstrip(".")):
+            yield checkpoint_name(name), parameter.to(model.dtype)
+        return
     files: dict[str, Path] = {}
     for file in weight_files(source) if source is not None else ():
         with opened(file) as stored:

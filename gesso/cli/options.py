@@ -95,6 +95,7 @@ Decode = Annotated[
         help="Write token by token or with canvases. auto: canvases, or on a CPU what is faster for a large model.",
     ),
 ]
+TextOnly = Annotated[bool, typer.Option("--text-only", help="Leave out the vision tower; images are then refused.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text. Default: random.")]
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Show the canvas live if stderr is a terminal.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per answer, on one line.")]
@@ -139,11 +140,13 @@ class Loading(ModelOptions):
 
     adapter: Annotated[str | None, typer.Option(help="Directory of an adapter to apply to the model.")] = None
     cache_dir: CacheDir = None
+    text_only: TextOnly = False
 
     def load(self, default: str | None = None, **engine: Any) -> "Gesso":
         import_torch()
         chosen, engine = self.chosen(), {"decode": "canvas"} | engine
         engine |= {"adapter": self.adapter, "threads": self.threads, "cache_dir": self.cache_dir}
+        engine |= {"text_only": self.text_only}
         model = gesso.load(chosen.model or default, **chosen.keywords(), **engine)
         if chosen.quantize == "auto":
             note(f"precision: {model.config.quantization or 'as stored'}, chosen by the available memory")

@@ -20,6 +20,7 @@ from gesso.cli.options import (
     Model,
     ModelArgument,
     Quantize,
+    TextOnly,
     Threads,
     setting_option,
     with_options,
@@ -101,6 +102,7 @@ def serve(
     decode: Decode = "auto",
     threads: Threads = None,
     cache_dir: CacheDir = None,
+    text_only: TextOnly = False,
     settle: Annotated[int, setting_option(SETTINGS["settle"])] = 1,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File of API keys, one per line; or set GESSO_API_KEYS.")
@@ -154,6 +156,7 @@ def serve(
             decode=decode,
             threads=threads,
             cache_dir=None if cache_dir is None else str(cache_dir.expanduser().resolve()),
+            text_only=text_only,
         ),
         limits=Limits(**vars(limits)),
         name=name,

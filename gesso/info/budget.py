@@ -12,6 +12,7 @@ from gesso.checkpoint.parameters import empty_model
 from gesso.checkpoint.quantize.formats import check_known
 from gesso.checkpoint.source import Source
 from gesso.checkpoint.streamed import SLOTS
+from gesso.checkpoint.vision import has_vision, vision_bytes
 from gesso.errors import DoesNotFitError
 from gesso.info.device import DeviceMemory, shown_memory
 from gesso.info.memory import (
@@ -53,7 +54,8 @@ class Budget:
 
     `value_bytes` is the size of a number in the dtype of the computation. `host` is the host memory for streamed
     experts; 0 where they cannot stream, as on a CPU. `sizes` are the bytes of each parameter of a checkpoint whose
-    formats are those of another tool. With `on_cpu`, quantizations apply to as many matrices as on a CPU.
+    formats are those of another tool. With `on_cpu`, quantizations apply to as many matrices as on a CPU. `vision` are
+    the bytes of the vision tower, which is never packed.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Budget:
         sizes: Mapping[str, int] | None = None,
         *,
         on_cpu: bool = False,
+        vision: int = 0,
     ) -> None:
         self.config, self.size, self.value_bytes, self.prefill, self.host = config, size, value_bytes, prefill, host
-        self.sizes, self.on_cpu = sizes, on_cpu
+        self.sizes, self.on_cpu, self.vision = sizes, on_cpu, vision
         model = empty_model(replace(config, quantization=None))
         self._shapes = list(model.named_parameters())
         self._counted: dict[str, tuple[int, list[int]]] = {}  # by quantization
@@ -77,7 +80,7 @@ class Budget:
         """Return the bytes of the weights on the device, with the slots that streamed layers share."""
         weights, experts = self._bytes(quantize)
         slots = SLOTS * max((experts[layer] for layer in streamed), default=0)
-        return weights - self.streamed(quantize, streamed) + slots
+        return self.vision + weights - self.streamed(quantize, streamed) + slots
 
     def streamed(self, quantize: str, layers: Sequence[int]) -> int:
         """Return the bytes of the experts of these layers."""
@@ -196,7 +199,12 @@ class Budget:
 
 
 def budget_of(
-    source: Source, found: DeviceMemory, memory: float | str, value_bytes: int, prefill: int | None
+    source: Source,
+    found: DeviceMemory,
+    memory: float | str,
+    value_bytes: int,
+    prefill: int | None,
+    text_only: bool = False,
 ) -> Budget:
     on_gpu = found.device == "cuda"
     usual = PREFILL_GPU if on_gpu else PREFILL_CPU
@@ -205,7 +213,8 @@ def budget_of(
     if source.is_foreign:
         unpacked = not on_gpu and unpacks(source, value_bytes, size)
         sizes = recipe_bytes(source, value_bytes, on_gpu, unpacked=unpacked)
-    return Budget(source.config, size, value_bytes, prefill or usual, host, sizes, on_cpu=not on_gpu)
+    vision = 0 if text_only or not has_vision(source) else vision_bytes(source.config, value_bytes if on_gpu else 2)
+    return Budget(source.config, size, value_bytes, prefill or usual, host, sizes, on_cpu=not on_gpu, vision=vision)
 
 
 def choose_placement(
@@ -217,6 +226,7 @@ def choose_placement(
     *,
     max_batch: int,
     max_length: int | None,
+    text_only: bool = False,
 ) -> Placement:
     """Return the precision to load a model with and its streamed layers, or raise DoesNotFitError before it is loaded.
 
@@ -226,7 +236,7 @@ def choose_placement(
     """
     if quantize not in (None, "auto"):
         check_known(quantize, on_cpu=found.device == "cpu")
-    budget = budget_of(source, found, memory, value_bytes, None)
+    budget = budget_of(source, found, memory, value_bytes, None, text_only)
     given = None if quantize == "auto" else quantize or "none"
     allowed = [given] if given else budget.precisions()
     context = min(max_length or CONTEXT, source.config.max_position_embeddings)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint.parameters import empty_model
+from gesso.checkpoint.vision import vision_bytes
 from gesso.info.hardware import Card
 from gesso.info.memory import CONTEXTS, PRECISIONS, cache_bytes, gigabytes, sequence_bytes, weight_bytes
 from gesso.info.workspace import workspace_bytes
@@ -150,7 +151,8 @@ def plan(directory: Path, card: Card, steps: int = STEPS) -> Plan:
 
 
 def _fit(config: Config, model: "DiffusionGemma", card: Card, precision: str, context: int, steps: int) -> Fit:
-    weights = on_card = sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
+    vision = vision_bytes(config, 2)
+    weights = on_card = vision + sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
     missing = max(0, sequence_bytes(config, context) + weights + _workspace(config, 1) - card.usable_bytes)
     streamed = None
     if missing and (found := _stream(config, card, precision, context)):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing torch takes a second, too long to report a bad pa
 PRECISIONS = ("bf16", "fp8", "4-bit")
 CONTEXTS = (8_192, 32_768, 262_144)
 MEMORY_RULES = (
-    "Weights: the text model only; gesso does not load the vision tower.",
+    "Weights: with the vision tower, which is in bf16 in every precision; --text-only leaves it out.",
     "bf16: 2 bytes per value.",
     "fp8: 1 byte per value of the attention, MLP, expert and self-conditioning matrices and of the embeddings, and a "
     "float32 scale for each of their output channels (of each expert); norms and router stay in bf16.",

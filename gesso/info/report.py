@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gesso.checkpoint.generation import GenerationDefaults
-from gesso.checkpoint.parameters import empty_model
+from gesso.checkpoint.parameters import empty_model, is_vision
 from gesso.checkpoint.safetensors import INDEX
 from gesso.checkpoint.source import Source
-from gesso.checkpoint.vision import is_buffer, is_vision, vision_tensors
+from gesso.checkpoint.vision import has_vision, is_buffer, vision_bytes, vision_tensors
 from gesso.errors import CheckpointError, InputError
 from gesso.info.formats import StoredAs, stored_formats
 from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS, cache_bytes, recipe_bytes, token_bytes, weight_bytes
@@ -202,10 +202,12 @@ def _memory(source: Source, model: "DiffusionGemma", readable: bool) -> Iterator
     """Yield the table. The files of other tools have one row: what their formats become on a GPU."""
     config = source.config
     if readable and source.is_foreign:
-        sizes = {"these files": sum(recipe_bytes(source, 2, on_gpu=True).values())}
+        vision = vision_bytes(config, 2) if has_vision(source) else 0
+        sizes = {"these files": vision + sum(recipe_bytes(source, 2, on_gpu=True).values())}
     else:
         sizes = {
-            precision: sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
+            precision: vision_bytes(config, 2)
+            + sum(weight_bytes(name, p, precision) for name, p in model.named_parameters())
             for precision in PRECISIONS
         }
     for precision, weights in sizes.items():

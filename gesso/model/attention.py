@@ -24,7 +24,15 @@ class AttendWithCache(Protocol):
     """A function like `attend_with_cache`, to call in its place."""
 
     def __call__(
-        self, q_SND: Tensor, k_SMD: Tensor, v_SMD: Tensor, cache: LayerKV, row: int, start: int, causal: bool
+        self,
+        q_SND: Tensor,
+        k_SMD: Tensor,
+        v_SMD: Tensor,
+        cache: LayerKV,
+        row: int,
+        start: int,
+        causal: bool,
+        block: bool = False,
     ) -> Tensor: ...
 
 
@@ -53,21 +61,34 @@ class Attention(nn.Module):
 
 
 def attend_with_cache(
-    q_SND: Tensor, k_SMD: Tensor, v_SMD: Tensor, cache: LayerKV, row: int, start: int, causal: bool
+    q_SND: Tensor,
+    k_SMD: Tensor,
+    v_SMD: Tensor,
+    cache: LayerKV,
+    row: int,
+    start: int,
+    causal: bool,
+    block: bool = False,
 ) -> Tensor:
-    """Attend from one segment to its row of the cache and to itself; append the keys and values of causal text."""
+    """Attend from one segment to its row of the cache and to itself; append the keys and values of causal text.
+
+    A `block` is causal text of which each token also sees the later ones: an image.
+    """
     past_k, past_v = cache.read(row, start)
     k_LMD, v_LMD = torch.cat([past_k, k_SMD]), torch.cat([past_v, v_SMD])
     mask_SL = None
     if causal:
         mask_SL = _causal_mask(len(q_SND), len(k_LMD), cache.window, q_SND.device)
+        if block:
+            mask_SL[:, len(past_k) :] = True
         cache.write(row, start, k_SMD, v_SMD)
     # A canvas sees all of itself and all that the cache returns: in a sliding layer, the last window - 1 tokens for
     # every position of the canvas, not a window that moves along it.
-    return _attend(q_SND, k_LMD, v_LMD, mask_SL)
+    return attend_to(q_SND, k_LMD, v_LMD, mask_SL)
 
 
-def _attend(q_SND: Tensor, k_LMD: Tensor, v_LMD: Tensor, mask_SL: Tensor | None) -> Tensor:
+def attend_to(q_SND: Tensor, k_LMD: Tensor, v_LMD: Tensor, mask_SL: Tensor | None = None) -> Tensor:
+    """Return the attention of queries to keys, where the mask allows it."""
     length, heads, dim = q_SND.shape
     groups = heads // k_LMD.shape[1]
     # The queries that share a key head become rows of one product, so that keys are never repeated in memory.

@@ -8,6 +8,7 @@ unknown fields are named in a warning, and fields that do not concern text gener
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -15,10 +16,12 @@ from typing import Any, Self
 from gesso.checks import flag, integer, is_integer, mapping, number, shown, strings
 from gesso.errors import CheckpointError
 from gesso.files import read_json
+from gesso.model.vision_config import VisionConfig
 
 logger = logging.getLogger("gesso")
 
 SLIDING, GLOBAL = "sliding_attention", "full_attention"
+IMAGE_TOKENS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 # Smallest and largest value of every size. They allow models a hundred times larger than any published one. Still, no
 # tensor of such a model has more elements than torch can count, and building it without weights takes seconds.
@@ -86,6 +89,11 @@ class Config:
     tie_word_embeddings: bool = True
     pad_token_id: int = 0
     eos_token_ids: tuple[int, ...] = (1,)
+    # An image in a prompt is a begin token, image tokens and an end token. They may be beyond a small vocabulary.
+    image_token_id: int = 258_880
+    boi_token_id: int = 255_999
+    eoi_token_id: int = 258_882
+    bidirectional_images: bool = False  # whether the tokens of an image see each other, or only the earlier ones
     # One of QUANTIZATIONS, with or without the suffix LAYERS, or the tool whose layout the weights have: one of TOOLS.
     quantization: str | None = None
     # The file as it was read. Saving writes it back with all fields that other tools may need.
@@ -99,6 +107,8 @@ class Config:
             _number(values[name], name)
         flag(self.tie_word_embeddings, "config: tie_word_embeddings")
         integer(self.pad_token_id, "config: pad_token_id", 0, self.vocab_size - 1)
+        for name in IMAGE_TOKENS:
+            integer(values[name], f"config: {name}", 0, SIZES["vocab_size"][1])
         for token in self.eos_token_ids:
             integer(token, "config: eos_token_id", 0, self.vocab_size - 1)
         if not self.layers:
@@ -132,15 +142,26 @@ class Config:
                 raise CheckpointError(f"config: text_config.{name} is missing; every DiffusionGemma layer needs it")
         given = {name: text.get(name) for name in _TEXT_FIELDS}
         # The outer flag counts: it ties the encoder to the decoder and the head to the embedding, all or nothing.
-        given |= {name: raw.get(name) for name in ("canvas_length", "tie_word_embeddings")}
+        given |= {name: raw.get(name) for name in ("canvas_length", "tie_word_embeddings", *IMAGE_TOKENS)}
         eos = first(raw.get("eos_token_id"), text.get("eos_token_id"), 1)
         return cls(
             layers=layers,
             eos_token_ids=token_ids(eos),
+            bidirectional_images=text.get("use_bidirectional_attention") == "vision",
             quantization=_quantization(first(raw.get("quantization_config"), raw.get("quantization"))),
             raw=MappingProxyType(dict(raw)),
             **{name: value for name, value in given.items() if value is not None},
         )
+
+    @cached_property
+    def vision(self) -> VisionConfig:
+        """The sizes of the vision tower. It is read when it is needed: text does not need it."""
+        return VisionConfig.from_dict(self.raw.get("vision_config"))
+
+    @property
+    def has_image_tokens(self) -> bool:
+        """Whether images can be in a prompt: without these tokens, a tower is a placeholder."""
+        return all(vars(self)[name] < self.vocab_size for name in IMAGE_TOKENS)
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
@@ -241,7 +262,7 @@ def _rope(kind: str, given: Mapping[str, Any]) -> Rope:
 _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "hidden_activation": ("gelu_pytorch_tanh",),
-        "use_bidirectional_attention": (None, "vision"),  # "vision" concerns image tokens only
+        "use_bidirectional_attention": (None, "vision"),
         # The reference ties the matrices of encoder and decoder but not their biases; no checkpoint has biases.
         "attention_bias": (None, False),
         "attention_dropout": (None, 0, 0.0),

@@ -7,7 +7,7 @@ and one scalar per layer differ. This is the specification: plain PyTorch, one s
 B batch, S text, C canvas, T tokens, H hidden, V vocabulary, E experts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from gesso.model.config import Config
 from gesso.model.layer import Layer
 from gesso.model.modules import Embedding, RMSNorm, SelfConditioning
 from gesso.model.rope import frequencies, rotation
+from gesso.model.vision import Vision
 
 
 class Stack(nn.Module):
@@ -47,26 +48,42 @@ class DiffusionGemma(nn.Module):
         self.encoder = Stack(config, shared=self.decoder if tied else None)
         self.self_conditioning = SelfConditioning(config)
         self.lm_head = None if tied else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.vision: Vision | None = None  # a checkpoint may come without; `gesso.checkpoint.vision` attaches it
 
     # --- the two uses -------------------------------------------------------------------------------------------
 
-    def encode(self, ids_BS: Tensor, cache: KVCache, padding: Tensor | None = None) -> Tensor:
+    def encode(
+        self, ids_BS: Tensor, cache: KVCache, padding: Tensor | None = None, images: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Append text to the cache and return its hidden states [B, S, H].
 
         `padding` [B, S] is True where there is no text. Padding is neither encoded nor counted in positions, wherever
-        it is, and its hidden states are zeros.
+        it is, and its hidden states are zeros. `images` are the results of `see`, in the order in which the runs of
+        image tokens come, row by row.
         """
         self._check_batch(ids_BS, cache)
         text_BS = torch.ones_like(ids_BS, dtype=torch.bool) if padding is None else ~padding
         texts = [ids_S[text_S] for ids_S, text_S in zip(ids_BS, text_BS, strict=True)]
         if not text_BS.any():
             raise InputError("nothing to encode: every token is marked as padding")
+        segments = [list(_segments(ids_S, self.config.image_token_id if images else None)) for ids_S in texts]
+        seen = _matched(images, [run for row in segments for run, is_image in row if is_image])
         for row, ids_S in enumerate(texts):
             cache.reserve(row, len(ids_S))
-        hidden = [self.run(ids_S, cache, row, causal=True) for row, ids_S in enumerate(texts) if len(ids_S)]
+        hidden = [
+            self.run(run, cache, row, causal=True, image_SH=next(seen) if is_image else None)
+            for row, runs in enumerate(segments)
+            for run, is_image in runs
+        ]
         hidden_BSH = hidden[0].new_zeros(*ids_BS.shape, self.config.hidden_size)
         hidden_BSH[text_BS] = torch.cat(hidden)
         return hidden_BSH
+
+    def see(self, pixels_PI: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the embeddings [S, H] of an image: `pixels_PI` are its patches, row by row, from 0 to 255."""
+        if self.vision is None:
+            raise InputError("the model has no vision tower: load a checkpoint that has one, without text_only")
+        return self.vision(pixels_PI.to(self.device), rows, columns, self.dtype)
 
     def denoise(self, canvas_BC: Tensor, cache: KVCache, previous_logits: Tensor | None = None) -> Tensor:
         """Return the logits [B, C, V] of canvases that follow the text in the cache; the cache is only read.
@@ -94,16 +111,23 @@ class DiffusionGemma(nn.Module):
         *,
         causal: bool,
         soft_SH: Tensor | None = None,
+        image_SH: Tensor | None = None,
         attend: AttendWithCache = attend_with_cache,
     ) -> Tensor:
-        """Return the hidden states [S, H] of text to encode, or of a canvas with its self-conditioning `soft_SH`."""
+        """Return the hidden states [S, H] of text to encode, or of a canvas with its self-conditioning `soft_SH`.
+
+        Given `image_SH`, the text is one image: these are its embeddings, and its ids are not used.
+        """
         stack, start = (self.encoder if causal else self.decoder), cache.lengths[row]
-        x_SH = self.embed(ids_S, stack)
+        x_SH = self.embed(ids_S, stack) if image_SH is None else image_SH
+        block = image_SH is not None and self.config.bidirectional_images
         if not causal:
             x_SH = self.self_conditioning.condition(x_SH, torch.zeros_like(x_SH) if soft_SH is None else soft_SH)
         # Each layer calls its function with queries, keys and values; it knows the layer's cache and the segment.
         position_S = torch.arange(start, start + len(ids_S), device=x_SH.device)
-        attends = [partial(attend, cache=layer, row=row, start=start, causal=causal) for layer in cache.layers]
+        attends = [
+            partial(attend, cache=layer, row=row, start=start, causal=causal, block=block) for layer in cache.layers
+        ]
         scalars = [scalar.to(x_SH.dtype) for scalar in stack.layer_scalars]
         hidden_SH, _ = self.through_layers(stack, x_SH, position_S, attends, scalars)
         if causal:
@@ -181,6 +205,25 @@ class DiffusionGemma(nn.Module):
     def _check_batch(self, ids: Tensor, cache: KVCache) -> None:
         if ids.ndim != 2 or len(ids) > len(cache.lengths) or not ids.shape[1]:
             raise InputError(f"ids must be [at most {len(cache.lengths)}, at least 1], got {list(ids.shape)}")
+
+
+def _segments(ids_S: Tensor, image_token: int | None) -> Iterator[tuple[Tensor, bool]]:
+    """Split text into runs of image tokens and the text between them; yield each run, and whether it is an image."""
+    is_image_S = ids_S == (-1 if image_token is None else image_token)
+    borders = (is_image_S[1:] != is_image_S[:-1]).nonzero().flatten() + 1
+    for run in torch.tensor_split(ids_S, borders.cpu()):
+        if len(run):
+            yield run, bool(run[0] == image_token) if image_token is not None else False
+
+
+def _matched(images: Sequence[Tensor], runs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Return the images, one for each run of image tokens, if they have the same lengths."""
+    if [len(image) for image in images] != [len(run) for run in runs]:
+        raise InputError(
+            f"the ids have runs of {[len(run) for run in runs]} image tokens, but the images have "
+            f"{[len(image) for image in images]} soft tokens; give one image for each run, in order"
+        )
+    return iter(images)
 
 
 def softcapped_logits(hidden: Tensor, head_VH: Tensor, softcap: float) -> Tensor:

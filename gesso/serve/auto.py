@@ -40,7 +40,7 @@ def choose(settings: EngineSettings, memory: DeviceMemory, value_bytes: int) -> 
     """
     source = locate(settings.model)
     config = source.config
-    fit = budget_of(source, memory, settings.memory, value_bytes, settings.prefill)
+    fit = budget_of(source, memory, settings.memory, value_bytes, settings.prefill, settings.text_only)
     allowed = [settings.quantize] if settings.quantize else fit.precisions()
     wanted = min(settings.max_length or CONTEXT, config.max_position_embeddings)
     batch = settings.max_batch or 1

@@ -27,6 +27,7 @@ class EngineSettings:
     prefill: int | None = None
     threads: int | None = None  # of each engine on a CPU; None: one per physical core
     cache_dir: str | None = None  # for prompts that a CPU has read
+    text_only: bool = False  # without the vision tower
     decode: DecodeName = "auto"  # how requests are written that leave it open
 
     def __post_init__(self) -> None:

@@ -63,6 +63,7 @@ def load(choice: auto.Choice, send: Send) -> Gesso:
             decode=settings.decode,
             threads=settings.threads,
             cache_dir=settings.cache_dir,
+            text_only=settings.text_only,
             quantize=settings.quantize,
             adapter=settings.adapters or None,
             max_batch=settings.max_batch or 1,

@@ -17,6 +17,7 @@ from gesso.checkpoint import transfer, write
 from gesso.checkpoint.find import find
 from gesso.checkpoint.generation import GenerationDefaults
 from gesso.checkpoint.load import load as load_weights
+from gesso.checkpoint.parameters import is_vision
 from gesso.checkpoint.safetensors import INDEX, SINGLE, weight_files
 from gesso.checkpoint.source import open_source
 from gesso.errors import CheckpointError, InputError
@@ -119,17 +120,34 @@ def test_save_to_nonempty_directory_is_rejected(directory):
     assert sorted(path.name for path in directory.iterdir()) == before
 
 
-def test_vision_tower_is_left_out_with_one_warning(directory, caplog):
-    tiny.fill_vision_tower(directory)
-    with caplog.at_level(logging.WARNING, logger="gesso"):
-        model = load(directory)
-    assert [record.message for record in caplog.records] == ["text only: 16 tensors of the vision tower are left out"]
-    assert not any("vision" in name for name, _ in model.named_parameters())
+@pytest.mark.parametrize("text_only", [False, True])
+def test_a_saved_tower_is_the_loaded_one_also_by_a_model_without(tmp_path, text_only):
+    directory = tiny.make(tmp_path / "model", sees=True)
+    model = load_weights(open_source(directory), torch.device("cpu"), torch.float32, text_only=text_only)
+    assert (model.vision is None) is text_only
+    write.save(model, tmp_path / "copy", source=directory)
+    saved, copied = load_file(directory / SINGLE), load_file(tmp_path / "copy" / SINGLE)
+    assert saved.keys() == copied.keys() and all(torch.equal(saved[name], copied[name]) for name in saved)
+    assert any(is_vision(name) and tensor.any() for name, tensor in saved.items())
 
 
-def test_vision_tower_of_zeros_gives_no_warning(directory, caplog):
-    with caplog.at_level(logging.WARNING, logger="gesso"):
+def test_a_damaged_tower_is_named_and_can_be_left_out(tmp_path):
+    directory = tiny.make(tmp_path / "model", sees=True)
+    tensors = load_file(directory / SINGLE)
+    lost = tensors.pop("model.encoder.embed_vision.embedding_projection.weight")
+    save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="vision tower .* text_only leaves it out(.|\n)*embedding_projection"):
         load(directory)
+    tensors["model.encoder.embed_vision.embedding_projection.weight"] = lost * torch.nan
+    save_file(tensors, directory / SINGLE, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="embedding_projection.weight .* NaN"):
+        load(directory)
+    assert load_weights(open_source(directory), torch.device("cpu"), torch.float32, text_only=True).vision is None
+
+
+def test_a_tower_of_zeros_stands_for_none(directory, caplog):
+    with caplog.at_level(logging.WARNING, logger="gesso"):
+        assert load(directory).vision is None
     assert caplog.records == []
 
 

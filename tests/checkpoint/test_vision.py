@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from gesso.checkpoint.vision import is_buffer, is_vision, vision_tensors
+from gesso.checkpoint.parameters import is_vision
+from gesso.checkpoint.vision import is_buffer, vision_tensors
 from gesso.errors import CheckpointError
 from gesso.model.config import Config
 

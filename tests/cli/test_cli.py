@@ -29,7 +29,7 @@ from gesso.checkpoint.write import save
 from gesso.cli import chat, delivery, terminal
 from gesso.cli.options import Denoising
 from tests.hub import Hub
-from tests.tiny import fill_vision_tower, make
+from tests.tiny import make
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -229,7 +229,7 @@ def test_text_is_escaped_on_terminals_but_not_on_pipes(
 def test_stdout_has_only_the_text_and_stderr_no_escape_codes(
     tiny: gesso.Gesso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill_vision_tower(make(tmp_path / "model"))  # a vision tower, which gives a warning
+    make(tmp_path / "model", surprise=1)  # a field that gives a warning
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = run_process("generate", "hi", *SHORT, "-m", str(tmp_path / "model"))
     expected = tiny.generate("hi", steps=2, max_new_tokens=8, seed=3)

@@ -28,13 +28,22 @@ def seen(cache: LayerKV, row: int, start: int) -> tuple[int, int, int]:
     return count, start % places if start >= places else 0, unseen
 
 
-def attend(q_SND: Tensor, k_SMD: Tensor, v_SMD: Tensor, cache: LayerKV, row: int, start: int, causal: bool) -> Tensor:
+def attend(
+    q_SND: Tensor,
+    k_SMD: Tensor,
+    v_SMD: Tensor,
+    cache: LayerKV,
+    row: int,
+    start: int,
+    causal: bool,
+    block: bool = False,
+) -> Tensor:
     """Do what `attend_with_cache` does: with a kernel for one token of text."""
     keys_LMD, values_LMD = cache.k[row], cache.v[row]
     length, heads, size = k_SMD.shape
     is_float = q_SND.dtype == keys_LMD.dtype == torch.float32
     if not causal or length != 1 or not is_float or size % (2 * LANES) or torch.is_grad_enabled():
-        return attend_with_cache(q_SND, k_SMD, v_SMD, cache, row, start, causal)
+        return attend_with_cache(q_SND, k_SMD, v_SMD, cache, row, start, causal, block)
     count, oldest, unseen = seen(cache, row, start)
     q_SND, k_SMD, v_SMD = q_SND.contiguous(), k_SMD.contiguous(), v_SMD.contiguous()
     out_SND, queries = torch.empty_like(q_SND), q_SND.shape[1]

@@ -19,13 +19,12 @@ from torch import Tensor
 from gesso.checkpoint import transfer, write
 from gesso.checkpoint.find import find
 from gesso.checkpoint.huggingface import in_full
-from gesso.checkpoint.parameters import parameters
+from gesso.checkpoint.parameters import is_vision, parameters
 from gesso.checkpoint.quantize.formats import check_known, format_of, is_table, stored_name
 from gesso.checkpoint.quantize.matrices import ROWS
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.safetensors import weight_files
 from gesso.checkpoint.source import Source, open_source
-from gesso.checkpoint.vision import is_vision
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.printable import printable

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gesso.checkpoint import write
 from gesso.checkpoint.linears import DECODER, ENCODER
-from gesso.checkpoint.parameters import parameters
+from gesso.checkpoint.parameters import is_vision, parameters
 from gesso.checkpoint.quantize import fp8
 from gesso.checkpoint.quantize.convert import SHARD_BYTES, Report, open_unquantized, relative_error, stored_tensors
 from gesso.checkpoint.quantize.formats import FORMATS, Format, is_expert, stored_name
@@ -30,7 +30,6 @@ from gesso.checkpoint.quantize.matrices import Tensors, each
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.safetensors import weight_files
 from gesso.checkpoint.source import Source
-from gesso.checkpoint.vision import is_vision
 from gesso.errors import InputError
 from gesso.model.config import QUANTIZATIONS, Config
 

@@ -14,13 +14,12 @@ from gesso import adapters
 from gesso.adapters.attach import split_encoder
 from gesso.checkpoint import write
 from gesso.checkpoint.load import load as load_weights
-from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model
+from gesso.checkpoint.parameters import assign, checkpoint_name, empty_model, is_vision
 from gesso.checkpoint.quantize import convert
 from gesso.checkpoint.quantize import packed as packed_module
 from gesso.checkpoint.quantize.packed import Packed
 from gesso.checkpoint.safetensors import INDEX, SINGLE, weight_files
 from gesso.checkpoint.source import open_source
-from gesso.checkpoint.vision import is_vision
 from gesso.errors import CheckpointError, InputError
 from gesso.info.report import describe
 from gesso.model.config import LAYERS, QUANTIZATIONS, Config

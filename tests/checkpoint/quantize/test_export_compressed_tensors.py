@@ -13,11 +13,11 @@ from transformers import DiffusionGemmaForBlockDiffusion
 
 from gesso.checkpoint import write
 from gesso.checkpoint.load import load
+from gesso.checkpoint.parameters import is_vision
 from gesso.checkpoint.quantize import convert, export_compressed_tensors
 from gesso.checkpoint.quantize.formats import is_table
 from gesso.checkpoint.safetensors import SINGLE
 from gesso.checkpoint.source import open_source
-from gesso.checkpoint.vision import is_vision
 from gesso.errors import InputError
 from gesso.model.config import Config
 from gesso.model.transformer import DiffusionGemma
