@@ -29,7 +29,7 @@ from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Draft, Event, Result
 from gesso.engine.plan import compare, generate
 from gesso.engine.request import ATTEMPTS, Request
-from gesso.errors import InputError
+from gesso.errors import CheckpointError, InputError
 from gesso.images.image import Image
 from gesso.images.sources import ImageSource, read_source
 from gesso.infill import edit, infill
@@ -203,11 +203,16 @@ class Gesso:
         tokens: soft tokens it may become: 70, 140, 280 (the default), 560 or 1120.
         where: the beginning of errors.
         """
-        vision = self.config.vision
-        if vision is None or self.model.vision is None:
+        if self.model.vision is None:
             raise InputError(
                 f"{where}: this model sees no images: it was loaded without a vision tower, or its checkpoint has "
                 "none; load a checkpoint that has one, without text_only, or leave the image out"
+            )
+        config, vision = self.config, self.config.vision
+        if self.tokenizer.image_ids != (config.image_token_id, config.boi_token_id, config.eoi_token_id):
+            raise CheckpointError(
+                f"{where}: config.json and the tokenizer have different tokens for images; use the files of one "
+                "checkpoint"
             )
         return read_source(
             source,

@@ -111,6 +111,12 @@ class Tokenizer:
         found: int | None = self._core.token_to_id(token)
         return found
 
+    @cached_property
+    def image_ids(self) -> tuple[int, int, int] | None:
+        """The token that a template writes where an image is, and those before and after its soft tokens."""
+        mark, begin, end = (self.id_of(self.names[role]) if role in self.names else None for role in IMAGE_ROLES)
+        return None if mark is None or begin is None or end is None else (mark, begin, end)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -191,12 +197,11 @@ class Tokenizer:
         """Return the token ids of a rendered conversation with its images in place of image tokens."""
         if not images:
             return list(ids)
-        mark, begin, end = (self.id_of(self.names.get(role, "")) for role in IMAGE_ROLES)
-        if mark is None or begin is None or end is None:
-            raise InputError("this model sees no images: its tokenizer lacks the tokens around them")
-        if (found := ids.count(mark)) != len(images):
+        if self.image_ids is None:
+            raise InputError("this model sees no images: its tokenizer lacks the tokens for them")
+        if (found := ids.count(self.image_ids[0])) != len(images):
             raise InputError(f"the prompt has {found} image tokens for {len(images)} images; expected one for each")
-        return with_soft_tokens(ids, images, mark, begin, end)
+        return with_soft_tokens(ids, images, *self.image_ids)
 
     @cached_property
     def _template(self) -> Any:
