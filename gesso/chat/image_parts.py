@@ -9,11 +9,9 @@ from typing import Any, TypeVar
 
 from gesso.checks import shown
 from gesso.errors import InputError
+from gesso.images.budgets import BUDGETS, DETAILS
 from gesso.images.image import Image
-from gesso.images.process import BUDGET, BUDGETS
 
-# OpenAI's levels of detail, as budgets of soft tokens.
-DETAILS = {"low": BUDGETS[0], "auto": BUDGET, "high": BUDGETS[-1]}
 # Other content parts that clients send, and what to do instead.
 _AUDIO = "the model reads no audio; send its transcript as text"
 _VIDEO = "the model reads no video; send frames of it as images"

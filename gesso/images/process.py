@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gesso.errors import InputError
+from gesso.images.budgets import BUDGET, BUDGETS
 from gesso.images.image import Image
 
 if TYPE_CHECKING:
     import PIL.Image
-
-BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens of an image at most: the numbers that Gemma 4 was trained with
-BUDGET = 280
 
 
 def prepare(

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from gesso.errors import InputError
 from gesso.files import read_bytes
+from gesso.images.budgets import BUDGET
 from gesso.images.image import Image
-from gesso.images.process import BUDGET, prepare
+from gesso.images.process import prepare
 from gesso.images.read import MAX_BYTES, open_picture
 from gesso.images.urls import data_of
 

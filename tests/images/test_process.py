@@ -12,7 +12,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 )
 
 from gesso.errors import InputError
-from gesso.images.process import BUDGETS, prepare, target_size
+from gesso.images.budgets import BUDGETS
+from gesso.images.process import prepare, target_size
 from gesso.images.read import open_picture
 from tests.images.files import SIZES, drawing, encoded, files, gray16
 
