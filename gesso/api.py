@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from gesso import adapters
 from gesso.adapters import StoredAdapter
@@ -31,7 +31,7 @@ from gesso.engine.plan import compare, generate
 from gesso.engine.request import ATTEMPTS, Request
 from gesso.errors import CheckpointError, InputError
 from gesso.images.image import Image
-from gesso.images.sources import ImageSource, read_source
+from gesso.images.sources import read_source
 from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer
 from gesso.infill.results import EditResult, HolesResult, InfillResult
@@ -41,6 +41,9 @@ from gesso.options import ChatOptions, GenerateOptions, InfillOptions, Method, T
 from gesso.presets import Preset, resolved
 from gesso.results import ChatResult, Decision
 from gesso.settings import SETTINGS, DecodeName, DiffusionOptions, unknown_settings
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 TextPrompt = str | Sequence[int] | Prompt
 # Special tokens that may begin an answer. With any other, the answer would be empty.
@@ -196,7 +199,13 @@ class Gesso:
         read = read_images(messages, lambda source, where, tokens: self.read_image(source, tokens, where=where))
         return self.tokenizer.chat(read, tools=tools, thinking=thinking)
 
-    def read_image(self, source: ImageSource, tokens: int | None = None, *, where: str = "image") -> Image:
+    def read_image(
+        self,
+        source: "str | Path | bytes | PIL.Image.Image | Image",
+        tokens: int | None = None,
+        *,
+        where: str = "image",
+    ) -> Image:
         """Return an image as this model reads it, for several questions about it.
 
         source: a path, the bytes of a file, a `data:` URL or a Pillow image.

@@ -9,6 +9,8 @@ from gesso.images.tokens import image_tokens
 
 @dataclass(frozen=True)
 class Prompt:
+    """A conversation to continue, from `Gesso.prompt`. `Gesso.generate` takes it in place of a text."""
+
     tokens: list[int]  # soft tokens of `images` included: see `gesso.images.tokens`
     images: tuple[Image, ...] = ()
 

@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any
 
 from gesso.errors import InputError
 from gesso.files import read_bytes
@@ -12,11 +12,6 @@ from gesso.images.image import Image
 from gesso.images.process import prepare
 from gesso.images.read import MAX_BYTES, open_picture
 from gesso.images.urls import data_of
-
-if TYPE_CHECKING:
-    import PIL.Image
-
-ImageSource: TypeAlias = Union[str, os.PathLike[str], bytes, "PIL.Image.Image", Image]
 
 
 def read_source(
