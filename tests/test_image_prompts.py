@@ -139,7 +139,11 @@ def test_chat_and_decide_show_pictures_of_the_command_line(
     expected = seeing.chat(ask(picture, tokens=70), **SHORT)
     assert json.loads(done.out)["tokens"] == list(expected.tokens)
     done = main("chat", *given, "--json", *OPTIONS, stdin="What?\nWhy?\n")
-    assert json.loads(done.out.splitlines()[0])["tokens"] == list(expected.tokens), "with the first message"
+    first, second = (json.loads(line) for line in done.out.splitlines())
+    assert first["tokens"] == list(expected.tokens), "with the first message"
+    history = [*ask(picture, tokens=70), {"role": "assistant", "content": expected.text}]
+    expected = seeing.chat([*history, {"role": "user", "content": "Why?"}], **SHORT)
+    assert second["tokens"] == list(expected.tokens), "and not with the second"
     done = main("decide", "What?", "--choice", "yes", "--choice", "no", *given, "--json")
     assert json.loads(done.out)["probabilities"] == seeing.decide(ask(picture, tokens=70), ["yes", "no"]).probabilities
     done = main("decide", "What?", "--continue", "--choice", "yes", "--choice", "no", *given)

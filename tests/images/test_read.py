@@ -41,7 +41,11 @@ def test_the_contents_decide_the_format_and_not_a_name():
     assert open_picture(encoded(drawing(5, 4), "PNG"), "photo.jpg").size == (5, 4)
 
 
-@pytest.mark.parametrize("data", [gif(12_000, 9_000, (8, 8)), webp(12_000, 9_000), encoded(translucent(), "PNG")[:99]])
+@pytest.mark.parametrize(
+    "data",
+    [gif(12_000, 9_000, (8, 8)), webp(12_000, 9_000), encoded(translucent(), "PNG")[:99]],
+    ids=["GIF", "WebP", "PNG"],
+)
 def test_warnings_of_pillow_do_not_reach_the_caller(data):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
