@@ -99,7 +99,7 @@ def load(
         adapters.load(model, find_directory(path), adapter_name)
     loaded = Gesso(model, tokenizer, defaults, source.directory, max_batch=max_batch, max_length=max_length)
     if cache_dir is not None:
-        loaded.engine.prefixes = _prefix_files(Path(cache_dir), source, name, loaded.engine)
+        loaded.engine.store_prefixes(_prefix_files(Path(cache_dir), source, name, loaded.engine))
     loaded.use_adapter(next(iter(named), None))
     loaded.decoding = choose_decoding(decode, loaded.engine.runner.backend, loaded.config.canvas_length)
     return loaded

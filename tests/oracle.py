@@ -126,3 +126,19 @@ def checkpoint(
 
 def new_cache(model: DiffusionGemmaForBlockDiffusion) -> DynamicCache:
     return DynamicCache(config=model.config.text_config)
+
+
+def picture(config, rows, columns):
+    """Return the patches of a random image of so many soft tokens, as the reference takes them and as we do."""
+    side = config.pooling_kernel_size
+    pixels = torch.randint(0, 256, (rows * columns * side**2, 3 * config.patch_size**2), dtype=torch.uint8)
+    grid = torch.meshgrid(torch.arange(columns * side), torch.arange(rows * side), indexing="xy")
+    return (pixels.float() / 255, torch.stack(grid, -1).flatten(0, 1)), (pixels, rows * side, columns * side)
+
+
+def padded(pictures):
+    """Return the images of a batch in the form of the reference, which pads them to the same number of patches."""
+    most = max(len(pixels) for pixels, _ in pictures)
+    values = [torch.nn.functional.pad(pixels, (0, 0, 0, most - len(pixels))) for pixels, _ in pictures]
+    places = [torch.nn.functional.pad(places, (0, 0, 0, most - len(places)), value=-1) for _, places in pictures]
+    return torch.stack(values), torch.stack(places)

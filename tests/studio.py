@@ -22,6 +22,14 @@ ABOUT = {
 }
 CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 PATIENCE = 1000 * waiting.PATIENCE  # milliseconds
+WIDTH = "() => Math.max(...['html', 'main'].map((e) => document.querySelector(e).scrollWidth))"
+# Everything in a view that is cut off, by the screen or by its own box. Text fields and code scroll.
+CLIPPED = """(view) => [...view.querySelectorAll("*")]
+  .filter((e) => e.checkVisibility() && e.clientWidth)
+  .filter((e) => !e.matches("option, textarea, input, select, pre, pre *, .candidate code"))
+  .filter((e) => e.getBoundingClientRect().right > innerWidth + 0.5 || e.getBoundingClientRect().left < 0
+    || (getComputedStyle(e).overflowX !== "visible" && e.scrollWidth > e.clientWidth + 1))
+  .map((e) => e.outerHTML.slice(0, 200))"""
 
 
 def need_browser() -> None:
@@ -83,6 +91,15 @@ def setting(view, values: dict[str, object], side: int = 0) -> None:
 def finished(view) -> None:
     """Wait until a run has ended: its Stop button disappears."""
     view.get_by_role("button", name="Stop").wait_for(state="hidden")
+
+
+def serious_violations(page, rules: list[str] | None = None) -> list:
+    """Return what axe-core finds of serious or critical impact, by all rules or by these."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+    found = axe.run(page, options=options).response["violations"]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    return [(page.url, v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in serious]
 
 
 # --- fixed answers ----------------------------------------------------------------------------------------------------

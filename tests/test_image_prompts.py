@@ -8,7 +8,6 @@ import pytest
 
 import gesso
 from gesso.cli import chat
-from gesso.engine.request import Request
 from gesso.errors import CheckpointError, InputError
 from gesso.images.image import Image
 from gesso.images.tokens import blocks, image_tokens
@@ -17,7 +16,6 @@ from tests.tiny import make
 
 SHORT: dict[str, Any] = {"steps": 2, "max_new_tokens": 8, "seed": 3}
 OPTIONS = ["--steps", "2", "--max-new-tokens", "8", "--seed", "3"]
-runs = pytest.mark.skipif(not hasattr(Request, "blocks"), reason="the engine takes no images yet")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +85,6 @@ def test_different_image_tokens_in_config_and_tokenizer_are_refused(directory: P
         gesso.load(tmp_path).read_image(drawing(5, 5))
 
 
-@runs
 def test_answers_depend_on_the_image_and_on_nothing_else(seeing: gesso.Gesso, picture: Path) -> None:
     answer = seeing.chat(ask(picture), **SHORT)
     assert seeing.chat(ask(picture.read_bytes()), **SHORT).tokens == answer.tokens
@@ -130,7 +127,6 @@ def test_prompt_answers_one_message_and_leaves(main, tiny: gesso.Gesso, tiny_dir
     assert json.loads(line)["tokens"] == list(tiny.chat([{"role": "user", "content": "one"}], **SHORT).tokens)
 
 
-@runs
 def test_chat_and_decide_show_pictures_of_the_command_line(
     main, seeing: gesso.Gesso, directory: Path, picture: Path
 ) -> None:

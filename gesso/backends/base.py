@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.diffusion.prediction import Prediction
+from gesso.images.image import Image
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
 
@@ -24,7 +25,8 @@ from gesso.model.transformer import DiffusionGemma
 class Piece:
     """Tokens for one row of the cache: text to encode, or a canvas to denoise with its self-conditioning.
 
-    `adapter` is the name of the adapter to run it with; None: the base model.
+    An image is text whose embeddings are its features `image_SH`; its ids are not used. `adapter` is the name of the
+    adapter to run it with; None: the base model.
     """
 
     row: int
@@ -32,11 +34,12 @@ class Piece:
     causal: bool
     soft_SH: Tensor | None = None
     adapter: str | None = None
+    image_SH: Tensor | None = None
 
 
-# "next": text whose last token predicts the next one; "verified": text of which each token does, after a canvas of the
-# same length that does not see it; "scored": text whose hidden states are read.
-Kind = Literal["text", "canvas", "next", "verified", "scored"]
+# "image": the soft tokens of one image; "next": text whose last token predicts the next one; "verified": text of which
+# each token does, after a canvas of the same length that does not see it; "scored": text whose hidden states are read.
+Kind = Literal["text", "image", "canvas", "next", "verified", "scored"]
 # The hidden states to predict from. In verified decoding a request has two such pieces.
 PREDICTING: Mapping[Kind, slice] = {"canvas": slice(None), "verified": slice(None), "next": slice(-1, None)}
 
@@ -123,6 +126,10 @@ class Backend(Protocol):
         A canvas sees the text that precedes it in the same call. The hidden states of a piece must not depend on the
         other pieces, to the last bit.
         """
+        ...
+
+    def see(self, image: Image) -> Tensor:
+        """Return the features [S, H] of an image. They must not depend on anything else, to the last bit."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

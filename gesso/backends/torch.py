@@ -3,7 +3,8 @@
 Pieces never share an operation, so the result of one cannot depend on the others: a GEMM library picks its blocking,
 and with it the order of additions, by the number of rows.
 
-T tokens of all canvases, R rows of a chunk, V vocabulary, H hidden. Only [R, V] logits exist at any time.
+T tokens of all canvases, P patches of an image, D values of a patch, R rows of a chunk, V vocabulary, H hidden. Only
+[R, V] logits exist at any time.
 """
 
 import platform
@@ -19,6 +20,7 @@ from gesso.adapters.lora import adapter_sites, kept_active, switch
 from gesso.backends.base import Counts, Piece, Replayed, Work
 from gesso.diffusion.hash import draw
 from gesso.diffusion.prediction import LIKELY, Prediction, argmax, top_tokens
+from gesso.images.image import Image
 from gesso.model.attention import AttendWithCache, attend_with_cache
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
@@ -47,12 +49,18 @@ class TorchBackend:
         with fast_products(), kept_active(self._sites):
             for piece in pieces:
                 switch(self._sites, piece.adapter)
+                given = {"soft_SH": piece.soft_SH, "image_SH": piece.image_SH}
                 hidden.append(
-                    self.model.run(
-                        piece.ids_S, cache, piece.row, causal=piece.causal, soft_SH=piece.soft_SH, attend=self.attend
-                    )
+                    self.model.run(piece.ids_S, cache, piece.row, causal=piece.causal, attend=self.attend, **given)
                 )
         return hidden
+
+    @torch.no_grad()
+    def see(self, image: Image) -> Tensor:
+        patches_PD = torch.tensor(image.patches, device=self.model.device)
+        with fast_products(), kept_active(self._sites):
+            switch(self._sites, None)  # features are shared by requests with any adapter
+            return self.model.see(patches_PD, image.rows, image.columns).contiguous()
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def load(
     if source.path is None:
         model = random_weights.make(config, device, dtype, quantize, stream, on_cpu=on_cpu)
         if not text_only:
-            attach_vision(model, source, device, dtype)
+            attach_vision(model, source, device, dtype, on_host=bool(stream))
         return model.eval()
     packs = quantize if config.quantization is None else None
     model = empty_model(config.quantized(packs, on_cpu) if packs else config)
@@ -78,7 +78,7 @@ def load(
             weight = weight.to(dtype)
         assign(model, ours[name], weight)
     if not text_only:
-        attach_vision(model, source, device, dtype)
+        attach_vision(model, source, device, dtype, on_host=bool(stream))
     return model.eval()
 
 

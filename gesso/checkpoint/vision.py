@@ -1,7 +1,7 @@
 """The vision tower of a checkpoint: its tensors, and how it joins the text model.
 
 Quantized checkpoints keep it in full precision, and so does gesso: on a GPU in the dtype of the model, on a CPU in the
-stored one.
+stored one. Beside a GPU that is too small for the experts, its matrices stay in host memory.
 """
 
 import math
@@ -52,8 +52,10 @@ def has_vision(source: "Source") -> bool:
         return any(tensor.any() for part in _stored(source) for tensor in reader.begin((part,))())
 
 
-def attach_vision(model: "DiffusionGemma", source: "Source", device: "torch.device", dtype: "torch.dtype") -> None:
-    """Give the model the tower of its checkpoint, if there is one."""
+def attach_vision(
+    model: "DiffusionGemma", source: "Source", device: "torch.device", dtype: "torch.dtype", on_host: bool = False
+) -> None:
+    """Give the model the tower of its checkpoint, if there is one. If it is `on_host`, its matrices stay there."""
     if not has_vision(source):
         return
     import torch
@@ -64,12 +66,17 @@ def attach_vision(model: "DiffusionGemma", source: "Source", device: "torch.devi
 
     model.vision = _empty(model.config)
     names = {checkpoint_name(name): name for name, _ in model.named_parameters() if name.startswith(PREFIX)}
+
+    def place(name: str, tensor: "torch.Tensor") -> None:
+        where = torch.device("cpu") if on_host and tensor.ndim > 1 else device
+        assign(model, names[name], tensor.to(where, tensor.dtype if where.type == "cpu" else dtype))
+
     if source.path is None:
         generator = torch.Generator(device).manual_seed(0)
-        for name in names.values():  # always in bfloat16, as the published tower
-            weight = torch.empty(model.get_parameter(name).shape, device=device, dtype=torch.bfloat16)
+        for name, shape in vision_tensors(model.config).items():  # in bfloat16, as the published tower
+            weight = torch.empty(shape, device=device, dtype=torch.bfloat16)
             begin_one(name, weight, model.config.vision.num_hidden_layers, generator)
-            assign(model, name, weight)
+            place(name, weight)
         return
     inventory = Inventory({part.name: part for part in _stored(source)})
     recipes = {name: plain(name, shape, inventory) for name, shape in vision_tensors(model.config).items()}
@@ -84,7 +91,7 @@ def attach_vision(model: "DiffusionGemma", source: "Source", device: "torch.devi
             raise CheckpointError(
                 f"tensor {name} in {source.path} contains NaN or infinite values; the file is damaged"
             )
-        assign(model, names[name], tensor if device.type == "cpu" else tensor.to(dtype))
+        place(name, tensor)
 
 
 def _stored(source: "Source") -> Iterator[Stored]:

@@ -17,6 +17,7 @@ from gesso.engine.ending import append
 from gesso.engine.events import Commit, Done, Draft, Event, Failed, Finish, Likely, Result, Scored
 from gesso.engine.faults import check_finite, drop_frames, is_fatal
 from gesso.engine.final_text import Decode, final_text, would_be_empty
+from gesso.engine.pieces import cut
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.engine.request import Request, Score
 from gesso.engine.runner import Encoded, Outcome, Runner
@@ -66,8 +67,7 @@ class Engine:
         self.running: dict[int, Job] = {}  # all unfinished requests, including waiting ones
         self.cancelled: set[int] = set()
         self.searches = Searches()
-        # Prompts that were read before, for requests without an adapter. They need passes of one piece each.
-        self.prefixes: PrefixFiles | None = None
+        self.prefixes: PrefixFiles | None = None  # prompts that were read before, for requests without an adapter
         self.on_read: Callable[[int, int], None] | None = None  # told how many tokens of how many have been read
         self.outbox: list[Event] = []  # events until `step` returns, so that an error loses none of them
 
@@ -99,17 +99,22 @@ class Engine:
         """Raise InputError for a request that `submit` would reject."""
         request.check(self.model.config, self.max_length)
         self.adapters.check(request.adapter)
+        if isinstance(request, Request) and request.images and self.model.vision is None:
+            raise InputError("the model has no vision tower: load a checkpoint that has one, without text_only")
 
     def submit(self, request: Request | Score) -> int:
         """Queue a request and return its id, which identifies it in events and in `cancel`."""
         self.check(request)
-        job = Scoring(next(self.ids), request) if isinstance(request, Score) else self._start(request)
+        job = self._start(request)
         job.generation = self.adapters.generation(request.adapter)
         self.running[job.id] = job
         self.scheduler.waiting.append(job)
         return job.id
 
-    def _start(self, request: Request) -> Running:
+    def _start(self, request: Request | Score) -> Job:
+        if isinstance(request, Score):
+            return Scoring(next(self.ids), request, cut(len(request.prompt), (), self.scheduler.piece))
+        cuts = cut(len(request.prompt), request.blocks, self.scheduler.piece)
         process = Process(
             settings=request.diffusion,
             source=self.source,
@@ -120,9 +125,10 @@ class Engine:
         )
         length = request.canvas_length(self.model.config)
         if request.resume is None:
-            return Running(next(self.ids), request, process, first_canvas(request, process, self.model.config), length)
+            canvas = first_canvas(request, process, self.model.config)
+            return Running(next(self.ids), request, cuts, process, canvas, length)
         draft = request.resume
-        running = Running(next(self.ids), request, process, draft.canvas, length, list(draft.before))
+        running = Running(next(self.ids), request, cuts, process, draft.canvas, length, list(draft.before))
         running.shown = final_text(running.tokens, request, self.decode)
         if request.guide:
             running.state = request.guide.walk(running.state, running.tokens)
@@ -132,6 +138,10 @@ class Engine:
         """End a request before the next pass. A request that has ended is ignored."""
         if request_id in self.running:
             self.cancelled.add(request_id)
+
+    def store_prefixes(self, files: PrefixFiles) -> None:
+        """Keep prompts in files, and read those that are there."""
+        self.prefixes, self.scheduler.apart = files, True
 
     def add_adapter(self, name: str, free: Callable[[], None] = lambda: None) -> None:
         """Allow requests with an adapter that has been attached to the model. `free` detaches it; by default it stays.
@@ -189,11 +199,11 @@ class Engine:
             # encoded.
             needs_last = isinstance(running, Scoring) or running.request.diffusion.by_token
             needed = prompt[:-1] if needs_last else prompt
-            cached = self.scheduler.reusable(row, running, needed, self.cache)
+            cached = self.scheduler.reusable(row, running, len(needed), self.cache)
             files = None if running.generation else self.prefixes
-            if files is not None and files.stored(needed, self.scheduler.piece) > cached:
+            if files is not None and files.stored(needed, running.cuts) > cached:
                 self.cache.cut(row, 0)
-                cached = files.read(self.cache, row, needed, self.scheduler.piece)
+                cached = files.read(self.cache, row, needed, running.cuts)
             running.row = row
             running.usage = replace(running.usage, prompt_tokens=len(prompt), cached_tokens=cached)
             self._read_from(running, cached)
@@ -209,8 +219,8 @@ class Engine:
         """Cut the request's cache row back to `start` tokens, and queue the rest of its text."""
         self.cache.cut(running.row, start)
         held = list(running.request.prompt[:start])
-        self.scheduler.rows[running.row] = Row(held, start, running.generation, used=running.id + 1)
-        running.pending = running.pieces(start, self.scheduler.piece)
+        self.scheduler.rows[running.row] = Row(held, running.cuts, start, running.generation, used=running.id + 1)
+        running.pending = running.pieces(start)
 
     # --- one pass -----------------------------------------------------------------------------------------------
 
@@ -281,17 +291,17 @@ class Engine:
 
     def _note(self, item: Work) -> None:
         """Record the contents of a row, and save the row at the length to which it will be cut back later."""
-        row, piece = self.scheduler.rows[item.running.row], self.scheduler.piece
-        prompt = len(item.running.request.prompt)
+        row, prompt = self.scheduler.rows[item.running.row], len(item.running.request.prompt)
         for text in item.texts:
             item.running.pending.popleft()
+            is_next = len(row.tokens) == row.whole  # in verified decoding, other texts may end where a piece would
             row.tokens += text
-            if len(row.tokens) <= prompt and len(text) == piece:
+            if is_next and row.cuts.has(len(row.tokens)):
                 row.whole = len(row.tokens)
-        if item.texts and row.whole == len(row.tokens) == item.running.saved_length(piece):
+        if item.texts and row.whole == len(row.tokens) == item.running.saved_length:
             self.cache.save(item.running.row, len(row.tokens))
         if item.texts and row.whole == len(row.tokens) and self.prefixes and not row.generation:
-            self.prefixes.write(self.cache, item.running.row, row.tokens, piece)
+            self.prefixes.write(self.cache, item.running.row, row.tokens, row.cuts)
         if item.texts and self.on_read is not None and len(row.tokens) <= prompt:
             self.on_read(len(row.tokens), prompt)
 
@@ -357,7 +367,7 @@ class Engine:
         if len(scoring.log_likelihoods) == len(scoring.request.texts):
             self._scored(scoring)
             return
-        saved = scoring.saved_length(self.scheduler.piece)
+        saved = scoring.saved_length
         self._read_from(scoring, saved if self.cache.can_cut(scoring.row, saved) else 0)
 
     def _scored(self, scoring: Scoring) -> None:

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from gesso.engine.pieces import Cuts
 from gesso.errors import InputError
 from gesso.files import check_regular, replacing
 from gesso.model.cache import SPARE, KVCache, LayerKV
@@ -33,7 +35,8 @@ from gesso.model.cache import SPARE, KVCache, LayerKV
 logger = logging.getLogger("gesso")
 
 SUFFIX = ".prefix.safetensors"
-VERSION = 2  # increases when the same model, backend and machine give other keys or values, or the layout changes
+VERSION = 3  # increases when the same model, backend and machine give other keys or values, or the layout changes
+TOKEN_BYTES = 24  # of a token in a hash: a soft token of an image has more than 128 bits and a sign
 LIMIT = 20 * 10**9  # bytes of all files in a directory; 256 tokens of the 26B in float32 are 115 MB
 
 
@@ -55,25 +58,24 @@ class PrefixFiles:
         except OSError as error:
             raise InputError(f"the cache directory {self.directory} cannot be created: {error.strerror}") from None
 
-    def stored(self, tokens: Sequence[int], piece: int) -> int:
+    def stored(self, tokens: Sequence[int], cuts: Cuts) -> int:
         """Return how many tokens at the beginning of a prompt are stored, in whole pieces."""
         count = 0
-        for path in self._paths(tokens, piece):
+        for end, path in self._paths(tokens, cuts).items():
             if not path.exists():
                 break
-            count += piece
+            count = end
         return count
 
-    def read(self, cache: KVCache, row: int, tokens: Sequence[int], piece: int) -> int:
+    def read(self, cache: KVCache, row: int, tokens: Sequence[int], cuts: Cuts) -> int:
         """Read stored tokens into an empty row with room for them, and return how many there are.
 
         A file that is damaged or has just been deleted ends the text that is read.
         """
-        paths = self._paths(tokens, piece)[: self.stored(tokens, piece) // piece]
-        pieces: list[Mapping[str, Tensor]] = []
-        for path in paths:
+        pieces: dict[int, Mapping[str, Tensor]] = {}  # by end
+        for end, path in self._paths(tokens[: self.stored(tokens, cuts)], cuts).items():
             try:
-                pieces.append(_read(path, cache, piece))
+                pieces[end] = _read(path, cache, end - cuts.last(end - 1))
             except FileNotFoundError:
                 break
             except (_Damaged, OSError, SafetensorError) as error:
@@ -83,26 +85,26 @@ class PrefixFiles:
                 break
             with suppress(OSError):
                 os.utime(path)  # it is the most recently used one
-        for number, tensors in enumerate(pieces):
+        for end, tensors in pieces.items():
             for index, layer in enumerate(cache.layers):
                 k_SMD, v_SMD = tensors[f"k.{index}"], tensors[f"v.{index}"]
-                layer.write(row, (number + 1) * piece - len(k_SMD), k_SMD, v_SMD)
-        cache.lengths[row] = len(pieces) * piece
+                layer.write(row, end - len(k_SMD), k_SMD, v_SMD)
+        cache.lengths[row] = max(pieces, default=0)
         cache.reached[row] = cache.lengths[row] + SPARE  # the files have no more than a window
         return cache.lengths[row]
 
-    def write(self, cache: KVCache, row: int, tokens: Sequence[int], piece: int) -> None:
+    def write(self, cache: KVCache, row: int, tokens: Sequence[int], cuts: Cuts) -> None:
         """Store the last piece of a row that has just been encoded: its tokens are those given. Log it if that fails.
 
         In sliding layers only the end of a row is left, so a piece can be stored only then.
         """
-        path = self._paths(tokens, piece)[-1]
+        path, length = self._paths(tokens, cuts)[len(tokens)], len(tokens) - cuts.last(len(tokens) - 1)
         if path.exists():
             return
         tensors = {}
         for index, layer in enumerate(cache.layers):
             for name, part in zip("kv", layer.read(row, len(tokens)), strict=True):
-                tensors[f"{name}.{index}"] = part[-_kept(layer, piece) :].contiguous()
+                tensors[f"{name}.{index}"] = part[-_kept(layer, length) :].contiguous()
         data = save(tensors, {"crc32": str(_checksum(tensors))})
         if len(data) > self.limit:
             return
@@ -113,12 +115,12 @@ class PrefixFiles:
         except OSError as error:
             logger.warning("the prompt cannot be stored in %s: %s", self.directory, error.strerror or error)
 
-    def _paths(self, tokens: Sequence[int], piece: int) -> list[Path]:
-        """Return the file of every whole piece of a prompt, which depends on all tokens before the piece's end."""
-        found, hashed = [], hashlib.sha256(f"{VERSION}\n{self.identity}\n{piece}\n".encode())
-        for start in range(0, len(tokens) - piece + 1, piece):
-            hashed.update(b"".join(token.to_bytes(8, "little") for token in tokens[start : start + piece]))
-            found.append(self.directory / (hashed.hexdigest() + SUFFIX))
+    def _paths(self, tokens: Sequence[int], cuts: Cuts) -> dict[int, Path]:
+        """Return the file of every whole piece of a prompt by its end. It depends on all tokens before that."""
+        found, hashed = {}, hashlib.sha256(f"{VERSION}\n{self.identity}\n{cuts.piece}\n".encode())
+        for start, end in pairwise((0, *cuts.ends(len(tokens)))):
+            hashed.update(b"".join(token.to_bytes(TOKEN_BYTES, "little", signed=True) for token in tokens[start:end]))
+            found[end] = self.directory / (hashed.hexdigest() + SUFFIX)
         return found
 
     def _delete_oldest(self, size: int) -> None:
@@ -135,18 +137,18 @@ class PrefixFiles:
             files.remove((_, length, path))
 
 
-def _kept(layer: LayerKV, piece: int) -> int:
-    """Return how many tokens of a piece a layer still needs after it."""
-    return piece if layer.window is None else min(piece, layer.window - 1)
+def _kept(layer: LayerKV, length: int) -> int:
+    """Return how many tokens of a piece of this length a layer still needs after it."""
+    return length if layer.window is None else min(length, layer.window - 1)
 
 
-def _read(path: Path, cache: KVCache, piece: int) -> dict[str, Tensor]:
+def _read(path: Path, cache: KVCache, length: int) -> dict[str, Tensor]:
     check_regular(path)
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         checksum = (file.metadata() or {}).get("crc32")
     for index, layer in enumerate(cache.layers):
-        expected = (_kept(layer, piece), *layer.k[0].shape[1:])
+        expected = (_kept(layer, length), *layer.k[0].shape[1:])
         for name in (f"k.{index}", f"v.{index}"):
             found = tensors.get(name)
             if found is None or tuple(found.shape) != expected or found.dtype != layer.k[0].dtype:

@@ -12,6 +12,7 @@ from gesso.constraints.guide import Guide
 from gesso.constraints.reach import Reach
 from gesso.errors import InputError
 from gesso.images.image import Image
+from gesso.images.tokens import blocks, image_of, image_tokens, is_image
 from gesso.model.config import Config
 from gesso.settings import Diffusion
 
@@ -86,7 +87,10 @@ class Request:
                 f"context overflow: a prompt of {len(self.prompt)} tokens and {self.max_new_tokens} new ones "
                 f"exceed the context of {max_length}; shorten the prompt or lower max_new_tokens"
             )
-        _check_vocabulary("prompt", self.prompt, config)
+        if self.images:
+            self._check_images(config)
+        else:
+            _check_vocabulary("prompt", self.prompt, config, images="give the request its images")
         self._check_compared(config)
         for position, token in self.pins.items():
             if not 0 <= position < self.max_new_tokens:
@@ -106,6 +110,38 @@ class Request:
             raise InputError("a stop string is empty; it would end every text at once")
         if self.resume is not None:
             self._check_resume(self.resume, config)
+
+    def _check_images(self, config: Config) -> None:
+        """Reject images that the model cannot read, and prompts whose soft tokens are not those of whole images."""
+        if not config.has_image_tokens:
+            raise InputError("this model reads no images: its vocabulary has no tokens for them; leave the images out")
+        for number, each in enumerate(self.images):
+            _check_image(f"image {number}", each, config)
+        known = {image.digest: image for image in self.images}
+        for block in self.blocks:
+            image = known.get(image_of(self.prompt[block.start])[0])
+            if image is None:
+                raise InputError(
+                    f"token {block.start} of the prompt belongs to an image that is not among the request's images"
+                )
+            if self.prompt[block.start : block.stop] != image_tokens(image.digest, image.tokens):
+                raise InputError(
+                    f"the prompt has {len(block)} soft tokens at token {block.start}, not all {image.tokens} of their "
+                    "image in order; an image cannot be cut"
+                )
+        if is_image(self.prompt[-1]):
+            raise InputError("the prompt ends with an image; put text after it, at least the end-of-image token")
+        _check_vocabulary("prompt", tuple(token for token in self.prompt if not is_image(token)), config)
+
+    @cached_property
+    def blocks(self) -> Sequence[range]:
+        """Where the images of the prompt are."""
+        return blocks(self.prompt) if self.images else ()
+
+    def image(self, token: int) -> Image:
+        """Return the image that a soft token of the prompt belongs to."""
+        digest, _ = image_of(token)
+        return next(image for image in self.images if image.digest == digest)
 
     def _check_verified(self) -> None:
         """Reject options that need a canvas which settles."""
@@ -202,7 +238,7 @@ class Score:
         for name, tokens in (("prompt", self.prompt), *(("text", text) for text in self.texts)):
             if (i := _not_an_integer(tokens)) is not None:
                 raise InputError(f"{name} token {tokens[i]!r} must be an integer")
-            _check_vocabulary(name, tokens, config)
+            _check_vocabulary(name, tokens, config, images="a prompt with images cannot be scored")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= config.vocab_size:
             raise InputError(f"top_logprobs must be between 0 and {config.vocab_size}, got {self.top_logprobs}")
         if self.cache_tokens > max_length:
@@ -210,6 +246,19 @@ class Score:
                 f"context overflow: a prompt of {len(self.prompt)} tokens and a text of {max(map(len, self.texts))} to "
                 f"score exceed the context of {max_length}; shorten the prompt or the text"
             )
+
+
+def _check_image(name: str, image: Image, config: Config) -> None:
+    vision, rows, columns = config.vision, image.rows, image.columns
+    side, most = vision.pooling_kernel_size, vision.position_embedding_size
+    shape = rows * columns, 3 * vision.patch_size**2
+    whole = not rows % side and not columns % side and 0 < min(rows, columns) <= max(rows, columns) <= most
+    if not whole or image.patches.shape != shape or image.tokens * side**2 != rows * columns:
+        raise InputError(
+            f"{name} has patches {list(image.patches.shape)} in {rows} rows and {columns} columns, and {image.tokens} "
+            f"tokens; for this model, patches must be [{shape[0]}, {shape[1]}], sides multiples of {side} and at most "
+            f"{most}, and {side**2} patches are a token; prepare the image for this model"
+        )
 
 
 def _is_integer(value: object) -> bool:
@@ -223,7 +272,9 @@ def _not_an_integer(tokens: tuple[int, ...]) -> int | None:
     return next((i for i, token in enumerate(tokens) if not _is_integer(token)), None)
 
 
-def _check_vocabulary(name: str, tokens: tuple[int, ...], config: Config) -> None:
+def _check_vocabulary(name: str, tokens: tuple[int, ...], config: Config, images: str = "") -> None:
+    """Reject tokens outside the vocabulary. `images`: the reason to give if they could be soft tokens of images."""
     for token in (min(tokens), max(tokens)):
         if not 0 <= token < config.vocab_size:
-            raise InputError(f"{name} token {token} is outside the vocabulary of {config.vocab_size}")
+            reason = f"; negative tokens stand for images: {images}" if images and is_image(token) else ""
+            raise InputError(f"{name} token {token} is outside the vocabulary of {config.vocab_size}{reason}")

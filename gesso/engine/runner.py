@@ -22,9 +22,12 @@ from gesso.diffusion.verified import advance as advance_verified
 from gesso.diffusion.verified import halves
 from gesso.engine.events import Likely
 from gesso.engine.guided import Candidates, Correction, guided, is_uncorrected, satisfies_constraint
+from gesso.engine.request import Request
 from gesso.engine.running import Running
 from gesso.engine.scheduler import Work
 from gesso.engine.scoring import Scoring, check_scores, likely_tokens
+from gesso.engine.seen import Seen
+from gesso.images.tokens import is_image
 from gesso.model.cache import KVCache
 
 ROWS = 32  # positions whose logits are in memory at once
@@ -97,13 +100,15 @@ class Runner:
 
     def __init__(self, backend: Backend, source: Source) -> None:
         self.backend, self.model = backend, backend.model
+        self.seen = Seen(backend.see)
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
         # Logits for a search overtake the kernels of a pass, on a stream of higher priority.
         self.aside = torch.cuda.Stream(self.model.device, priority=-2) if self.model.device.type == "cuda" else None
 
     def free_memory(self) -> None:
-        """Release memory that is kept only for speed: captured passes and the allocator's free blocks."""
+        """Release memory that is kept only for speed: captured passes, images and the allocator's free blocks."""
         self.backend.drop_captured()
+        self.seen.clear()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -150,7 +155,11 @@ class Runner:
 
     def _pieces(self, item: Work) -> list[Piece]:
         device, row, adapter = self.model.device, item.row, item.adapter
-        pieces = [Piece(row, torch.tensor(text, device=device), causal=True, adapter=adapter) for text in item.texts]
+        pieces = []
+        for text in item.texts:
+            image_SH = self._features(item, text[0]) if is_image(text[0]) else None
+            ids_S = torch.tensor(text if image_SH is None else [0] * len(text), device=device)
+            pieces.append(Piece(row, ids_S, causal=True, adapter=adapter, image_SH=image_SH))
         last, running = item.pieces[-1][1], item.denoising
         if last == "verified" and running is not None:
             for tokens_L, causal in zip(halves(running.canvas.tokens_C), (False, True), strict=True):
@@ -159,6 +168,12 @@ class Runner:
             canvas = running.canvas
             pieces.append(Piece(row, canvas.tokens_C, causal=False, soft_SH=canvas.soft_CH, adapter=adapter))
         return pieces
+
+    def _features(self, item: Work, token: int) -> Tensor:
+        """Return the features of the image that a token belongs to."""
+        request = item.running.request
+        assert isinstance(request, Request), "texts to score have no images"
+        return self.seen.features(request.image(token))
 
     def _predict(self, requests: Sequence[Running], hidden: Sequence[Tensor]) -> list[Outcome]:
         """Predict for all requests together, except those that need all logits."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gesso.constraints.automaton import START
 from gesso.diffusion.canvas import Canvas, Process
 from gesso.engine.events import Usage
+from gesso.engine.pieces import Cuts
 from gesso.engine.request import Request
 
 
@@ -15,6 +16,7 @@ class Running:
 
     id: int
     request: Request
+    cuts: Cuts  # of its prompt
     process: Process
     canvas: Canvas
     canvas_length: int  # of full canvases; the last one may be shorter
@@ -47,18 +49,15 @@ class Running:
     def has_pins(self) -> bool:
         return bool(self.request.pins)
 
-    def pieces(self, start: int, piece: int) -> deque[tuple[int, ...]]:
-        """Return the text from token `start` on: the prompt in pieces of `piece` tokens, then one piece per canvas.
-
-        The length of a piece determines the order of its sums. If it depended on the load or on the contents of the
-        cache, so would the last bits, and with them the text.
-        """
+    def pieces(self, start: int) -> deque[tuple[int, ...]]:
+        """Return the text from token `start` on: the pieces of the prompt, then one piece per canvas."""
         prompt, answer, canvas_length = self.request.prompt, tuple(self.tokens), self.canvas_length
         if self.request.diffusion.verified:  # the last token is read together with the draft after it
             prompt, answer = prompt[:-1], (prompt[-1], *answer)[:-1]
-        cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
-        return deque(cuts + [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)])
+        canvases = [answer[i : i + canvas_length] for i in range(0, len(answer), canvas_length)]
+        return deque(self.cuts.pieces(prompt, start) + canvases)
 
-    def saved_length(self, piece: int) -> int:
-        """Return the length of the prompt that is saved for later requests to reuse: its whole pieces."""
-        return len(self.request.prompt) // piece * piece
+    @property
+    def saved_length(self) -> int:
+        """The length of the prompt that is saved for later requests to reuse: its whole pieces."""
+        return self.cuts.last(len(self.request.prompt))

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from gesso.backends.base import Kind
+from gesso.engine.pieces import Cuts
 from gesso.engine.running import Running
 from gesso.engine.scoring import Scoring
+from gesso.images.tokens import is_image
 from gesso.model.cache import KVCache
 
 Job = Running | Scoring
@@ -63,7 +65,8 @@ class Work:
         if isinstance(running, Scoring):
             slices = [running.scored(*piece) for piece in zip(self.starts, lengths, strict=True)]
             return [(n, "scored" if part.start < n else "text") for n, part in zip(lengths, slices, strict=True)]
-        pieces: list[tuple[int, Kind]] = [(length, "text") for length in lengths]
+        pieces: list[tuple[int, Kind]]
+        pieces = [(len(text), "image" if is_image(text[0]) else "text") for text in self.texts]
         if self.denoise and running.request.diffusion.autoregressive:
             pieces[-1] = (pieces[-1][0], "next")
         elif self.denoise and running.request.diffusion.verified:
@@ -76,12 +79,14 @@ class Work:
 
 @dataclass
 class Row:
-    """The contents of a cache row: tokens, of which the first `whole` were encoded in prompt pieces of full length.
+    """The contents of a cache row: tokens, of which the first `whole` were encoded in the whole pieces of a prompt.
 
-    `generation` is that of the adapter they were encoded with, see `gesso.engine.adapters`.
+    `cuts` are those of the prompt. `generation` is that of the adapter they were encoded with, see
+    `gesso.engine.adapters`.
     """
 
     tokens: list[int] = field(default_factory=list)
+    cuts: Cuts = field(default_factory=lambda: Cuts(0))
     whole: int = 0
     generation: int = 0
     used: int = 0  # when it was last assigned to a request
@@ -94,6 +99,7 @@ class Scheduler:
         self.running: list[Job] = []
         self.rows = [Row() for _ in range(max_batch)]
         self.unused = prefill  # tokens that the last pass could have read and did not
+        self.apart = False  # whether a pass reads at most one whole piece of a prompt, so that each can be stored
 
     def next_row(self, cache: KVCache) -> int | None:
         """Return the row for the request that has waited longest, or None if none waits or no row is free.
@@ -107,7 +113,7 @@ class Scheduler:
         job = self.waiting[0]
 
         def worth(row: int) -> tuple[int, bool, int, int]:
-            reusable = self.reusable(row, job, job.request.prompt, cache)
+            reusable = self.reusable(row, job, len(job.request.prompt), cache)
             return reusable, self.rows[row].whole == 0, -self.rows[row].used, -row
 
         return max(free, key=worth)
@@ -123,13 +129,13 @@ class Scheduler:
         work: dict[int, Work] = {}
         for job in sorted(jobs, key=self._rank):
             start = end = len(self.rows[job.row].tokens)
-            saved = job.saved_length(self.piece)
+            saved = job.saved_length
             texts: list[tuple[int, ...]] = []
             for text in job.pending:
                 if self._counts(job, end, len(job.pending) - len(texts)):
                     full = full or read + min(len(text), self.prefill) > self._budget(reading, denoising)
                     # End the pass where the row is saved, so that the rest of the prompt is not yet in it.
-                    if full or (texts and end == saved):
+                    if full or (texts and (end == saved or (self.apart and job.cuts.has(end)))):
                         break
                     read += len(text)
                 texts.append(text)
@@ -172,15 +178,20 @@ class Scheduler:
         else:
             self.waiting.remove(running)
 
-    def reusable(self, row: int, job: Job, prompt: tuple[int, ...], cache: KVCache) -> int:
-        """Return how many tokens of a job's prompt can be reused from the row with the same bits: whole pieces only.
+    def reusable(self, row: int, job: Job, most: int, cache: KVCache) -> int:
+        """Return how many of the first `most` tokens of a job's prompt can be reused from the row with the same bits:
+        whole pieces only.
 
         Keys and values of another adapter, or of a former one with the same name, are never reused.
         """
         held = self.rows[row]
         if held.generation != job.generation:
             return 0
-        limit = min(held.whole, len(prompt))
-        common = next((i for i in range(limit) if held.tokens[i] != prompt[i]), limit)
-        cuts = range(common - common % self.piece, 0, -self.piece)
-        return next((cut for cut in cuts if cache.can_cut(row, cut)), 0)
+        same, start, prompt = [], 0, job.request.prompt
+        for end in job.cuts.ends(min(held.whole, most)):
+            if prompt[start:end] != tuple(held.tokens[start:end]):
+                break
+            same.append(end)
+            start = end
+        # The row's prompt may have no image where this one has one, so that it is not cut there.
+        return next((end for end in reversed(same) if held.cuts.has(end) and cache.can_cut(row, end)), 0)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gesso.engine.events import Likely, Usage
+from gesso.engine.pieces import Cuts
 from gesso.engine.request import Score
 
 ROWS = 64  # positions whose logits are in memory at once
@@ -29,6 +30,7 @@ class Scoring:
 
     id: int
     request: Score
+    cuts: Cuts  # of its prompt
     generation: int = 0  # of the adapter, see `gesso.engine.adapters`
     row: int = -1
     pending: deque[tuple[int, ...]] = field(default_factory=deque)  # pieces of text to encode
@@ -44,23 +46,24 @@ class Scoring:
         """The text being read."""
         return self.request.texts[len(self.log_likelihoods)]
 
-    def pieces(self, start: int, piece: int) -> deque[tuple[int, ...]]:
-        """Return the prompt from token `start` on and the current text, cut every `piece` tokens from their starts.
+    def pieces(self, start: int) -> deque[tuple[int, ...]]:
+        """Return the pieces of the prompt from token `start` on and of the current text, each cut from its beginning.
 
         The last token of a text is a target only: nothing has to be predicted after it.
         """
         self._unscored, self._sums = [], []
         self.likely = [*self.likely[: len(self.log_likelihoods)], []]
-        prompt, read = self.request.prompt, self.text[:-1]
-        cuts = [prompt[i : i + piece] for i in range(start, len(prompt), piece)]
-        return deque(cuts + [read[i : i + piece] for i in range(0, len(read), piece)])
+        read, piece = self.text[:-1], self.cuts.piece
+        texts = [read[i : i + piece] for i in range(0, len(read), piece)]
+        return deque(self.cuts.pieces(self.request.prompt, start) + texts)
 
-    def saved_length(self, piece: int) -> int:
-        """Return how many tokens of the prompt the row keeps between texts: whole pieces, without the last token.
+    @property
+    def saved_length(self) -> int:
+        """The tokens of the prompt that the row keeps between texts: whole pieces, without the last token.
 
         The hidden state of the prompt's last token predicts the first token of a text, so it is read for each text.
         """
-        return (len(self.request.prompt) - 1) // piece * piece
+        return self.cuts.last(len(self.request.prompt) - 1)
 
     def scored(self, start: int, length: int) -> slice:
         """Return the positions that predict a token of the text, in a piece that starts at token `start`."""

@@ -55,7 +55,7 @@ class Budget:
     `value_bytes` is the size of a number in the dtype of the computation. `host` is the host memory for streamed
     experts; 0 where they cannot stream, as on a CPU. `sizes` are the bytes of each parameter of a checkpoint whose
     formats are those of another tool. With `on_cpu`, quantizations apply to as many matrices as on a CPU. `vision` are
-    the bytes of the vision tower, which is never packed.
+    the bytes of the vision tower, which is never packed and stays in host memory if experts stream.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Budget:
         """Return the bytes of the weights on the device, with the slots that streamed layers share."""
         weights, experts = self._bytes(quantize)
         slots = SLOTS * max((experts[layer] for layer in streamed), default=0)
-        return self.vision + weights - self.streamed(quantize, streamed) + slots
+        vision = 0 if streamed else self.vision
+        return vision + weights - self.streamed(quantize, streamed) + slots
 
     def streamed(self, quantize: str, layers: Sequence[int]) -> int:
         """Return the bytes of the experts of these layers."""
@@ -107,7 +108,8 @@ class Budget:
         return {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
 
     def workspace(self, batch: int) -> int:
-        return workspace_bytes(self.config, batch, self.prefill, self.config.canvas_length, self.value_bytes)
+        sizes = self.prefill, self.config.canvas_length, self.value_bytes
+        return workspace_bytes(self.config, batch, *sizes, images=self.vision > 0)
 
     def sequence(self, context: int) -> int:
         return sequence_bytes(self.config, context, self.value_bytes)

@@ -190,7 +190,9 @@ def _stream(config: Config, card: Card, precision: str, context: int) -> tuple[S
 
     if card.pcie is None:
         return None
-    budget = Budget(replace(config, quantization=None), card.usable_bytes, 2, PREFILL, host=sys.maxsize)
+    budget = Budget(
+        replace(config, quantization=None), card.usable_bytes, 2, PREFILL, sys.maxsize, vision=vision_bytes(config, 2)
+    )
     placed = budget.stream(QUANTIZE[precision], context, 1)
     if placed is None:
         return None
@@ -199,7 +201,7 @@ def _stream(config: Config, card: Card, precision: str, context: int) -> tuple[S
 
 
 def _workspace(config: Config, batch: int) -> int:
-    return workspace_bytes(config, batch, PREFILL, config.canvas_length)
+    return workspace_bytes(config, batch, PREFILL, config.canvas_length, images=config.has_image_tokens)
 
 
 def _sequences(config: Config, free: int, size: int) -> int:

@@ -228,7 +228,8 @@ def _cpu(source: Source, readable: bool) -> Iterator[CpuMemory]:
     from gesso.info.budget import CONTEXT, PREFILL_CPU, Budget
 
     sizes = recipe_bytes(source, 4, on_gpu=False) if readable and source.is_foreign else None
-    budget = Budget(source.config, 0, 4, PREFILL_CPU, sizes=sizes, on_cpu=True)
+    vision = vision_bytes(source.config, 2) if has_vision(source) else 0
+    budget = Budget(source.config, 0, 4, PREFILL_CPU, sizes=sizes, on_cpu=True, vision=vision)
     context = min(CONTEXT, source.config.max_position_embeddings)
     for quantize in budget.precisions():
         try:

@@ -8,13 +8,15 @@ tokens of text, the terms in GB are:
   layers                       0.27   0.48   1.21
   state of the canvases        0.00   0.03   0.14
   vocabulary end               0.16   1.29   5.16
-  or one request's logits      1.34   1.34   1.34    (the larger of the two counts)
+  or one request's logits      1.34   1.34   1.34    (the largest of the three counts)
+  or the largest image         0.49   0.49   0.49
   captured graphs              0.43   1.77   6.37
   bound                        2.55   4.14  13.39
   measured on an H200             -   3.5   10.6     (reserved beside weights and cache, 0.5 GB for the context)
 
 A pass of a new shape first runs eagerly in one memory pool, then as a graph in a second pool that all graphs share.
-Layers and vocabulary end therefore count twice. The logits of one request are never part of a graph.
+Layers and vocabulary end therefore count twice. The logits of one request and the vision pass of an image are never
+part of a graph. A model that reads images also keeps the features of those it has seen, which takes up to 0.13 GB more.
 """
 
 from gesso.model.config import Config, LayerShape
@@ -28,14 +30,20 @@ TILE_COLUMNS = 128
 PADDED_COLUMNS = 256  # the widest tile: stored logits are padded to it
 SOFT_SPLITS = 6  # partial sums of the soft embedding (`backends/cuda/kernels/soft.py`)
 ROUTER_SPLITS = 11  # partial sums of the router's scores (`backends/cuda/kernels/rows.py`)
+IMAGE_TOKENS = 1120  # soft tokens of the largest image
+SEEN_BYTES = 128 * 10**6  # of the features of images that are kept (`engine/seen.py`)
 KEY_SPLITS = {False: 4, True: 2}  # partial outputs of attention, by whether the head dimension exceeds 256
 
 
-def workspace_bytes(config: Config, batch: int, prefill: int, canvas_length: int, value_bytes: int = 2) -> int:
+def workspace_bytes(
+    config: Config, batch: int, prefill: int, canvas_length: int, value_bytes: int = 2, *, images: bool = False
+) -> int:
     """Return the most bytes that a pass over `batch` canvases and `prefill` tokens of text needs.
 
-    `value_bytes` is the size of one value in the dtype of the activations.
+    `value_bytes` is the size of one value in the dtype of the activations. `images`: whether the model reads images,
+    which are never cut.
     """
+    prefill = max(prefill, IMAGE_TOKENS) if images else prefill
     canvas_tokens = batch * canvas_length
     layer = max(_attention_values(config, shape) for shape in config.layers)
     layer = value_bytes * max(layer, _feedforward_values(config)) + 4 * ROUTER_SPLITS * config.num_experts
@@ -44,7 +52,21 @@ def workspace_bytes(config: Config, batch: int, prefill: int, canvas_length: int
     layers, vocabulary = (canvas_tokens + prefill) * layer, _vocabulary_bytes(config, canvas_tokens, value_bytes)
     logits = LOGITS_COPIES * 4 * canvas_length * config.vocab_size
     graphs = layers + vocabulary if value_bytes <= 2 else 0  # float32 runs on CPUs, without graphs
-    return CONTEXT_BYTES + layers + canvas_tokens * state + max(vocabulary, logits) + graphs
+    seeing, seen = (_vision_bytes(config, value_bytes), SEEN_BYTES) if images else (0, 0)
+    return CONTEXT_BYTES + layers + canvas_tokens * state + max(vocabulary, logits, seeing) + graphs + seen
+
+
+def _vision_bytes(config: Config, value_bytes: int) -> int:
+    """Return the bytes of a vision pass over the largest image.
+
+    Values per patch: residual stream, its norm and temporaries, beside the gates and ups of the MLP or the queries,
+    keys and values of attention, which are normed and rotated.
+    """
+    vision = config.vision
+    queries = vision.num_attention_heads * vision.head_dim
+    mlp = 6 * vision.hidden_size + 4 * vision.intermediate_size
+    patches = IMAGE_TOKENS * vision.pooling_kernel_size**2
+    return patches * value_bytes * max(mlp, 4 * vision.hidden_size + 12 * queries)
 
 
 def _attention_values(config: Config, shape: LayerShape) -> int:

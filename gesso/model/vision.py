@@ -3,8 +3,8 @@
 It turns the patches of one image into soft tokens, which take the place of embedded text in a prompt. All patches see
 each other. The result is averaged over squares of patches, so that a soft token stands for 48 x 48 pixels.
 
-Its weights may be in a narrower dtype than the one it computes in: each is converted when it is used, which saves a
-gigabyte on a CPU and costs nothing beside thousands of patches.
+Its matrices may be in a narrower dtype than it computes in, or in host memory beside a GPU: each is converted and
+copied when it is used. That saves a gigabyte and costs little beside thousands of patches.
 
 P patches, S soft tokens, W width of the tower, N query heads, M key/value heads, D head dim, H hidden size of the text.
 """
@@ -33,7 +33,7 @@ class ClippedLinear(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.linear.weight.to(x.dtype)
+        weight = self.linear.weight.to(x)
         if not self.clips:
             return F.linear(x, weight)
         # The bounds are exact in the dtype that they were stored in.
@@ -117,9 +117,10 @@ class PatchEmbedder(nn.Module):
 
     def forward(self, pixels_PI: Tensor, column_P: Tensor, row_P: Tensor, dtype: torch.dtype) -> Tensor:
         scaled_PI = 2 * (pixels_PI.float() / 255 - 0.5)
-        across, down = self.position_embedding_table
-        places_PW = across[column_P].to(dtype) + down[row_P].to(dtype)
-        return F.linear(scaled_PI.to(dtype), self.input_proj.weight.to(dtype)) + places_PW
+        pixels_PW = F.linear(scaled_PI.to(dtype), self.input_proj.weight.to(scaled_PI.device, dtype))
+        for table_LW, place_P in zip(self.position_embedding_table, (column_P, row_P), strict=True):
+            pixels_PW = pixels_PW + table_LW[place_P.to(table_LW.device)].to(pixels_PW)
+        return pixels_PW
 
 
 class Tower(nn.Module):
@@ -172,7 +173,7 @@ class VisionEmbedder(nn.Module):
         self.embedding_projection = Linear(config.hidden_size, hidden_size)
 
     def forward(self, soft_SW: Tensor) -> Tensor:
-        return F.linear(rms_norm(soft_SW, None, self.eps), self.embedding_projection.weight.to(soft_SW.dtype))
+        return F.linear(rms_norm(soft_SW, None, self.eps), self.embedding_projection.weight.to(soft_SW))
 
 
 class Vision(nn.Module):

@@ -1,9 +1,11 @@
 """The start of an engine process: choose what fits, load it with progress, and on a GPU warm up and measure."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gesso import loading
@@ -11,8 +13,10 @@ from gesso.api import Gesso
 from gesso.checkpoint import transfer
 from gesso.engine.engine import Engine
 from gesso.engine.request import Request, Score
+from gesso.images.image import Image
+from gesso.images.tokens import image_tokens
 from gesso.info.device import keep_within
-from gesso.info.workspace import CONTEXT_BYTES
+from gesso.info.workspace import CONTEXT_BYTES, IMAGE_TOKENS
 from gesso.loading import find_device, find_dtype, memory_for
 from gesso.serve import auto
 from gesso.serve.pipe import Send
@@ -90,6 +94,8 @@ def warm_up(engine: Engine, max_batch: int, by_token: bool = False) -> None:
         _run(engine, [[Score(prompt=(0,) * length, texts=((0,),))] for length in lengths for _ in range(2)])
     _run(engine, [[_request(1, 0, canvas)], [_request(1, 0, canvas, top_k=1)]])  # the second reads all logits
     _read_logits(engine)
+    if engine.model.vision is not None:
+        _read_image(engine)
 
 
 def _run(engine: Engine, work: Sequence[Sequence[Request | Score]]) -> None:
@@ -128,6 +134,20 @@ def _read_logits(engine: Engine) -> None:
         backend.logits_of(hidden_CH, torch.zeros(count, dtype=torch.long, device=model.device))
 
 
+def _read_image(engine: Engine) -> None:
+    """Read a blank image of the largest size that a prompt can have."""
+    vision, room = engine.model.config.vision, min(IMAGE_TOKENS, engine.max_length - 3)
+    side, most = vision.pooling_kernel_size, vision.position_embedding_size // vision.pooling_kernel_size
+    columns = max(1, min(most, math.isqrt(room)))
+    rows = max(1, min(most, room // columns))
+    patches = np.zeros((rows * columns * side**2, 3 * vision.patch_size**2), np.uint8)
+    image = Image(patches, rows * side, columns * side, rows * columns)
+    prompt = 0, *image_tokens(image.digest, image.tokens), 0
+    diffusion = Diffusion(steps=1, stopping="fixed")
+    _run(engine, [[Request(prompt=prompt, images=(image,), max_new_tokens=1, diffusion=diffusion)]])
+    engine.runner.seen.clear()
+
+
 def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
     """Return a request of three steps: a pass that recurs runs uncaptured, is then captured, and then replayed."""
     diffusion = Diffusion(**{"steps": 3, "stopping": "fixed", **settings})
@@ -135,8 +155,12 @@ def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
 
 
 def measured_bytes(engine: Engine, max_batch: int, by_token: bool = False) -> int:
-    """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
+    """Return the GPU memory that weights and workspace take, with the CUDA context and the features of images.
+
+    This warms up the engine.
+    """
     torch.cuda.empty_cache()  # what remains from loading
     torch.cuda.reset_peak_memory_stats(engine.model.device)
     warm_up(engine, max_batch, by_token)
-    return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES
+    features = 0 if engine.model.vision is None else engine.runner.seen.limit
+    return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES + features

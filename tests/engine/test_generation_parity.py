@@ -9,6 +9,8 @@ from gesso.checkpoint.source import open_source
 from gesso.engine.engine import Engine
 from gesso.engine.events import Done
 from gesso.engine.request import Request
+from gesso.images.image import Image
+from gesso.images.tokens import image_tokens
 from gesso.model.config import Config
 from gesso.settings import Diffusion
 from tests import oracle
@@ -30,11 +32,10 @@ class TorchDraws:
         return torch.multinomial(logits_CV.softmax(-1), num_samples=1).squeeze(-1)
 
 
-def generate(model, prompt, settings, canvases, eos):
+def generate(model, prompt, settings, canvases, eos, images=()):
     engine = Engine(model, decode=str, source=TorchDraws())
-    request = Request(
-        prompt=tuple(prompt), max_new_tokens=canvases * model.config.canvas_length, diffusion=settings, eos=eos
-    )
+    length = canvases * model.config.canvas_length
+    request = Request(prompt=tuple(prompt), max_new_tokens=length, diffusion=settings, eos=eos, images=images)
     engine.submit(request)
     while engine.busy:
         for event in engine.step():
@@ -43,7 +44,7 @@ def generate(model, prompt, settings, canvases, eos):
     raise AssertionError("the engine stopped without a result")
 
 
-def reference_tokens(reference, prompt, settings, canvases, eos):
+def reference_tokens(reference, prompt, settings, canvases, eos, **given):
     output = reference.generate(
         torch.tensor([prompt]),
         max_new_tokens=canvases * reference.config.canvas_length,
@@ -55,6 +56,7 @@ def reference_tokens(reference, prompt, settings, canvases, eos):
         sampler_config=EntropyBoundSamplerConfig(settings.entropy_bound),
         eos_token_id=sorted(eos) or None,
         pad_token_id=0,
+        **given,
     )
     tokens = output.sequences[0, len(prompt) :].tolist()
     ended = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
@@ -84,6 +86,32 @@ def test_texts_equal_the_reference_token_for_token(tmp_path, seed, settings):
         if not eos:  # the reference reports passes only as tokens per pass, and counts every 0 as padding
             passes = sum(token != 0 for token in expected) / output.tokens_per_forward.item()
             assert result.usage.denoising_steps == pytest.approx(passes)
+
+
+@pytest.mark.parametrize("settings", [EARLY, NEVER], ids=["early", "never"])
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_after_images_equal_the_reference_token_for_token(tmp_path, seed, settings):
+    reference = oracle.checkpoint(tmp_path / "model", seed, near_identity=True, config=oracle.seeing_config(seed))
+    model = load_weights(open_source(tmp_path / "model"), torch.device("cpu"), torch.float32)
+    config, vision = model.config, reference.config.vision_config
+    # An image between texts, one at the beginning, and two, of which the second exceeds the window.
+    for lengths, sizes in (((4, 3), [(2, 2)]), ((0, 2), [(1, 3)]), ((3, 2, 1), [(1, 1), (4, 5)])):
+        pictures = [oracle.picture(vision, *size) for size in sizes]
+        images = tuple(Image(pixels.numpy(), *size, len(pixels) // vision.pooling_kernel_size**2)
+                       for _, (pixels, *size) in pictures)  # fmt: skip
+        theirs, ours = [], []
+        for length, image in zip(lengths, [*images, None], strict=True):
+            text = torch.randint(6, config.vocab_size, (length,)).tolist()
+            begin, end = ([config.boi_token_id], [config.eoi_token_id]) if image else ([], [])
+            theirs += text + begin + [config.image_token_id] * (image.tokens if image else 0) + end
+            ours += text + begin + list(image_tokens(image.digest, image.tokens) if image else ()) + end
+        values, places = oracle.padded([given for given, _ in pictures])
+        given = {"pixel_values": values, "image_position_ids": places}
+        given["mm_token_type_ids"] = (torch.tensor([theirs]) == config.image_token_id).long()
+        torch.manual_seed(seed)
+        expected, _ = reference_tokens(reference, theirs, settings, 2, frozenset(), **given)
+        torch.manual_seed(seed)
+        assert list(generate(model, ours, settings, 2, frozenset(), images).tokens) == expected
 
 
 def test_some_canvases_of_these_tests_stop_early(tmp_path):

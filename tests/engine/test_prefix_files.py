@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import gesso
 from gesso.checkpoint.safetensors import SINGLE
 from gesso.engine.events import Result
+from gesso.engine.pieces import cut
 from gesso.engine.prefix_files import PrefixFiles
 from gesso.errors import InputError
 
@@ -132,19 +133,19 @@ def test_requests_with_an_adapter_do_not_use_stored_prompts(tiny_directory: Path
 def test_the_least_recently_used_files_are_deleted_at_the_limit(tiny: gesso.Gesso, tmp_path: Path) -> None:
     cache = tiny.model.new_cache(1, 600)
     cache.lengths[0] = 256
-    texts = [[i] * 256 for i in range(4)]
-    PrefixFiles(tmp_path, "a").write(cache, 0, texts[0], 256)
+    texts, cuts = [[i] * 256 for i in range(4)], cut(256, (), 256)
+    PrefixFiles(tmp_path, "a").write(cache, 0, texts[0], cuts)
     size = files(tmp_path)[0].stat().st_size
     bounded = PrefixFiles(tmp_path, "a", limit=3 * size)
     for text in texts[1:3]:
-        bounded.write(cache, 0, text, 256)
+        bounded.write(cache, 0, text, cuts)
     for age, text in ((30, texts[1]), (20, texts[2]), (10, texts[0])):
-        path = bounded._paths(text, 256)[0]
+        path = bounded._paths(text, cuts)[256]
         os.utime(path, (path.stat().st_mtime - age, path.stat().st_mtime - age))
-    bounded.write(cache, 0, texts[3], 256)
-    assert [bounded.stored(text, 256) for text in texts] == [256, 0, 256, 256]
+    bounded.write(cache, 0, texts[3], cuts)
+    assert [bounded.stored(text, cuts) for text in texts] == [256, 0, 256, 256]
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 3 * size
-    PrefixFiles(tmp_path / "small", "a", limit=size - 1).write(cache, 0, texts[0], 256)
+    PrefixFiles(tmp_path / "small", "a", limit=size - 1).write(cache, 0, texts[0], cuts)
     assert not files(tmp_path / "small"), "a file beyond the limit is not written"
 
 

@@ -14,10 +14,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from gesso.checkpoint.source import open_source
+from gesso.checkpoint.vision import vision_bytes
 from gesso.errors import CheckpointError
 from gesso.info.memory import CONTEXTS, MEMORY_RULES, PRECISIONS
 from gesso.info.render import render_report
 from gesso.info.report import Report, describe
+from gesso.model.config import Config
 from tests.tiny import make
 
 # The fields of google/diffusiongemma-26B-A4B-it that determine its size.
@@ -131,6 +133,8 @@ def test_26b_weights_follow_the_memory_rules_in_every_precision(real):
         "fp8": fp8(matrices) + 2 * other,
         "4-bit": sum(map(prod, experts)) * 9 // 16 + fp8(single) + 2 * other,
     }
+    tower = vision_bytes(Config.from_dict(REAL), 2)
+    expected = {precision: size + tower for precision, size in expected.items()}
     assert {cell.precision: cell.weight_bytes for cell in real.memory} == expected
 
 
@@ -296,7 +300,7 @@ def test_rendered_report_fits_80_columns_and_is_complete(real):
     text = text_of(real)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    for shown in ("25,823,778,864", "3.84 B", "50.50", "56.09", "5.59", "262,144", "No weights here"):
+    for shown in ("25,823,778,864", "3.84 B", "51.65", "57.24", "5.59", "262,144", "No weights here"):
         assert shown in text
     joined = " ".join(text.split())
     assert all(rule in joined for rule in MEMORY_RULES)

@@ -1,13 +1,20 @@
 """The workspace bound: close to measured memory, with the constants of the kernels."""
 
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
+from gesso.engine import seen
 from gesso.info import workspace
 from gesso.info.workspace import CONTEXT_BYTES, workspace_bytes
 from gesso.model.config import Config
+from gesso.model.vision import Vision
 from tests.info.test_info import REAL, write
 
 GB = 10**9
@@ -39,6 +46,46 @@ def test_workspace_bound_covers_one_request_with_all_logits(real):
         assert workspace_bytes(real, batch, 2048, 256) - CONTEXT_BYTES >= 5 * logits
 
 
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made within, as long as they live, without those of a module."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.sizes = {parameter.untyped_storage()._cdata: 0 for parameter in module.parameters()}
+        self.peak = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        found = operation(*args, **(kwargs or {}))
+        for storage in (tensor.untyped_storage() for tensor in tree_iter(found)):
+            if (key := storage._cdata) not in self.sizes:
+                self.sizes[key] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, key)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_workspace_bound_covers_the_vision_pass_of_the_largest_image(real, monkeypatch, dtype):
+    """On the meta device, where nothing is computed, at the real size. Attention makes no matrix of all scores."""
+    layers = replace(real.vision, num_hidden_layers=2)
+    with torch.device("meta"):
+        vision, pixels_PI = Vision(layers, real.hidden_size).to(dtype), torch.empty(84 * 120, 768, dtype=torch.uint8)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, *_, **__: torch.empty_like(q))
+    with LiveBytes(vision) as live:
+        assert len(vision(pixels_PI, 84, 120, dtype)) == workspace.IMAGE_TOKENS
+    bound = workspace._vision_bytes(real, dtype.itemsize)
+    assert 0.8 * bound < live.peak <= bound
+
+
+def test_images_enlarge_the_workspace(real):
+    """By the features that are kept; and if prompts are read in small pieces, by those of the largest image."""
+    without, with_images = (workspace_bytes(real, 1, 2048, 256, images=images) for images in (False, True))
+    assert with_images - without == workspace.SEEN_BYTES == seen.LIMIT
+    small, large = (workspace_bytes(real, 1, prefill, 256, 4, images=True) for prefill in (256, workspace.IMAGE_TOKENS))
+    assert small == large
+
+
 def test_workspace_grows_with_the_work(real):
     for name, values in {"batch": range(1, 40), "prefill": (256, 2048, 8192), "canvas_length": (16, 64, 256)}.items():
         base = {"batch": 4, "prefill": 2048, "canvas_length": 256}
@@ -54,8 +101,6 @@ def test_float32_stores_no_logits_of_all_canvases(real):
 
 def test_workspace_constants_equal_those_of_the_kernels():
     pytest.importorskip("triton")
-    import torch
-
     from gesso.backends import torch as plain
     from gesso.backends.cuda.kernels import attention, rows, soft, vocab
 

@@ -20,22 +20,6 @@ def load_pair(directory, seed, config=None, dtype=torch.float32):
     return reference, load_weights(open_source(directory / "model"), torch.device("cpu"), dtype)
 
 
-def picture(config, rows, columns):
-    """Return the patches of a random image of so many soft tokens, as the reference takes them and as we do."""
-    side = config.pooling_kernel_size
-    pixels = torch.randint(0, 256, (rows * columns * side**2, 3 * config.patch_size**2), dtype=torch.uint8)
-    grid = torch.meshgrid(torch.arange(columns * side), torch.arange(rows * side), indexing="xy")
-    return (pixels.float() / 255, torch.stack(grid, -1).flatten(0, 1)), (pixels, rows * side, columns * side)
-
-
-def padded(pictures):
-    """Return the images of a batch in the form of the reference, which pads them to the same number of patches."""
-    most = max(len(pixels) for pixels, _ in pictures)
-    values = [torch.nn.functional.pad(pixels, (0, 0, 0, most - len(pixels))) for pixels, _ in pictures]
-    places = [torch.nn.functional.pad(places, (0, 0, 0, most - len(places)), value=-1) for _, places in pictures]
-    return torch.stack(values), torch.stack(places)
-
-
 @torch.no_grad()
 def encoded(reference, ids_BS, cache, pictures):
     """Return the hidden states of the reference's encoder with the masks that its `generate` builds.
@@ -51,7 +35,7 @@ def encoded(reference, ids_BS, cache, pictures):
         position_ids=torch.arange(ids_BS.shape[1])[None],
         mm_token_type_ids=images,
     )
-    values, places = padded(pictures)
+    values, places = oracle.padded(pictures)
     return reference.model.encoder(
         input_ids=ids_BS, attention_mask=masks, past_key_values=cache, pixel_values=values, image_position_ids=places
     ).last_hidden_state
@@ -72,8 +56,8 @@ def prompt(reference, lengths, sizes):
 def test_tower_and_projection_equal_the_reference(tmp_path, seed):
     reference, ours = load_pair(tmp_path, seed)
     sizes = [(1, 1), (2, 3), (1, 7), (8, 1), (5, 4)]
-    pictures = [picture(reference.config.vision_config, *size) for size in sizes]
-    values, places = padded([theirs for theirs, _ in pictures])
+    pictures = [oracle.picture(reference.config.vision_config, *size) for size in sizes]
+    values, places = oracle.padded([theirs for theirs, _ in pictures])
     expected = reference.model.encoder.get_image_features(values, places)
     tower = torch.cat([ours.vision.tower(*mine, torch.float32) for _, mine in pictures])
     assert (expected.last_hidden_state - tower).abs().max() < TOLERANCE
@@ -87,7 +71,7 @@ def test_text_and_canvases_after_images_equal_the_reference(tmp_path, seed):
     # Images before, between and after texts; the last exceeds every window.
     cases = [((0, 3), [(2, 2)]), ((5, 0, 2), [(1, 1), (2, 3)]), ((3, 2, 0), [(1, 2), (5, 4)]), ((20, 1), [(4, 6)])]
     for lengths, sizes in cases:
-        pictures = [picture(reference.config.vision_config, *size) for size in sizes]
+        pictures = [oracle.picture(reference.config.vision_config, *size) for size in sizes]
         ids_BS = prompt(reference, lengths, [rows * columns for rows, columns in sizes])
         theirs, cache = oracle.new_cache(reference), ours.new_cache(1, 128)
         expected = encoded(reference, ids_BS, theirs, [given for given, _ in pictures])
@@ -121,7 +105,7 @@ def test_processed_pictures_of_every_size_and_budget_give_the_same_embeddings(tm
 @torch.no_grad()
 def test_images_must_match_the_runs_of_image_tokens(tmp_path):
     reference, ours = load_pair(tmp_path, 2)
-    _, given = picture(reference.config.vision_config, 2, 2)
+    _, given = oracle.picture(reference.config.vision_config, 2, 2)
     ids_BS = prompt(reference, (2, 1), [5])
     with pytest.raises(InputError, match=r"runs of \[5\] image tokens, but the images have \[4\]"):
         ours.encode(ids_BS, ours.new_cache(1, 64), images=[ours.see(*given)])

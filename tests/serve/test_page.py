@@ -34,6 +34,7 @@ def test_studio_files_need_no_key_and_have_a_strict_policy(get):
         policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
         assert policy["default-src"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["img-src"] == "'self' data:"
         assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
         assert response.headers["x-content-type-options"] == "nosniff"
     assert get("/openapi.json").status_code == 200  # the same on every server, so it needs no key

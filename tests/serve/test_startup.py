@@ -5,7 +5,9 @@ import threading
 
 import pytest
 
+import gesso
 from gesso.api import Gesso
+from gesso.backends.torch import TorchBackend
 from gesso.engine.driver import Driver
 from gesso.engine.engine import Engine
 from gesso.serve import startup, worker
@@ -15,6 +17,7 @@ from gesso.serve.settings import EngineSettings
 from gesso.settings import NEXT_TOKEN, Diffusion
 from tests.backends.passes import CapturesPlainly
 from tests.engine_requests import finish, other_requests, request, result
+from tests.tiny import make
 from tests.waiting import PATIENCE, wait_until
 
 
@@ -55,6 +58,21 @@ def test_passes_that_are_not_captured_in_time_are_captured_when_the_engine_is_id
     waiting.join(PATIENCE)
     assert taken == [message]
     assert beats[-1].captures == engine.runner.backend.counts.captures
+
+
+def test_the_warm_up_reads_the_largest_image(tmp_path, monkeypatch):
+    seen, see = [], TorchBackend.see
+
+    def record(self, image):
+        seen.append(image.tokens)
+        return see(self, image)
+
+    monkeypatch.setattr(TorchBackend, "see", record)
+    seeing = gesso.load(make(tmp_path / "seeing", sees=True))
+    for length, tokens in ((8192, 25), (23, 20), (4, 1)):  # the table of positions has 16 rows and columns
+        engine = Engine(seeing.model, seeing.decode, max_length=length)
+        startup._read_image(engine)
+        assert seen.pop() == tokens and not engine.running and not engine.runner.seen.held
 
 
 def test_work_without_a_captured_pass_of_its_size_is_served_by_a_larger_one(engine):

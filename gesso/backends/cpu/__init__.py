@@ -62,7 +62,7 @@ class CpuBackend(TorchBackend):
 
     @torch.no_grad()
     def _run(self, piece: Piece, cache: KVCache) -> list[Tensor]:
-        is_token = piece.causal and len(piece.ids_S) == 1 and piece.adapter is None
+        is_token = piece.causal and len(piece.ids_S) == 1 and piece.adapter is None and piece.image_SH is None
         if self.token is None or not is_token or not self.token.can_run(cache):
             return super().run([piece], cache)
         return [self.token.run(piece.ids_S, cache, piece.row)]

@@ -5,6 +5,7 @@ and tests compare the backend with it. T tokens of all canvases, H hidden, V voc
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from gesso.backends.cuda.linear import product
 from gesso.backends.cuda.network import Plan, flow, note, segments_of
 from gesso.backends.cuda.noise import KernelSource
 from gesso.backends.cuda.packed import Expected
-from gesso.backends.cuda.passes import groups
+from gesso.backends.cuda.passes import groups, has_images
 from gesso.backends.cuda.streaming import Copies, ExpertStream, GpuCopies
 from gesso.backends.torch import TorchBackend
 from gesso.diffusion.noise import HashSource
@@ -53,6 +54,11 @@ class CudaPasses(TorchBackend):
         segments = segments_of(
             [(piece.row, len(piece.ids_S), piece.causal, self.slot(piece.adapter)) for piece in pieces], cache
         )
+        if self.model.config.bidirectional_images:
+            segments = [
+                segment if piece.image_SH is None else replace(segment, block=True)
+                for segment, piece in zip(segments, pieces, strict=True)
+            ]
         if self.model.is_tied:
             hidden = self.flow(self.plan(segments, cache, [len(piece.ids_S) for piece in pieces]), pieces)
         else:  # two networks: text first, since canvases read its keys and values
@@ -152,7 +158,7 @@ class CudaBackend(CudaPasses):
     def divides(self, work: Sequence[Work]) -> bool:
         if self.stream.buffers:  # each part would copy all streamed experts
             return False
-        if self.graphs.packed is not None:
+        if self.graphs.packed is not None or has_images(work):
             return groups(work) > 1
         shape = shape_of(work, self.graphs.pads) if self.graphs.can_capture else None
         return shape is not None and shape.room > 0 and len(shape.pieces) > 0

@@ -27,7 +27,7 @@ from gesso.backends.cuda.captured import Captured
 from gesso.backends.cuda.kernels.segments import Segment
 from gesso.backends.cuda.network import joined, note, segments_of
 from gesso.backends.cuda.packed import Expected, PackedPass, PackedPasses
-from gesso.backends.cuda.passes import TEXTS, Passes, denoising, scored, texts_of
+from gesso.backends.cuda.passes import TEXTS, Passes, denoising, has_images, scored, texts_of
 from gesso.diffusion.canvas import Process
 from gesso.diffusion.hash import send
 from gesso.model.cache import KVCache
@@ -58,11 +58,11 @@ class Shape:
 
 
 def shape_of(work: Sequence[Work], pads: bool = False) -> Shape | None:
-    """Return the shape of a pass, or None if it cannot be captured: a request needs logits, or a text is scored that
-    has to be a piece of its own.
+    """Return the shape of a pass, or None if it cannot be captured: a request needs logits, the pass reads an image, or
+    a text is scored that has to be a piece of its own.
     """
     canvases = denoising(work)
-    if any(each.needs_all_logits for each in canvases):
+    if any(each.needs_all_logits for each in canvases) or has_images(work):
         return None
     pieces = [piece for item in work for piece in item.pieces]
     texts, room = [length for length, kind in pieces if kind in TEXTS], 0

@@ -235,6 +235,8 @@ def joined(parts: list[Tensor]) -> Tensor:
 
 
 def _embed(model: DiffusionGemma, piece: Piece, stack: Stack, adapters: PassAdapters) -> Tensor:
+    if piece.image_SH is not None:
+        return piece.image_SH
     if piece.causal:
         return model.embed(piece.ids_S, stack)
     module, soft_SH = model.self_conditioning, piece.soft_SH

@@ -75,6 +75,11 @@ def groups(work: Sequence[Work]) -> int:
     return texts + ("canvas" in last) + ("next" in last or "verified" in last)
 
 
+def has_images(work: Sequence[Work]) -> bool:
+    """Return whether a pass reads an image. It cannot be captured: its embeddings are no data of a captured pass."""
+    return any(kind == "image" for item in work for _, kind in item.pieces)
+
+
 def texts_of(work: Sequence[Work]) -> list[int]:
     """Return the tokens of all texts, side by side. Tokens after which the next one is predicted do not count."""
     found: list[int] = []

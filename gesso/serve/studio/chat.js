@@ -1,9 +1,12 @@
 // <chat-view>: a conversation, and beside it the canvas of its newest answer.
 
+import { Composer } from "./composer.js";
+import { conversationItem } from "./conversation-item.js";
 import { DEMO } from "./demo.js";
 import { field, h, oncePerFrame } from "./dom.js";
 import { drawer } from "./drawer.js";
 import { fileButton } from "./files.js";
+import { contentOf } from "./images.js";
 import { messageView } from "./message.js";
 import { chosenModel } from "./models.js";
 import { Recording } from "./recording.js";
@@ -40,6 +43,7 @@ export class ChatView extends HTMLElement {
     });
     this.thinking = h("input", { type: "checkbox" });
     this.complaint = h("p", { class: "complaint", role: "alert" });
+    this.composer = new Composer(this, { onSend: () => this.#send(), onStop: () => this.stop.abort() });
     this.draw = oncePerFrame(() => this.#drawLast());
     const [open, settings] = drawer(
       "Settings",
@@ -50,7 +54,7 @@ export class ChatView extends HTMLElement {
     );
     this.append(
       h("aside", { class: "side", "aria-label": "Conversations" }, this.#sideTools(), this.list),
-      h("section", { class: "talk", "aria-label": "Chat" }, this.thread, this.complaint, this.#composer(), open),
+      h("section", { class: "talk", "aria-label": "Chat" }, this.thread, this.complaint, this.composer.element, open),
       this.panel,
       settings,
     );
@@ -66,33 +70,6 @@ export class ChatView extends HTMLElement {
     );
   }
 
-  #composer() {
-    this.input = h("textarea", {
-      rows: 2,
-      "aria-label": "Message",
-      placeholder: "Message (Enter to send, Shift+Enter for a new line)",
-    });
-    this.input.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.#send();
-    });
-    this.button = h("button", { type: "submit", class: "primary" }, "Send");
-    return h(
-      "form",
-      {
-        class: "composer",
-        onsubmit: (event) => {
-          event.preventDefault();
-          if (this.stop) this.stop.abort();
-          else this.#send();
-        },
-      },
-      this.input,
-      this.button,
-    );
-  }
-
   // --- conversations -------------------------------------------------------------------------------------------------
 
   #open(conversation) {
@@ -105,7 +82,8 @@ export class ChatView extends HTMLElement {
   }
 
   #keep(conversation) {
-    conversation.title = conversation.messages[0].content.slice(0, 60) || "…";
+    const [{ content, images }] = conversation.messages;
+    conversation.title = (content || images?.[0]?.name || "…").slice(0, 60);
     try {
       store.keep(conversation);
     } catch (error) {
@@ -142,43 +120,25 @@ export class ChatView extends HTMLElement {
   }
 
   #drawList() {
-    this.list.replaceChildren(
-      ...this.#reload().map((conversation) =>
-        h(
-          "li",
-          {},
-          h(
-            "button",
-            {
-              type: "button",
-              class: "conversation",
-              "aria-current": conversation.id === this.current.id ? "true" : false,
-              onclick: () => this.#open(conversation),
-            },
-            conversation.title,
-          ),
-          h(
-            "button",
-            {
-              type: "button",
-              class: "quiet",
-              "aria-label": `Delete ${conversation.title}`,
-              onclick: () => this.#forget(conversation),
-            },
-            "×",
-          ),
-        ),
-      ),
+    const items = this.#reload().map((conversation) =>
+      conversationItem(conversation, {
+        current: conversation.id === this.current.id,
+        onOpen: () => this.#open(conversation),
+        onDelete: () => this.#forget(conversation),
+      }),
     );
+    this.list.replaceChildren(...items);
   }
 
   // --- requests ------------------------------------------------------------------------------------------------------
 
-  #send() {
-    const text = this.input.value.trim();
-    if (!text || this.stop || !this.#checkTools()) return;
-    this.input.value = "";
-    this.#append({ role: "user", content: text });
+  async #send() {
+    await this.composer.tray.ready;
+    if (this.stop || !this.#checkTools() || !this.composer.tray.check()) return;
+    const { message } = this.composer;
+    if (!message) return;
+    this.composer.clear();
+    this.#append(message);
     this.#answer(this.settings.seedOrNone ?? drawSeed());
   }
 
@@ -191,7 +151,7 @@ export class ChatView extends HTMLElement {
   /** Send a starter of the welcome page, with the tools it needs. */
   #begin(text, tools) {
     if (tools.length) this.tools.value = JSON.stringify(tools, null, 2);
-    this.input.value = text;
+    this.composer.text = text;
     this.#send();
   }
 
@@ -205,8 +165,8 @@ export class ChatView extends HTMLElement {
 
   /** Return the request that Send would make, or the one that made the last answer. */
   #next() {
-    const text = this.input.value.trim();
-    const messages = [...this.current.messages, ...(text ? [{ role: "user", content: text }] : [])];
+    const { message } = this.composer;
+    const messages = [...this.current.messages, ...(message ? [message] : [])];
     const seed = messages.at(-1)?.role === "assistant" ? messages.pop().seed : undefined;
     if (!messages.length) throw new Error("Type a message first.");
     if (!this.#checkTools()) throw new Error("Correct the tools in Settings first.");
@@ -214,11 +174,11 @@ export class ChatView extends HTMLElement {
   }
 
   #body(seed, conversation = this.current.messages) {
-    const messages = conversation.map(({ role, content, toolCalls, callId }) => ({
-      role,
-      content,
-      ...(toolCalls?.length ? { tool_calls: toolCalls } : {}),
-      ...(callId ? { tool_call_id: callId } : {}),
+    const messages = conversation.map((message) => ({
+      role: message.role,
+      content: contentOf(message),
+      ...(message.toolCalls?.length ? { tool_calls: message.toolCalls } : {}),
+      ...(message.callId ? { tool_call_id: message.callId } : {}),
     }));
     if (this.system.value.trim()) messages.unshift({ role: "system", content: this.system.value });
     const body = {
@@ -230,16 +190,19 @@ export class ChatView extends HTMLElement {
       stream_options: { include_usage: true },
     };
     if (this.thinking.checked) body.thinking = true;
-    const tools = JSON.parse(this.tools.value.trim() || "[]");
-    if (tools.length) body.tools = tools;
+    if (this.#toolList.length) body.tools = this.#toolList;
     return body;
+  }
+
+  get #toolList() {
+    return JSON.parse(this.tools.value.trim() || "[]");
   }
 
   /** Check the tools before anything is changed, so that typed text and older answers are not lost. */
   #checkTools() {
     let trouble = "";
     try {
-      if (!Array.isArray(JSON.parse(this.tools.value.trim() || "[]"))) trouble = "Tools: expected a JSON list.";
+      if (!Array.isArray(this.#toolList)) trouble = "Tools: expected a JSON list.";
     } catch (error) {
       trouble = `Tools: ${error.message}`;
     }
@@ -268,7 +231,7 @@ export class ChatView extends HTMLElement {
   async #run(message, path, body, recording, take) {
     const conversation = this.current;
     this.stop = new AbortController();
-    this.button.textContent = "Stop";
+    this.composer.busy = true;
     this.writing = message;
     this.panel.recording = recording;
     this.#drawThread();
@@ -282,7 +245,7 @@ export class ChatView extends HTMLElement {
     message.usage = recording.usage?.diffusion;
     this.stop = null;
     this.writing = null;
-    this.button.textContent = "Send";
+    this.composer.busy = false;
     this.panel.refresh();
     if (!conversation.forgotten) this.#keep(conversation);
     this.#drawThread();

@@ -1,7 +1,7 @@
 // Buttons that copy text.
 
 import { h } from "./dom.js";
-import { curl, python, withoutDrafts } from "./snippet.js";
+import { curl, python, withoutDrafts, withoutPixels } from "./snippet.js";
 
 const SHOWN = 1500; // milliseconds for which the button says that it has copied
 
@@ -24,7 +24,7 @@ export function copyButton(label, text) {
 export function requestButtons(request) {
   const written = (write) => () => {
     const asked = request();
-    return asked && write(withoutDrafts(asked));
+    return asked && write(withoutPixels(withoutDrafts(asked)));
   };
   return [copyButton("Copy as curl", written(curl)), copyButton("Copy as Python", written(python))];
 }

@@ -11,12 +11,12 @@ export function download(name, value) {
   URL.revokeObjectURL(link.href);
 }
 
-/** Return a button for choosing a file, which `read` is called with, and the hidden field that it needs. */
-export function fileButton(label, accept, read) {
+/** Return a button for choosing a file, or several, which `read` is called with, and the hidden field that it needs. */
+export function fileButton(label, accept, read, { multiple = false } = {}) {
   const choose = async () => {
-    await read(field.files[0]);
+    await read(...field.files);
     field.value = ""; // so that the same file can be chosen again
   };
-  const field = h("input", { type: "file", accept, hidden: true, onchange: choose });
+  const field = h("input", { type: "file", accept, multiple, hidden: true, onchange: choose });
   return [h("button", { type: "button", class: "quiet", onclick: () => field.click() }, label), field];
 }

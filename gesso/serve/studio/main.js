@@ -59,7 +59,8 @@ async function showHealth() {
   const loading = state && state.progress > 0 && state.progress < 1 ? ` ${Math.round(100 * state.progress)} %` : "";
   if (status.dataset.state !== name || loading)
     status.textContent = `${{ ready: "ready", lost: "no server" }[name] ?? name}${loading}`;
-  if (name === "ready" && status.dataset.state === "lost") loadModels(picker); // a new server may have others
+  const before = status.dataset.state;
+  if (name === "ready" && before && before !== name) loadModels(picker); // others, or more known about them
   status.dataset.state = name;
   const trouble = {
     lost: "The server does not answer. Start it again with `gesso serve`; this page will reconnect.",

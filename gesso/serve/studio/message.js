@@ -1,7 +1,8 @@
-// One message of a conversation: its text, its collapsed thoughts, and its tool calls.
+// One message of a conversation: its images, its text, its collapsed thoughts, and its tool calls.
 
 import { copyButton } from "./copy.js";
 import { h } from "./dom.js";
+import { imagesView } from "./images.js";
 import { markdown } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Gesso", tool: "Tool", system: "System" };
@@ -20,6 +21,7 @@ export function messageView(message, { writing, onRetry, onWatch, waitsFor, onRe
           h("div", { class: "text" }, markdown(message.thinking)),
         )
       : null,
+    message.images?.length ? imagesView(message.images) : null,
     body(message, isAnswer),
     (message.toolCalls ?? []).map((call) => callView(call, waitsFor(call) ? onResult : null)),
     isAnswer && !writing && isEmpty(message)

@@ -4,12 +4,21 @@ import { bus, getJson } from "./api.js";
 import { h } from "./dom.js";
 
 const NAME = "gesso.model";
-let served = []; // [{id, parent}]; an adapter has its model as its parent
+let served = []; // [{id, parent, vision}]; an adapter has its model as its parent
 let wanted = localStorage.getItem(NAME);
 
 /** Return the chosen model, or the server's first one if it is not served. Undefined until the models are known. */
 export function chosenModel() {
-  return (served.find(({ id }) => id === wanted) ?? served[0])?.id;
+  return chosen()?.id;
+}
+
+/** Return whether the chosen model takes images. */
+export function seesImages() {
+  return chosen()?.vision === true;
+}
+
+function chosen() {
+  return served.find(({ id }) => id === wanted) ?? served[0];
 }
 
 /** Return the models of the server, empty until they are known. */

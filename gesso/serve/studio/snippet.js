@@ -3,6 +3,7 @@
 import { hasKey } from "./api.js";
 
 const AUTHORIZATION = "Bearer YOUR_API_KEY"; // the key itself stays in the tab
+const URL_SHOWN = 60; // characters of an image
 
 /** Return a curl command. Single quotes in the body are escaped, because they would end the shell's string. */
 export function curl({ path, body }) {
@@ -35,6 +36,13 @@ print(answer["choices"][0]${part})
 /** Return a request without the fields that only the canvas needs. They do not change the text. */
 export function withoutDrafts({ path, body: { stream_options, diffusion: { drafts, ...diffusion } = {}, ...body } }) {
   return { path, body: Object.keys(diffusion).length ? { ...body, diffusion } : body };
+}
+
+/** Return a request with only the beginning of each image, which would fill many pages. */
+export function withoutPixels({ path, body }) {
+  const shorten = (name, value) =>
+    name === "url" && /^data:image\//.test(value) && value.length > URL_SHOWN ? `${value.slice(0, URL_SHOWN)}…` : value;
+  return { path, body: JSON.parse(JSON.stringify(body, shorten)) };
 }
 
 /** Return a JSON value as a Python literal. Python reads all escapes of JSON strings. */

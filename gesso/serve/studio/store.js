@@ -80,8 +80,13 @@ function isMessage(value) {
     typeof value?.role === "string" &&
     typeof value.content === "string" &&
     typeof (value.thinking ?? "") === "string" &&
+    (value.images ?? []).every?.(isImage) &&
     (value.toolCalls ?? []).every?.((call) =>
       ["name", "arguments"].every((name) => typeof call?.function?.[name] === "string"),
     )
   );
+}
+
+function isImage(value) {
+  return typeof value?.name === "string" && /^data:image\//.test(value.thumbnail);
 }

@@ -66,7 +66,7 @@ def plain(q_TND, k_TMD, v_TMD, cache, segments):
     """Return the plain attention of each segment, in order."""
     lengths = [segment.length for segment in segments]
     parts = zip(*(tensor.split(lengths) for tensor in (q_TND, k_TMD, v_TMD)), segments, strict=True)
-    return torch.cat([attend_with_cache(q, k, v, cache, s.row, s.start, s.causal) for q, k, v, s in parts])
+    return torch.cat([attend_with_cache(q, k, v, cache, s.row, s.start, s.causal, s.block) for q, k, v, s in parts])
 
 
 def both(segments, cache, groups=2, shape=SMALL, **kinds):
@@ -149,6 +149,47 @@ def test_segments_attend_to_earlier_text_of_the_same_pass(cached, window):
         Segment(0, cached + 43, 12, CANVAS),
     ]  # fmt: skip
     assert_same(segments, cache_of([cached, 3], window))
+
+
+def image(row, start, length):
+    return Segment(row, start, length, TEXT, block=True)
+
+
+# The second has cached and own keys beyond the window; the third exceeds it; the fourth is so short that it is split.
+@pytest.mark.parametrize(
+    "cached, length, window", [(21, 19, None), (60, 30, 24), (30, 45, 8), (61, 14, 24), (0, 20, 24)]
+)
+def test_a_block_sees_all_of_itself_beside_what_text_sees(cached, length, window):
+    assert_same([image(0, cached, length)], cache_of([cached], window))
+
+
+@pytest.mark.parametrize("cached, window", [(37, 20), (13, None)])
+def test_a_block_between_texts_of_the_same_pass(cached, window):
+    segments = [
+        Segment(1, 3, 5, CANVAS),
+        Segment(0, cached, 20, TEXT), image(0, cached + 20, 25), Segment(0, cached + 45, 7, TEXT),
+        Segment(0, cached + 52, 12, CANVAS), image(2, 9, 18),
+    ]  # fmt: skip
+    assert_same(segments, cache_of([cached, 3, 9], window))
+
+
+def test_a_block_changes_no_bits_of_others_and_they_none_of_its_own(window=20):
+    segments = [Segment(1, 5, 20, TEXT), Segment(0, 21, 17, CANVAS), image(2, 33, 30), Segment(3, 7, 3, TEXT)]
+    cache, qkv = cache_of([21, 5, 33, 7], window), packed(segments)
+    other = copy.deepcopy(cache)
+    together, offset = kernel.attention(*qkv, table_of(segments, other), SMALL), 0
+    for segment in segments:
+        part = [tensor[offset : offset + segment.length] for tensor in qkv]
+        table = table_of([segment], cache)
+        assert table.blocks == segment.block, "passes without a block do no extra work"
+        assert torch.equal(kernel.attention(*part, table, SMALL), together[offset : offset + segment.length])
+        offset += segment.length
+
+
+def test_a_block_never_runs_on_the_kernel_for_hopper():
+    """It is written in Gluon and has no mask for blocks. Without a GPU it would fail."""
+    cache, segments = cache_of([9]), [image(0, 9, 20)]
+    assert_same(segments, cache, shape=replace(SMALL, roles=True))
 
 
 def test_texts_that_others_read_must_be_adjacent():

@@ -1,6 +1,6 @@
 """The CUDA backend against the plain model, in every weight format."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -128,6 +128,39 @@ def test_padded_texts_share_a_graph_and_keep_their_bits():
     assert torch.equal(graph.run([second], caches[1]).scored[0], expected[0])
     (plain,), (padded,) = (cache.layers for cache in caches)
     assert torch.equal(plain.k[0], padded.k[0]) and torch.equal(plain.v[0], padded.v[0])
+
+
+def with_image(image_SH):
+    """Return the pieces of a pass: a text with an image in it, its canvas, and another text."""
+    text, canvas = torch.tensor([5, 9, 11]), torch.tensor([4, 8, 15])
+    image = Piece(0, torch.zeros(len(image_SH), dtype=torch.long), causal=True, image_SH=image_SH)
+    return [Piece(1, text.flip(0), True), Piece(0, text, True), image, Piece(0, text, True), Piece(0, canvas, False)]
+
+
+@torch.no_grad()
+def test_images_match_the_plain_model():
+    """The image is longer than the window. `test_attention.py` has more cases."""
+    config = random_weights.config_of("mini", **TEXT | {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]})
+    model, pieces = make(replace(config, bidirectional_images=True), None), with_image(torch.randn(7, 128))
+    caches = [model.new_cache(2, 64) for _ in range(2)]
+    plain, found = (
+        each.run(pieces, cache) for each, cache in zip((TorchBackend(model), CudaBackend(model)), caches, strict=True)
+    )
+    for ours, theirs in zip(found, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert caches[0].lengths == caches[1].lengths == [13, 3]
+    (ours,), (theirs,) = (cache.layers for cache in caches)
+    torch.testing.assert_close(ours.k[0], theirs.k[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_an_image_is_a_block_if_the_checkpoint_says_so(config, monkeypatch, bidirectional):
+    backend = CudaBackend(make(replace(config, bidirectional_images=bidirectional), None))
+    monkeypatch.setattr(backend, "plan", lambda segments, *_: segments)
+    monkeypatch.setattr(backend, "flow", lambda segments, pieces: segments)
+    segments = backend.run(with_image(torch.zeros(7, 128)), backend.model.new_cache(2, 64))
+    assert [segment.block for segment in segments] == [False, False, bidirectional, False, False]
+    assert [segment.causal for segment in segments] == [True, True, True, True, False]
 
 
 @dataclass

@@ -8,20 +8,12 @@ import pytest
 from gesso.serve.http.app import create_app
 from gesso.serve.settings import EngineSettings, ServerSettings
 from tests.serving import serving
-from tests.studio import PATIENCE, answering, finished, said, visiting
+from tests.studio import CLIPPED, PATIENCE, WIDTH, answering, finished, said, serious_violations, visiting
 
 pytestmark = pytest.mark.browser
 expect = pytest.importorskip("playwright.sync_api", reason="pip install playwright").expect
 expect.set_options(timeout=PATIENCE)
 
-WIDTH = "() => Math.max(...['html', 'main'].map((e) => document.querySelector(e).scrollWidth))"
-# Everything in a view that is cut off, by the screen or by its own box. Text fields and code scroll.
-CLIPPED = """(view) => [...view.querySelectorAll("*")]
-  .filter((e) => e.checkVisibility() && e.clientWidth)
-  .filter((e) => !e.matches("option, textarea, input, select, pre, pre *, .candidate code"))
-  .filter((e) => e.getBoundingClientRect().right > innerWidth + 0.5 || e.getBoundingClientRect().left < 0
-    || (getComputedStyle(e).overflowX !== "visible" && e.scrollWidth > e.clientWidth + 1))
-  .map((e) => e.outerHTML.slice(0, 200))"""
 SCREENS = {"wide": {"width": 1440, "height": 900}, "narrow": {"width": 390, "height": 844}}
 VIEWS = ("chat", "write", "compare", "sudoku", "json", "server")
 HOSTILE = """<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>
@@ -195,14 +187,6 @@ def test_no_view_scrolls_horizontally(browser, studio_files):
         for view in VIEWS:
             open_view(page, view)
             assert page.evaluate(WIDTH) <= 360, view
-
-
-def serious_violations(page, rules: list[str] | None = None) -> list:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
-    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
-    found = axe.run(page, options=options).response["violations"]
-    serious = [v for v in found if v["impact"] in ("serious", "critical")]
-    return [(page.url, v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in serious]
 
 
 def test_axe_finds_no_serious_violation(browser, studio_files):

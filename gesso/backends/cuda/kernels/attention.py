@@ -15,7 +15,7 @@ a canvas' keys.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from gesso.backends.cuda.activations import Fp8Rows
 from gesso.backends.cuda.kernels.linear import FP8, MANY, fp8, fp8_scale
 from gesso.backends.cuda.kernels.segments import (
+    BLOCK,
     CACHED,
     CAUSAL,
     COLUMNS,
@@ -134,6 +135,8 @@ def attention(
     (tokens, heads, dim), kv_heads = q_TND.shape, k_TMD.shape[1]
     _check(q_TND, k_TMD, v_TMD)
     shape = shape or tiles(dim, q_TND.dtype, table.longest * (heads // kv_heads))
+    if shape.roles and table.blocks:  # only `_attend` masks the blocks of images; its bits are the same
+        shape = replace(shape, warps=8, roles=False)
     new = torch.zeros if table.appends or table.pads else torch.empty
     out_TND = new(tokens, heads, dim, dtype=q_TND.dtype, device=q_TND.device)
     slots, groups, splits = len(table.segments_S7), heads // kv_heads, shape.splits if table.parts else 1
@@ -155,7 +158,7 @@ def attention(
 
         attend_hopper[grid](*tensors, **constants, STAGES=shape.stages)
     else:
-        _attend[grid](*tensors, **constants, ROWS=shape.rows, num_stages=shape.stages)
+        _attend[grid](*tensors, **constants, HAS_BLOCKS=table.blocks, ROWS=shape.rows, num_stages=shape.stages)
     found: Tensor | Fp8Rows = out_TND
     if splits > 1 and low and heads == triton.next_power_of_2(heads):
         # Rows without a token keep zeros.
@@ -198,7 +201,7 @@ def _attend(
     q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, lse_ptr, segment_ptr, row_ptr,
     q_token, q_head, k_token, k_head, v_token, v_head,
     WINDOW: tl.constexpr,
-    HAS_TEXT: tl.constexpr,
+    HAS_TEXT: tl.constexpr, HAS_BLOCKS: tl.constexpr,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -207,7 +210,8 @@ def _attend(
     Grid: (row tiles of the longest segment, M * SPLITS * D / VALUES, S); programs without work return. q_ptr, k_ptr,
     v_ptr are [T, heads, D] with the strides that follow. out_ptr is [T, N, D]; part_ptr [T, P, N, D] and lse_ptr [T, P,
     N] hold the splits. segment_ptr and row_ptr are the tensors of `Table`. WINDOW 0 means no sliding window. HAS_TEXT:
-    whether a segment is text; without text the masks are cheaper, and the sums are the same.
+    whether a segment is text; without text the masks are cheaper, and the sums are the same. HAS_BLOCKS: whether a
+    text is the block of an image.
 
     The blocks of a segment are counted from the first key that its tile sees, cached or from this call, and taken in
     order. Those of a canvas, or of a short text, are divided into SPLITS runs of blocks, each accumulated separately.
@@ -240,7 +244,8 @@ def _attend(
     valid_R = row_R < length * GROUPS
 
     # Each row sees the positions from first_R to last_R; the tile sees those from low up to, but not including, top.
-    # All rows of a canvas share one range. In a text, the range moves with the row.
+    # All rows of a canvas share one range. In a text, the range moves with the row. In a block it ends with the block,
+    # and begins no later than the block does, which may be longer than the window.
     first_query = tile // GROUPS
     last_query = tl.minimum((tile + ROWS - 1) // GROUPS, length - 1)
     last_R = start + tl.where(causal != 0, query_R, length - 1)
@@ -250,6 +255,13 @@ def _attend(
     if WINDOW:
         first_R = start + causal * query_R - (WINDOW - 1)
         low = tl.maximum(start + causal * first_query - (WINDOW - 1), 0)
+    if HAS_BLOCKS:
+        is_block = causal == BLOCK
+        last_R = tl.where(is_block, start + length - 1, last_R)
+        top = tl.where(is_block, start + length, top)
+        if WINDOW:
+            first_R = tl.where(is_block, start + tl.minimum(query_R - (WINDOW - 1), 0), first_R)
+            low = tl.where(is_block, tl.maximum(start + tl.minimum(first_query - (WINDOW - 1), 0), 0), low)
     own_low = tl.maximum(low, start)
     past_blocks = tl.cdiv(tl.maximum(start - low, 0), KEYS)
     blocks = past_blocks + tl.cdiv(top - own_low, KEYS)
@@ -410,7 +422,7 @@ def _append(
     Grid: (longest / TOKENS, M, S). k and v are [T, M, D] with the strides that follow; tables as in `_attend`.
     """
     segment_ptr += tl.program_id(2) * COLUMNS
-    length = tl.load(segment_ptr + LENGTH) * tl.load(segment_ptr + CAUSAL)
+    length = tl.where(tl.load(segment_ptr + CAUSAL) != 0, tl.load(segment_ptr + LENGTH), 0)
     if tl.program_id(0) * TOKENS >= length:
         return
     row_ptr += tl.program_id(2) * 3

@@ -23,11 +23,12 @@ SHORT = tl.constexpr(16)
 OFFSET = tl.constexpr(0)  # index in T of the segment's first token
 LENGTH = tl.constexpr(1)  # 0: nothing to do
 START = tl.constexpr(2)  # position of the first token in its row
-CAUSAL = tl.constexpr(3)
+CAUSAL = tl.constexpr(3)  # 0: a canvas; 1: text; BLOCK: text that also sees all of itself
 CACHED = tl.constexpr(4)  # tokens of the row that were in the cache before this call
 FRESH = tl.constexpr(5)  # index in T of the tokens from CACHED to START: earlier text of the same call
 END = tl.constexpr(6)  # tokens of the row after this call
 COLUMNS = tl.constexpr(7)
+BLOCK = tl.constexpr(2)
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Segment:
     causal: bool
     room: int = 0  # tokens of its part of T: the rest is padding; 0: as many as `length`
     slot: int = -1  # of its adapter; -1: the base model
+    block: bool = False  # text whose tokens see each other: an image
 
     @property
     def size(self) -> int:
@@ -70,6 +72,7 @@ class Table:
     window: int | None
     parts: bool = True  # whether there may be canvases or short texts, whose keys are split
     pads: bool = False  # whether there may be padding
+    blocks: bool = False  # whether a segment is a block
 
 
 def _is_split(segment: Segment) -> bool:
@@ -85,8 +88,9 @@ def tables(caches: Sequence[CacheRows], segments: Sequence[Segment], longest: in
     segments_S7 = torch.tensor(_columns(segments), dtype=torch.int32, device=device)
     rows = torch.tensor([_rows(segments, cache) for cache in caches], device=device)
     texts, pads = any(segment.causal for segment in segments), any(segment.room for segment in segments)
+    blocks = any(segment.block for segment in segments)
     return [
-        Table(segments_S7, rows_S3, longest, texts, cache.window, any(map(_is_split, segments)), pads)
+        Table(segments_S7, rows_S3, longest, texts, cache.window, any(map(_is_split, segments)), pads, blocks)
         for rows_S3, cache in zip(rows.unbind(), caches, strict=True)
     ]
 
@@ -120,7 +124,8 @@ def _columns(segments: Sequence[Segment]) -> list[list[int]]:
                 f"which ends at position {end}, token {fresh + end - cached}; put the pieces of a row next to each "
                 "other, in order"
             )
-        columns.append([offset, segment.length, segment.start, int(segment.causal), cached, fresh])
+        causal = BLOCK.value if segment.block else int(segment.causal)
+        columns.append([offset, segment.length, segment.start, causal, cached, fresh])
         if segment.causal:
             if segment.length and offset != fresh + end - cached:
                 apart.add(segment.row)
