@@ -9,7 +9,6 @@ import pytest
 import gesso
 from gesso.cli import chat
 from gesso.errors import CheckpointError, InputError
-from gesso.images.image import Image
 from gesso.images.tokens import blocks, image_tokens
 from tests.images.files import drawing, encoded
 from tests.tiny import make
@@ -146,33 +145,48 @@ def test_chat_and_decide_show_pictures_of_the_command_line(
     assert (done.code, done.err) == (2, "gesso: --image belongs to a question; leave out --continue\n")
 
 
-class Asked(Exception):
-    """Raised in place of an answer."""
-
-
 def test_image_shows_pictures_with_the_next_message(
     seeing: gesso.Gesso, picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[list[dict[str, Any]]] = []
+    asked: list[Any] = []
+    request = seeing.chat_request
+    monkeypatch.setattr(
+        seeing, "chat_request", lambda messages, **given: asked.append(messages) or request(messages, **given)
+    )
 
-    def request(messages: list[dict[str, Any]], **options: Any) -> None:
-        asked.append(messages)
-        raise Asked
+    def shown() -> list[int]:
+        """Return the digests of the images in the last question."""
+        content = asked[-1][-1]["content"]
+        return (
+            [part["image"].digest for part in content if part["type"] == "image"] if isinstance(content, list) else []
+        )
 
-    monkeypatch.setattr(seeing, "chat_request", request)
-    conversation = chat.Conversation(seeing, {}, system=None, image_tokens=70)
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    another = picture.with_name("another picture.png")
+    another.write_bytes(encoded(drawing(30, 30, seed=1), "PNG"))
+    a, b = (seeing.read_image(path, 70).digest for path in (picture, another))
+    conversation = chat.Conversation(seeing, SHORT, system=None, image_tokens=70)
     conversation.handle(f"/image '{picture}'")
     assert f"the next message shows {picture} (" in capsys.readouterr().err
-    conversation.handle("/image " + str(picture).replace(" ", "\\ "))
-    for line in ("What?", "/retry"):  # after an answer that was stopped, the pictures are still there
-        with pytest.raises(Asked):
-            conversation.handle(line)
-        *images, text = asked[-1][-1]["content"]
-        assert [type(part["image"]) for part in images] == [Image, Image] and text["text"] == "What?"
-        assert images[0]["image"].digest == seeing.read_image(picture, 70).digest
-    for wrong in ("/image nowhere.png", "/image 'a", "/image nowhere.png b.png"):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(chat, "follow", stopped)
+        conversation.handle("What?")
+    assert shown() == [a] and len(conversation.images) == 1, "they wait for a question that is answered"
+    conversation.handle("/image " + str(another).replace(" ", "\\ "))
+    conversation.handle("/retry")
+    assert shown() == [a]
+    conversation.handle("Why?")
+    assert shown() == [b]
+    conversation.handle("Who?")
+    assert shown() == []
+    for wrong in ("/image nowhere.png", "/image 'a", f"/image '{picture}' nowhere.png"):
         with pytest.raises(InputError, match=r"nowhere.png cannot be read|quotes"):
             conversation.handle(wrong)
-    assert len(conversation.images) == 2
+    assert conversation.images == []
+    conversation.handle(f"/image '{picture}'")
+    conversation.handle("/reset")
+    assert conversation.images == []
     conversation.handle("/image")
     assert "no such command" in capsys.readouterr().err

@@ -129,6 +129,7 @@ class Conversation:
                 self.show(line.strip().removeprefix("/image"))
             case ["/reset"]:
                 self.reset()
+                self.images = []
             case ["/seed", number] if number.isdecimal() and int(number) < SEEDS:
                 self.seed = int(number)
             case ["/retry"]:
@@ -156,7 +157,8 @@ class Conversation:
         calls = [asdict(call) for call in answer.tool_calls]
         # Only now: if the answer is stopped, the question must not stay in the conversation.
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        self.images = []
+        shown = [part.get("image") for part in question] if isinstance(question, list) else []
+        self.images = [image for image in self.images if image not in shown]  # others belong to the next question
         if calls:
             self.messages[-1]["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         self.last_seed = result.seed
