@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,21 @@ def test_several_images_keep_their_order(tokenizer: Tokenizer) -> None:
     first = tokenizer.chat([user(part(cat))])
     same = len(tokenizer.encode("<bos><|turn>user\n", bos=False)) + len(soft(cat))
     assert prompt.tokens[:same] == first.tokens[:same], "a longer conversation begins as the shorter one"
+
+
+def test_images_expand_as_in_the_processor_of_transformers(tokenizer: Tokenizer) -> None:
+    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+
+    names = SimpleNamespace(**dict(zip(("image_token", "boi_token", "eoi_token"), NAMES, strict=True)))
+    images = [image(value, tokens) for value, tokens in ((1, 3), (2, 64), (3, 1))]
+    conversation = [user(part(images[0]), text(" or "), part(images[1]), text("?")), user(part(images[2]))]
+    pieces = tokenizer.render(conversation).split(names.image_token)
+    counts = {"num_soft_tokens_per_image": [one.tokens for one in images]}
+    expanded = pieces[0] + "".join(
+        Gemma4Processor.replace_image_token(names, counts, index) + piece for index, piece in enumerate(pieces[1:])
+    )
+    tokens = tokenizer.chat(conversation).tokens
+    assert [MARK if is_image(token) else token for token in tokens] == tokenizer.encode(expanded, bos=False)
 
 
 def test_a_template_that_reads_parts_gets_parts_without_pixels(directory: Path) -> None:
