@@ -152,7 +152,7 @@ class Tokenizer:
         if mark is None:
             raise InputError("this model sees no images: its tokenizer has no image token; leave the images out")
         in_text = [{**message, "content": as_text(message["content"], mark)} for message in shown]
-        problem = f"its chat template leaves out some of the {len(images)} images"
+        problem = ""
         for form in (shown, in_text):  # templates that know images read content parts; others know text only
             try:
                 text = self._rendered(variables | {"messages": form})
@@ -161,6 +161,7 @@ class Tokenizer:
                 continue
             if text.count(mark) == len(images):
                 return text
+            problem = f"the chat template shows {text.count(mark)} of {len(images)}"
         raise InputError(f"these images cannot be part of the prompt: {problem}; put them into messages of the user")
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:

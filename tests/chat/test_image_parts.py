@@ -116,10 +116,21 @@ def test_a_template_that_knows_text_only_gets_the_image_token_in_the_text(direct
 
 
 def test_a_template_that_leaves_an_image_out_is_an_error(directory: Path) -> None:
-    for template in ("{{ messages[-1].content }}", "constant", "{{ raise_exception('no images') }}"):
+    problems = {
+        "{{ messages[-1].content }}": "the chat template shows 1 of 2",
+        "constant": "the chat template shows 0 of 2",
+        "{{ raise_exception('no images') }}": "the chat template cannot render these messages: no images",
+    }
+    for template, problem in problems.items():
         tokenizer = with_template(directory, template)
-        with pytest.raises(InputError, match="these images cannot be part of the prompt: .*(leaves out|no images)"):
+        with pytest.raises(InputError, match=f"these images cannot be part of the prompt: {problem}"):
             tokenizer.chat([user(part(image(1))), user(part(image(2)))])
+
+
+def test_the_default_template_has_no_place_for_images_in_tool_results(tokenizer: Tokenizer) -> None:
+    result = {"role": "tool", "name": "see", "content": [part(image(1))]}
+    with pytest.raises(InputError, match="the chat template shows 0 of 1; put them into messages of the user"):
+        tokenizer.chat([user(text("Look.")), result])
 
 
 @pytest.mark.parametrize("images", [0, 1, 2])
