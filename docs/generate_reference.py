@@ -84,7 +84,8 @@ def _option_type(item: Any) -> str:
 
 # --- Python -------------------------------------------------------------------------------------------------------
 
-CLASSES = ("Gesso", "Diffusion", "Result", "Usage", "ChatResult", "InfillResult", "HolesResult", "EditResult")
+CLASSES = ("Gesso", "Diffusion", "Result", "Usage", "ChatResult", "InfillResult", "HolesResult", "EditResult",
+           "Image", "Prompt")  # fmt: skip
 EVENTS = ("Draft", "Commit", "Done")
 ERRORS = ("GessoError", "InputError", "CheckpointError")
 MODEL_METHODS = ("new_cache", "encode", "denoise")

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     import torch
 
     from gesso.api import Gesso
+    from gesso.chat.prompt import Prompt
     from gesso.constraints.schema.options import SchemaOptions
     from gesso.engine.events import Commit, Done, Draft, Result, Usage
+    from gesso.images.image import Image
     from gesso.infill.results import EditResult, HolesResult, InfillResult
     from gesso.options import ChatOptions, GenerateOptions, InfillOptions, TextOptions
     from gesso.results import ChatResult, Decision
@@ -44,9 +46,11 @@ __all__ = [
     "Gesso",
     "GessoError",
     "HolesResult",
+    "Image",
     "InfillOptions",
     "InfillResult",
     "InputError",
+    "Prompt",
     "Result",
     "SchemaOptions",
     "TextOptions",
@@ -114,6 +118,8 @@ def load(
 # Names whose modules import torch, imported on first access.
 _LAZY = {
     "Gesso": "gesso.api",
+    "Image": "gesso.images.image",
+    "Prompt": "gesso.chat.prompt",
     "SchemaOptions": "gesso.constraints.schema.options",
     **dict.fromkeys(("ChatResult", "Decision"), "gesso.results"),
     **dict.fromkeys(("EditResult", "HolesResult", "InfillResult"), "gesso.infill.results"),

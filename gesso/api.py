@@ -3,14 +3,17 @@
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from gesso import adapters
 from gesso.adapters import StoredAdapter
 from gesso.chat.answer import Answer, read
+from gesso.chat.image_parts import read_images
 from gesso.chat.messages import check_tools, tool_names, with_schema
+from gesso.chat.prompt import Prompt
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint import write
 from gesso.checkpoint.find import find_directory
@@ -26,7 +29,9 @@ from gesso.engine.engine import PIECE, PREFILL, Engine
 from gesso.engine.events import Done, Draft, Event, Result
 from gesso.engine.plan import compare, generate
 from gesso.engine.request import ATTEMPTS, Request
-from gesso.errors import InputError
+from gesso.errors import CheckpointError, InputError
+from gesso.images.image import Image
+from gesso.images.sources import read_source
 from gesso.infill import edit, infill
 from gesso.infill.boundary import Healer
 from gesso.infill.results import EditResult, HolesResult, InfillResult
@@ -37,6 +42,10 @@ from gesso.presets import Preset, resolved
 from gesso.results import ChatResult, Decision
 from gesso.settings import SETTINGS, DecodeName, DiffusionOptions, unknown_settings
 
+if TYPE_CHECKING:
+    import PIL.Image
+
+TextPrompt = str | Sequence[int] | Prompt
 # Special tokens that may begin an answer. With any other, the answer would be empty.
 OPENINGS = ("<|channel>", "<|tool_call>")
 
@@ -81,7 +90,7 @@ class Gesso:
         """The token that ends a text; the first one if the checkpoint has several."""
         return self.defaults.eos_token_ids[0]
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Result:
+    def generate(self, prompt: TextPrompt, **options: Unpack[GenerateOptions]) -> Result:
         """Continue a prompt, given as text or as token ids.
 
         Length, seed and adapter:
@@ -114,7 +123,7 @@ class Gesso:
         """
         return _last(self.events(self.request(prompt, **options), retry=True))
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event]:
+    def stream(self, prompt: TextPrompt, **options: Unpack[GenerateOptions]) -> Generator[Event]:
         """Continue a prompt as `generate` does, and yield events.
 
         `draft` follows every denoising step, `commit` every finished canvas, and `done` ends the stream. If the text is
@@ -125,6 +134,8 @@ class Gesso:
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatResult:
         """Answer a conversation of OpenAI-style messages. Options, beside those of `generate`:
 
+        messages: a content is text or a list of parts: {"type": "text", "text": ...}, {"type": "image", "image": ...,
+            "tokens": 280} with the arguments of `read_image`, or {"type": "image_url", "image_url": {"url": ...}}.
         tools: tools in OpenAI's format. Default: none.
         thinking: let the model think before the answer. A constraint begins after the thoughts. Default: False.
         tool_choice: "auto" (the default), "none", "required", or the name of the tool to call. The arguments of a call
@@ -171,15 +182,59 @@ class Gesso:
 
         if schema_in_prompt:
             messages = with_schema(messages, schema)
-        prompt = self.tokenizer.chat(messages, tools=shown, thinking=thinking)
+        prompt = self.prompt(messages, tools=shown, thinking=thinking)
         checked = validate if guide or schema is not None else None
         return self.request(
             prompt, guide=guide, guide_optional=optional, thinking=thinking, validate=checked, **options
         )
 
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+    ) -> Prompt:
+        """Return a conversation as the model reads it: token ids and images."""
+        read = read_images(messages, lambda source, where, tokens: self.read_image(source, tokens, where=where))
+        return self.tokenizer.chat(read, tools=tools, thinking=thinking)
+
+    def read_image(
+        self,
+        source: "str | Path | bytes | PIL.Image.Image | Image",
+        tokens: int | None = None,
+        *,
+        where: str = "image",
+    ) -> Image:
+        """Return an image as this model reads it, for several questions about it.
+
+        source: a path, the bytes of a file, a `data:` URL or a Pillow image.
+        tokens: soft tokens it may become: 70, 140, 280 (the default), 560 or 1120.
+        where: the beginning of errors.
+        """
+        if self.model.vision is None:
+            raise InputError(
+                f"{where}: this model sees no images: it was loaded without a vision tower, or its checkpoint has "
+                "none; load a checkpoint that has one, without text_only, or leave the image out"
+            )
+        config, vision = self.config, self.config.vision
+        if self.tokenizer.image_ids != (config.image_token_id, config.boi_token_id, config.eoi_token_id):
+            raise CheckpointError(
+                f"{where}: config.json and the tokenizer have different tokens for images; use the files of one "
+                "checkpoint"
+            )
+        return read_source(
+            source,
+            where,
+            tokens,
+            patch=vision.patch_size,
+            pool=vision.pooling_kernel_size,
+            positions=vision.position_embedding_size,
+        )
+
     def decide(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        prompt: TextPrompt | Sequence[Mapping[str, Any]],
         choices: Sequence[str],
         *,
         adapter: str | None = None,
@@ -207,16 +262,17 @@ class Gesso:
 
     def decision_request(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        prompt: TextPrompt | Sequence[Mapping[str, Any]],
         texts: Sequence[Sequence[int]],
         adapter: str | None = None,
     ) -> Request:
         """Return the engine request of `decide`, with choices as token ids."""
         messages = _messages(prompt)
-        ids = self._ids(cast(str | Sequence[int], prompt)) if messages is None else self.tokenizer.chat(messages)
+        read = self._prompt(cast(TextPrompt, prompt)) if messages is None else self.prompt(messages)
         eos = frozenset(() if messages is None else self.defaults.eos_token_ids)
         usual, adapter = self.defaults.max_new_tokens, self.adapter if adapter is None else adapter
-        return decision_request(ids, texts, eos, self.config, usual, self.max_length, adapter)
+        made = decision_request(read.tokens, texts, eos, self.config, usual, self.max_length, adapter)
+        return replace(made, images=read.images)
 
     def infill(
         self,
@@ -337,7 +393,7 @@ class Gesso:
 
     def request(
         self,
-        prompt: str | Sequence[int],
+        prompt: TextPrompt,
         *,
         guide: Guide | None = None,
         guide_optional: bool = False,
@@ -370,7 +426,7 @@ class Gesso:
         if unknown := diffusion.keys() - SETTINGS.keys():
             also = [name for name in GenerateOptions.__annotations__ if name not in SETTINGS]
             raise InputError(unknown_settings(unknown, also))
-        ids = self._ids(prompt)
+        read = self._prompt(prompt)
         constraint = {"choice": choice, "regex": regex, "json_schema": json_schema, "grammar": grammar}
         asked = self.guides.guide(**constraint, thinking=thinking, schema_options=schema_options)
         if guide_optional and (asked or pins):
@@ -380,7 +436,7 @@ class Gesso:
         if validate is None and json_schema is not None:
             validate = _under(json_schema)
         if max_new_tokens is None:
-            max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(ids)))
+            max_new_tokens = max(1, min(self.defaults.max_new_tokens, self.engine.max_length - len(read.tokens)))
         if seed is None:
             seed = secrets.randbits(32) if resume is None else resume.request.seed
         needs_canvas = bool(pins or asked or resume or (guide and not guide_optional))
@@ -391,7 +447,8 @@ class Gesso:
             guide = None
         constrained = asked or guide
         return Request(
-            prompt=tuple(ids),
+            prompt=tuple(read.tokens),
+            images=read.images,
             max_new_tokens=max_new_tokens,
             diffusion=settings,
             seed=seed,
@@ -410,14 +467,16 @@ class Gesso:
             adapter=self.adapter if adapter is None else adapter,
         )
 
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def _prompt(self, prompt: TextPrompt) -> Prompt:
+        if isinstance(prompt, Prompt):
+            return prompt
         if not isinstance(prompt, Sequence):
             raise InputError(f"the prompt must be text or a list of token ids, got {type(prompt).__name__}")
         if not isinstance(prompt, str):
-            return list(prompt)
+            return Prompt(list(prompt))
         if not prompt:  # the bos token alone would be a valid request, but nobody means it
             raise InputError("the prompt is empty; give some text to continue")
-        return self.tokenizer.encode(prompt)
+        return Prompt(self.tokenizer.encode(prompt))
 
     def _events(self, request: Request, attempts: int) -> Generator[Event]:
         unread: deque[Event] = deque()

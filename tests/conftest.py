@@ -43,6 +43,7 @@ SLOW = {
     "engine/test_adapters.py", "engine/test_engine.py",
     "engine/test_faults.py", "engine/test_final_text.py", "engine/test_generation_parity.py", "engine/test_graphs.py",
     "engine/test_images.py", "engine/test_scoring.py", "eval/test_answers.py", "eval/tune/test_run.py",
+    "images/test_process.py", "images/test_read.py",
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
     "test_settings.py", "test_wheel.py", "train/test_distilled.py", "train/test_held_out.py", "train/test_lora.py",

@@ -2,7 +2,7 @@
 
     python -m examples.demo.gif docs/images/canvas.gif
 
-It needs Pillow (`pip install '.[trace]'` in the clone) and the font DejaVu Sans Mono.
+It needs the font DejaVu Sans Mono.
 """
 
 import argparse

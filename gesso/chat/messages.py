@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gesso.chat.image_parts import check_part, plain_text
 from gesso.errors import InputError
 
 SCHEMA_INSTRUCTION = "Answer in JSON by this schema: "
@@ -16,14 +17,18 @@ _FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return checked copies: roles and contents in one form, arguments decoded, tool results with their tool's name."""
+    """Return checked copies: roles and contents in one form, arguments decoded, tool results with their tool's name.
+
+    A content is text, or a list of parts if it has images: see `gesso.chat.image_parts`.
+    """
     if not isinstance(messages, list | tuple) or not messages:
         raise InputError("messages: expected a list of at least one message, like {'role': 'user', 'content': 'Hello'}")
     checked: list[dict[str, Any]] = []
     called: dict[str, str] = {}  # tool_call_id: name, of the calls so far
     for index, raw in enumerate(messages):
         where = f"messages[{index}]"
-        message = _plain(_expect(raw, Mapping, where), where)
+        content = _expect(raw, Mapping, where).get("content")
+        message = _plain({**raw, "content": None}, where)  # images are not JSON
         role = message.get("role")
         if role not in ROLES:
             raise InputError(f"{where}.role: expected one of {', '.join(ROLES)}, got {role!r}")
@@ -33,7 +38,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         calls = _expect(message.get("tool_calls") or [], list, f"{where}.tool_calls")
         message["tool_calls"] = [_check_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
         called |= {call["id"]: call["function"]["name"] for call in message["tool_calls"] if call.get("id")}
-        message["content"] = _check_content(message.get("content"), bool(calls), f"{where}.content")
+        message["content"] = _check_content(content, bool(calls), f"{where}.content")
         if role == "tool":
             message["name"] = message.get("name") or called.get(str(message.get("tool_call_id")))
             if message["name"] is None:
@@ -71,17 +76,22 @@ def tool_names(tools: Any) -> tuple[str, ...]:
     return tuple(tool["function"]["name"] for tool in check_tools(tools) or ())
 
 
-def _check_content(content: Any, has_calls: bool, where: str) -> str:
+def _check_content(content: Any, has_calls: bool, where: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
-        return content
+        return plain_text(content)
     if content is None and has_calls:
         return ""
-    if not isinstance(content, list):
-        raise InputError(f"{where}: expected text or a list of text parts, got {type(content).__name__}")
-    for index, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InputError(f"{where}[{index}]: expected {{'type': 'text', 'text': ...}}; only text is supported")
-    return "".join(part["text"] for part in content)
+    if not isinstance(content, list | tuple):
+        raise InputError(f"{where}: expected text or a list of parts, got {type(content).__name__}")
+    parts = [check_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
+    joined: list[dict[str, Any]] = []  # texts that follow each other are one text
+    for part in parts:
+        if part["type"] == "text" and joined and joined[-1]["type"] == "text":
+            part = {"type": "text", "text": joined.pop()["text"] + part["text"]}
+        joined.append(part)
+    if any(part["type"] == "image" for part in joined):
+        return joined
+    return joined[0]["text"] if joined else ""
 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:

@@ -13,13 +13,27 @@ from typing import Any
 
 import tokenizers
 
+from gesso.chat.image_parts import as_text, for_template, images_of
 from gesso.chat.messages import check_messages, check_tools
+from gesso.chat.prompt import Prompt, with_soft_tokens
 from gesso.errors import CheckpointError, InputError
 from gesso.files import read_bytes, read_json, read_text
+from gesso.images.image import Image
 
 # Fill in the middle: the marker tokens before the prefix, the suffix and the middle.
 FILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 TEMPLATE_LIMIT = 1 << 20  # bytes; published templates are smaller than 100 kB
+# The roles of special tokens, with the names that Gemma's have. The last three are those of images: the one that a
+# template writes where an image is, and those before and after its soft tokens.
+ROLES = {
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "pad_token": "<pad>",
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+}
+IMAGE_ROLES = ("image_token", "boi_token", "eoi_token")
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -28,7 +42,7 @@ class Tokenizer:
         self, core: tokenizers.Tokenizer, files: dict[str, Path], names: dict[str, str], template: str
     ) -> None:
         self._core = core
-        self.names = names  # of bos_token, eos_token and pad_token, if the checkpoint has them
+        self.names = names  # of the special tokens in ROLES that the checkpoint has
         self._template_source = template
         self.files = files
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
@@ -97,6 +111,12 @@ class Tokenizer:
         found: int | None = self._core.token_to_id(token)
         return found
 
+    @cached_property
+    def image_ids(self) -> tuple[int, int, int] | None:
+        """The token that a template writes where an image is, and those before and after its soft tokens."""
+        mark, begin, end = (self.id_of(self.names[role]) if role in self.names else None for role in IMAGE_ROLES)
+        return None if mark is None or begin is None or end is None else (mark, begin, end)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -105,18 +125,50 @@ class Tokenizer:
         thinking: bool = False,
         generation_prompt: bool = True,
     ) -> str:
-        """Return a conversation as text in the model's chat format."""
-        from jinja2.exceptions import SecurityError
+        """Return a conversation as text in the model's chat format, with the image token where an image is.
 
-        from gesso.chat.template import Runaway, render
+        A text that spells the image token gets an invisible character, so that it stays text.
+        """
+        return self._render(check_messages(messages), tools, thinking, generation_prompt)
 
+    def _render(
+        self,
+        checked: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: bool,
+        generation_prompt: bool = True,
+    ) -> str:
+        images, mark = images_of(checked), self.names.get("image_token")
+        shown = _without(mark, [{**message, "content": for_template(message["content"])} for message in checked])
         variables = {
-            "messages": check_messages(messages),
-            "tools": check_tools(tools),
+            "messages": shown,
+            "tools": _without(mark, check_tools(tools)),
             "add_generation_prompt": generation_prompt,
             "enable_thinking": thinking,
             **self.names,
         }
+        if not images:
+            return self._rendered(variables)
+        if mark is None:
+            raise InputError("this model sees no images: its tokenizer has no image token; leave the images out")
+        in_text = [{**message, "content": as_text(message["content"], mark)} for message in shown]
+        problem = ""
+        for form in (shown, in_text):  # templates that know images read content parts; others know text only
+            try:
+                text = self._rendered(variables | {"messages": form})
+            except InputError as error:
+                problem = str(error)
+                continue
+            if text.count(mark) == len(images):
+                return text
+            problem = f"the chat template shows {text.count(mark)} of {len(images)}"
+        raise InputError(f"these images cannot be part of the prompt: {problem}; put them into messages of the user")
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
+        from jinja2.exceptions import SecurityError
+
+        from gesso.chat.template import Runaway, render
+
         template = self._template
         try:
             return render(template, variables)
@@ -135,9 +187,22 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool = False,
-    ) -> list[int]:
-        # The template writes the bos token itself.
-        return self.encode(self.render(messages, tools=tools, thinking=thinking), bos=False)
+    ) -> Prompt:
+        """Return a conversation as token ids with its images, which have been read: see `gesso.chat.image_parts`."""
+        checked = check_messages(messages)
+        ids = self.encode(self._render(checked, tools, thinking), bos=False)  # the template writes the bos token itself
+        images = images_of(checked)
+        return Prompt(self.with_images(ids, images), images)
+
+    def with_images(self, ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+        """Return the token ids of a rendered conversation with its images in place of image tokens."""
+        if not images:
+            return list(ids)
+        if self.image_ids is None:
+            raise InputError("this model sees no images: its tokenizer lacks the tokens for them")
+        if (found := ids.count(self.image_ids[0])) != len(images):
+            raise InputError(f"the prompt has {found} image tokens for {len(images)} images; expected one for each")
+        return with_soft_tokens(ids, images, *self.image_ids)
 
     @cached_property
     def _template(self) -> Any:
@@ -175,18 +240,33 @@ class Tokenizer:
         return checked
 
 
+def _without(mark: str | None, value: Any) -> Any:
+    """Return JSON data without a special token's name: a zero-width space follows its first character."""
+    if mark is None:
+        return value
+    if isinstance(value, str):
+        return value.replace(mark, f"{mark[0]}\u200b{mark[1:]}")
+    if isinstance(value, list):
+        return [_without(mark, item) for item in value]
+    if isinstance(value, dict):
+        return {_without(mark, key): _without(mark, item) for key, item in value.items()}
+    return value
+
+
 # --- The files of a checkpoint ---
 
 
 def _special_names(core: tokenizers.Tokenizer, config: dict[str, Any], directory: Path) -> dict[str, str]:
     names = {}
-    for role, usual in (("bos_token", "<bos>"), ("eos_token", "<eos>"), ("pad_token", "<pad>")):
+    for role, usual in ROLES.items():
         # A tokenizer.json alone does not name the roles of tokens; use Gemma's names. An explicit null means no token.
         name = config.get(role, usual if core.token_to_id(usual) is not None else None)
         name = name.get("content") if isinstance(name, dict) else name
         if name is None:
             continue
         if not isinstance(name, str) or core.token_to_id(name) is None:
+            if role in IMAGE_ROLES:  # of a model that was made without images
+                continue
             raise CheckpointError(
                 f"{directory}: {role} is {name!r}, which is not in tokenizer.json; use the files of one checkpoint"
             )

@@ -1,5 +1,6 @@
 """`gesso chat`: a conversation in the terminal or over a pipe."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gesso.cli.delivery import deliver
+from gesso.cli.images import IMAGE_TOKENS, Images, ImageTokens, content, open_pictures, prepared
 from gesso.cli.options import (
     Decode,
     GenerationOptions,
@@ -26,12 +28,14 @@ from gesso.errors import ConstraintError, InputError
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
+    from gesso.images.image import Image
 
 HELP = """\
-/reset   forget the conversation, keep the system message
-/retry   answer the last question again, with the next seed
-/seed N  use this seed for the next answers
-/exit    leave, as Ctrl-D does
+/image FILE  show a picture with the next message
+/reset       forget the conversation, keep the system message
+/retry       answer the last question again, with the next seed
+/seed N      use this seed for the next answers
+/exit        leave, as Ctrl-D does
 If a message begins with a slash, put a space before it. Ctrl-C stops an answer."""
 SEEDS = 2**64
 
@@ -39,6 +43,7 @@ SEEDS = 2**64
 @with_options
 def chat(
     model_argument: ModelArgument = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this message only, then leave.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Think before the answer.")] = False,
     schema_in_prompt: Annotated[
@@ -52,6 +57,8 @@ def chat(
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of tools in OpenAI's format. Calls are printed as JSON.")
     ] = None,
+    image: Images = None,
+    image_tokens: ImageTokens = IMAGE_TOKENS,
     live: Live = True,
     json: Json = False,
     decode: Decode = "auto",
@@ -60,12 +67,19 @@ def chat(
     options: GenerationOptions,
 ) -> None:
     """Chat with the model. With piped stdin, every line is a message."""
-    interactive = sys.stdin.isatty()
+    interactive = sys.stdin.isatty() and prompt is None
+    if prompt is not None and not prompt.strip():
+        raise InputError("--prompt is empty; give a message to answer")
+    pictures = open_pictures(image or ())
     keywords = {**options.keywords(), **decoded(decode), "thinking": thinking, "schema_in_prompt": schema_in_prompt}
     if tools is not None:
         keywords["tools"] = read_json(tools)
     model = replace(loading, model=model_argument or loading.model).load(max_batch=1, decode=decode)
-    conversation = Conversation(model, keywords, system, live=live, json=json)
+    images = prepared(model, pictures, image_tokens)
+    conversation = Conversation(model, keywords, system, images, image_tokens, live=live, json=json)
+    if prompt is not None:
+        conversation.ask(content(images, prompt), conversation.messages)
+        return
     if interactive:
         note("/help lists the commands, Ctrl-D ends the chat.")
     for line in lines(interactive):
@@ -90,10 +104,12 @@ class Conversation:
     model: "Gesso"
     options: Mapping[str, Any]  # keyword arguments of `Gesso.chat_request`
     system: str | None
+    images: "list[Image]" = field(default_factory=list)  # shown with the next question
+    image_tokens: int = IMAGE_TOKENS
     live: bool = False
     json: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
-    question: str | None = None  # the last question, answered or not
+    question: str | list[dict[str, Any]] | None = None  # content of the last question, answered or not
     before: list[dict[str, Any]] = field(default_factory=list)  # the messages before that question
     last_seed: int | None = None  # of the answer to that question
 
@@ -106,11 +122,14 @@ class Conversation:
         match line.split() if line.startswith("/") else ["", line.strip()]:
             case ["", question]:
                 if question:
-                    self.ask(question, self.messages)
+                    self.ask(content(self.images, question), self.messages)
             case ["/help"]:
                 note(HELP)
+            case ["/image", _, *_]:
+                self.show(line.strip().removeprefix("/image"))
             case ["/reset"]:
                 self.reset()
+                self.images = []
             case ["/seed", number] if number.isdecimal() and int(number) < SEEDS:
                 self.seed = int(number)
             case ["/retry"]:
@@ -118,7 +137,17 @@ class Conversation:
             case _:
                 complain(f"no such command: {line.strip()}; /help lists the commands")
 
-    def ask(self, question: str, before: list[dict[str, Any]]) -> None:
+    def show(self, files: str) -> None:
+        """Show pictures with the next question. Names with spaces are quoted or escaped, as terminals paste them."""
+        try:
+            names = shlex.split(files)
+        except ValueError as error:
+            raise InputError(f"/image: {error}; put the name of the file in quotes") from None
+        images = prepared(self.model, open_pictures([Path(name) for name in names]), self.image_tokens)
+        self.images += images
+        note(f"the next message shows {' and '.join(names)} ({sum(image.tokens for image in images)} tokens)")
+
+    def ask(self, question: str | list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
         self.question, self.before, self.last_seed = question, before, None
         asked = [*before, {"role": "user", "content": question}]
         request = self.model.chat_request(asked, **{**self.options, "seed": self.seed})
@@ -128,6 +157,8 @@ class Conversation:
         calls = [asdict(call) for call in answer.tool_calls]
         # Only now: if the answer is stopped, the question must not stay in the conversation.
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        shown = [part.get("image") for part in question] if isinstance(question, list) else []
+        self.images = [image for image in self.images if image not in shown]  # others belong to the next question
         if calls:
             self.messages[-1]["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         self.last_seed = result.seed

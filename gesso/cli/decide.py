@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from gesso.cli.images import IMAGE_TOKENS, Images, ImageTokens, content, open_pictures, prepared
 from gesso.cli.options import Json, Loading, with_options
 from gesso.cli.terminal import print_json, print_text
+from gesso.errors import InputError
 
 
 @with_options
@@ -16,12 +18,19 @@ def decide(
     is_text: Annotated[
         bool, typer.Option("--continue", help="The prompt is a text that one of the choices continues.")
     ] = False,
+    image: Images = None,
+    image_tokens: ImageTokens = IMAGE_TOKENS,
     json: Json = False,
     *,
     loading: Loading,
 ) -> None:
     """Choose among several answers to a question, or continuations of a text, with the probability of each."""
-    decision = loading.load().decide(prompt if is_text else [{"role": "user", "content": prompt}], choice)
+    if is_text and image:
+        raise InputError("--image belongs to a question; leave out --continue")
+    pictures = open_pictures(image or ())
+    model = loading.load()
+    question = content(prepared(model, pictures, image_tokens), prompt)
+    decision = model.decide(prompt if is_text else [{"role": "user", "content": question}], choice)
     if json:
         print_json(asdict(decision))
         return

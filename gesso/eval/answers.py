@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from gesso.api import Gesso
+from gesso.chat.prompt import Prompt
 from gesso.constraints.constraint import NAMES
 from gesso.engine.decision import choice_tokens, probabilities
 from gesso.engine.driver import PlanRun
@@ -109,7 +110,7 @@ def answer_plan(g: Gesso, task: Task, question: Question, tries: Tries) -> Plan[
 def _log_probability(g: Gesso, item: Item) -> Plan[float]:
     """Return the mean log-probability per token of the likeliest answer of an item, by the causal encoder."""
     encode = g.tokenizer.encode
-    prompt = encode(item.prompt) if isinstance(item.prompt, str) else g.tokenizer.chat(item.prompt)
+    prompt = encode(item.prompt) if isinstance(item.prompt, str) else g.prompt(item.prompt).tokens
     texts = tuple(tuple(encode(answer, bos=False)) for answer in item.meta["answers"])
     (scored,) = yield [Score(prompt=tuple(prompt), texts=texts, adapter=g.adapter)]
     sums = cast(Scored, scored).log_likelihoods
@@ -148,8 +149,8 @@ def _attempt(g: Gesso, task: Task, item: Item, question: Question, tries: Tries)
 def _decision(g: Gesso, task: Decide, item: Item, seed: int) -> Plan[Result]:
     prompt, texts = _prompt(g, item), choice_tokens(g.tokenizer, item.choices)
     if task.method == "encoder":
-        scores: Sequence[float] = yield from score(prompt, texts, g.max_length, g.adapter)
-        usage = Usage(prompt_tokens=len(prompt), denoising_steps=len(texts))
+        scores: Sequence[float] = yield from score(prompt.tokens, texts, g.max_length, g.adapter)
+        usage = Usage(prompt_tokens=len(prompt.tokens), denoising_steps=len(texts))
     else:
         scored = yield from compare(g.decision_request(prompt, texts))
         scores, usage = scored.log_likelihoods, scored.usage
@@ -158,11 +159,11 @@ def _decision(g: Gesso, task: Decide, item: Item, seed: int) -> Plan[Result]:
     return Decided(item.choices[index], texts[index], "stop", usage, seed, found[index])
 
 
-def _prompt(g: Gesso, item: Item) -> list[int]:
-    """Return a conversation and the beginning of its answer as token ids."""
+def _prompt(g: Gesso, item: Item) -> Prompt:
+    """Return a conversation and the beginning of its answer."""
     assert not isinstance(item.prompt, str)
-    prompt = g.tokenizer.chat(item.prompt, tools=item.meta.get("tools"))
-    return [*prompt, *g.tokenizer.encode(item.opening, bos=False)]
+    prompt = g.prompt(item.prompt, tools=item.meta.get("tools"))
+    return prompt + g.tokenizer.encode(item.opening, bos=False)
 
 
 def request(g: Gesso, item: Item, question: Question) -> Request:

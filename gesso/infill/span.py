@@ -33,4 +33,4 @@ def instruction_turn(tokenizer: Tokenizer, instruction: str, text: str) -> list[
     """
     if not isinstance(instruction, str) or not instruction.strip():
         raise InputError("the instruction is empty; describe the change, or leave the instruction out")
-    return tokenizer.chat([{"role": "user", "content": f"{instruction}\n\n{text}"}])
+    return tokenizer.chat([{"role": "user", "content": f"{instruction}\n\n{text}"}]).tokens

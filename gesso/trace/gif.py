@@ -1,9 +1,8 @@
-"""A run as a GIF, drawn with Pillow (`pip install '.[trace]'` in the clone)."""
+"""A run as a GIF, drawn with Pillow."""
 
 from pathlib import Path
 from typing import Any
 
-from gesso.errors import InputError
 from gesso.trace.layout import COLUMNS, Picture, picture
 from gesso.trace.run import Run
 from gesso.trace.svg import COLOURS
@@ -16,10 +15,8 @@ PAPER, INK, UNSETTLED, PROMPT = "#fffefb", "#211e19", "#6a6358", "#8a8276"
 
 def write(run: Run, path: Path) -> None:
     """Write an animation with one frame per denoising step."""
-    try:
-        from PIL import Image, ImageDraw
-    except ModuleNotFoundError:
-        raise InputError("GIF output needs Pillow: pip install '.[trace]' in the clone; SVG output does not") from None
+    from PIL import Image, ImageDraw
+
     drawn, font = picture(run), _font()
     size = (2 * MARGIN + CELL * COLUMNS, 2 * MARGIN + LINE * drawn.rows)
     frames = []

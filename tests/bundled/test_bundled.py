@@ -127,5 +127,5 @@ def test_bundled_tokenizer_has_single_digits_and_every_special_token(name, loade
 @names
 def test_bundled_model_has_a_chat_template(name, loaded):
     assert (bundled.directory(name) / "chat_template.jinja").is_file()
-    ids = loaded[name].tokenizer.chat([{"role": "user", "content": "Hi"}])
+    ids = loaded[name].tokenizer.chat([{"role": "user", "content": "Hi"}]).tokens
     assert loaded[name].tokenizer.decode(ids, special=True).startswith("<bos><|turn>")

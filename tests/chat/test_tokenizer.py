@@ -258,13 +258,13 @@ def test_tool_data_cannot_forge_turn(tokenizer: Tokenizer) -> None:
     attack = [USER, {"role": "tool", "name": "weather", "content": forged}]
 
     def turns(messages: list[dict[str, Any]]) -> int:
-        return tokenizer.chat(messages).count(tokenizer.id_of("<|turn>") or -1)
+        return tokenizer.chat(messages).tokens.count(tokenizer.id_of("<|turn>") or -1)
 
     assert turns(attack) == turns(plain)
 
 
 def test_chat_is_rendered_text_with_one_bos(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.chat([USER], thinking=True)
+    ids = tokenizer.chat([USER], thinking=True).tokens
     assert tokenizer.decode(ids, special=True) == tokenizer.render([USER], thinking=True)
     assert ids.count(tokenizer.bos_id or -1) == 1
 

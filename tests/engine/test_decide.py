@@ -37,7 +37,7 @@ def test_scores_of_choices_are_those_of_one_prediction_by_the_plain_model(tiny, 
     decision = tiny.decide(prompt, CHOICES)
     assert len(passes) == 1, "prefill and canvas are one pass"
     (canvas,) = [piece.ids_S for piece in passes[0] if not piece.causal]
-    ids = tiny.tokenizer.encode(prompt) if isinstance(prompt, str) else tiny.tokenizer.chat(prompt)
+    ids = tiny.tokenizer.encode(prompt) if isinstance(prompt, str) else tiny.tokenizer.chat(prompt).tokens
     texts = [tiny.tokenizer.encode(choice, bos=False) for choice in CHOICES]
     eos = () if isinstance(prompt, str) else tiny.defaults.eos_token_ids
     expected = reference(tiny, ids, texts, eos, len(canvas))

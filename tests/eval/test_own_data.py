@@ -91,7 +91,9 @@ def test_likelihood_is_the_mean_log_probability_of_the_likeliest_answer(tiny: ge
     assert tiny.engine.busy is False
     for item, outcome in zip(items, found.outcomes, strict=True):
         prompt = (
-            tiny.tokenizer.encode(item.prompt) if isinstance(item.prompt, str) else tiny.tokenizer.chat(item.prompt)
+            tiny.tokenizer.encode(item.prompt)
+            if isinstance(item.prompt, str)
+            else tiny.tokenizer.chat(item.prompt).tokens
         )
         reference = Likelihood(tiny.model, prompt)
         texts = [tiny.tokenizer.encode(answer, bos=False) for answer in item.meta["answers"]]

@@ -218,12 +218,12 @@ def test_an_evaluation_passes_tools_and_scores_the_call(tiny, drawn, monkeypatch
     asked, request = [], tiny.request
 
     def with_pins(prompt, **options):
-        expected = next(item.expected for item in items if prompt == ids(item))
-        asked.append(list(prompt))
+        expected = next(item.expected for item in items if prompt.tokens == ids(item))
+        asked.append(prompt.tokens)
         return request(prompt, pins=dict(enumerate([*tiny.tokenizer.encode(expected, bos=False), 106])), **options)
 
     def ids(item):
-        return tiny.tokenizer.chat(item.prompt, tools=item.meta.get("tools"))
+        return tiny.tokenizer.chat(item.prompt, tools=item.meta.get("tools")).tokens
 
     monkeypatch.setattr(tiny, "request", with_pins)
     found = evaluate(tiny, TASK, items, steps=1, max_new_tokens=256)

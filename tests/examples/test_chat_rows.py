@@ -47,7 +47,7 @@ def test_the_learnt_spans_of_chat_rows_are_their_answers(mini, rows):
         answers = [message for message in row["messages"] if message["role"] == "assistant"]
         assert (len(spans), context_only, spans[-1][1]) == (len(answers), 0, len(tokens))
         # The tokens before the last span are the prompt of generation at that turn.
-        assert tokens[: spans[-1][0]] == mini.chat(row["messages"][:-1], tools=row.get("tools"))
+        assert tokens[: spans[-1][0]] == mini.chat(row["messages"][:-1], tools=row.get("tools")).tokens
         for (start, end), message in zip(spans, answers, strict=True):
             answer = parse(mini.decode(tokens[start:end], special=True))
             calls = [call["function"] for call in message.get("tool_calls", ())]

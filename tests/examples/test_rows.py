@@ -131,7 +131,7 @@ def test_the_learnt_span_of_every_structured_row_is_its_answer(tiny, structured)
         assert (len(spans), context_only, end) == (1, 0, len(tokens))
         assert written.endswith("<turn|>")
         # The tokens before the span are the prompt of an evaluation.
-        assert tokens[:start] == tiny.tokenizer.chat(row["messages"][:-1], tools=row.get("tools"))
+        assert tokens[:start] == tiny.tokenizer.chat(row["messages"][:-1], tools=row.get("tools")).tokens
         answer = parse(written)
         calls = [call["function"] for call in message.get("tool_calls", ())]
         assert answer.tool_calls == tuple(ToolCall(call["name"], call["arguments"]) for call in calls)

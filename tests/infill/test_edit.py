@@ -80,7 +80,7 @@ def prompts_of(monkeypatch, g):
 def test_instruction_is_a_user_turn_with_the_present_text(tiny, monkeypatch, level):
     seen = prompts_of(monkeypatch, tiny)
     tiny.edit(TEXT, SPAN, instruction="Make it a cat.", level=level, **BRIEF)
-    turn = tiny.tokenizer.chat([{"role": "user", "content": f"Make it a cat.\n\n{TEXT}"}])
+    turn = tiny.tokenizer.chat([{"role": "user", "content": f"Make it a cat.\n\n{TEXT}"}]).tokens
     for request in seen:
         assert list(request.prompt) == turn + tiny.tokenizer.encode(TEXT[:10], bos=False)
 

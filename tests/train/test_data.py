@@ -130,7 +130,7 @@ def test_response_starts_where_generation_would_start(tmp_path, tokenizer):
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     assert len(example.spans) == len(turns) and example.context_only == 0
     for (start, _), index in zip(example.spans, turns, strict=True):
-        assert list(example.tokens[:start]) == tokenizer.chat(messages[:index], tools=TOOLS)
+        assert list(example.tokens[:start]) == tokenizer.chat(messages[:index], tools=TOOLS).tokens
 
 
 def test_tool_call_target_ends_with_its_special_token(tmp_path, tokenizer):
@@ -145,18 +145,18 @@ def test_response_that_would_merge_with_its_prompt_keeps_its_tokens(tmp_path, te
     tokenizer = make_tokenizer(tmp_path / "model", template)
     newline = {"role": "assistant", "content": "\nSo."}
     example = one(tmp_path, tokenizer, {"messages": [USER, newline]})
-    assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER])
+    assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER]).tokens
     assert targets(example, tokenizer) == ["\nSo.<turn|>"]
     # As history it is rendered as "model\n\nSo.", in other tokens, so it can only be context.
     example = one(tmp_path, tokenizer, {"messages": [USER, newline, USER, REPLY]})
-    assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER, newline, USER])
+    assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER, newline, USER]).tokens
     assert (targets(example, tokenizer), example.context_only) == (["So.<turn|>"], 1)
 
 
 def test_last_thought_is_target_with_thinking_on(tmp_path, tokenizer):
     example = one(tmp_path, tokenizer, {"messages": [USER, thought("Hm.", "So.")]})
     assert targets(example, tokenizer) == ["<|channel>thought\nHm.<channel|>So.<turn|>"]
-    assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER], thinking=True)
+    assert list(example.tokens[: example.spans[0][0]]) == tokenizer.chat([USER], thinking=True).tokens
 
 
 @pytest.mark.parametrize("first", [thought("Oh.", "So."), REPLY])
@@ -176,7 +176,7 @@ def test_template_with_empty_thought_keeps_it_before_the_last_response(tmp_path)
     tokenizer = make_tokenizer(tmp_path / "model", EMPTY_THOUGHT_TEMPLATE)
     example = one(tmp_path, tokenizer, {"messages": [USER, REPLY, USER, {"role": "assistant", "content": "No."}]})
     start = example.spans[0][0]
-    assert list(example.tokens[:start]) == tokenizer.chat([USER, REPLY, USER])
+    assert list(example.tokens[:start]) == tokenizer.chat([USER, REPLY, USER]).tokens
     assert tokenizer.decode(example.tokens[:start], special=True).endswith("<|channel>thought\n<channel|>")
     assert (targets(example, tokenizer), example.context_only) == (["No.<turn|>"], 1)
     kept = one(tmp_path, tokenizer, {"messages": [USER, thought("Hm.", "So.")]})

@@ -129,7 +129,7 @@ def test_only_the_weights_of_the_best_step_are_stored(tmp_path, rows, small):  #
 def test_samples_show_the_question_and_the_answer(tmp_path, small):  # noqa: F811
     tokenizer = Tokenizer.from_directory(small)
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-    prompt = tokenizer.chat(messages[:1])
+    prompt = tokenizer.chat(messages[:1]).tokens
     example = Example((*prompt, *tokenizer.encode("So.", bos=False), 106), ((len(prompt), len(prompt) + 4),), "a", 1)
     rows = write(tmp_path / "rows.jsonl", range(12))
     recipe = recipe_of(tmp_path, rows, small, "out")

@@ -43,7 +43,7 @@ class Builder(Generic[F]):
     ) -> list[int]:
         messages = with_schema(messages, schema)
         self.frontend.check_size(characters(messages) + characters(tools), self.context, self.prompt_field)
-        return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking)
+        return self.frontend.tokenizer.chat(messages, tools=tools, thinking=thinking).tokens
 
     def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
         """Reject a prompt and an answer that together exceed the context, or this server's limit."""

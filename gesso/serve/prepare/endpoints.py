@@ -121,7 +121,7 @@ def tokenize(task: Task, body: bytes, frontends: Frontends) -> Outcome:
     context = task["contexts"][frontend.name]
     if fields.messages is not None:
         frontend.check_size(characters(fields.messages) + characters(fields.tools), context, "messages")
-        tokens = frontend.tokenizer.chat(fields.messages, tools=fields.tools)
+        tokens = frontend.tokenizer.chat(fields.messages, tools=fields.tools).tokens
     else:
         frontend.check_size(len(fields.prompt or ""), context, "prompt")
         tokens = frontend.tokenizer.encode(fields.prompt or "", bos=fields.add_special_tokens)
