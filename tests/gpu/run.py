@@ -58,6 +58,7 @@ GROUPS = (
     Group("training-26b", ("tests/gpu/test_training_26b.py",), memory=14, limit=200),
     Group("formats", ("tests/gpu/test_formats.py", "tests/gpu/test_feed_forward.py"), memory=6, limit=200),
     Group("precision", ("tests/gpu/test_precision.py",), memory=4, limit=240),
+    Group("images", ("tests/gpu/test_images.py",), memory=16, limit=200),
     Group("engine", ("tests/gpu/test_engine.py", "tests/gpu/test_verified.py"), memory=4, limit=200),
     Group("attention", ("tests/backends/cuda/test_attention.py",), memory=4, limit=240),
     Group(
