@@ -46,7 +46,7 @@ SLOW = {
     "images/test_process.py", "images/test_read.py",
     "examples/test_make_data.py", "examples/test_sudoku_bank.py", "infill/test_boundary.py", "infill/test_edit.py",
     "infill/test_infill.py", "info/test_hardware.py", "model/test_parity.py", "test_api.py", "test_gpu_suite.py",
-    "test_settings.py", "test_wheel.py", "train/test_distilled.py", "train/test_held_out.py", "train/test_lora.py",
+    "test_image_prompts.py", "test_settings.py", "test_wheel.py", "train/test_distilled.py", "train/test_held_out.py", "train/test_lora.py",
     "train/test_metrics.py",
     "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
     "train/test_trainer.py", "train/test_vocabulary.py",
