@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
+from gesso.checkpoint.vision import PREFIX as VISION
 from gesso.model.cache import KVCache
 from gesso.model.transformer import DiffusionGemma
 
@@ -74,7 +75,7 @@ def group_bytes(model: DiffusionGemma, cache: KVCache) -> dict[str, int]:
     parts |= {"self_conditioning.": EXPERTS, "lm_head": VOCABULARY}
     seen: set[int] = set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.data_ptr() not in seen:
+        if tensor.data_ptr() not in seen and not name.startswith(VISION):
             seen.add(tensor.data_ptr())
             group = next((group for part, group in parts.items() if part in name), ROWS)
             found[group] += tensor.nbytes

@@ -13,7 +13,7 @@ from gesso.cli.options import ModelOptions, with_options
 from gesso.cli.terminal import print_json, print_styled
 from gesso.errors import InputError
 
-SUBJECTS = ("model", "step", "kernels", "train", "constraints", "schemas", "serve")
+SUBJECTS = ("model", "step", "kernels", "images", "train", "constraints", "schemas", "serve")
 
 
 @with_options
@@ -22,7 +22,8 @@ def bench(
         str,
         typer.Argument(
             help="model: generation speed; step: time of a step by group of kernels; kernels: each kernel alone; "
-            "train: training steps on random weights; constraints: cost of a constraint per step; "
+            "images: vision passes and prompts with images; train: training steps on random weights; "
+            "constraints: cost of a constraint per step; "
             "schemas: JSON schemas that compile, and texts of them; serve: many clients."
         ),
     ] = "model",
@@ -49,7 +50,7 @@ def bench(
     peer: Annotated[str | None, typer.Option(help="model: also measure transformers, or llama.cpp.")] = None,
     plot: Annotated[Path | None, typer.Option(help="model: write tokens per second by batch size as SVG.")] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="model, step, schemas: print everything as one JSON object.")
+        bool, typer.Option("--json", help="model, step, images, schemas: print everything as one JSON object.")
     ] = False,
     compare: Annotated[
         Path | None, typer.Option(metavar="FILE", help="step: show the differences to an earlier run with --json.")
@@ -106,6 +107,11 @@ def bench(
         from gesso.bench import kernels
 
         print_json([row.to_dict() for row in kernels.best(kernels.measure(only))])
+    elif what == "images":
+        from gesso.bench import images
+
+        found = images.bench(loading.model, threads=loading.threads, **loading.keywords())
+        print_json(found) if json else print_styled(lambda console: images.render(found, console))
     elif what == "train":
         from gesso.bench import train
         from gesso.info.device import memory_of

@@ -100,15 +100,14 @@ class Runner:
 
     def __init__(self, backend: Backend, source: Source) -> None:
         self.backend, self.model = backend, backend.model
-        self.seen = Seen(backend.see)
+        self.seen = Seen(backend.see, self.model.device)
         self.captures = backend.captures and isinstance(source, HashSource)  # custom sources draw on the host
         # Logits for a search overtake the kernels of a pass, on a stream of higher priority.
         self.aside = torch.cuda.Stream(self.model.device, priority=-2) if self.model.device.type == "cuda" else None
 
     def free_memory(self) -> None:
-        """Release memory that is kept only for speed: captured passes, images and the allocator's free blocks."""
+        """Release memory that is kept only for speed: captured passes and the allocator's free blocks."""
         self.backend.drop_captured()
-        self.seen.clear()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 

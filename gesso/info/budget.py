@@ -24,7 +24,7 @@ from gesso.info.memory import (
     unpacks,
     weight_bytes,
 )
-from gesso.info.workspace import workspace_bytes
+from gesso.info.workspace import SEEN_BYTES, workspace_bytes
 from gesso.model.config import MIXED, Config
 
 CONTEXT = 8192  # tokens; preferred to a larger batch and to a wider precision
@@ -108,8 +108,9 @@ class Budget:
         return {name: weight_bytes(name, p, precision, self.value_bytes) for name, p in self._shapes}
 
     def workspace(self, batch: int) -> int:
-        sizes = self.prefill, self.config.canvas_length, self.value_bytes
-        return workspace_bytes(self.config, batch, *sizes, images=self.vision > 0)
+        sizes, images = (self.prefill, self.config.canvas_length, self.value_bytes), self.vision > 0
+        kept = SEEN_BYTES if images and self.on_cpu else 0
+        return workspace_bytes(self.config, batch, *sizes, images=images) + kept
 
     def sequence(self, context: int) -> int:
         return sequence_bytes(self.config, context, self.value_bytes)

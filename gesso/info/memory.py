@@ -60,12 +60,12 @@ def token_bytes(sizes: Mapping[str, int], config: Config) -> int:
     """Return the bytes that writing one token by itself reads, from the bytes of all weights by name.
 
     A token passes through the causal stack with its chosen experts, and through the head. Of the embeddings it reads
-    one row, and of self-conditioning nothing.
+    one row, and of self-conditioning and the vision tower nothing.
     """
     tied, total = config.tie_word_embeddings, 0
     for name, size in sizes.items():
         part = name.partition(".")[0]
-        if part == "self_conditioning" or (not tied and (part == "decoder" or "embed_tokens" in name)):
+        if part in ("self_conditioning", "vision") or (not tied and (part == "decoder" or "embed_tokens" in name)):
             continue
         total += size * config.top_k_experts // config.num_experts if ".experts." in name else size
     return total

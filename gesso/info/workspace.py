@@ -16,7 +16,7 @@ tokens of text, the terms in GB are:
 
 A pass of a new shape first runs eagerly in one memory pool, then as a graph in a second pool that all graphs share.
 Layers and vocabulary end therefore count twice. The logits of one request and the vision pass of an image are never
-part of a graph. A model that reads images also keeps the features of those it has seen, which takes up to 0.13 GB more.
+part of a graph.
 """
 
 from gesso.model.config import Config, LayerShape
@@ -31,7 +31,7 @@ PADDED_COLUMNS = 256  # the widest tile: stored logits are padded to it
 SOFT_SPLITS = 6  # partial sums of the soft embedding (`backends/cuda/kernels/soft.py`)
 ROUTER_SPLITS = 11  # partial sums of the router's scores (`backends/cuda/kernels/rows.py`)
 IMAGE_TOKENS = 1120  # soft tokens of the largest image
-SEEN_BYTES = 128 * 10**6  # of the features of images that are kept (`engine/seen.py`)
+SEEN_BYTES = 128 * 10**6  # of the features of images, which are kept in host memory (`engine/seen.py`)
 KEY_SPLITS = {False: 4, True: 2}  # partial outputs of attention, by whether the head dimension exceeds 256
 
 
@@ -52,8 +52,8 @@ def workspace_bytes(
     layers, vocabulary = (canvas_tokens + prefill) * layer, _vocabulary_bytes(config, canvas_tokens, value_bytes)
     logits = LOGITS_COPIES * 4 * canvas_length * config.vocab_size
     graphs = layers + vocabulary if value_bytes <= 2 else 0  # float32 runs on CPUs, without graphs
-    seeing, seen = (_vision_bytes(config, value_bytes), SEEN_BYTES) if images else (0, 0)
-    return CONTEXT_BYTES + layers + canvas_tokens * state + max(vocabulary, logits, seeing) + graphs + seen
+    seeing = _vision_bytes(config, value_bytes) if images else 0
+    return CONTEXT_BYTES + layers + canvas_tokens * state + max(vocabulary, logits, seeing) + graphs
 
 
 def _vision_bytes(config: Config, value_bytes: int) -> int:

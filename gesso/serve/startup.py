@@ -145,7 +145,7 @@ def _read_image(engine: Engine) -> None:
     prompt = 0, *image_tokens(image.digest, image.tokens), 0
     diffusion = Diffusion(steps=1, stopping="fixed")
     _run(engine, [[Request(prompt=prompt, images=(image,), max_new_tokens=1, diffusion=diffusion)]])
-    engine.runner.seen.clear()
+    engine.runner.seen.held.clear()
 
 
 def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
@@ -155,12 +155,8 @@ def _request(prompt: int, seed: int, new: int, **settings: Any) -> Request:
 
 
 def measured_bytes(engine: Engine, max_batch: int, by_token: bool = False) -> int:
-    """Return the GPU memory that weights and workspace take, with the CUDA context and the features of images.
-
-    This warms up the engine.
-    """
+    """Return the GPU memory that weights and workspace take, with the CUDA context. This warms up the engine."""
     torch.cuda.empty_cache()  # what remains from loading
     torch.cuda.reset_peak_memory_stats(engine.model.device)
     warm_up(engine, max_batch, by_token)
-    features = 0 if engine.model.vision is None else engine.runner.seen.limit
-    return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES + features
+    return torch.cuda.max_memory_reserved(engine.model.device) - engine.cache.nbytes + CONTEXT_BYTES

@@ -251,7 +251,7 @@ def test_the_least_recently_used_features_are_dropped_beyond_the_limit():
         calls.append(image)
         return torch.zeros(image.tokens, 4)
 
-    seen = Seen(see, limit=2 * CAT.tokens * 16)
+    seen = Seen(see, torch.device("cpu"), limit=2 * CAT.tokens * 16)
     for image in (CAT, DOG, CAT, picture(4), CAT, DOG):
         assert seen.features(image).shape == (image.tokens, 4)
     assert [image.digest for image in calls] == [each.digest for each in (CAT, DOG, picture(4), DOG)]

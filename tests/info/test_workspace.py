@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_iter
 
 from gesso.engine import seen
 from gesso.info import workspace
+from gesso.info.budget import Budget
 from gesso.info.workspace import CONTEXT_BYTES, workspace_bytes
 from gesso.model.config import Config
 from gesso.model.vision import Vision
@@ -79,11 +80,12 @@ def test_workspace_bound_covers_the_vision_pass_of_the_largest_image(real, monke
 
 
 def test_images_enlarge_the_workspace(real):
-    """By the features that are kept; and if prompts are read in small pieces, by those of the largest image."""
-    without, with_images = (workspace_bytes(real, 1, 2048, 256, images=images) for images in (False, True))
-    assert with_images - without == workspace.SEEN_BYTES == seen.LIMIT
+    """If prompts are read in smaller pieces than the largest image has tokens, as on a CPU; and by kept features."""
+    assert workspace_bytes(real, 1, 2048, 256) == workspace_bytes(real, 1, 2048, 256, images=True)
     small, large = (workspace_bytes(real, 1, prefill, 256, 4, images=True) for prefill in (256, workspace.IMAGE_TOKENS))
-    assert small == large
+    assert small == large == workspace_bytes(real, 1, workspace.IMAGE_TOKENS, 256, 4)
+    gpu, cpu = (Budget(real, 0, 4, 256, on_cpu=on_cpu, vision=1).workspace(1) for on_cpu in (False, True))
+    assert cpu - gpu == workspace.SEEN_BYTES == seen.LIMIT
 
 
 def test_workspace_grows_with_the_work(real):
