@@ -1,7 +1,8 @@
 """Read a picture from the bytes of a file that a stranger may have made.
 
-The contents decide the format, never the name of the file. Bytes and pixels are limited before anything is decoded, and
-only the first frame of an animation is. Warnings of Pillow never reach the caller: each is an error, or of no concern.
+The contents decide the format, never the name of the file. The cost is limited before anything is decoded: see
+`limits`. Of an animation, only the first frame is decoded. Warnings of Pillow never reach the caller: each is an error,
+or of no concern.
 """
 
 import io
@@ -13,15 +14,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gesso.errors import InputError
+from gesso.images.limits import MAX_PIXELS, check_cost
 
 if TYPE_CHECKING:
     import PIL.Image
 
 MAX_BYTES = 20_000_000
-MAX_SIDE = 30_000  # pixels; for a damaged TIFF file, libtiff writes a line per row to stderr
-MAX_PIXELS = 1 << 26  # four bytes each while a picture is decoded; the largest sensors of phones and cameras have fewer
-# Each scan of a JPEG file passes over all pixels, and one of 80 bytes may. Progressive files have about ten.
-MAX_SCANS = 200
 FORMATS = {
     "PNG": rb"\x89PNG\r\n\x1a\n",
     "JPEG": rb"\xff\xd8\xff",
@@ -64,14 +62,10 @@ def _open(data: bytes) -> "PIL.Image.Image":
             "save it as JPEG"
         )
     kind = _format(data)
-    if kind == "JPEG" and (scans := data.count(b"\xff\xda")) > MAX_SCANS:
-        raise InputError(f"the JPEG file has {scans:,} scans, and at most {MAX_SCANS} are allowed; save it again")
     with _without_warnings():
         try:
             picture = Image.open(io.BytesIO(data), formats=(kind,))
-            _check_pixels(*picture.size)
-            if kind == "TIFF":
-                _check_pixels(_tag(picture, 322), _tag(picture, 323), "a tile of the picture")
+            check_cost(picture, data)
             return upright_rgb(picture)
         except InputError:
             raise
@@ -90,19 +84,6 @@ def _format(data: bytes) -> str:
         if re.match(pattern, data[:4096], re.DOTALL | re.IGNORECASE):
             raise InputError(f"this is {advice}")
     raise InputError("this is not a picture in a known format; expected PNG, JPEG, WebP, GIF, BMP or TIFF")
-
-
-def _check_pixels(width: int, height: int, what: str = "the picture") -> None:
-    if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
-        raise InputError(
-            f"{what} has {width:,} x {height:,} pixels; allowed are sides of {MAX_SIDE:,} and {MAX_PIXELS:,} pixels in "
-            "all; make it smaller"
-        )
-
-
-def _tag(picture: "PIL.Image.Image", tag: int) -> int:
-    found = getattr(picture, "tag_v2", {}).get(tag, 0)
-    return found if isinstance(found, int) else 0
 
 
 @contextmanager

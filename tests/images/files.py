@@ -76,6 +76,7 @@ def files() -> Iterator[tuple[str, bytes]]:
     frames = [drawing(40, 30, seed) for seed in range(1, 4)]
     for kind in ("GIF", "PNG", "WEBP", "TIFF"):
         yield f"{kind}, several frames", encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+    yield "JPEG, several pictures", encoded(frames[0], "MPO", save_all=True, append_images=frames[1:])
     yield "BMP", encoded(rgb, "BMP")
     yield "WebP lossy", encoded(rgb, "WEBP", quality=60)
 

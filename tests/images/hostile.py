@@ -41,12 +41,10 @@ def jpeg(width: int, height: int) -> bytes:
 
 def tiff(**tags: int) -> bytes:
     """Return a gray TIFF file with these tags."""
-    numbers = {"width": 256, "height": 257, "tile_width": 322, "tile_height": 323}
-    fields = {256: 8, 257: 8, 258: 8, 259: 5, 262: 1, 277: 1} | {numbers[name]: tag for name, tag in tags.items()}
-    if "tile_width" in tags:
-        fields |= {324: 8, 325: 64}
-    else:
-        fields |= {273: 8, 278: fields[257], 279: 64}
+    numbers = {"width": 256, "height": 257, "strip_bytes": 279, "tile_width": 322, "tile_height": 323}
+    fields = {256: 8, 257: 8, 258: 8, 259: 5, 262: 1, 277: 1}
+    fields |= {324: 8, 325: 64} if "tile_width" in tags else {273: 8, 278: 8, 279: 64}
+    fields |= {numbers[name]: tag for name, tag in tags.items()}
     directory = b"".join(struct.pack("<HHII", tag, 4, 1, fields[tag]) for tag in sorted(fields))
     return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(fields)) + directory + bytes(68)
 
@@ -74,8 +72,16 @@ def gif(width: int, height: int, frame: tuple[int, int]) -> bytes:
     return bytes(data)
 
 
+def bmp(width: int, height: int, runs: bytes) -> bytes:
+    """Return a BMP file with run-length encoding."""
+    start = 14 + 40 + 1024
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start) + header + bytes(1024) + runs
+
+
 def scans(count: int) -> bytes:
-    data = encoded(drawing(64, 64), "JPEG", progressive=True)
+    """Return a progressive JPEG file whose last scan is repeated."""
+    data = encoded(Image.new("L", (1000, 1000)), "JPEG", progressive=True)
     at = data.rindex(b"\xff\xda")
     return data[:at] + data[at:-2] * count + data[-2:]
 
@@ -102,7 +108,12 @@ def refused() -> Iterator[tuple[str, bytes, str]]:
     yield "PNG of 1 x 40,000", png(1, 40_000), "1 x 40,000 pixels"
     yield "JPEG of 60,000 x 60,000", jpeg(60_000, 60_000), "pixels"
     yield "JPEG of 12,000 x 12,000", jpeg(12_000, 12_000), "12,000 x 12,000 pixels"
-    yield "JPEG of 5,000 scans", scans(5000), "scans"
+    yield "JPEG of 2,000 scans", scans(2000), "2,005 JPEG scans"
+    picture = encoded(Image.new("L", (1000, 1000)), "TIFF", compression="jpeg")
+    yield "TIFF of 2,000 scans", picture + b"\xff\xda" * 2000, "JPEG scans"
+    yield "TIFF that claims more data than it has", tiff(strip_bytes=10_000_000), "claims more data than it has"
+    yield "BMP of runs", bmp(8192, 8192, b"\xff\5" * 300_000), "takes too long to decode; save it as PNG"
+    yield "BMP of runs that end nowhere", bmp(8, 8, b"\xff\5" * 2_000_000), "takes too long to decode"
     yield "TIFF of 30,000 x 30,000", tiff(width=30_000, height=30_000), "pixels"
     yield "TIFF of 10,000 x 10,000", tiff(width=10_000, height=10_000), "10,000 x 10,000 pixels"
     yield "TIFF with a tile of 30,000 x 30,000", tiff(tile_width=30_000, tile_height=30_000), "pixels"
