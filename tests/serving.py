@@ -19,9 +19,9 @@ from tests import tiny
 from tests.waiting import PATIENCE, wait_until
 
 
-def make_model(directory: Path) -> Path:
+def make_model(directory: Path, sees: bool = False) -> Path:
     """Write the tiny model with a vocabulary of characters and words, so that any tokens decode to valid text."""
-    tiny.make(directory)
+    tiny.make(directory, sees=sees)
     tokenizer = json.loads(tiny.tokenizer_json())
     names = {i: piece for piece, i in tokenizer["model"]["vocab"].items()}
     for i in range(128, tiny.VOCABULARY):

@@ -271,7 +271,9 @@ class PreparePool:
             if not self._running.is_set():
                 raise ApiError(503, "the prepare process was restarted; try again") from None
             raise ApiError(
-                400, f"this request takes more than {seconds} s to {verb}; simplify it", code="too_complex"
+                400,
+                f"this request takes more than {seconds} s to {verb}, or crashes the process that does it; simplify it",
+                code="too_complex",
             ) from None
         if answer.startswith(b'{"error"'):
             error = json.loads(answer)["error"]
