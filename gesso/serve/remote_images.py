@@ -138,7 +138,8 @@ def _answer(parts: SplitResult) -> "Iterator[http.client.HTTPResponse]":
         if secure:
             connection.sock = _tls().wrap_socket(connection.sock, server_hostname=host)
         connection.request("GET", path, headers=HEADERS)
-        yield connection.getresponse()
+        with connection.getresponse() as answer:  # which holds the connection now
+            yield answer
     except ssl.SSLError as error:
         raise InputError(f"no secure connection to {host[:100]}: {error.reason or 'TLS failed'}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a name that cannot be encoded

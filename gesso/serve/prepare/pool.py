@@ -33,6 +33,8 @@ STARTS = 3  # failed starts in a row after which requests are rejected
 START_SECONDS = 60.0  # time for which a request waits for the process, which may start from a slow disk
 PAUSE_SECONDS = 30.0  # longest pause between two starts
 REMOTE_SECONDS = 15  # for a child that fetches images; it ends itself sooner, unless a name is not resolved
+# Bytes of images that allow a request another second of CPU time. A photo of 16 MB takes two.
+IMAGE_BYTES_PER_SECOND = 4 * 2**20
 WALL_PER_CPU_SECOND = 4  # real time allowed per second of CPU time: the engine may keep the processors busy
 CACHE_BYTES = 64 * 2**20  # of compiled constraints
 Fetch = Callable[[str | None, Sequence[str]], bytes]  # the stored conversation that a request continues
@@ -187,8 +189,10 @@ class PreparePool:
         self, task: dict[str, Any], body: bytes, client: str, fetch: Fetch | None
     ) -> tuple[bytes, bytes]:
         lane = "small" if len(body) <= SMALL_BODY else "large"
+        images = max(0, len(body) - self.limits.body_bytes)
+        seconds = self.limits.prepare_seconds + images // IMAGE_BYTES_PER_SECOND
         async with self._slot(lane, client):
-            return await self._run(task, body, self.limits.prepare_seconds, "prepare", fetch)
+            return await self._run(task, body, seconds, "prepare", fetch)
 
     async def compile(self, source: ConstraintSource, client: str) -> Compiled:
         """Return a compiled constraint and its warnings.
