@@ -86,14 +86,16 @@ class Running:
                     yield json.loads(line.removeprefix("data: "))
 
 
-def raw(url: str, body: dict, headers: str = "", receive_buffer: int | None = None) -> socket.socket:
-    """Send a completion request on a plain socket and return the connection."""
+def raw(
+    url: str, body: dict, headers: str = "", receive_buffer: int | None = None, path: str = "/v1/completions"
+) -> socket.socket:
+    """Send a request on a plain socket and return the connection."""
     content = json.dumps(body).encode()
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{headers}"
     connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     return connection
 

@@ -141,11 +141,11 @@ def _answer(parts: SplitResult) -> "Iterator[http.client.HTTPResponse]":
         with connection.getresponse() as answer:  # which holds the connection now
             yield answer
     except ssl.SSLError as error:
-        raise InputError(f"no secure connection to {host[:100]}: {error.reason or 'TLS failed'}") from None
+        raise InputError(f"no secure connection to {host[:100]!r}: {error.reason or 'TLS failed'}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a name that cannot be encoded
         if isinstance(error, InputError):
             raise
-        raise InputError(f"the image cannot be fetched from {host[:100]} ({type(error).__name__})") from None
+        raise InputError(f"the image cannot be fetched from {host[:100]!r} ({type(error).__name__})") from None
     finally:
         connection.close()
 
@@ -158,7 +158,7 @@ def _connected(host: str, port: int) -> socket.socket:
         found = []
     public = [each for each in found if is_public(ipaddress.ip_address(str(each[4][0]).partition("%")[0]))]
     if not public:  # one message for both reasons: names of a private network are nobody's business
-        raise InputError(f"no public address is known for {host[:100]}; private addresses are not allowed")
+        raise InputError(f"no public address is known for {host[:100]!r}; private addresses are not allowed")
     for index, (family, kind, protocol, _, address) in enumerate(public):
         connection = socket.socket(family, kind, protocol)
         try:

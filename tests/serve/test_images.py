@@ -1,11 +1,13 @@
 """Images over HTTP: every API takes them, answers depend on them as in Python, and hostile files are refused."""
 
+import asyncio
 import base64
 import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -14,6 +16,13 @@ import pytest
 import gesso
 from gesso.images.budgets import DETAILS
 from gesso.images.read import MAX_BYTES
+from gesso.serve.errors import ApiError
+from gesso.serve.http.middleware import BodyMemory, LimitedBody
+from gesso.serve.models import with_images
+from gesso.serve.packed_images import pack, unpack
+from gesso.serve.prepare import endpoints
+from gesso.serve.prepare.frontend import ModelFrontend
+from gesso.serve.settings import EngineSettings, Limits, ServerSettings
 from tests.images.files import drawing, encoded
 from tests.images.hostile import many_frames, refused
 from tests.serving import make_model, serving
@@ -374,3 +383,39 @@ def test_images_beyond_the_context_are_refused_before_all_are_read(server):
     response = server.http.post(CHAT, json=chat([part(blank, tokens=1120)] * 2000))
     assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
     assert "the images up to this one have" in response.text
+
+
+def test_a_text_only_server_takes_no_images_and_no_larger_bodies(directory):
+    engine = EngineSettings(model=str(directory))
+    settings = with_images(ServerSettings(engine=engine, name="tiny"))
+    assert settings.body_bytes == Limits.body_bytes + Limits.image_bytes
+    blind = with_images(replace(settings, engine=replace(engine, text_only=True)))
+    assert blind.body_bytes == with_images(ServerSettings()).body_bytes == Limits.body_bytes
+    for each, sees in ((blind, ModelFrontend(blind).may_see), (settings, False)):  # by the options, by the weights
+        task = {"endpoint": "chat", "contexts": {"tiny": 256}, "sees": {"tiny": sees}}
+        head, _ = endpoints.run(task, json.dumps(chat([part(CAT)])).encode(), [ModelFrontend(each)])
+        error = json.loads(head)["error"]
+        assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")
+        assert "the model 'tiny' sees no images; leave the image out" in error["message"]
+
+
+def test_prepared_images_count_towards_the_bytes_in_memory():
+    async def scene():
+        settings, bodies = ServerSettings(images=True), BodyMemory(1000)
+        body = LimitedBody(None, settings, bodies, "a")
+        body.hold(300)
+        with pytest.raises(ApiError) as refused:
+            body.hold(300)
+        assert refused.value.status == 503 and bodies.total == 300
+        body.release()
+        assert bodies.total == 0
+
+    asyncio.run(scene())
+
+
+def test_packed_images_are_those_that_were_packed(seeing):
+    images = [seeing.read_image(file) for file in (CAT, DOG, CAT)]
+    shapes, blob = pack(images)
+    found, rest = unpack(json.loads(json.dumps(shapes)), blob + b"constraint")
+    assert [image.digest for image in found] == [images[0].digest, images[1].digest] and rest == b"constraint"
+    assert len(blob) == sum(image.patches.nbytes for image in images[:2])
