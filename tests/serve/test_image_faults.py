@@ -10,7 +10,7 @@ import pytest
 
 from tests.images import server as pictures
 from tests.images.files import drawing, encoded
-from tests.serve.test_images import CHAT, LENGTH, SEED, ask, by_chat, chat, common, part, text_of, url
+from tests.serve.image_requests import CHAT, LENGTH, SEED, ask, by_chat, chat, common, part, text_of, url
 from tests.serving import make_model, raw, serving
 from tests.waiting import PATIENCE, wait_until
 
