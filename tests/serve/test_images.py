@@ -259,6 +259,8 @@ def test_other_apis_name_their_own_fields(server):
          "input[0].content[0].file_id"),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a.png"}]}]},
          "input[0].content[0].image_url"),
+        (CHAT, {"messages": [user, user, {"role": "tool", "name": "f", "content": [part(b"no picture")]}]},
+         "messages[2].content[0].image_url.url"),
         ("/api/chat", {"messages": [user, {"role": "user", "content": "x", "images": [packed(CAT), bad]}]},
          "messages[1].images[1]"),
         ("/api/generate", {"prompt": "x", "images": [bad]}, "images[0]"),
@@ -337,6 +339,17 @@ def test_a_text_only_server_takes_no_images_and_no_larger_bodies(directory):
         error = json.loads(head)["error"]
         assert (error["status"], error["param"]) == (400, f"{WHERE}.image_url.url")
         assert "the model 'tiny' sees no images; leave the image out" in error["message"]
+
+
+def test_pixels_of_a_request_are_limited_once_per_choice(directory):
+    small = Limits(image_bytes=20_000)
+    settings = with_images(ServerSettings(engine=EngineSettings(model=str(directory)), name="tiny", limits=small))
+    task = {"endpoint": "chat", "contexts": {"tiny": 4096}, "sees": {"tiny": True}}
+    cases = {(1, 1): None, (1, 16): "n", (16, 1): "messages[0].content["}
+    for (images, n), param in cases.items():
+        head, _ = endpoints.run(task, json.dumps(chat([part(CAT)] * images, n=n)).encode(), [ModelFrontend(settings)])
+        error = json.loads(head).get("error")
+        assert error is None if param is None else error["param"].startswith(param) and "bytes" in error["message"]
 
 
 def test_prepared_images_count_towards_the_bytes_in_memory():
