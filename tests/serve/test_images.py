@@ -278,6 +278,13 @@ HOSTILE = {name: (data, reason) for name, data, reason in refused()
                        "TIFF that claims more data than it has", "too many bytes")}  # fmt: skip
 
 
+def damaged_tiff() -> bytes:
+    """Return a file about which libtiff writes to stderr."""
+    data = bytearray(encoded(drawing(60, 60), "TIFF", compression="tiff_lzw"))
+    data[200 : len(data) // 2] = b"\xa5" * (len(data) // 2 - 200)
+    return bytes(data)
+
+
 def test_hostile_files_are_refused_at_once_and_others_are_served(server):
     expected, stop, answers = by_chat(server, (CAT,)), threading.Event(), []
 
@@ -288,7 +295,8 @@ def test_hostile_files_are_refused_at_once_and_others_are_served(server):
     other = threading.Thread(target=be_served)
     other.start()
     try:
-        for name, (data, reason) in HOSTILE.items():
+        files = HOSTILE | {"damaged TIFF": (damaged_tiff(), "the TIFF file is damaged or incomplete")}
+        for name, (data, reason) in files.items():
             began = time.monotonic()
             response = server.http.post(CHAT, json=chat([part(data), {"type": "text", "text": "What?"}]))
             seconds = time.monotonic() - began
