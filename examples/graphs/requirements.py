@@ -55,7 +55,14 @@ CHECKS: dict[str, Check] = {
 }
 # The form of what follows the name: nothing, one number, one per vertex, or two vertices and a number.
 _ONE, _LIST, _ENDS = r": \d+", r":(?: \d+)+", r" [a-l] [a-l]: \d+"
-_FORMS = {"connected": "", "bipartite": "", "Hamiltonian path": "", "distance": _ENDS, "degrees": _LIST, "colours": _LIST}
+_FORMS = {
+    "connected": "",
+    "bipartite": "",
+    "Hamiltonian path": "",
+    "distance": _ENDS,
+    "degrees": _LIST,
+    "colours": _LIST,
+}
 _LINE = re.compile("|".join(f"({name})({_FORMS.get(name, _ONE)})" for name in CHECKS))
 # Requirements that say nothing new beside another one.
 _IMPLIED = {
