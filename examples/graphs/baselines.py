@@ -71,7 +71,7 @@ def nearest(training: Sequence[tuple[frozenset[str], Graph]]) -> Callable[[Lines
 
 
 def exchanged(graph: Graph, rng: random.Random) -> Graph:
-    """Return the graph with the ends of two edges exchanged, which keeps all degrees; the same graph if it cannot be."""
+    """Return the graph with the ends of two edges exchanged, which keeps all degrees, or the same graph."""
     if len(found := edges(graph)) < 2:
         return graph
     (a, b), (c, d) = rng.sample(found, 2)

@@ -54,11 +54,12 @@ def draw_question(level: Level, split: str, rng: random.Random) -> Question:
 
 
 def draw_graph(vertices: int, rng: random.Random) -> Graph:
-    """Return a lettered graph of a random family with at least one edge."""
+    """Return a lettered graph of a random family. Graphs of mostly single vertices are left out."""
     family = rng.choice(FAMILIES)
-    while not any(graph := from_edges(vertices, family(vertices, rng))):
-        pass
-    return lettered(graph, rng)
+    while True:
+        graph = from_edges(vertices, family(vertices, rng))
+        if sum(degrees(graph)) // 2 >= vertices - 2:
+            return lettered(graph, rng)
 
 
 def lettered(graph: Graph, rng: random.Random) -> Graph:

@@ -84,7 +84,9 @@ def test_a_graph_is_drawn_at_every_step(page):
     expect(drawing).to_be_visible()
     expect(drawing.locator("line.settled")).to_have_count(4)
     expect(drawing.locator("text")).to_have_text(["a", "b", "c", "d"])
-    places = drawing.locator("circle").evaluate_all("(all) => all.map((e) => [+e.cx.baseVal.value, +e.cy.baseVal.value])")
+    places = drawing.locator("circle").evaluate_all(
+        "(all) => all.map((e) => [+e.cx.baseVal.value, +e.cy.baseVal.value])"
+    )
     assert all(0 < value < 240 for place in places for value in place)
     assert min(abs(x - u) + abs(y - v) for i, (x, y) in enumerate(places) for u, v in places[:i]) > 40
     assert not serious_violations(page)
