@@ -19,7 +19,7 @@ from pathlib import Path
 from examples.graphs.task import Graphs
 
 COUNT = 600_000
-PART = 1000  # rows per piece of work
+PART = 100  # rows per piece of work
 
 
 def part(seed: int, number: int) -> str:
@@ -29,14 +29,19 @@ def part(seed: int, number: int) -> str:
 
 
 def parts(count: int, seed: int, processes: int) -> Iterator[str]:
+    """Yield all pieces in order."""
+    numbers = range(count // PART)
+    if processes == 1:
+        yield from map(partial(part, seed), numbers)
+        return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap(partial(part, seed), range(count // PART))
+        yield from pool.imap(partial(part, seed), numbers, chunksize=10)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a directory, for train.jsonl.xz")
-    parser.add_argument("--count", type=int, default=COUNT, help=f"number of rows, in thousands; {COUNT:,} by default")
+    parser.add_argument("--count", type=int, default=COUNT, help=f"number of rows; {COUNT:,} by default")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same rows")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args(arguments)

@@ -21,9 +21,9 @@ class Level:
 
 
 LEVELS = {
-    "easy": Level((5, 7), (2, 3), 0.5),
-    "medium": Level((7, 9), (3, 4), 0.75),
-    "hard": Level((9, MOST_VERTICES), (4, 6), 1.0),
+    "easy": Level((5, 8), (2, 3), 0.5),
+    "medium": Level((8, 10), (3, 4), 0.75),
+    "hard": Level((10, MOST_VERTICES), (4, 6), 1.0),
 }
 
 
@@ -36,17 +36,16 @@ class Question:
 def draw_question(level: Level, split: str, rng: random.Random) -> Question:
     """Return a question of a split.
 
-    No question of a split occurs in another one, in any order of its lines, and no degree sequence either. Graphs that
-    are the same but for their lettering have the same degree sequence.
+    No degree sequence of a split occurs in another one, so no graph does, whatever its letters. Questions without the
+    degrees are divided by their lines as well: no question of a split occurs in another one, in any order.
     """
     while True:
         graph = draw_graph(rng.randint(*level.vertices), rng)
         if split_of(f"degrees {sorted(degrees(graph))}") != split:
             continue
-        lines = describe(
-            graph, rng.randint(*level.requirements), rng, with_degrees=rng.random() < level.with_degrees
-        )  # fmt: skip
-        if split_of(f"question {sorted(lines)}") == split:
+        count, with_degrees = rng.randint(*level.requirements), rng.random() < level.with_degrees
+        lines = describe(graph, count, rng, with_degrees=with_degrees)
+        if with_degrees or split_of(f"question {sorted(lines)}") == split:
             return Question(tuple(lines), graph)
 
 

@@ -30,10 +30,16 @@ class Graphs:
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({"max_new_tokens": CANVAS, "steps": 48})
 
     def items(self, split: str, count: int, seed: int) -> Iterator[Item]:
+        """Return different questions: no two have the same lines."""
         check_draw(split, count)
+        seen: set[frozenset[str]] = set()
         for n in range(count):
             level = self.levels[n % len(self.levels)]
-            question = draw_question(LEVELS[level], split, random.Random(f"graphs {level} {split} {seed} {n}"))
+            rng = random.Random(f"graphs {level} {split} {seed} {n}")
+            question = draw_question(LEVELS[level], split, rng)
+            while frozenset(question.requirements) in seen:
+                question = draw_question(LEVELS[level], split, rng)
+            seen.add(frozenset(question.requirements))
             yield item_of(question, f"{level}/{split}/{seed}/{n}")
 
     def score(self, item: Item, output: str) -> dict[str, float]:
