@@ -4,7 +4,7 @@
     python -m examples.graphs.baselines --count 1000 --level hard
 
 - `random`: a graph with as many edges as required.
-- `degrees`: a graph with the required degrees, all of them equally reachable; without them, as `random`.
+- `degrees`: a random graph with the required degrees. If they are not given, as `random`.
 - `repair`: begins as `degrees` and changes edges one after another. A change stays if as many requirements are met as
   before. Degrees, or the number of edges, stay as required.
 - `nearest`: the training graph whose question has the most lines in common.
@@ -16,6 +16,7 @@ the task. No program but `nearest` sees training data.
 import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from examples.graphs.graph import Edge, Graph, edges, from_edges
 from examples.graphs.requirements import holds, parsed
@@ -25,8 +26,10 @@ from gesso.eval.estimate import Estimate, estimate_score
 from gesso.eval.task import Item
 
 Lines = Sequence[str]
+Start = Callable[[Lines, random.Random], Graph]
+Program = Callable[[Lines, random.Random], Iterator[Graph]]  # yields one graph per try
 LEVELS = {"all": Graphs, "easy": Easy, "medium": Medium, "hard": Hard}
-TRIES = (1, 4, 48)  # one attempt, the attempts of `--attempts 4`, and the most denoising steps of an attempt
+TRIES = (1, 4, 48)  # one attempt, those of `--attempts 4`, and the most denoising steps of an attempt
 TRAINING = 10_000  # rows for `nearest`
 
 
@@ -53,12 +56,12 @@ def graph_with_degrees(lines: Lines, rng: random.Random) -> Graph:
             left[other] -= 1
             found.append((min(vertex, other), max(vertex, other)))
     graph = from_edges(len(required), found)
-    for _ in range(10 * len(found)):
+    for _ in range(4 * len(found)):
         graph = exchanged(graph, rng)
     return graph
 
 
-def nearest(training: Sequence[tuple[frozenset[str], Graph]]) -> Callable[[Lines, random.Random], Graph]:
+def nearest(training: Sequence[tuple[frozenset[str], Graph]]) -> Start:
     def find(lines: Lines, rng: random.Random) -> Graph:
         asked = set(lines)
         # The number of vertices counts first: with another one, most requirements cannot be met.
@@ -101,7 +104,7 @@ def flipped(graph: Graph, rng: random.Random) -> Graph:
 # --- programs -------------------------------------------------------------------------------------------------------
 
 
-def drawn(start: Callable[[Lines, random.Random], Graph]) -> Callable[[Lines, random.Random], Iterator[Graph]]:
+def drawn(start: Start) -> Program:
     """Return a program that draws every graph anew."""
 
     def program(lines: Lines, rng: random.Random) -> Iterator[Graph]:
@@ -133,20 +136,16 @@ def met(lines: Lines, graph: Graph) -> int:
 
 def answer(program: Iterator[Graph], lines: Lines, tries: int) -> Graph:
     """Return the first of `tries` graphs that meets all requirements, otherwise the best of them."""
-    best, most = next(program), -1
-    graph = best
-    for number in range(tries):
+    best, most = Graph(), -1
+    for graph in islice(program, tries):
         if (count := met(lines, graph)) > most:
             best, most = graph, count
-        if most == len(lines) or number == tries - 1:
+        if most == len(lines):
             break
-        graph = next(program)
     return best
 
 
-def scored(
-    program: Callable[[Lines, random.Random], Iterator[Graph]], items: Sequence[Item], tries: int
-) -> dict[str, Estimate]:
+def scored(program: Program, items: Sequence[Item], tries: int) -> dict[str, Estimate]:
     task, found = Graphs(), []
     for item in items:
         lines = item.meta["requirements"]
@@ -169,8 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for item in task.items("train", asked.training, asked.seed)
         if (graph := read_rows(item.expected))
     ]
-    programs = [("random", drawn(random_graph), TRIES), ("degrees", drawn(graph_with_degrees), TRIES)]
-    programs += [("repair", repair, TRIES), ("nearest", drawn(nearest(known)), (1,))]
+    programs: list[tuple[str, Program, tuple[int, ...]]] = [
+        ("random", drawn(random_graph), TRIES),
+        ("degrees", drawn(graph_with_degrees), TRIES),
+        ("repair", repair, TRIES),
+        ("nearest", drawn(nearest(known)), (1,)),
+    ]
     print(f"{'program':10}{'tries':>6}  {'valid':24}{'share':24}")
     for name, program, counts in programs:
         for tries in counts:

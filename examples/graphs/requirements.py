@@ -99,7 +99,8 @@ def renamed(requirement: str, order: Sequence[int]) -> str:
     if name in ("degrees", "colours"):
         return _listed(name, [numbers[vertex] for vertex in order])
     if name == "distance":
-        return _apart(*sorted(order.index(vertex) for vertex in vertices), numbers[0])
+        start, end = sorted(order.index(vertex) for vertex in vertices)
+        return _apart(start, end, numbers[0])
     return requirement
 
 
