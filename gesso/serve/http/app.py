@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 import gesso
 from gesso.engine.request import ATTEMPTS
 from gesso.serve import anthropic, ollama
-from gesso.serve.anthropic import MessagesFields
+from gesso.serve.anthropic_fields import MessagesFields
 from gesso.serve.fields import (
     ChatFields,
     CompletionFields,
