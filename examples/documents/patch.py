@@ -13,6 +13,7 @@ line must have none. A patch can therefore change only punctuation and white spa
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 
 NOTHING = "ok"
@@ -40,27 +41,32 @@ def make(damaged: str, original: str) -> str:
             return ()
         if i < len(old) and j < len(new) and old[i] == new[j]:
             return shortest(i + 1, j + 1)
-        found: list[tuple[str, Changes | None]] = []
+        options: list[tuple[str, Changes | None]] = []
         if i < len(old) and j < len(new) and letters(old[i]) == letters(new[j]):
-            found.append((f"{i + 1}\t{new[j]}", shortest(i + 1, j + 1)))
+            options.append((f"{i + 1}\t{new[j]}", shortest(i + 1, j + 1)))
         if j < len(new) and not letters(new[j]):
-            found.append((f"{i}+\t{new[j]}", shortest(i, j + 1)))
+            options.append((f"{i}+\t{new[j]}", shortest(i, j + 1)))
         if i < len(old) and not letters(old[i]):
-            found.append((f"{i + 1}-", shortest(i + 1, j)))
-        return min(((change, *rest) for change, rest in found if rest is not None), key=len, default=None)
+            options.append((f"{i + 1}-", shortest(i + 1, j)))
+        return min(((change, *rest) for change, rest in options if rest is not None), key=len, default=None)
 
-    changes = shortest(0, 0)
-    if changes is None:
+    found = shortest(0, 0)
+    if found is None:
         raise ValueError("the texts differ in letters or digits; a patch changes punctuation and white space only")
-    return "\n".join(changes) or NOTHING
+    return "\n".join(found) or NOTHING
+
+
+def changes(patch: str) -> Iterator[re.Match[str]]:
+    """Yield the well-formed lines of a patch: number, "+" if a line is inserted, and text (None: deleted)."""
+    return filter(None, map(CHANGE.fullmatch, patch.split("\n")))
 
 
 def apply(patch: str, text: str) -> str:
-    """Return the text with the changes that are possible. Malformed lines and later changes of a line are ignored."""
+    """Return the text with the changes that are allowed. Malformed lines, and later changes of a line, are ignored."""
     lines = text.split("\n")
     replaced: dict[int, str | None] = {}
     inserted: dict[int, list[str]] = defaultdict(list)
-    for change in filter(None, map(CHANGE.fullmatch, patch.split("\n"))):
+    for change in changes(patch):
         at, line = int(change[1]), change[3]
         is_inserted = change[2] == "+"
         present = lines[at - 1] if 0 < at <= len(lines) and not is_inserted else ""
