@@ -34,7 +34,7 @@ def json_repair() -> Repair | None:
         return None
 
     def repair(kind: str, text: str) -> str:
-        indent = 4 if "\n    " in text and "\n  \"" not in text and "\n  {" not in text else 2
+        indent = 4 if "\n    " in text and '\n  "' not in text and "\n  {" not in text else 2
         return json.dumps(parse(text), indent=indent, ensure_ascii=False)
 
     return repair

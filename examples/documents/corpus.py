@@ -101,9 +101,9 @@ def markdown_pieces(text: str, count: Count) -> Iterator[str]:
 
 def _usable_markdown(lines: list[str]) -> Iterator[str]:
     text = "\n".join(lines).strip("\n")
-    if FEWEST_LINES <= text.count("\n") + 1 and not UNUSABLE.search(text):
-        if len({place.rule for place in places("markdown", text)}) >= RULES:
-            yield text
+    is_long = text.count("\n") + 1 >= FEWEST_LINES
+    if is_long and not UNUSABLE.search(text) and len({place.rule for place in places("markdown", text)}) >= RULES:
+        yield text
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------

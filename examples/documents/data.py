@@ -58,7 +58,9 @@ def collect(packages: Path, cache: Path, say: Progress) -> Iterator[Excerpt]:
 
 
 def check_licences(listed: list[Package], wheels: list[Path]) -> None:
-    wrong = [f"  {one.name}: {says}" for one, wheel in zip(listed, wheels, strict=True) if (says := complaint(one, wheel))]
+    wrong = [
+        f"  {one.name}: {says}" for one, wheel in zip(listed, wheels, strict=True) if (says := complaint(one, wheel))
+    ]
     if wrong:
         raise InputError("licences that contradict the metadata; remove these packages:\n" + "\n".join(wrong))
 

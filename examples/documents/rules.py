@@ -121,10 +121,15 @@ def _inline(line: str) -> str:
     for mark in ("`", "**"):
         if line.count(mark) % 2:
             line = _paired(line, mark)
-    line = re.sub(r"(\[[^\[\]()]+\])((?:https?://|\.{1,2}/|#)[^()\s]+\))", r"\1(\2", line)  # [text]url)
-    line = re.sub(r"(\[[^\[\]()]+)(\((?:https?://|\.{1,2}/|#)[^()\s]+\))", r"\1]\2", line)  # [text(url)
-    line = re.sub(r"(\[[^\[\]()]+\]\([^()\s]+[^()\s.,;:])(?=[\s.,;:]|$)(?!\))", r"\1)", line)  # [text](url
-    return re.sub(r"(?<![\w\]\[!])(?<!\[)([\w-]+\]\((?:https?://|\.{1,2}/|#)[^()\s]+\))", r"[\1", line)  # text](url)
+    if line.count("[") < line.count("]"):
+        line = re.sub(r"(?<!\S)([^\s\[\]]+\]\()", r"[\1", line, count=1)
+    elif line.count("]") < line.count("["):
+        line = re.sub(r"(\[[^\[\]()]+)(\([^()\s]+\))", r"\1]\2", line, count=1)
+    if line.count("(") < line.count(")"):
+        line = re.sub(r"\](?=[^\s()\[\]]+\))", "](", line, count=1)
+    elif line.count(")") < line.count("("):
+        line = re.sub(r"(\]\([^()\s]*[\w/])(?!\))(?=[^\w/]*(?:\s|$))", r"\1)", line, count=1)
+    return line
 
 
 def _paired(line: str, mark: str) -> str:

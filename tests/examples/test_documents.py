@@ -1,0 +1,177 @@
+"""Repair of documents: patches, damages, excerpts, scores and baselines."""
+
+import json
+import lzma
+import random
+
+import pytest
+
+from examples.documents import baselines, corpus, data, patch, rules
+from examples.documents.damage import damage, places
+from examples.documents.structure import is_broken, is_same
+from examples.documents.task import Documents, distance, score
+from gesso.errors import InputError
+
+MARKDOWN = """\
+# Install
+
+Use `pip` or **conda**, see [the guide](https://example.org/guide).
+
+- first *item*
+  - nested item
+- second item
+
+```python
+print("**not bold**")
+```
+
+| name | value |
+|------|-------|
+| a    | `1`   |
+
+> A quote, and the end."""
+JSON = json.dumps({"name": "a, b: {c}", "list": [1, {"deep": None}], "more": {"x": "y"}}, indent=2)
+TEXTS = {"markdown": MARKDOWN, "json": JSON}
+RULES = {
+    "markdown": {"code", "emphasis", "fence", "heading", "link", "list", "quote", "table"},
+    "json": {"bracket", "colon", "comma", "quote"},
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_patch_undoes_every_damage(kind):
+    seen = set()
+    for seed in range(150):
+        damaged, made = damage(kind, TEXTS[kind], 1 + seed % 3, random.Random(seed))
+        seen |= {one.rule for one in made}
+        assert len(made) == 1 + seed % 3
+        assert is_broken(kind, damaged, TEXTS[kind])
+        assert patch.apply(patch.make(damaged, TEXTS[kind]), damaged) == TEXTS[kind]
+    assert seen == RULES[kind]
+
+
+def test_code_and_strings_are_never_damaged():
+    code = MARKDOWN.index("**not bold**")
+    assert all(not code <= one.start < code + 12 for one in places("markdown", MARKDOWN))
+    string = JSON.index("a, b")
+    assert all(not string <= one.start < string + 9 for one in places("json", JSON))
+
+
+def test_no_patch_changes_letters_or_digits():
+    rng = random.Random(0)
+    lines = MARKDOWN.split("\n")
+    for _ in range(300):
+        number, line = rng.randint(0, len(lines) + 1), rng.choice((*lines, "x", "```", "", "# Instal"))
+        change = rng.choice((f"{number}\t{line}", f"{number}+\t{line}", f"{number}-", f"{number} {line}"))
+        assert patch.letters(patch.apply(change, MARKDOWN)) == patch.letters(MARKDOWN)
+    assert patch.apply("1\t# install\n3-\n1+\tnew", MARKDOWN) == MARKDOWN
+    assert patch.apply("1\t## Install\n1\tInstall", "# Install") == "## Install"
+
+
+def test_a_patch_is_the_shortest():
+    assert patch.make(MARKDOWN, MARKDOWN) == patch.NOTHING
+    assert patch.apply(patch.NOTHING, MARKDOWN) == MARKDOWN
+    assert patch.make("a\nb\n``", "a\n```\nb!\n```") == "1+\t```\n2\tb!\n3\t```"
+    assert patch.make("a\n\n\nb", "a\n\nb") == "3-"
+    with pytest.raises(ValueError, match="letters or digits"):
+        patch.make("a", "b")
+
+
+def test_structure_ignores_visible_characters_of_markdown_and_formatting_of_json():
+    assert not is_broken("markdown", "a b", "a, b") and not is_same("markdown", "a b", "a, b")
+    assert is_broken("markdown", "**a*", "**a**")
+    assert is_same("json", '{"a":1}', '{\n  "a": 1\n}') and not is_same("json", '{"a": 1', '{"a": 1}')
+
+
+# --- excerpts and items ---------------------------------------------------------------------------------------------
+
+
+def words(line):
+    return len(line.split())
+
+
+def test_excerpts_are_cut_between_blocks():
+    text = "\n\n".join([MARKDOWN, "long " * 99, MARKDOWN.replace("Install", "Again")])
+    first, second = corpus.markdown_pieces(text, words)
+    assert first == MARKDOWN and second == MARKDOWN.replace("Install", "Again")
+    value = {"skipped": "long " * 99, **{f"key {n}": [{"a": n, "b": [n]}] for n in range(20)}}
+    found = list(corpus.json_pieces(json.dumps(value), words))
+    assert all(corpus.FEWEST_LINES <= len(one.split("\n")) <= corpus.MOST_LINES for one in found)
+    merged = {key: member for one in found for key, member in json.loads(one).items()}
+    assert merged.items() <= value.items() and len(merged) > 15
+
+
+def test_packages_of_one_project_share_a_split_and_copies_are_recognized():
+    assert corpus.family("mkdocs-material") == corpus.family("mkdocs_macros") == "mkdocs"
+    copies = corpus.Copies()
+    assert not copies.has(MARKDOWN) and not copies.has(JSON)
+    assert copies.has(MARKDOWN.replace("item", "item", 1) + "\n\nOne more line of text.")
+
+
+@pytest.fixture
+def excerpts(tmp_path):
+    rows = [
+        {"kind": kind, "text": text, "source": f"{kind} {n}", "license": "MIT", "split": split}
+        for kind, text in TEXTS.items()
+        for split in ("train", "test")
+        for n in range(2)
+    ]
+    data.write_rows(rows, tmp_path / "excerpts.jsonl.xz")
+    return tmp_path / "excerpts.jsonl.xz"
+
+
+def test_items_are_reproducible_alternate_kinds_and_are_solved_by_their_patch(excerpts):
+    task = Documents(data=(excerpts,))
+    items = list(task.items("test", 40, seed=1))
+    assert items == list(task.items("test", 40, seed=1)) != list(task.items("test", 40, seed=2))
+    assert [item.meta["kind"] for item in items[:4]] == ["markdown", "json"] * 2
+    for item in items:
+        assert task.score(item, item.expected) == dict.fromkeys(task.scores, 1.0)
+        assert patch.numbered(item.meta["damaged"]) in item.prompt
+    intact = [item for item in items if item.expected == patch.NOTHING]
+    assert 0 < len(intact) < 12 and all(item.meta["damaged"] == item.meta["original"] for item in intact)
+
+
+def test_scores_tell_a_harmless_answer_from_a_harmful_one(excerpts):
+    item = next(one for one in Documents(data=(excerpts,)).items("test", 40, 0) if one.name.endswith("0 heading"))
+    damaged, original = item.meta["damaged"], item.meta["original"]
+    assert score(item, damaged) == {"repaired": 0.0, "exact": 0.0, "untouched": 1.0, "edit": 0.0}
+    harmful = original.replace("> A quote", "A quote")
+    assert score(item, harmful) == {"repaired": 0.0, "exact": 0.0, "untouched": 0.0, "edit": 0.0}
+    half = original.replace("|------|", "|-----|")
+    assert score(item, half) == {"repaired": 1.0, "exact": 0.0, "untouched": 0.0, "edit": 0.0}
+    assert distance("kitten", "sitting") == 3
+
+
+def test_missing_or_empty_data_is_an_error_that_names_the_command(tmp_path, excerpts):
+    with pytest.raises(InputError, match="examples.documents.data"):
+        Documents(data=(tmp_path / "none.jsonl.xz",)).items("test", 1, 0)
+    with pytest.raises(InputError, match="no excerpts in the validation split"):
+        Documents(data=(excerpts,)).items("validation", 1, 0)
+
+
+def test_training_rows_are_even_and_come_from_the_train_split(excerpts):
+    with lzma.open(excerpts, "rt") as rows:
+        train = [row for row in map(json.loads, rows) if row["split"] == "train"]
+    made = list(data.training_rows(train, 20))
+    assert len(made) == 20
+    assert [row["prompt"].startswith("json") for row in made].count(True) == 10
+    assert made == list(data.training_rows(train, 20))
+
+
+# --- baselines ------------------------------------------------------------------------------------------------------
+
+
+def test_rules_keep_intact_documents_and_repair_some(excerpts, capsys):
+    for kind, text in TEXTS.items():
+        assert rules.repair(kind, text) == text
+    assert (
+        rules.repair_json('{\n  a": [\n    1\n    2,\n  ],\n  "b" 3') == '{\n  "a": [\n    1,\n    2\n  ],\n  "b": 3\n}'
+    )
+    assert rules.repair_markdown("#Title\n\n``sh\nls") == "# Title\n\n```sh\nls\n```"
+    assert rules.repair_markdown("a `b and **c*") == "a `b` and **c**"
+    broken = ("a](b/c), d", "[a(b/c), d", "[a]b/c), d", "[a](b/c, d")
+    assert {rules.repair_markdown(line) for line in broken} == {"[a](b/c), d"}
+    baselines.main(["--data", str(excerpts), "--count", "40"])
+    table = capsys.readouterr().out
+    assert "| nothing | 40" in table and "| rules | 20 json" in table
