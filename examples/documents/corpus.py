@@ -5,24 +5,27 @@ description in their metadata, and files inside. JSON is written anew with inden
 """
 
 import hashlib
+import itertools
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from examples.documents.damage import places
-from examples.documents.structure import PARSER, value
+from examples.documents.structure import KINDS, PARSER, value
 from examples.python_infill.wheels import Package, decode, read_metadata
 from gesso.eval.task import split_of
 
 FEWEST_LINES, MOST_LINES = 10, 40
 MOST_TOKENS = 220
 LINE_TOKENS = 36  # three lines must fit on a canvas of 128
-PACKAGE_EXCERPTS = 120  # most of one package and kind: none should dominate
+LINE_CHARACTERS = 200
+PACKAGE_EXCERPTS, FILE_EXCERPTS = 120, 40  # most of one package or file, and kind: none should dominate
 READ = 2_000_000  # bytes of a file
+FILE_PARTS = 200  # of a JSON file that are considered: coordinates and the like are mostly unsuitable
 RULES = 2  # a Markdown excerpt has at least so many kinds of structure
 SHARED = 0.5  # an excerpt with a larger share of its lines in earlier ones is a copy
 # Texts that a tokenizer would encode as special tokens, and tabs, which separate line numbers from lines.
@@ -42,22 +45,17 @@ class Excerpt:
 
 
 def excerpts(package: Package, wheel: Path, count: Count) -> Iterator[Excerpt]:
-    """Yield the excerpts of a package, as many of each kind as are allowed, evenly from all its files."""
-    label = f"{package.name}=={package.version}"
-    found: dict[str, dict[str, str]] = {"markdown": {}, "json": {}}
-    for path, text in _files(wheel):
-        kind = "json" if path.endswith(".json") else "markdown"
+    """Yield the excerpts of a package, from its files in random order, up to the limits."""
+    room = dict.fromkeys(KINDS, PACKAGE_EXCERPTS)
+    for path, text in _files(wheel, room):
+        kind = _kind(path)
         pieces = json_pieces(text, count) if kind == "json" else markdown_pieces(text, count)
-        for number, piece in enumerate(pieces):
-            found[kind][f"{label}/{path}:{number}"] = piece
-    for kind, by_source in found.items():
-        # In random order, so that the limit keeps a fair sample.
-        chosen = sorted(by_source, key=lambda source: hashlib.sha256(source.encode()).digest())[:PACKAGE_EXCERPTS]
-        for source in sorted(chosen):
+        for number, piece in enumerate(itertools.islice(pieces, min(room[kind], FILE_EXCERPTS))):
+            room[kind] -= 1
             yield Excerpt(
                 kind=kind,
-                text=by_source[source],
-                source=source,
+                text=piece,
+                source=f"{package.name}=={package.version}/{path}:{number}",
                 license=package.license,
                 split=split_of(family(package.name)),
             )
@@ -68,20 +66,29 @@ def family(package: str) -> str:
     return re.split(r"[-_.]", package.lower())[0]
 
 
-def _files(wheel: Path) -> Iterator[tuple[str, str]]:
+def _files(wheel: Path, room: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield paths and texts, of a kind only as long as there is room for it."""
     metadata = read_metadata(wheel)
     if (metadata["Description-Content-Type"] or "").startswith("text/markdown"):
-        yield "README.md", (metadata.get_payload() or metadata["Description"] or "").replace("\r\n", "\n")
+        yield "README.md", str(metadata.get_payload() or metadata["Description"] or "").replace("\r\n", "\n")
     with zipfile.ZipFile(wheel) as archive:
-        for info in archive.infolist():
+        for info in sorted(archive.infolist(), key=lambda info: hashlib.sha256(info.filename.encode()).digest()):
             path = info.filename
-            if path.endswith((".md", ".json")) and info.file_size <= READ and not NOT_DOCUMENTS.search(path):
+            if not path.endswith((".md", ".json")) or info.file_size > READ or NOT_DOCUMENTS.search(path):
+                continue
+            if room[_kind(path)]:
                 yield path, decode(archive.read(info))
 
 
-def fits(lines: list[str], count: Count) -> bool:
+def _kind(path: str) -> str:
+    return "json" if path.endswith(".json") else "markdown"
+
+
+def fits(lines: Sequence[str], count: Count) -> bool:
+    if len(lines) > MOST_LINES or max(map(len, lines)) > LINE_CHARACTERS:
+        return False
     tokens = [count(line) + 1 for line in lines]  # a line break is a token of its own
-    return len(lines) <= MOST_LINES and sum(tokens) <= MOST_TOKENS and max(tokens) <= LINE_TOKENS
+    return sum(tokens) <= MOST_TOKENS and max(tokens) <= LINE_TOKENS
 
 
 # --- Markdown -------------------------------------------------------------------------------------------------------
@@ -112,7 +119,11 @@ def _usable_markdown(lines: list[str]) -> Iterator[str]:
 def json_pieces(text: str, count: Count) -> Iterator[str]:
     """Yield objects and arrays that fit, and consecutive members of those that do not."""
     indent = 2 + 2 * (len(text) % 2)
-    for piece in _parts(value(text), lambda part: fits(_dumped(part, indent).split("\n"), count)):
+
+    def is_short(part: Any) -> bool:
+        return _nodes(part) <= MOST_LINES and fits(_dumped(part, indent).split("\n"), count)
+
+    for piece in itertools.islice(_parts(value(text), is_short), FILE_PARTS):
         found = _dumped(piece, indent)
         if found.count("\n") + 1 >= FEWEST_LINES and not UNUSABLE.search(found) and found.count('": ') >= 3:
             yield found
@@ -120,6 +131,16 @@ def json_pieces(text: str, count: Count) -> Iterator[str]:
 
 def _dumped(part: Any, indent: int) -> str:
     return json.dumps(part, indent=indent, ensure_ascii=False)
+
+
+def _nodes(part: Any) -> int:
+    """Return the number of values in a value, but stop counting early."""
+    total, left = 0, [part]
+    while left and total <= MOST_LINES:
+        last = left.pop()
+        total += 1
+        left += last.values() if isinstance(last, dict) else last if isinstance(last, list) else ()
+    return total
 
 
 def _parts(part: Any, is_short: Callable[[Any], bool]) -> Iterator[Any]:

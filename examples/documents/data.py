@@ -1,11 +1,11 @@
 """Make the data of the example: excerpts of all splits, and training rows.
 
-    python -m examples.documents.data --out data/documents --cache data/wheels
+    python -m examples.documents.data --out data/documents --wheels data/wheels
 
     excerpts.jsonl.xz    excerpts with kind, text, source, license and split, for the task
     train.jsonl.xz       damaged excerpts of the train split with their patches, for `gesso train`
 
-The wheels are downloaded once, into the cache. The data is the same on every machine.
+The wheels are downloaded once, into --wheels. The data is the same on every machine.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ ROWS = 400_000
 Progress = Callable[[str], None]
 
 
-def make(out: Path, cache: Path, *, packages: Path = PACKAGES, rows: int = ROWS, say: Progress = print) -> None:
+def make(out: Path, wheels: Path, *, packages: Path = PACKAGES, rows: int = ROWS, say: Progress = print) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    found = list(collect(packages, cache, say))
+    found = list(collect(packages, wheels, say))
     write_rows(map(asdict, found), out / "excerpts.jsonl.xz")
     for (kind, split), count in sorted(Counter((one.kind, one.split) for one in found).items()):
         say(f"{count:6,} excerpts of {kind}, {split}")
@@ -45,16 +46,27 @@ def make(out: Path, cache: Path, *, packages: Path = PACKAGES, rows: int = ROWS,
     write_rows(training_rows(train, rows), out / "train.jsonl.xz")
 
 
-def collect(packages: Path, cache: Path, say: Progress) -> Iterator[Excerpt]:
+def collect(packages: Path, directory: Path, say: Progress) -> Iterator[Excerpt]:
     """Yield the excerpts of all packages, without copies."""
     listed = read_packages(packages)
-    wheels = fetch(listed, cache, say)
+    wheels = fetch(listed, directory, say)
     check_licences(listed, wheels)
-    tokenizer, copies = gesso.load("gesso-mini", device="cpu").tokenizer, Copies()
-    for package, wheel in zip(listed, wheels, strict=True):
-        for one in excerpts(package, wheel, lambda line: len(tokenizer.encode(line, bos=False))):
-            if not copies.has(one.text):
-                yield one
+    say(f"reading {len(listed)} wheels")
+    copies = Copies()
+    with ProcessPoolExecutor() as pool:
+        for found in pool.map(excerpts_of, listed, wheels):
+            yield from (one for one in found if not copies.has(one.text))
+
+
+def excerpts_of(package: Package, wheel: Path) -> list[Excerpt]:
+    return list(excerpts(package, wheel, token_count()))
+
+
+@cache
+def token_count() -> Callable[[str], int]:
+    """Return a function that counts the tokens of a line for gesso-mini. Lines of one file are often alike."""
+    tokenizer = gesso.load("gesso-mini", device="cpu").tokenizer
+    return lru_cache(maxsize=10_000)(lambda line: len(tokenizer.encode(line, bos=False)))
 
 
 def check_licences(listed: list[Package], wheels: list[Path]) -> None:
@@ -95,7 +107,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the data of the document repair example.")
     parser.add_argument("--out", type=Path, default=Path("data/documents"))
-    parser.add_argument("--cache", type=Path, default=Path("data/wheels"), help="directory of downloaded wheels")
+    parser.add_argument("--wheels", type=Path, default=Path("data/wheels"), help="directory of downloaded wheels")
     parser.add_argument("--packages", type=Path, default=PACKAGES, help="list of wheels")
     parser.add_argument("--rows", type=int, default=ROWS, help="training rows")
     try:
