@@ -19,13 +19,13 @@ from examples.documents.structure import KINDS, PARSER, value
 from examples.python_infill.wheels import Package, decode, read_metadata
 from gesso.eval.task import split_of
 
-FEWEST_LINES, MOST_LINES = 10, 40
+FEWEST_LINES, MOST_LINES = 8, 40
 MOST_TOKENS = 220
 LINE_TOKENS = 36  # three lines must fit on a canvas of 128
 LINE_CHARACTERS = 200
-PACKAGE_EXCERPTS, FILE_EXCERPTS = 120, 40  # most of one package or file, and kind: none should dominate
+PACKAGE_EXCERPTS, FILE_EXCERPTS = 300, 100  # most of one package or file, and kind: none should dominate
 READ = 2_000_000  # bytes of a file
-FILE_PARTS = 200  # of a JSON file that are considered: coordinates and the like are mostly unsuitable
+FILE_PARTS = 400  # of a JSON file that are considered: coordinates and the like are mostly unsuitable
 RULES = 2  # a Markdown excerpt has at least so many kinds of structure
 SHARED = 0.5  # an excerpt with a larger share of its lines in earlier ones is a copy
 # Texts that a tokenizer would encode as special tokens, and tabs, which separate line numbers from lines.

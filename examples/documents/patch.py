@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 
 NOTHING = "ok"
+MARKS = r"[ -/:-@\[-`{-~]*"  # ASCII punctuation and spaces
 CHANGE = re.compile(r"(\d{1,3})(?:(\+?)\t(.*)|-)")
 
 
@@ -27,6 +28,21 @@ def numbered(text: str) -> str:
 def letters(text: str) -> str:
     """Return the letters and digits of a text, in order."""
     return "".join(filter(str.isalnum, text))
+
+
+def pattern(text: str) -> str:
+    """Return the regular expression of the patches of a text that `apply` accepts in full.
+
+    It has the letters and digits of every line, with any ASCII punctuation and spaces between them. Other characters,
+    such as dashes and emojis, are fixed, too.
+    """
+    changes = [rf"(?:{'|'.join(map(str, range(text.count(chr(10)) + 2)))})\+\t{MARKS}"]
+    for number, line in enumerate(text.split("\n"), 1):
+        fixed = [character for character in line if character.isalnum() or not character.isascii()]
+        changes.append(rf"{number}\t{MARKS}" + "".join(re.escape(character) + MARKS for character in fixed))
+        changes += [] if letters(line) else [f"{number}-"]
+    change = f"(?:{'|'.join(changes)})"
+    return rf"{NOTHING}|{change}(?:\n{change})*"
 
 
 def make(damaged: str, original: str) -> str:

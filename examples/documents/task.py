@@ -42,6 +42,7 @@ def make_item(excerpt: Mapping[str, str], rng: random.Random) -> Item:
         prompt=question(kind, damaged),
         expected=patch.make(damaged, text),
         meta={"kind": kind, "damaged": damaged, "original": text},
+        constraint={"regex": patch.pattern(damaged)},
     )
 
 

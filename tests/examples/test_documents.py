@@ -3,6 +3,7 @@
 import json
 import lzma
 import random
+import re
 
 import pytest
 
@@ -66,6 +67,15 @@ def test_no_patch_changes_letters_or_digits():
         assert patch.letters(patch.apply(change, MARKDOWN)) == patch.letters(MARKDOWN)
     assert patch.apply("1\t# install\n3-\n1+\tnew", MARKDOWN) == MARKDOWN
     assert patch.apply("1\t## Install\n1\tInstall", "# Install") == "## Install"
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_pattern_allows_repairs_and_nothing_that_is_ignored(kind):
+    damaged, _ = damage(kind, TEXTS[kind], 3, random.Random(1))
+    allowed = re.compile(patch.pattern(damaged))
+    assert allowed.fullmatch(patch.make(damaged, TEXTS[kind])) and allowed.fullmatch(patch.NOTHING)
+    for bad in ("1\t# Instal", "3-", "99\t", "3+\tnew", "", "1 # Install", "okay"):
+        assert not allowed.fullmatch(bad)
 
 
 def test_a_patch_is_the_shortest():
