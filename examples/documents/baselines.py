@@ -8,7 +8,7 @@ If the package `json-repair` is installed, it repairs the JSON items, too.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -40,18 +40,20 @@ def json_repair() -> Repair | None:
     return repair
 
 
-def table(items: Sequence[Item], repairs: dict[str, tuple[Repair, Sequence[str]]]) -> str:
+def table(items: Sequence[Item], repairs: Mapping[str, tuple[Repair, Sequence[str]]]) -> str:
     """Return the scores of every repair as a Markdown table, for each kind and for all items."""
     lines = ["| repair | items | " + " | ".join(Documents.scores) + " |", "|---" * (len(Documents.scores) + 2) + "|"]
     for name, (repair, kinds) in repairs.items():
-        for part in (*kinds, "all") if len(kinds) > 1 else kinds:
-            chosen = [item for item in items if part in ("all", item.meta["kind"])]
-            if not chosen:
-                continue
-            found = [score(item, repair(item.meta["kind"], item.meta["damaged"])) for item in chosen]
-            cells = [estimate_score([one[score_name] for one in found]) for score_name in Documents.scores]
+        scored: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+        for item in items:
+            if (kind := item.meta["kind"]) in scored:
+                scored[kind].append(score(item, repair(kind, item.meta["damaged"])))
+        if len(kinds) > 1:
+            scored["all"] = [one for found in scored.values() for one in found]
+        for kind, found in scored.items():
+            cells = [estimate_score([one[column] for one in found]) for column in Documents.scores]
             shown = [f"{100 * c.mean:.1f} ({100 * (c.low or 0):.1f} to {100 * (c.high or 0):.1f})" for c in cells]
-            lines.append(f"| {name} | {len(chosen)} {'' if part == 'all' else part} | {' | '.join(shown)} |")
+            lines.append(f"| {name} | {len(found)} {kind} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 

@@ -102,15 +102,22 @@ def is_untouched(damaged: str, original: str, repaired: str) -> bool:
 
 
 def distance(text: str, other: str) -> int:
-    """Return the Levenshtein distance. The texts are alike, so the common beginning and end are removed first."""
-    while text and other and text[-1] == other[-1]:
-        text, other = text[:-1], other[:-1]
-    same = next((at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
-    text, other = text[same:], other[same:]
-    previous = list(range(len(other) + 1))
-    for row, a in enumerate(text, 1):
-        current = [row]
-        for column, b in enumerate(other, 1):
-            current.append(min(previous[column] + 1, current[-1] + 1, previous[column - 1] + (a != b)))
-        previous = current
-    return previous[-1]
+    """Return the Levenshtein distance, in time that grows with the distance (Ukkonen 1985, Information and Control 64).
+
+    Diagonal d pairs position i of one text with i + d of the other. `reach` has the furthest i on each diagonal.
+    """
+    edits, reach, goal = 0, {0: 0}, len(other) - len(text)
+    while True:
+        for diagonal, i in reach.items():
+            while i < len(text) and i + diagonal < len(other) and text[i] == other[i + diagonal]:
+                i += 1
+            reach[diagonal] = i
+        if reach.get(goal) == len(text):
+            return edits
+        edits += 1
+        further: dict[int, int] = {}
+        for diagonal, i in reach.items():
+            for near, at in ((diagonal, i + 1), (diagonal - 1, i + 1), (diagonal + 1, i)):
+                if at <= len(text) and at + near <= len(other):
+                    further[near] = max(further.get(near, 0), at)
+        reach = further

@@ -150,7 +150,13 @@ def test_scores_tell_a_harmless_answer_from_a_harmful_one(excerpts):
     assert score(item, harmful) == {"repaired": 0.0, "exact": 0.0, "untouched": 0.0, "edit": 0.0}
     half = original.replace("|------|", "|-----|")
     assert score(item, half) == {"repaired": 1.0, "exact": 0.0, "untouched": 0.0, "edit": 0.0}
-    assert distance("kitten", "sitting") == 3
+
+
+@pytest.mark.parametrize(
+    "edits", [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3), ("ab", "ba", 2), ("a", "a", 0)]
+)
+def test_the_distance_counts_inserted_deleted_and_replaced_characters(edits):
+    assert distance(*edits[:2]) == edits[2]
 
 
 def test_missing_or_empty_data_is_an_error_that_names_the_command(tmp_path, excerpts):
@@ -184,4 +190,4 @@ def test_rules_keep_intact_documents_and_repair_some(excerpts, capsys):
     assert {rules.repair_markdown(line) for line in broken} == {"[a](b/c), d"}
     baselines.main(["--data", str(excerpts), "--count", "40"])
     table = capsys.readouterr().out
-    assert "| nothing | 40" in table and "| rules | 20 json" in table
+    assert "| nothing | 40 all" in table and "| rules | 20 json" in table
