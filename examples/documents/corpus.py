@@ -21,7 +21,7 @@ from gesso.eval.task import split_of
 
 FEWEST_LINES, MOST_LINES = 8, 40
 MOST_TOKENS = 220
-LINE_TOKENS = 36  # three lines must fit on a canvas of 128
+LINE_TOKENS = 33  # with its line break: three lines and their numbers must fit on a canvas of 112
 LINE_CHARACTERS = 200
 PACKAGE_EXCERPTS, FILE_EXCERPTS = 300, 100  # most of one package or file, and kind: none should dominate
 READ = 2_000_000  # bytes of a file

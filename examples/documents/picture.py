@@ -10,29 +10,30 @@ from html import escape
 from pathlib import Path
 
 import gesso
+from examples.documents import patch
 from examples.documents.repair import Repair, repair
 
-# Four places are broken: the emphasis in line 3, a link in line 5, the table and the code block.
-DAMAGED = """\
+ORIGINAL = """\
 # Paper planes
 
-Fold **twice, then fly*.
-
-See [the folding guide(docs/fold.md) first.
+Fold **twice**, then fly.
 
 | Plane | Flies    |
+|-------|----------|
 | Dart  | far      |
 | Glide | a while  |
 
 ```sh
 pip install planes
+```
 
 ## Wind
 
-- Throw against the wind.
+- See [the guide](wind.md).
 - Wait for a calm day."""
+DAMAGED = ORIGINAL.replace("twice**", "twice*").replace("|-------|----------|\n", "").replace("planes\n```", "planes")
 CELL, LINE, MARGIN, GAP = 7.2, 17, 16, 26  # pixels of a character, a line, the border, and between columns
-DRAFTS = 3
+DRAFTS, DRAFT = 3, 46  # drafts, and most characters of their lines
 STYLE = (
     "svg{color-scheme:light dark;color:#222}.page{fill:#fff}"
     "text{font:12px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:currentColor;white-space:pre}"
@@ -44,7 +45,7 @@ STYLE = (
 
 def svg(damaged: str, found: Repair) -> str:
     """Return the picture in three columns."""
-    drafts = _chosen(found.drafts)
+    drafts = ["\n".join(line[:DRAFT] for line in draft.split("\n")) for draft in _chosen(found.drafts)]
     columns = [damaged.split("\n"), *(draft.split("\n") for draft in drafts), found.text.split("\n")]
     widths = [max(max(map(len, column)), 12) + 4 for column in columns]
     middle = max(widths[1:-1])
@@ -75,27 +76,33 @@ def _chosen(drafts: Sequence[str]) -> list[str]:
 
 def _names(total: int, count: int) -> Iterator[str]:
     for n in range(count):
-        yield f"patch, step {1 + n * (total - 1) // max(count - 1, 1)} of {total}"
+        yield f"patch, step {1 + n * (total - 1) // max(count - 1, 1)} of {total}" if total > 1 else "patch"
 
 
 def _document(title: str, x: float, text: str, other: str, mark: str) -> Iterator[str]:
     """Yield the numbered lines of a text, and a mark on every character that the other text does not have."""
     yield _text(x, 0, title, "title")
-    row, column = 1, 0
-    changed = {
-        at
-        for tag, start, end, _, _ in SequenceMatcher(None, text, other, autojunk=False).get_opcodes()
-        if tag != "equal"
-        for at in range(start, end)
-    }
-    for at, character in enumerate(text):
-        if at in changed and character != "\n":
-            left, top = x + CELL * (column + 3), MARGIN + LINE * row + 1
-            yield f'<rect class="{mark}" x="{left:.1f}" y="{top}" width="{CELL}" height="{LINE - 2}"/>'
-        row, column = (row + 1, 0) if character == "\n" else (row, column + 1)
+    for row, column in _differences(text.split("\n"), other.split("\n")):
+        left, top = x + CELL * (column + 3), MARGIN + LINE * (row + 1) + 1
+        yield f'<rect class="{mark}" x="{left:.1f}" y="{top}" width="{CELL}" height="{LINE - 2}"/>'
     for number, line in enumerate(text.split("\n"), 1):
         yield _text(x, number, f"{number:2}", "number")
         yield _text(x + 3 * CELL, number, line)
+
+
+def _differences(lines: list[str], others: list[str]) -> Iterator[tuple[int, int]]:
+    """Yield row and column of the characters that differ: line by line, then inside the lines that correspond."""
+    for _, start, end, from_, to in _changes(lines, others):
+        for row in range(start, end):
+            line = lines[row]
+            other = others[from_ + row - start] if end - start == to - from_ else ""
+            for _, left, right, _, _ in _changes(line, other):
+                yield from ((row, column) for column in range(left, right))
+
+
+def _changes(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, int, int, int, int]]:
+    found = SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    return [change for change in found if change[0] != "equal"]
 
 
 def _text(x: float, row: int, text: str, name: str = "") -> str:
@@ -105,11 +112,15 @@ def _text(x: float, row: int, text: str, name: str = "") -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the repair of a document.")
-    parser.add_argument("-m", "--model", default="runs/documents/model")
-    parser.add_argument("--out", type=Path, default=Path("docs/images/documents.svg"))
+    parser.add_argument("-m", "--model", help="such as runs/documents/model")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("repair.svg"))
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    found = repair(gesso.load(asked.model), "markdown", DAMAGED, seed=asked.seed)
+    if asked.model:
+        found = repair(gesso.load(asked.model), "markdown", DAMAGED, seed=asked.seed)
+    else:
+        right = patch.make(DAMAGED, ORIGINAL)
+        found = Repair(ORIGINAL, right, (right,))
     asked.out.write_text(svg(DAMAGED, found), encoding="utf-8")
 
 

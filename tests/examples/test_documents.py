@@ -1,17 +1,24 @@
 """Repair of documents: patches, damages, excerpts, scores and baselines."""
 
+import hashlib
 import json
 import lzma
 import random
 import re
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from xml.etree import ElementTree
 
 import pytest
 
-from examples.documents import baselines, corpus, data, patch, rules
+from examples.documents import baselines, corpus, data, patch, picture, rules
 from examples.documents.damage import damage, places
+from examples.documents.repair import main as repair_file
+from examples.documents.repair import repair
 from examples.documents.structure import is_broken, is_same
 from examples.documents.task import Documents, distance, score
 from gesso.errors import InputError
+from gesso.eval.task import split_of
 
 MARKDOWN = """\
 # Install
@@ -173,6 +180,58 @@ def test_training_rows_are_even_and_come_from_the_train_split(excerpts):
     assert len(made) == 20
     assert [row["prompt"].startswith("json") for row in made].count(True) == 10
     assert made == list(data.training_rows(train, 20))
+
+
+def wheel(directory, name, license="MIT"):
+    """Write a wheel with a description in Markdown, a JSON file and a licence, and return its line of packages.toml."""
+    path = directory / f"{name}-1.0-py3-none-any.whl"
+    about = f"Name: {name}\nLicense-Expression: {license}\nDescription-Content-Type: text/markdown\n\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", about + MARKDOWN.replace("item", name))
+        archive.writestr(f"{name}/table.json", json.dumps({name: [{"a": name * 4, "b": name * 5, "c": None}] * 2}))
+        archive.writestr(f"{name}/LICENSE.md", MARKDOWN)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f'{{name = "{name}", version = "1.0", license = "MIT", sha256 = "{sha256}"}}'
+
+
+def test_data_is_made_from_wheels_whose_licences_are_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(data, "token_count", lambda: words)
+    held_out = next(name for name in ("s" * n + "brush" for n in range(99)) if split_of(name) == "test")
+    listed = [wheel(tmp_path, "paint"), wheel(tmp_path, held_out)]
+    packages = tmp_path / "packages.toml"
+    packages.write_text(f"package = [{', '.join(listed)}]")
+    data.make(tmp_path, tmp_path, packages=packages, rows=20, say=lambda _: None)
+    with lzma.open(tmp_path / "excerpts.jsonl.xz", "rt") as rows:
+        found = [json.loads(row) for row in rows]
+    assert {(row["source"], row["split"]) for row in found} == {
+        ("paint==1.0/README.md:0", "train"),  # the other package has a copy
+        ("paint==1.0/paint/table.json:0", "train"),
+        (f"{held_out}==1.0/{held_out}/table.json:0", "test"),
+    }
+    with lzma.open(tmp_path / "train.jsonl.xz", "rt") as rows:
+        assert len(list(rows)) == 20
+    packages.write_text(f"package = [{wheel(tmp_path, 'glue', 'GPL-3.0-only')}]")
+    with pytest.raises(InputError, match="glue: listed as MIT, but its metadata has GPL"):
+        data.make(tmp_path, tmp_path, packages=packages, rows=20, say=lambda _: None)
+
+
+# --- a model --------------------------------------------------------------------------------------------------------
+
+
+def test_no_model_can_change_a_word_and_the_picture_has_its_drafts(tiny):
+    found = repair(tiny, "markdown", picture.DAMAGED, seed=1, steps=3, stopping="fixed")
+    assert len(found.drafts) == 3 and patch.letters(found.text) == patch.letters(picture.DAMAGED)
+    drawn = picture.svg(picture.DAMAGED, found)
+    assert drawn.count("patch, step") == 3 and len(drawn) < 60_000
+    ElementTree.fromstring(drawn)
+
+
+def test_files_that_cannot_be_repaired_are_errors(tmp_path):
+    for name, text, says in (("a.txt", "", r"must end in .md"), ("a.md", "\n" * 60 + "x", "at most 40 lines")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SystemExit, match=says):
+            repair_file([str(tmp_path / name)])
 
 
 # --- baselines ------------------------------------------------------------------------------------------------------
