@@ -1,0 +1,191 @@
+"""`python -m examples.sudoku_images.train --out DIR`: train the vision tower of gesso-sudoku and write the model.
+
+Pictures are drawn by processes while the tower trains. On a GPU the tower is faster than they are, so each picture is
+kept in a pool and shown several times. The text model is not trained, and not run: see `tower`.
+"""
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from examples.sudoku_images.bundle import write_bundle  # noqa
+from examples.sudoku_images.stream import Pictures, Stream, batch, loader
+from examples.sudoku_images.tower import Targets, new_tower, see, trained
+from gesso.bundled import SOLVER
+from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.find import find_directory
+from gesso.checkpoint.load import load
+from gesso.checkpoint.source import open_source
+from gesso.model.vision import Vision
+
+WARMUP, EMA, CLIP, DECAY = 200, 0.998, 1.0, 0.01
+GROWTH = 0.35  # share of the time until pictures have their full difficulty
+SLOWEST = 0.02  # learning rate at the end, as a share of its peak
+SEED_HELD_OUT = 10**6
+
+
+class Pool:
+    """The latest pictures, on the device. Each is drawn once and shown several times."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity, self.device = capacity, device
+        self.pixels: Tensor | None = None
+        self.digits: Tensor | None = None
+        self.added = 0
+
+    def add(self, pictures: Pictures) -> None:
+        """Add pictures in place of the oldest."""
+        if self.pixels is None or self.digits is None:
+            self.pixels, self.digits = (
+                torch.empty((self.capacity, *part.shape[1:]), dtype=part.dtype, device=self.device) for part in pictures
+            )
+        place = torch.arange(self.added, self.added + len(pictures[0]), device=self.device) % self.capacity
+        self.pixels[place], self.digits[place] = (part.to(self.device, non_blocking=True) for part in pictures)
+        self.added += len(pictures[0])
+
+    def draw(self, count: int) -> Pictures:
+        assert self.pixels is not None and self.digits is not None
+        chosen = torch.randint(0, min(self.added, self.capacity), (count,), device=self.device)
+        return self.pixels[chosen], self.digits[chosen]
+
+
+def learning_rate(peak: float, step: int, done: float) -> float:
+    """Return the rate: linear at the beginning, then a cosine over the share of the run that is `done`."""
+    return peak * min(1, (step + 1) / WARMUP) * (SLOWEST + (1 - SLOWEST) * (1 + math.cos(math.pi * min(done, 1))) / 2)
+
+
+def accuracy(vision: Vision, targets: Targets, held_out: list[Pictures], dtype: torch.dtype) -> tuple[float, float]:
+    """Return the share of cells and of grids that are read right.
+
+    Gradients stay enabled: without them, a CPU computes GELU in place, for which torch.vmap has no rule.
+    """
+    device = targets.rest_DH.device
+    right = torch.cat([
+        (targets.distances(see(vision, pixels.to(device), dtype)).argmin(-1) == digits.to(device))
+        for pixels, digits in held_out
+    ])  # fmt: skip
+    return right.float().mean().item(), right.all(-1).float().mean().item()
+
+
+def main() -> None:
+    options = arguments()
+    device = torch.device(options.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(options.seed)
+    directory = find_directory(SOLVER)
+    model = load(open_source(directory), device, torch.float32, text_only=True)
+    targets = Targets(model, Tokenizer.from_directory(directory))
+    vision = new_tower(options.side, model.config.hidden_size, options.seed, device)
+    best, count = train(vision, targets, options, device, dtype)
+    print(f"{count:,} pictures drawn; best share of held-out grids read right: {best:.1%}", flush=True)
+    if options.side == 9:
+        write_bundle(model, vision, options.out / "gesso-sudoku", directory)
+        print(f"The model is in {options.out / 'gesso-sudoku'}", flush=True)
+
+
+def train(
+    vision: Vision, targets: Targets, options: argparse.Namespace, device: torch.device, dtype: torch.dtype
+) -> tuple[float, int]:
+    """Train the tower. It ends with the averaged weights that read most held-out grids right."""
+    parameters = trained(vision)
+    matrices = [parameter for parameter in parameters.values() if parameter.ndim > 1]
+    others = [parameter for parameter in parameters.values() if parameter.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=device.type == "cuda")
+    average = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    stream = Stream(options.drawn, options.seed, options.side)
+    pictures = loader(stream, options.workers, device.type == "cuda")
+    held_out = [
+        batch(range(at, min(at + 64, options.held_out)), SEED_HELD_OUT, options.side, held_out=True)
+        for at in range(0, options.held_out, 64)
+    ]
+    pool = Pool(options.pool, device)
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = (options.out / "metrics.jsonl").open("w", encoding="utf-8")
+    best, kept = -1.0, {}
+    began = evaluated = time.monotonic()
+    for step in steps(options, began):
+        done = (time.monotonic() - began) / (60 * options.minutes)
+        stream.difficulty.value = min(1.0, done / GROWTH)
+        while pool.added < min(options.first, options.pool) or pool.added * options.shown < step * options.batch:
+            pool.add(next(pictures))
+        rate = learning_rate(options.lr, step, done)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        pixels, digits = pool.draw(options.batch)
+        loss = targets.loss(see(vision, pixels, dtype), digits)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(parameters.values()), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch._foreach_lerp_(
+            list(average.values()), [p.detach() for p in parameters.values()], 1 - min(EMA, step / (step + 10))
+        )
+        last = done >= 1 or step + 1 == options.steps
+        if last or time.monotonic() - evaluated > options.every:
+            current = exchange(parameters, average)
+            cells, grids = accuracy(vision, targets, held_out, dtype)
+            if (grids + cells / 1000) > best:
+                best, kept = grids + cells / 1000, {name: p.detach().clone() for name, p in parameters.items()}
+            exchange(parameters, current)
+            line = {
+                "step": step + 1, "seconds": round(time.monotonic() - began, 1), "pictures": pool.added,
+                "difficulty": round(stream.difficulty.value, 3), "loss": round(loss.item(), 5),
+                "cells": round(cells, 5), "grids": round(grids, 5),
+            }  # fmt: skip
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            print(json.dumps(line), flush=True)
+            evaluated = time.monotonic()
+    log.close()
+    exchange(parameters, kept)
+    return best, pool.added
+
+
+def steps(options: argparse.Namespace, began: float) -> Iterator[int]:
+    """Count steps until the time or the number of steps is over."""
+    step = 0
+    while step < options.steps and time.monotonic() - began < 60 * options.minutes:
+        yield step
+        step += 1
+
+
+@torch.no_grad()
+def exchange(parameters: dict[str, torch.nn.Parameter], others: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy other values into the parameters, and return those that they had."""
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    for name, value in others.items():
+        parameters[name].copy_(value)
+    return before
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description="Train the tower of gesso-sudoku.")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="directory for metrics.jsonl and the model")
+    add("--minutes", type=float, default=8.0, help="time to train")
+    add("--steps", type=int, default=10**9, help="most steps")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--batch", type=int, default=256, help="pictures per step")
+    add("--drawn", type=int, default=32, help="pictures that a process draws at a time")
+    add("--shown", type=float, default=12.0, help="how often a picture is shown, at most")
+    add("--first", type=int, default=2048, help="pictures to draw before the first step")
+    add("--pool", type=int, default=24_576, help="pictures kept on the device, of 0.56 MB each")
+    add("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that draw pictures")
+    add("--lr", type=float, default=2e-3)
+    add("--seed", type=int, default=0)
+    add("--side", type=int, default=9, help="cells of a side; 3 is a small problem that a CPU learns in minutes")
+    add("--held-out", type=int, default=512, help="held-out pictures")
+    add("--every", type=float, default=20.0, help="seconds between evaluations")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
