@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.interpreter import speed_up
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start, too: their models are small
 if not torch.cuda.is_available():
@@ -70,6 +72,8 @@ CORE = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they need, so that `make check` can leave them out."""
+    if "triton" in sys.modules and not torch.cuda.is_available():
+        speed_up()
     for item in items:
         path, fixtures = item.path.relative_to(TESTS), set(getattr(item, "fixturenames", ()))
         if str(path) in SLOW and not f"{path}::{item.name}".startswith(CORE):

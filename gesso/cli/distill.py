@@ -43,7 +43,9 @@ def distill(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="structured|python_infill|sudoku", help="Record answers to items of its train split."),
+        typer.Option(
+            metavar="structured|python_infill|sudoku|module:class", help="Record answers to items of its train split."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,

@@ -17,6 +17,7 @@ from gesso.cli.terminal import print_json, print_text
 from gesso.errors import InputError
 
 COUNT = 100
+TASKS = "sudoku, python_infill, structured or decide"
 
 if TYPE_CHECKING:
     from gesso.api import Gesso
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 def evaluate(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="TASK", help="sudoku, python_infill, structured or decide; none for rows of your own."),
+        typer.Argument(
+            metavar="TASK", help=f"{TASKS}, or module:class for a task of your own; none for rows of your own."
+        ),
     ] = None,
     count: Annotated[
         int | None, typer.Option(min=1, help=f"Number of items. Default: {COUNT}, or all rows of your own.")
@@ -162,7 +165,7 @@ def _own_data(data: Sequence[Path] | None, score: str | None, clues: str | None,
     from gesso.eval.own_data import LIKELIHOOD, OwnData
 
     if not data:
-        raise InputError("give a task (sudoku, python_infill, structured or decide), or your own rows with --data FILE")
+        raise InputError(f"give a task ({TASKS}, or module:class), or your own rows with --data FILE")
     if clues is not None:
         raise InputError("--clues applies to sudoku; remove it, or name the task")
     if score == LIKELIHOOD and plot is not None:
@@ -190,8 +193,8 @@ def _task(
     if method is not None:
         options["method"] = method
     for option in options:
-        supported = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]
-        if name in tasks.TASKS and name not in supported:
+        if option not in inspect.signature(tasks.find_class(name)).parameters:
+            supported = [task for task, kind in tasks.TASKS.items() if option in inspect.signature(kind).parameters]
             flag = "no-schema-in-prompt" if option == "schema_in_prompt" else option
             raise InputError(f"--{flag} applies to {' and '.join(supported)}; remove it for the task {name}")
     if data and clues is not None:

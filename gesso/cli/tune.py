@@ -33,7 +33,9 @@ def tune(
         list[Path] | None,
         typer.Argument(metavar="PROMPTS.jsonl", help="Rows as gesso eval --data reads them; answers are optional."),
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="|".join(TASKS), help="A task in place of prompts.")] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="|".join((*TASKS, "module:class")), help="A task in place of prompts.")
+    ] = None,
     score: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,8 +157,8 @@ def _items(
     if clues is not None and task != "sudoku":
         raise InputError("--clues applies to --task sudoku; remove it")
     if task is not None:
-        if task not in TASKS:
-            raise InputError(f"--task must be one of {', '.join(TASKS)}, got {task!r}")
+        if task not in TASKS and ":" not in task:
+            raise InputError(f"--task must be one of {', '.join(TASKS)}, or module:class, got {task!r}")
         chosen = tasks.task(task, **({} if clues is None else {"clues": clue_range(clues)}))
         return chosen.name, ByTask(chosen), draw(chosen, count, held_out, seed), dict(chosen.options)
     if len(score or ()) > 1:

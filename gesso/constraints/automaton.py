@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from gesso.constraints.budget import at_most, pause_if_over
 from gesso.constraints.limits import Limits
-from gesso.constraints.terms import ANYTHING, FAR, NOTHING, Term
+from gesso.constraints.term import FAR, NOTHING, Term
+from gesso.constraints.terms import ANYTHING
 from gesso.errors import InputError
 
 # DEAD: no text that reaches it can match. From every other state some text leads to a match.

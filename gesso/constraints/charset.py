@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-from gesso.constraints.terms import Term, alt, literal, one_of, seq
+from gesso.constraints.term import Term
+from gesso.constraints.terms import alt, literal, one_of, seq
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -19,7 +19,8 @@ from gesso.constraints.regex import regex_term
 from gesso.constraints.schema.compile import Compiled, schema_term
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.stored import from_bytes
-from gesso.constraints.terms import ANYTHING, Term, alt, literal, seq
+from gesso.constraints.term import Term
+from gesso.constraints.terms import ANYTHING, alt, literal, seq
 from gesso.constraints.thinking import TAGS as THINKING_TAGS
 from gesso.constraints.thinking import after_thinking
 from gesso.constraints.tools import TAGS, calls_term, chosen

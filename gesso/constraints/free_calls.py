@@ -10,7 +10,8 @@ from typing import Any
 from gesso.constraints.charset import ANY, char_class
 from gesso.constraints.limits import Limits
 from gesso.constraints.schema.compile import Compiled
-from gesso.constraints.terms import Term, alt, literal, one_of, repeat, seq
+from gesso.constraints.term import Term
+from gesso.constraints.terms import alt, literal, one_of, repeat, seq
 from gesso.constraints.tools import MAX_CALLS, TAGS, calls_term, optional_calls_term
 from gesso.errors import InputError
 

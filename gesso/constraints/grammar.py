@@ -16,8 +16,10 @@ from gesso.constraints.grammar_parser import Grammar, Node, Use
 from gesso.constraints.lark import LarkGrammar
 from gesso.constraints.left_recursion import leading, nullable_rules, uses, without_left_recursion
 from gesso.constraints.limits import Limits
+from gesso.constraints.settle import settle
 from gesso.constraints.syntax import Choice, Repeat, Sequence
-from gesso.constraints.terms import FAR, Rule, Term, alt, repeat, seq, settle
+from gesso.constraints.term import FAR, Term
+from gesso.constraints.terms import Rule, alt, repeat, seq
 from gesso.errors import InputError
 
 MAX_INLINE = 100  # nodes of a rule that is put in the place of its uses

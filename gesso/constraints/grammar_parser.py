@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from gesso.constraints.charset import ANY, char_class, complement, union
 from gesso.constraints.syntax import Parser, Repeat, Tree
-from gesso.constraints.terms import NOTHING, Term, literal
+from gesso.constraints.term import NOTHING, Term
+from gesso.constraints.terms import literal
 from gesso.errors import InputError
 
 MAX_NEST = 100  # groups inside each other

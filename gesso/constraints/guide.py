@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gesso.constraints.automaton import DEAD, END, FREE, START, STAY, Automaton
-from gesso.constraints.terms import FAR
+from gesso.constraints.term import FAR
 from gesso.constraints.words import LONGEST, Words
 from gesso.errors import InputError
 

@@ -18,7 +18,8 @@ from gesso.constraints.grammar_parser import Grammar, Node, Use
 from gesso.constraints.limits import Limits
 from gesso.constraints.regex import regex_term
 from gesso.constraints.syntax import Choice, Repeat, Sequence
-from gesso.constraints.terms import Term, literal
+from gesso.constraints.term import Term
+from gesso.constraints.terms import literal
 from gesso.errors import InputError
 
 _INT = "[0-9]+"

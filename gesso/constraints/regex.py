@@ -19,7 +19,8 @@ from gesso.constraints.limits import Limits
 from gesso.constraints.regex_classes import ANY_CHAR, SHORTHANDS, Chars
 from gesso.constraints.regex_parser import Anchor, Assertion, Boundary, Leaf, Look, Node, RegexParser
 from gesso.constraints.syntax import Choice, Repeat, Sequence
-from gesso.constraints.terms import ANYTHING, EMPTY, NOTHING, Term, alt, both, minus, optional, repeat, seq
+from gesso.constraints.term import EMPTY, NOTHING, Term
+from gesso.constraints.terms import ANYTHING, alt, both, minus, optional, repeat, seq
 from gesso.errors import InputError
 
 MAX_ITEMS = 5000  # of all alternatives

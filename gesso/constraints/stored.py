@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gesso.constraints.schema.multiples import Digits, digits
-from gesso.constraints.terms import (
-    EMPTY,
-    NOTHING,
+from gesso.constraints.settle import settle
+from gesso.constraints.term import EMPTY, NOTHING, Term
+from gesso.constraints.terms import (  # fmt: skip
     Alt,
     Both,
     Bytes,
@@ -19,15 +19,13 @@ from gesso.constraints.terms import (
     Repeat,
     Rule,
     Seq,
-    Term,
     alt,
     both,
     complement,
     one_of,
     repeat,
     seq,
-    settle,
-)  # fmt: skip
+)
 
 
 def to_bytes(term: Term) -> bytes:

@@ -1,114 +1,17 @@
-"""Languages of texts as terms, and what is left of a language after a byte.
-
-A term describes a set of texts, byte by byte. `after` is Brzozowski's derivative: the texts that complete those which
-begin with a byte. So a term is a state of an automaton, and its states are made only when a text reaches them. That
-keeps counts as numbers, and recursion to any depth as a sequence of what is still to come.
+"""The kinds of terms, and functions that make them in a canonical form: see `term`.
 
 Equal terms are one object, so they are compared and hashed by identity.
 """
 
-import heapq
 from collections.abc import Iterable
-from itertools import count
 from typing import final
 from weakref import WeakValueDictionary
 
 from gesso.constraints.budget import count_term
+from gesso.constraints.term import ALL_BYTES, EMPTY, FAR, NOTHING, Masks, Term, refine, shortest
 from gesso.errors import InputError
 
-ALL_BYTES = (1 << 256) - 1
-FAR = 1 << 60  # the length of a text that does not exist
-MAX_SEARCH = 60_000  # derivatives taken for the shortest text of an intersection
-
-Masks = tuple[int, ...]  # disjoint sets of bytes, each a number with bit b for byte b
-
-
-class Term:
-    """A set of texts."""
-
-    __slots__ = ("__weakref__", "_after", "_least", "_masks", "has_rule")
-
-    _least: int | None
-    _masks: Masks | None
-    has_rule: bool
-
-    def __init__(self, *children: "Term") -> None:
-        self._least = self._masks = None
-        self._after = dict[int, Term]()
-        self.has_rule = any(child.has_rule for child in children)
-
-    @property
-    def least(self) -> int:
-        """The bytes of a shortest text; FAR if there is none."""
-        if self._least is None:
-            self._least = min(self._measure(), FAR)
-        return self._least
-
-    @property
-    def nullable(self) -> bool:
-        """Whether the empty text belongs to the set."""
-        return self.least == 0
-
-    @property
-    def masks(self) -> Masks:
-        """Sets of bytes that cover all bytes. `after` is the same for all bytes of a set."""
-        if self._masks is None:
-            self._masks = self._split()
-        return self._masks
-
-    def after(self, byte: int) -> "Term":
-        """Return the texts that complete those which begin with a byte."""
-        found = self._after.get(byte)  # kept, because many terms share their parts
-        if found is None:
-            found = self._after[byte] = self._derive(byte)
-        return found
-
-    def _derive(self, byte: int) -> "Term":
-        raise NotImplementedError
-
-    def _measure(self) -> int:
-        raise NotImplementedError
-
-    def _split(self) -> Masks:
-        raise NotImplementedError
-
-
 _interned: WeakValueDictionary[tuple[object, ...], Term] = WeakValueDictionary()
-
-
-@final
-class Nothing(Term):
-    """No text."""
-
-    __slots__ = ()
-
-    def after(self, byte: int) -> Term:
-        return self
-
-    def _measure(self) -> int:
-        return FAR
-
-    def _split(self) -> Masks:
-        return (ALL_BYTES,)
-
-
-@final
-class Empty(Term):
-    """The empty text only."""
-
-    __slots__ = ()
-
-    def after(self, byte: int) -> Term:
-        return NOTHING
-
-    def _measure(self) -> int:
-        return 0
-
-    def _split(self) -> Masks:
-        return (ALL_BYTES,)
-
-
-NOTHING, EMPTY = Nothing(), Empty()
 
 
 @final
@@ -128,7 +31,7 @@ class Bytes(Term):
         return 1
 
     def _split(self) -> Masks:
-        return _refine((ALL_BYTES,), (self.mask,))
+        return refine((ALL_BYTES,), (self.mask,))
 
 
 @final
@@ -163,12 +66,20 @@ class Seq(Term):
             part._least = total
         return total
 
+    def _estimate(self) -> int:
+        total = 0
+        rest: Term = self
+        while isinstance(rest, Seq):
+            total += rest.head.bound()
+            rest = rest.tail
+        return min(total + rest.bound(), FAR)
+
     def _split(self) -> Masks:
         head, rest = self.head, self.tail
         found = head.masks
         while head.nullable and rest is not EMPTY:
             head, rest = (rest.head, rest.tail) if isinstance(rest, Seq) else (rest, EMPTY)
-            found = _refine(found, head.masks)
+            found = refine(found, head.masks)
         return found
 
 
@@ -188,10 +99,13 @@ class Alt(Term):
     def _measure(self) -> int:
         return min(item.least for item in self.items)
 
+    def _estimate(self) -> int:
+        return min(item.bound() for item in self.items)
+
     def _split(self) -> Masks:
         found: Masks = (ALL_BYTES,)
         for item in self.items:
-            found = _refine(found, item.masks)
+            found = refine(found, item.masks)
         return found
 
 
@@ -211,6 +125,9 @@ class Repeat(Term):
 
     def _measure(self) -> int:
         return self.low * self.item.least if self.low else 0
+
+    def _estimate(self) -> int:
+        return min(self.low * self.item.bound(), FAR) if self.low else 0
 
     def _split(self) -> Masks:
         return self.item.masks
@@ -234,12 +151,15 @@ class Both(Term):
         return both([item.after(byte) for item in self.items])
 
     def _measure(self) -> int:
-        return _shortest(self)
+        return shortest(self)
+
+    def _estimate(self) -> int:
+        return max(item.bound() for item in self.items)
 
     def _split(self) -> Masks:
         found: Masks = (ALL_BYTES,)
         for item in self.items:
-            found = _refine(found, item.masks)
+            found = refine(found, item.masks)
         return found
 
 
@@ -261,7 +181,10 @@ class Not(Term):
         return complement(self.item.after(byte))
 
     def _measure(self) -> int:
-        return _shortest(self)
+        return shortest(self)
+
+    def _estimate(self) -> int:
+        return 0 if self.nullable else 1
 
     def _split(self) -> Masks:
         return self.item.masks
@@ -485,103 +408,3 @@ def minus(item: Term, other: Term) -> Term:
 
 
 ANYTHING = repeat(one_of(ALL_BYTES), 0, None)
-
-
-# --- measures ---------------------------------------------------------------------------------------------------------
-
-
-def settle(rules: Iterable[Rule]) -> None:
-    """Find the shortest text of each rule, once all bodies are given."""
-    rules = list(rules)
-    for rule in rules:
-        rule._least = FAR
-    changed = True
-    while changed:  # lengths only fall, and each round makes at least one of them final
-        changed, known = False, dict[Term, int]()
-        for rule in rules:
-            if (found := _least_now(rule.body, known)) < rule.least:
-                rule._least, changed = found, True
-
-
-def _least_now(term: Term, known: dict[Term, int]) -> int:
-    """Return the length of a shortest text with the present lengths of rules, which are not final."""
-    if not term.has_rule or isinstance(term, Rule):
-        return term.least
-    if term not in known:
-        total, rest = 0, term
-        while isinstance(rest, Seq):
-            total += _least_now(rest.head, known)
-            rest = rest.tail
-        if isinstance(rest, Alt):
-            total += min(_least_now(item, known) for item in rest.items)
-        elif isinstance(rest, Repeat):
-            total += rest.low * _least_now(rest.item, known) if rest.low else 0
-        else:
-            total += _least_now(rest, known)
-        known[term] = min(total, FAR)
-    return known[term]
-
-
-def _shortest(term: Term) -> int:
-    """Return the length of a shortest text of an intersection or a complement, by A* over the terms after each byte."""
-    ties = count()
-    queue = [(_bound(term), next(ties), 0, term)]
-    found: dict[Term, tuple[int, Term | None]] = {term: (0, None)}  # length of the text so far, and the term before
-    work = 0
-    while queue:
-        _, _, length, at = heapq.heappop(queue)
-        if length > found[at][0] or at._least == FAR:
-            continue
-        if at.nullable or at._least is not None:
-            total, on_path = length + (at._least or 0), found[at][1]
-            while on_path is not None:  # all terms on the way to the end are measured now
-                on_path._least = total - found[on_path][0]
-                on_path = found[on_path][1]
-            return total
-        for mask in at.masks:
-            target = at.after((mask & -mask).bit_length() - 1)
-            if target is not NOTHING and (target not in found or length + 1 < found[target][0]):
-                found[target] = length + 1, at
-                heapq.heappush(queue, (length + 1 + _bound(target), next(ties), length + 1, target))
-        work += len(at.masks)
-        if work > MAX_SEARCH:
-            raise InputError("the constraint combines patterns that are too large to compare; simplify them")
-    return FAR
-
-
-def _bound(term: Term) -> int:
-    """Return a lower bound on the length of the texts of a term."""
-    if term._least is not None:
-        return term._least
-    match term:
-        case Both():
-            return max(_bound(item) for item in term.items)
-        case Not():
-            return 0 if term.nullable else 1
-        case Alt():
-            return min(_bound(item) for item in term.items)
-        case Seq():
-            total = 0
-            while isinstance(term, Seq):
-                total += _bound(term.head)
-                term = term.tail
-            return min(total + _bound(term), FAR)
-        case Repeat():
-            return min(term.low * _bound(term.item), FAR) if term.low else 0
-    return term.least
-
-
-def _refine(masks: Masks, others: Masks) -> Masks:
-    """Split sets of bytes until none overlaps one of the others in part."""
-    for other in others:
-        if other in masks or other == ALL_BYTES:
-            continue
-        found = []
-        for mask in masks:
-            inside = mask & other
-            if inside and inside != mask:
-                found += [inside, mask ^ inside]
-            else:
-                found.append(mask)
-        masks = tuple(found)
-    return masks

@@ -5,7 +5,8 @@ tokens is a byte that no text contains, like the tags of tool calls in `tools`.
 """
 
 from gesso.constraints.charset import ANY, char_class
-from gesso.constraints.terms import Term, literal, one_of, optional, repeat, seq
+from gesso.constraints.term import Term
+from gesso.constraints.terms import literal, one_of, optional, repeat, seq
 
 BEGIN, END = 0xFB, 0xFC
 TAGS = {"<|channel>": BEGIN, "<channel|>": END}  # special token: its byte in a text

@@ -6,7 +6,8 @@ from typing import Any
 from gesso.constraints.limits import Limits
 from gesso.constraints.schema.compile import Compiled, schema_term
 from gesso.constraints.schema.dialects import CALL, CALL_END, CALL_QUOTE, CALLS
-from gesso.constraints.terms import Term, alt, literal, one_of, optional, repeat, seq
+from gesso.constraints.term import Term
+from gesso.constraints.terms import alt, literal, one_of, optional, repeat, seq
 from gesso.errors import InputError
 
 TAGS = {"<|tool_call>": CALL, "<tool_call|>": CALL_END, '<|"|>': CALL_QUOTE}  # special token: its byte in a text

@@ -5,6 +5,8 @@ and a key may occur once only. So every answer is checked before it is returned.
 
 A schema is read as the constraint reads it: OpenAPI's `nullable` counts, a pattern that Python cannot read is left to
 the constraint, and nothing is ever fetched from another host.
+
+Functions import `jsonschema` when they need it: with the packages for every format, that takes a second.
 """
 
 import json
@@ -15,11 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
-
-import jsonschema.validators
-from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator
-from jsonschema.exceptions import best_match
-from jsonschema_specifications import REGISTRY
 
 from gesso.chat.answer import ToolCall
 
@@ -66,6 +63,8 @@ def _text_problem(schema: Mapping[str, Any] | bool, text: str) -> str | None:
 
 
 def _value_problem(schema: Mapping[str, Any] | bool, value: Any) -> str | None:
+    from jsonschema.exceptions import best_match
+
     try:
         found = best_match(_validator(json.dumps(schema)).iter_errors(value))
     except RecursionError:
@@ -122,6 +121,8 @@ def _reject_constant(name: str) -> None:
 @lru_cache(maxsize=KEPT)
 def _validator(source: str) -> Any:
     """Return the validator of a schema, given as JSON."""
+    from jsonschema_specifications import REGISTRY
+
     schema = json.loads(source)
     names_draft = isinstance(schema, dict) and "$schema" in schema
     kind = _extended(_draft(schema), not names_draft)
@@ -134,7 +135,10 @@ def _validator(source: str) -> Any:
 
 def _draft(schema: Any) -> Any:
     """Return the validator class of a schema's draft: by `$schema`, or an older one if the schema needs it."""
-    named = jsonschema.validators.validator_for(schema, default=Draft202012Validator)
+    from jsonschema import Draft4Validator, Draft7Validator, Draft202012Validator
+    from jsonschema.validators import validator_for
+
+    named = validator_for(schema, default=Draft202012Validator)
     found = {key: type(value) for key, value in _members(schema) if isinstance(value, bool | list)}
     if bool in (found.get("exclusiveMinimum"), found.get("exclusiveMaximum")):
         return Draft4Validator
@@ -159,13 +163,15 @@ Check = Callable[[Any, Any, Any, Any], Any]
 @cache
 def _extended(kind: Any, nullable: bool) -> Any:
     """Return a validator class that reads schemas as our constraints do."""
+    from jsonschema.validators import extend
+
     checks: dict[str, Check] = dict(kind.VALIDATORS)
     if nullable:  # a keyword of OpenAPI; in a schema that names a draft, it has no meaning
         checks["type"] = _nullable(checks["type"])
     for name in SEARCHING:
         if name in checks:
             checks[name] = _readable(checks[name])
-    return jsonschema.validators.extend(kind, {name: _bounded(check) for name, check in checks.items()})
+    return extend(kind, {name: _bounded(check) for name, check in checks.items()})
 
 
 def _nullable(check: Check) -> Check:

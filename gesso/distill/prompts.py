@@ -46,10 +46,10 @@ class TaskPrompts:
     """Items of a task's train split, which shares nothing with the others."""
 
     def __init__(self, name: str, count: int, seed: int, accept: str | None) -> None:
-        if name not in VERIFIERS:
-            raise InputError(f"--task must be one of {', '.join(VERIFIERS)}, got {name!r}")
+        if name not in VERIFIERS and ":" not in name:
+            raise InputError(f"--task must be one of {', '.join(VERIFIERS)}, or module:class, got {name!r}")
         self.task: Task = find_task(name)
-        self.accept = accept or VERIFIERS[name]
+        self.accept = accept or VERIFIERS.get(name, self.task.scores[0])
         if self.accept not in (*self.task.scores, NONE):
             raise InputError(f"--accept must be one of {', '.join(self.task.scores)} or {NONE}, got {accept!r}")
         self.seed, self.items = seed, list(self.task.items("train", count, seed))

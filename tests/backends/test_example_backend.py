@@ -49,6 +49,9 @@ class LoggingBackend:
         self.passes.append(len(pieces))
         return self.inner.run(pieces, cache)
 
+    def see(self, image):
+        return self.inner.see(image)
+
     def logits(self, hidden):
         return self.inner.logits(hidden)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gesso.constraints.budget import at_most
 from gesso.constraints.grammar import grammar_term
-from gesso.constraints.terms import FAR, Term
+from gesso.constraints.term import FAR, Term
 from gesso.errors import InputError
 from tests.waiting import bounded
 

@@ -10,7 +10,8 @@ import pytest
 from gesso.constraints.budget import at_most
 from gesso.constraints.charset import ANY, Ranges, char_class, chars, minus
 from gesso.constraints.regex import pattern_term, regex_term
-from gesso.constraints.terms import NOTHING, Term, alt, literal
+from gesso.constraints.term import NOTHING, Term
+from gesso.constraints.terms import alt, literal
 from gesso.errors import InputError
 from tests.waiting import bounded
 

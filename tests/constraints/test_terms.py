@@ -8,23 +8,10 @@ import pytest
 
 from gesso.constraints.budget import at_most
 from gesso.constraints.charset import ANY, char_class, chars, complement, union
+from gesso.constraints.settle import settle
 from gesso.constraints.stored import from_bytes, to_bytes
-from gesso.constraints.terms import (
-    ANYTHING,
-    EMPTY,
-    FAR,
-    NOTHING,
-    Rule,
-    Term,
-    alt,
-    both,
-    literal,
-    minus,
-    optional,
-    repeat,
-    seq,
-    settle,
-)  # fmt: skip
+from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
+from gesso.constraints.terms import ANYTHING, Rule, alt, both, literal, minus, optional, repeat, seq  # fmt: skip
 from gesso.constraints.terms import complement as other_than
 from gesso.errors import InputError
 

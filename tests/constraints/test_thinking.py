@@ -3,7 +3,8 @@
 import pytest
 
 from gesso.constraints.automaton import DEAD, START
-from gesso.constraints.terms import Term, literal
+from gesso.constraints.term import Term
+from gesso.constraints.terms import literal
 from gesso.constraints.thinking import BEGIN, END, after_thinking
 
 SMALL = {"canvas_length": 48, "steps": 3, "max_new_tokens": 48}

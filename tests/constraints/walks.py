@@ -2,7 +2,7 @@
 
 import random
 
-from gesso.constraints.terms import FAR, Term
+from gesso.constraints.term import FAR, Term
 
 
 def has(term: Term, text: str | bytes) -> bool:

@@ -42,8 +42,8 @@ class Lucky(Sudoku):
 
 def test_attempts_repeat_until_an_answer_is_accepted_and_all_steps_count(tiny, puzzles):
     items = [replace(item, expected="") for item in puzzles[:6]]
-    once = evaluate(tiny, Lucky(), items, seed=1, **FEW)
-    found = evaluate(tiny, Lucky(), items, seed=1, attempts=5, batch=4, **FEW)
+    once = evaluate(tiny, Lucky(), items, seed=3, **FEW)
+    found = evaluate(tiny, Lucky(), items, seed=3, attempts=5, batch=4, **FEW)
     assert {o.attempts for o in found.outcomes} > {1}, "some need more than one"
     for before, outcome in zip(once.outcomes, found.outcomes, strict=True):
         assert outcome.first_scores == before.scores

@@ -1,5 +1,9 @@
 """Properties of every task."""
 
+import json
+import re
+import sys
+
 import pytest
 
 from gesso import InputError
@@ -35,3 +39,31 @@ def test_invalid_tasks_splits_and_options_are_rejected():
 def test_splits_have_the_documented_shares():
     shares = [split_of(f"name {i}") for i in range(5000)]
     assert [round(shares.count(split) / 5000, 1) for split in SPLITS] == [0.8, 0.1, 0.1]
+
+
+@pytest.fixture
+def reverse(monkeypatch, tmp_path, request):
+    """Write the task of the guide, and return its name."""
+    guide = (request.config.rootpath / "docs/guides/evaluation.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?class Reverse.*?)```", guide, re.DOTALL)
+    (tmp_path / "reverse.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "reverse", raising=False)
+    return "reverse:Reverse"
+
+
+def test_a_task_of_your_own_runs_by_its_module_and_class(reverse, tiny_directory, main):
+    settings = "--count", "2", "--steps", "2", "--json", "--device", "cpu"
+    run = main("eval", reverse, "-m", str(tiny_directory), *settings)
+    assert run.code == 0, run.err
+    (found,) = json.loads(run.out)
+    expected = [item.expected for item in task(reverse).items("test", 2, seed=0)]
+    assert found["task"] == "reverse" and [item["expected"] for item in found["items"]] == expected
+
+
+def test_a_task_of_your_own_takes_only_options_that_its_class_has(reverse, main):
+    error = " ".join(main("eval", reverse, "--clues", "30").err.split())
+    assert "--clues applies to sudoku; remove it for the task reverse:Reverse" in error
+    with pytest.raises(InputError, match="below the current directory, such as examples.graphs.task:Graphs"):
+        task("no_such_file:Task")

@@ -4,7 +4,8 @@ from typing import Any
 
 from gesso.constraints.schema.compiler import Compiler
 from gesso.constraints.schema.facts import Contains, Facts, Subschema, identity, type_of
-from gesso.constraints.terms import EMPTY, NOTHING, Term, alt, optional, repeat, seq
+from gesso.constraints.term import EMPTY, NOTHING, Term
+from gesso.constraints.terms import alt, optional, repeat, seq
 
 MAX_SET = 10  # different values in any order
 

@@ -22,7 +22,9 @@ from gesso.constraints.schema.openapi import standard_schema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader, check_json
 from gesso.constraints.schema.strings import string_content
-from gesso.constraints.terms import EMPTY, FAR, NOTHING, Rule, Term, alt, both, literal, minus, seq, settle
+from gesso.constraints.settle import settle
+from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
+from gesso.constraints.terms import Rule, alt, both, literal, minus, seq
 from gesso.errors import InputError
 
 

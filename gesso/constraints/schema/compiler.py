@@ -6,7 +6,7 @@ from gesso.constraints.schema.dialects import Writer
 from gesso.constraints.schema.facts import Subschema
 from gesso.constraints.schema.options import SchemaOptions
 from gesso.constraints.schema.reader import Reader
-from gesso.constraints.terms import Term
+from gesso.constraints.term import Term
 
 
 class Compiler(Protocol):

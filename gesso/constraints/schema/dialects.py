@@ -9,7 +9,8 @@ from typing import Any
 
 from gesso.chat import answer
 from gesso.constraints.charset import ANY, Ranges, char_class, chars, minus, union
-from gesso.constraints.terms import EMPTY, NOTHING, Term, alt, literal, one_of, optional, repeat, seq
+from gesso.constraints.term import EMPTY, NOTHING, Term
+from gesso.constraints.terms import alt, literal, one_of, optional, repeat, seq
 
 # Special tokens of tool calls are single bytes that UTF-8 never contains. See `tools`.
 CALL, CALL_END, CALL_QUOTE = 0xF8, 0xF9, 0xFA

@@ -4,7 +4,7 @@ from functools import cache
 
 from gesso.constraints.regex import regex_term
 from gesso.constraints.schema.dialects import Dialect
-from gesso.constraints.terms import Term
+from gesso.constraints.term import Term
 
 _HEX = "[0-9a-fA-F]"
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"

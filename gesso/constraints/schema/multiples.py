@@ -8,7 +8,8 @@ from typing import final
 import numpy as np
 
 from gesso.constraints.schema.numbers import DIGIT, MINUS, POINT, digit
-from gesso.constraints.terms import ALL_BYTES, NOTHING, Masks, Term, alt, both, literal, optional, repeat, seq
+from gesso.constraints.term import ALL_BYTES, NOTHING, Masks, Term
+from gesso.constraints.terms import alt, both, literal, optional, repeat, seq
 
 MAX_MODULUS = 10_000
 MAX_PLACES = 20  # after the decimal point

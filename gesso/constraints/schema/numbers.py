@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
-from gesso.constraints.terms import ANYTHING, EMPTY, NOTHING, Term, alt, literal, minus, one_of, optional, repeat, seq
+from gesso.constraints.term import EMPTY, NOTHING, Term
+from gesso.constraints.terms import ANYTHING, alt, literal, minus, one_of, optional, repeat, seq
 
 PRECISION = 15  # significant digits that floating point can distinguish
 LARGE = 10**PRECISION  # only integers are written next to a bound of this size

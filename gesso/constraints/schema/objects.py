@@ -6,7 +6,8 @@ from gesso.constraints.schema.arrays import MAX_SET, in_any_order
 from gesso.constraints.schema.compiler import Compiler
 from gesso.constraints.schema.facts import Facts, Subschema
 from gesso.constraints.schema.strings import matches, pattern_content, string_content
-from gesso.constraints.terms import EMPTY, FAR, NOTHING, Term, alt, both, complement, repeat, seq
+from gesso.constraints.term import EMPTY, FAR, NOTHING, Term
+from gesso.constraints.terms import alt, both, complement, repeat, seq
 from gesso.errors import InputError
 
 MAX_MEMBERS = 5_000

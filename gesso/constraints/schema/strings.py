@@ -6,7 +6,8 @@ from gesso.constraints.regex import pattern_term
 from gesso.constraints.schema.dialects import Dialect
 from gesso.constraints.schema.facts import Facts
 from gesso.constraints.schema.formats import format_term
-from gesso.constraints.terms import FAR, NOTHING, Repeat, Term, alt, both, complement, repeat
+from gesso.constraints.term import FAR, NOTHING, Term
+from gesso.constraints.terms import Repeat, alt, both, complement, repeat
 from gesso.errors import InputError
 
 

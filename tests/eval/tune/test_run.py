@@ -159,7 +159,7 @@ def test_answers_without_a_reference_are_judged_by_the_model(quick):
 
 
 def test_settings_that_take_far_more_passes_are_abandoned(quick):
-    settings = [Diffusion(steps=steps, stopping="fixed") for steps in (1, 2, 8)]
+    settings = [Diffusion(steps=steps, stopping="fixed") for steps in (2, 3, 9)]
     items = [replace(item, meta={"answers": ()}) for item in rows(24)]
     judge = ByTask(OwnData(data=(), kind="python"))
     bench = Bench(g=quick, judge=judge, items=items, settings=settings, options=SHORT, seed=0)

@@ -1,0 +1,41 @@
+"""The comparison of canvases with writing token by token."""
+
+import json
+
+import pytest
+
+from examples.comparison import run
+from gesso.eval import OwnData
+
+
+class Short(OwnData):
+    options = {"max_new_tokens": 4}  # noqa: RUF012
+
+
+@pytest.fixture
+def compared(monkeypatch, tiny_directory, tmp_path):
+    """Return a function that compares ways on two rows with a tiny model, and returns the table."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in ("one", "two")))
+    monkeypatch.setattr(run, "task", lambda name: Short(data=(rows,)))
+    monkeypatch.setattr(run, "SUBJECTS", {"toy": run.Subject("toy", str(tiny_directory))})
+
+    def compare(*ways: str) -> str:
+        chosen = [part for way in ways for part in ("--way", way)]
+        run.main(["toy", "--out", str(tmp_path / "out"), "--count", "2", "--device", "cpu", *chosen])
+        return (tmp_path / "out/table.md").read_text()
+
+    return compare
+
+
+def test_the_table_has_every_way_that_was_measured_and_its_difference_to_tokens(compared, tmp_path):
+    assert compared(run.TOKENS).count("toy, 2") == 1
+    table = compared("canvas, 2 steps", "verified")
+    assert table.count("toy, 2") == 3 and table.count("+0.0") == 2  # a random model is always wrong
+    assert "canvas, 2 steps" in (tmp_path / "out/toy.svg").read_text()
+
+
+def test_a_way_is_measured_once(compared, monkeypatch):
+    before = compared("canvas, 1 step")
+    monkeypatch.setattr(run, "evaluate", None)
+    assert compared("canvas, 1 step") == before
