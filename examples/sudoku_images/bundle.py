@@ -1,1 +1,2 @@
-def write_bundle(*a): raise NotImplementedError
+def write_bundle(*a):
+    raise NotImplementedError

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gesso.checkpoint.vision import is_buffer
 from gesso.chat.tokenizer import Tokenizer
+from gesso.checkpoint.vision import is_buffer
 from gesso.eval.sudoku.reading import digit_embeddings
 from gesso.model.init import begin_one
 from gesso.model.transformer import DiffusionGemma

@@ -151,9 +151,7 @@ def _photographed(page: Image.Image, style: Style) -> Image.Image:
     # Keep all of the grid in the picture: scale the shown page to fit.
     low_x, low_y = (min(point[axis] for point in shown) for axis in (0, 1))
     high_x, high_y = (max(point[axis] for point in shown) for axis in (0, 1))
-    shown = [
-        ((x - low_x) * wide / (high_x - low_x), (y - low_y) * height / (high_y - low_y)) for x, y in shown
-    ]
+    shown = [((x - low_x) * wide / (high_x - low_x), (y - low_y) * height / (high_y - low_y)) for x, y in shown]
     original = [(0, 0), (width, 0), (width, height), (0, height)]
     return page.transform(
         (wide, height), Transform.PERSPECTIVE, _homography(shown, original), Resampling.BILINEAR,
