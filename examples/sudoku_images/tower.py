@@ -6,6 +6,9 @@ is the text model's input for a typed puzzle. So the text model needs no trainin
 B pictures, S soft tokens, P patches, H hidden size of the text, W width of the tower.
 """
 
+from dataclasses import asdict
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,6 +42,13 @@ def tower_config(side: int = 9) -> VisionConfig:
         pooling_kernel_size=POOL,
         position_embedding_size=POOL * side,
     )
+
+
+def config_fields(config: VisionConfig) -> dict[str, Any]:
+    """Return `vision_config` of a config.json."""
+    fields = asdict(config)
+    theta = fields.pop("theta")
+    return {"model_type": "gemma4_vision", **fields, "rope_parameters": {"rope_type": "axial", "rope_theta": theta}}
 
 
 def new_tower(side: int, hidden_size: int, seed: int, device: torch.device) -> Vision:

@@ -5,6 +5,7 @@ P patches of all images, I values of a patch.
 
 import tempfile
 from array import array
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,8 @@ class ImageStore:
         self._number: dict[int, int] = {}  # by digest
         # One value per image: its first patch in the file, rows, columns, soft tokens.
         self._columns = self._first, self._rows, self._across, self._tokens = tuple(array("q") for _ in range(4))
-        self._file = None
+        self._width = 0  # values of a patch
+        self._file: IO[bytes] | None = None
         self._patches_PI: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
@@ -34,7 +36,8 @@ class ImageStore:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="gesso-images-")  # noqa: SIM115
-            first, width = self._file.tell() // image.patches.shape[1], image.patches.shape[1]
+            self._width = image.patches.shape[1]
+            first = self._file.tell() // self._width
             self._file.write(np.ascontiguousarray(image.patches).data)
         except OSError as error:
             raise InputError(
@@ -42,7 +45,6 @@ class ImageStore:
             ) from error
         for column, value in zip(self._columns, (first, image.rows, image.columns, image.tokens), strict=True):
             column.append(value)
-        self._width = width
         return number
 
     def close(self) -> None:
