@@ -9,7 +9,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ from gesso.model.vision import Vision
 WARMUP, EMA, CLIP, DECAY = 200, 0.998, 1.0, 0.01
 GROWTH = 0.35  # share of the time until pictures have their full difficulty
 SLOWEST = 0.02  # learning rate at the end, as a share of its peak
-SEED_HELD_OUT = 10**6
+HELD_OUT_SEED = 10**6
 
 
 class Pool:
@@ -61,104 +60,99 @@ def learning_rate(peak: float, step: int, done: float) -> float:
     return peak * min(1, (step + 1) / WARMUP) * (SLOWEST + (1 - SLOWEST) * (1 + math.cos(math.pi * min(done, 1))) / 2)
 
 
-def accuracy(vision: Vision, targets: Targets, held_out: list[Pictures], dtype: torch.dtype) -> tuple[float, float]:
-    """Return the share of cells and of grids that are read right.
+class Trainer:
+    """The tower, its averaged weights, and the pictures that it is trained and tested on."""
+
+    def __init__(self, vision: Vision, targets: Targets, options: argparse.Namespace, device: torch.device) -> None:
+        self.vision, self.targets, self.options = vision, targets, options
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.parameters = trained(vision)
+        self.average = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.best = (-1.0, -1.0, -1.0)
+        self.kept: dict[str, Tensor] = {}
+        matrices, others = (
+            [one for one in self.parameters.values() if (one.ndim > 1) == wanted] for wanted in (True, False)
+        )
+        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=device.type == "cuda")
+        self.stream = Stream(options.drawn, options.seed, options.side)
+        self.pictures = loader(self.stream, options.workers, device.type == "cuda")
+        self.pool = Pool(options.pool, device)
+        self.held_out = [
+            batch(
+                range(at, min(at + 64, options.held_out)), HELD_OUT_SEED, options.side, options.hardest, held_out=True
+            )
+            for at in range(0, options.held_out, 64)
+        ]
+
+    def run(self) -> None:
+        """Train. The tower ends with the averaged weights that read most held-out grids right, in bfloat16."""
+        options, began = self.options, time.monotonic()
+        evaluated, step, loss = began, 0, torch.zeros(())
+        options.out.mkdir(parents=True, exist_ok=True)
+        with (options.out / "metrics.jsonl").open("w", encoding="utf-8") as log:
+            while True:
+                done = (time.monotonic() - began) / (60 * options.minutes)
+                is_last = done >= 1 or step == options.steps
+                if is_last or (step and time.monotonic() - evaluated > options.every):
+                    grids, clues, cells = self.evaluate()
+                    line = {
+                        "step": step, "seconds": round(time.monotonic() - began, 1), "pictures": self.pool.added,
+                        "difficulty": round(self.stream.difficulty.value, 3), "loss": round(loss.item(), 5),
+                        "cells": round(cells, 5), "clues": round(clues, 5), "grids": round(grids, 5),
+                    }  # fmt: skip
+                    log.write(json.dumps(line) + "\n")
+                    log.flush()
+                    print(json.dumps(line), flush=True)
+                    evaluated = time.monotonic()
+                if is_last:
+                    break
+                self.stream.difficulty.value = options.hardest * min(1.0, done / GROWTH)
+                loss = self.step(step, done)
+                step += 1
+        exchange(self.parameters, {name: value.bfloat16().float() for name, value in self.kept.items()})
+
+    def step(self, step: int, done: float) -> Tensor:
+        options, pool = self.options, self.pool
+        while pool.added < min(options.first, options.pool) or pool.added * options.shown < step * options.batch:
+            pool.add(next(self.pictures))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(options.lr, step, done)
+        pixels, digits = pool.draw(options.batch)
+        loss = self.targets.loss(see(self.vision, pixels, self.dtype), digits)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        current = [parameter.detach() for parameter in self.parameters.values()]
+        torch._foreach_lerp_(list(self.average.values()), current, 1 - min(EMA, step / (step + 10)))
+        return loss.detach()
+
+    def evaluate(self) -> tuple[float, float, float]:
+        """Return `accuracy` of the averaged weights, and keep them if they are the best."""
+        current = exchange(self.parameters, self.average)
+        found = accuracy(self.vision, self.targets, self.held_out, self.dtype)
+        if found > self.best:
+            self.best, self.kept = found, exchange(self.parameters, {})
+        exchange(self.parameters, current)
+        return found
+
+
+def accuracy(
+    vision: Vision, targets: Targets, held_out: list[Pictures], dtype: torch.dtype
+) -> tuple[float, float, float]:
+    """Return the shares of grids, of clues, and of all cells that are read right. About half of the cells are empty.
 
     Gradients stay enabled: without them, a CPU computes GELU in place, for which torch.vmap has no rule.
     """
     device = targets.rest_DH.device
-    right = torch.cat([
-        (targets.distances(see(vision, pixels.to(device), dtype)).argmin(-1) == digits.to(device))
-        for pixels, digits in held_out
+    read = torch.cat([
+        targets.distances(see(vision, pixels.to(device), dtype)).argmin(-1).cpu() for pixels, _ in held_out
     ])  # fmt: skip
-    return right.float().mean().item(), right.all(-1).float().mean().item()
-
-
-def main() -> None:
-    options = arguments()
-    device = torch.device(options.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    torch.manual_seed(options.seed)
-    directory = find_directory(SOLVER)
-    model = load(open_source(directory), device, torch.float32, text_only=True)
-    targets = Targets(model, Tokenizer.from_directory(directory))
-    vision = new_tower(options.side, model.config.hidden_size, options.seed, device)
-    train(vision, targets, options, device, dtype)
-    if options.side == 9:
-        write_bundle(vision, options.out / "gesso-sudoku", directory)
-        print(f"The model is in {options.out / 'gesso-sudoku'}", flush=True)
-
-
-def train(
-    vision: Vision, targets: Targets, options: argparse.Namespace, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Train the tower. It ends with the averaged weights that read most held-out grids right, rounded to bfloat16."""
-    parameters = trained(vision)
-    matrices = [parameter for parameter in parameters.values() if parameter.ndim > 1]
-    others = [parameter for parameter in parameters.values() if parameter.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=device.type == "cuda")
-    average = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    stream = Stream(options.drawn, options.seed, options.side)
-    pictures = loader(stream, options.workers, device.type == "cuda")
-    held_out = [
-        batch(range(at, min(at + 64, options.held_out)), SEED_HELD_OUT, options.side, options.hardest, held_out=True)
-        for at in range(0, options.held_out, 64)
-    ]
-    pool = Pool(options.pool, device)
-    options.out.mkdir(parents=True, exist_ok=True)
-    log = (options.out / "metrics.jsonl").open("w", encoding="utf-8")
-    best: tuple[float, float] = (-1.0, -1.0)
-    kept: dict[str, Tensor] = {}
-    began = evaluated = time.monotonic()
-    for step in steps(options, began):
-        done = (time.monotonic() - began) / (60 * options.minutes)
-        stream.difficulty.value = options.hardest * min(1.0, done / GROWTH)
-        while pool.added < min(options.first, options.pool) or pool.added * options.shown < step * options.batch:
-            pool.add(next(pictures))
-        rate = learning_rate(options.lr, step, done)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        pixels, digits = pool.draw(options.batch)
-        loss = targets.loss(see(vision, pixels, dtype), digits)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(parameters.values()), CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        torch._foreach_lerp_(
-            list(average.values()), [p.detach() for p in parameters.values()], 1 - min(EMA, step / (step + 10))
-        )
-        last = done >= 1 or step + 1 == options.steps
-        if last or time.monotonic() - evaluated > options.every:
-            current = exchange(parameters, average)
-            cells, grids = accuracy(vision, targets, held_out, dtype)
-            if (grids, cells) > best:
-                best, kept = (grids, cells), {name: p.detach().clone() for name, p in parameters.items()}
-            exchange(parameters, current)
-            line = {
-                "step": step + 1, "seconds": round(time.monotonic() - began, 1), "pictures": pool.added,
-                "difficulty": round(stream.difficulty.value, 3), "loss": round(loss.item(), 5),
-                "cells": round(cells, 5), "grids": round(grids, 5),
-            }  # fmt: skip
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-            print(json.dumps(line), flush=True)
-            evaluated = time.monotonic()
-    log.close()
-    exchange(parameters, {name: value.bfloat16().float() for name, value in kept.items()})
-    cells, grids = accuracy(vision, targets, held_out, torch.float32)
-    drawn = f"{pool.added:,} pictures drawn"
-    print(
-        f"{drawn}; held-out pictures, best weights in bfloat16: {cells:.2%} of cells, {grids:.1%} of grids", flush=True
-    )
-
-
-def steps(options: argparse.Namespace, began: float) -> Iterator[int]:
-    """Count steps until the time or the number of steps is over."""
-    step = 0
-    while step < options.steps and time.monotonic() - began < 60 * options.minutes:
-        yield step
-        step += 1
+    digits = torch.cat([digits for _, digits in held_out])
+    right = read == digits
+    grids, clues, cells = (part.float().mean().item() for part in (right.all(-1), right[digits > 0], right))
+    return grids, clues, cells
 
 
 @torch.no_grad()
@@ -168,6 +162,24 @@ def exchange(parameters: dict[str, torch.nn.Parameter], others: dict[str, Tensor
     for name, value in others.items():
         parameters[name].copy_(value)
     return before
+
+
+def main() -> None:
+    options = arguments()
+    device = torch.device(options.device)
+    torch.manual_seed(options.seed)
+    directory = find_directory(SOLVER)
+    model = load(open_source(directory), device, torch.float32, text_only=True)
+    targets = Targets(model, Tokenizer.from_directory(directory))
+    vision = new_tower(options.side, model.config.hidden_size, options.seed, device)
+    trainer = Trainer(vision, targets, options, device)
+    trainer.run()
+    grids, clues, cells = accuracy(vision, targets, trainer.held_out, torch.float32)
+    shares = f"{cells:.2%} of cells, {clues:.2%} of clues, {grids:.1%} of grids"
+    print(f"{trainer.pool.added:,} pictures drawn; read right of held-out pictures: {shares}", flush=True)
+    if options.side == 9:
+        write_bundle(vision, options.out / SOLVER, directory)
+        print(f"The model is in {options.out / SOLVER}", flush=True)
 
 
 def arguments() -> argparse.Namespace:

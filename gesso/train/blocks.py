@@ -16,6 +16,8 @@ from torch import Tensor
 from gesso.diffusion.hash import send
 from gesso.train.layout import Ints, Layout
 
+Bools = npt.NDArray[np.bool_]
+
 BLOCK = 512  # queries of a block, at most
 ROUND = 256  # blocks whose numbers of keys are equal when rounded up to this multiple share a group, under a mask
 PAIRS = 1 << 21  # queries times keys of a group, at most, unless one block has more: bounds the memory of the scores
@@ -83,9 +85,10 @@ def _blocks(layout: Layout, low_T: Ints, high_T: Ints) -> _Blocks:
     return _Blocks(*map(np.concatenate, zip(vars(text).values(), vars(canvases).values(), strict=True)))
 
 
-def _any_between(image_N2: Ints, first: Ints, end: Ints) -> npt.NDArray[np.bool_]:
+def _any_between(image_N2: Ints, first: Ints, end: Ints) -> Bools:
     """Return for each block of queries whether it has tokens of an image that attend to later ones."""
-    return ((image_N2[:, 0] < end[:, None]) & (image_N2[:, 1] > first[:, None])).any(1)
+    touches: Bools = (image_N2[:, 0] < end[:, None]) & (image_N2[:, 1] > first[:, None])
+    return np.logical_or.reduce(touches, axis=1)
 
 
 def _cut(begin: int, end: int, period: int) -> tuple[Ints, Ints]:

@@ -8,6 +8,7 @@ import colorsys
 import io
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from PIL.Image import Resampling, Transform
 from gesso.eval.sudoku.digits import turned, typed, written
 
 Colour = tuple[int, int, int]
+Point = tuple[float, float]
 # Bands of values, as shares of their ranges, that only held-out pictures have.
 HELD_OUT_HUES = (0.55, 0.75)  # blue
 HELD_OUT_SIZES = (0.5, 0.65)
@@ -159,7 +161,7 @@ def _photographed(page: Image.Image, style: Style) -> Image.Image:
     )  # fmt: skip
 
 
-def _homography(source: list[tuple[float, float]], target: list[tuple[float, float]]) -> list[float]:
+def _homography(source: Sequence[Point], target: Sequence[Point]) -> list[float]:
     """Return the eight numbers of the perspective transform that maps four points to four others."""
     rows, values = [], []
     for (x, y), (u, v) in zip(source, target, strict=True):
@@ -174,7 +176,7 @@ def _lit(pixels: NDArray[np.uint8], style: Style, rng: random.Random) -> NDArray
     height, width, _ = pixels.shape
     across, down = (np.linspace(-1, 1, count, dtype=np.float32) for count in (width, height))
     light = 1 + style.shade[0] * across[None, :] + style.shade[1] * down[:, None]
-    lit = pixels * np.minimum(light, 1.15)[..., None]
+    lit = pixels.astype(np.float32) * np.minimum(light, np.float32(1.15))[..., None]
     if style.noise:
         grain = np.frombuffer(rng.randbytes(height * width), np.uint8).reshape(height, width)
         lit += ((grain.astype(np.float32) - 127.5) * (style.noise / 74))[..., None]  # 74: deviation of the bytes
