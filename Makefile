@@ -11,6 +11,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PROCESSES ?= 3
+# One process per file, so that its server starts once. The slow files come first: see tests/conftest.py.
+PARALLEL := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 GPU_PYTHON ?= python3
 TREE ?= $(shell git rev-parse HEAD:gesso 2>/dev/null)
 # Cache compiled modules even if the environment disables that; otherwise every process compiles them again.
@@ -28,13 +30,13 @@ studio: $(VENV)/.installed-serve
 	$(BIN)/gesso serve --open
 
 check: lint
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile -m "not gpu and not slow and not server and not browser"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not slow and not server and not browser"
 
 test: $(VENV)/.installed-dev
 	$(MAKE) -j 2 lint properties
 
 properties: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile  # one process per file, so that its server starts once
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-gpu:
 	$(GPU_PYTHON) tests/gpu/run.py --tree "$(TREE)"

@@ -54,7 +54,8 @@ SLOW = {
     "train/test_objective.py", "train/test_prepare.py", "train/test_resuming.py", "train/test_shared_recipe.py",
     "train/test_trainer.py", "train/test_vocabulary.py",
 }  # fmt: skip
-WITHOUT_SERVER = {"test_prepare.py", "test_shares.py", "test_page.py", "test_stored.py"}  # in tests/serve
+# In tests/serve.
+WITHOUT_SERVER = {"test_prepare.py", "test_remote_images.py", "test_shares.py", "test_page.py", "test_stored.py"}
 # Fast tests in slow files, so that `make check` covers every package.
 CORE = (
     "adapters/test_adapters.py::test_adapters_are_switched_by_name",
@@ -70,18 +71,32 @@ CORE = (
 )
 
 
+def starts_server(path: Path) -> bool:
+    """Return whether a test file, relative to `tests`, starts a server."""
+    return path.parts[0] == "attack" or (path.parts[0] == "serve" and path.name not in WITHOUT_SERVER)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they need, so that `make check` can leave them out."""
+    """Mark tests by what they need, so that `make check` can leave them out, and run slow files first.
+
+    The processes of pytest-xdist take one file after the other. A slow one at the end would run alone.
+    """
     if "triton" in sys.modules and not torch.cuda.is_available():
         speed_up()
     for item in items:
         path, fixtures = item.path.relative_to(TESTS), set(getattr(item, "fixturenames", ()))
         if str(path) in SLOW and not f"{path}::{item.name}".startswith(CORE):
             item.add_marker("slow")
-        if path.parts[0] == "attack" or (path.parts[0] == "serve" and path.name not in WITHOUT_SERVER):
+        if starts_server(path):
             item.add_marker("server")
         if fixtures & {"studio", "browser"}:
             item.add_marker("browser")
+
+    def is_fast(item: pytest.Item) -> bool:
+        path = item.path.relative_to(TESTS)
+        return str(path) not in SLOW and not starts_server(path)
+
+    items.sort(key=is_fast)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -220,3 +220,9 @@ def _chosen(keywords: dict[str, st.SearchStrategy[Any]], most: int) -> st.Search
 def mixtures() -> st.SearchStrategy[Any]:
     """Draw random keywords; many combinations are pointless, contradictory or unsupported."""
     return st.recursive(st.one_of(st.booleans(), _chosen(_KEYWORDS, 3)), _mixed, max_leaves=8)
+
+
+def assert_valid(value: Any, schema: Any) -> None:
+    import jsonschema  # takes seconds, so only processes that check values import it
+
+    jsonschema.validate(value, schema)

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import DiffusionGemmaForBlockDiffusion
 
@@ -74,6 +73,8 @@ def furthest(reference, model):
 
 
 def model_config(reference):
+    from peft import PeftModel
+
     return reference.get_base_model() if isinstance(reference, PeftModel) else reference
 
 
@@ -91,6 +92,8 @@ class Bare:
 
 def peft_trained(directory, seed, tie=False, **options):
     """Save an adapter made by `peft`, with random values. With `tie`, encoder and decoder have the same values."""
+    from peft import LoraConfig, get_peft_model  # takes seconds, so only the process that runs this file imports it
+
     options = {"target_modules": EVERYTHING, "target_parameters": EXPERTS, "r": 2, "lora_alpha": 3, **options}
     model = get_peft_model(oracle.reference(seed), LoraConfig(init_lora_weights=False, **options)).eval()
     parameters = dict(model.named_parameters())
@@ -107,6 +110,8 @@ def peft_trained(directory, seed, tie=False, **options):
 
 def through_peft(tmp_path, adapter="adapter"):
     """Load the saved model and adapter with `transformers` and `peft`."""
+    from peft import PeftModel
+
     base = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path / "model").eval()
     return Bare(PeftModel.from_pretrained(base, tmp_path / adapter).eval())
 

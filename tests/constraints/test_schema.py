@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
-from jsonschema.validators import validator_for
 
 from gesso.constraints.schema.compile import Compiled, schema_term
 from gesso.constraints.schema.openapi import standard_schema
@@ -27,6 +25,9 @@ OPEN, ANY_ORDER, WHITESPACE = SchemaOptions(open=True), SchemaOptions(any_order=
 
 
 def valid(value: Any, schema: Any) -> bool:
+    from jsonschema import Draft202012Validator  # takes seconds
+    from jsonschema.validators import validator_for
+
     chosen = validator_for(schema, default=Draft202012Validator)
     return bool(chosen(standard_schema(schema), format_checker=chosen.FORMAT_CHECKER).is_valid(value))
 

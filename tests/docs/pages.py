@@ -1,6 +1,7 @@
 """The pages of the documentation, and the parts of them that tests check."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +14,7 @@ def pages() -> list[str]:
     return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
 
 
+@cache
 def text_of(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 

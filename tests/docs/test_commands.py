@@ -53,8 +53,13 @@ def test_options_named_alone_exist(page):
 
 
 def _is_option_of_a_script(option: str) -> bool:
+    return f'"{option}"' in _scripts()
+
+
+@cache
+def _scripts() -> str:
     folders = (ROOT / "examples", ROOT / "tests", ROOT / "recipes")
-    return any(f'"{option}"' in path.read_text(encoding="utf-8") for each in folders for path in each.rglob("*.py"))
+    return "\n".join(path.read_text(encoding="utf-8") for each in folders for path in each.rglob("*.py"))
 
 
 @pytest.mark.parametrize("page", pages())

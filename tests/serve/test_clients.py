@@ -1,9 +1,10 @@
-"""LangChain, and a fuzzer that sends requests allowed by the OpenAPI description."""
+"""LangChain, and a fuzzer that sends requests allowed by the OpenAPI description.
+
+Both take seconds to import, so only the process that runs these tests does.
+"""
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from langchain_openai import ChatOpenAI, OpenAI
 
 from tests.serving import server_fixture
 from tests.waiting import PATIENCE
@@ -33,6 +34,8 @@ def test_ready_reports_the_chosen_settings(server):
 
 @pytest.fixture(scope="module")
 def langchain(server):
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(
         base_url=f"{server.url}/v1", api_key="none needed", model="tiny", max_tokens=64, seed=1, max_retries=0,
         extra_body={"diffusion": QUICK}, use_responses_api=False,
@@ -58,6 +61,8 @@ def test_langchain_tool_call(langchain):
 
 
 def test_langchain_completion(server):
+    from langchain_openai import OpenAI
+
     llm = OpenAI(
         base_url=f"{server.url}/v1", api_key="none needed", model="tiny", max_tokens=8, seed=1, max_retries=0,
         extra_body={"diffusion": QUICK},
@@ -69,6 +74,8 @@ def test_langchain_completion(server):
 
 
 def test_no_request_allowed_by_openapi_is_a_server_error(server):
+    import schemathesis
+
     statuses = []
     drawing = settings(
         max_examples=4, deadline=None, derandomize=True, database=None, phases=[Phase.generate],

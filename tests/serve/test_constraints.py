@@ -3,9 +3,9 @@
 import json
 import re
 
-import jsonschema
 import pytest
 
+from tests.schemas import assert_valid
 from tests.serving import server_fixture
 
 QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
@@ -51,7 +51,7 @@ def test_json_schema_answers_are_valid_streamed_or_not(client):
     asked = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     for seed in range(3):
         text = chat(client, response_format=asked, seed=seed).choices[0].message.content
-        jsonschema.validate(json.loads(text), PERSON)
+        assert_valid(json.loads(text), PERSON)
         chunks = chat(client, response_format=asked, seed=seed, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
 
@@ -82,7 +82,7 @@ def test_responses_with_a_schema_are_valid(client):
     found = client.responses.create(
         model="tiny", input="Hello", max_output_tokens=96, text={"format": form}, extra_body=EXTRA
     )
-    jsonschema.validate(json.loads(found.output_text), PERSON)
+    assert_valid(json.loads(found.output_text), PERSON)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "save"}}])
@@ -96,7 +96,7 @@ def test_a_required_tool_call_has_valid_arguments(client, choice):
         assert choices[-1].finish_reason == "tool_calls"
         assert call.function.name in ("save", "ping") if choice == "required" else call.function.name == "save"
         if call.function.name == "save":
-            jsonschema.validate(json.loads(call.function.arguments), PERSON)
+            assert_valid(json.loads(call.function.arguments), PERSON)
 
 
 def test_a_free_call_has_valid_arguments_and_a_free_text_stays_free(server):
@@ -126,7 +126,7 @@ def test_a_constraint_begins_after_the_thoughts(server):
     }
     answer = server.http.post("/v1/responses", json=body).json()
     if answer["status"] == "completed":
-        jsonschema.validate(json.loads(answer["output"][-1]["content"][0]["text"]), PERSON)
+        assert_valid(json.loads(answer["output"][-1]["content"][0]["text"]), PERSON)
 
 
 def test_ignored_keywords_and_formats_are_warnings_of_an_answer(server):
@@ -152,7 +152,7 @@ def test_schema_options_over_http(server):
         assert found.status_code == 200, found.text
         choice = found.json()["choices"][0]
         if choice["finish_reason"] == "stop":
-            jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+            assert_valid(json.loads(choice["message"]["content"]), schema)
     assert server.http.post("/v1/chat/completions", json=body | {"schema_options": {"x": True}}).status_code == 400
 
 

@@ -3,10 +3,8 @@
 import asyncio
 import json
 
-import jsonschema
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 
 from gesso.serve.errors import ApiError
 from gesso.serve.openai import responses
@@ -14,6 +12,7 @@ from gesso.serve.prepare import endpoints
 from gesso.serve.prepare.frontend import ModelFrontend
 from gesso.serve.prepare.request import PreparedRequest
 from gesso.serve.settings import EngineSettings, Limits, ServerSettings
+from tests.schemas import assert_valid
 from tests.serving import serving
 
 QUICK = {"steps": 6, "t_max": 0.3, "t_min": 0.1, "entropy_bound": 1.0, "confidence": 0.5, "canvas_length": 32}
@@ -137,7 +136,7 @@ def test_a_required_call_is_valid_streamed_or_not(client, choice):
     plain = create(client, **asked)
     (call,) = plain.output
     assert (call.type, call.name, call.status, plain.status) == ("function_call", "save", "completed", "completed")
-    jsonschema.validate(json.loads(call.arguments), PERSON)
+    assert_valid(json.loads(call.arguments), PERSON)
     events = list(create(client, stream=True, **asked))
     (streamed,) = events[-1].response.output
     assert streamed.arguments == call.arguments
@@ -324,6 +323,8 @@ def test_a_failure_ends_the_stream_with_a_failed_response(tiny):
 
 
 def test_langchain_calls_tools_and_continues(server):
+    from langchain_openai import ChatOpenAI  # takes seconds
+
     model = ChatOpenAI(
         base_url=f"{server.url}/v1", api_key="one", model="tiny", max_tokens=96, max_retries=0, use_responses_api=True,
         use_previous_response_id=True, extra_body=EXTRA,
@@ -341,7 +342,7 @@ def test_langchain_calls_tools_and_continues(server):
 def prepare(body, tiny, **limits):
     """Prepare a request in this process."""
     settings = ServerSettings(engine=EngineSettings(model=str(tiny.directory)), limits=Limits(**limits), name="tiny")
-    task = {"endpoint": "responses", "contexts": {"tiny": 256}, "fetch": None}
+    task = {"endpoint": "responses", "contexts": {"tiny": 256}, "sees": {"tiny": False}, "fetch": None}
     return endpoints.run(task, json.dumps(body).encode(), [ModelFrontend(settings)])
 
 
@@ -349,7 +350,12 @@ USER = {"role": "user", "content": "x"}
 REJECTED = [
     ({"input": []}, "input"),
     ({"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
-    ({"input": [USER, {"role": "user", "content": [{"type": "input_image"}]}]}, "input[1].content[0]"),
+    ({"input": [USER, {"role": "user", "content": [{"type": "input_image"}]}]}, "input[1].content[0].image_url"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        "input[0].content[0].image_url",
+    ),
+    ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input[0].content[0]"),
     ({"input": [USER, {"type": "computer_call"}]}, "input[1].type"),
     ({"input": [USER, {"type": "function_call", "name": "f", "call_id": "c", "arguments": "["}]}, "input[1].arguments"),
     ({"input": [USER, {"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
