@@ -96,6 +96,7 @@ def test_the_bundled_solver_is_the_default_model(main: Main, fake: Fake):
     main("sudoku", PUZZLE)
     main("sudoku", PUZZLE, "-m", "mine", "--adapter", "a", "--device", "cpu", "--dtype", "float32")
     usual = {"quantize": None, "memory": "0.9", "decode": "canvas", "threads": None, "cache_dir": None}
+    usual["text_only"] = False
     assert fake.loaded == [
         (SOLVER, {"device": None, "dtype": None, "adapter": None, **usual}),
         ("mine", {"device": "cpu", "dtype": "float32", "adapter": "a", **usual}),
