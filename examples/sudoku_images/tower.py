@@ -6,20 +6,22 @@ is the text model's input for a typed puzzle. So the text model needs no trainin
 B pictures, S soft tokens, P patches, H hidden size of the text, W width of the tower.
 """
 
+import math
 from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gesso.chat.tokenizer import Tokenizer
 from gesso.checkpoint.vision import is_buffer
 from gesso.eval.sudoku.reading import digit_embeddings
 from gesso.model.init import begin_one
+from gesso.model.modules import rms_norm
+from gesso.model.rope import Rotation, inverse_frequencies, rotation
 from gesso.model.transformer import DiffusionGemma
-from gesso.model.vision import Vision
+from gesso.model.vision import Vision, VisionAttention, rotate_both
 from gesso.model.vision_config import VisionConfig
 
 PATCH, POOL = 16, 3  # pixels of a patch, and patches of a soft token, as in Gemma 4
@@ -62,13 +64,32 @@ def new_tower(side: int, hidden_size: int, seed: int, device: torch.device) -> V
 
 
 def see(vision: Vision, pixels_BPI: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the soft tokens [B, S, H] of pictures of one size, in float32."""
-    side = vision.tower.config.position_embedding_size
-    # torch.vmap has no rule for the fused attention of CPUs, and one for the products that it consists of.
-    kernels = list(SDPBackend.__members__.values()) if pixels_BPI.is_cuda else [SDPBackend.MATH]
-    with sdpa_kernel([kernel for kernel in kernels if kernel != SDPBackend.ERROR]):
-        soft_BSH = torch.vmap(lambda pixels_PI: vision(pixels_PI, side, side, dtype))(pixels_BPI)
-    return soft_BSH.float()
+    """Return the soft tokens [B, S, H] of square pictures of one size, in float32.
+
+    The model takes one image at a time. These are the same operations on a batch.
+    """
+    tower, config, device = vision.tower, vision.tower.config, pixels_BPI.device
+    side = math.isqrt(pixels_BPI.shape[1])
+    row_P = torch.arange(side, device=device).repeat_interleave(side)
+    column_P = torch.arange(side, device=device).repeat(side)
+    frequencies = inverse_frequencies(config.head_dim // 2, config.theta, 1.0, False).to(device)
+    across, down = (rotation(place_P, frequencies, dtype) for place_P in (column_P, row_P))
+    x_BPW = tower.patch_embedder(pixels_BPI, column_P, row_P, dtype)
+    for layer in tower.encoder.layers:
+        attended_BPW = _attend(layer.self_attn, layer.input_layernorm(x_BPW), across, down)
+        x_BPW = x_BPW + layer.post_attention_layernorm(attended_BPW)
+        x_BPW = x_BPW + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(x_BPW)))
+    squares = x_BPW.float().unflatten(1, (side // POOL, POOL, side // POOL, POOL))
+    soft_BSW = squares.mean((2, 4)).flatten(1, 2) * config.hidden_size**0.5
+    return vision.embedder(soft_BSW.to(dtype)).float()
+
+
+def _attend(attention: VisionAttention, x_BPW: Tensor, across: Rotation, down: Rotation) -> Tensor:
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    q, k, v = (project(x_BPW).unflatten(-1, (-1, attention.dim)) for project in projections)
+    q, k = rotate_both(attention.q_norm(q), across, down), rotate_both(attention.k_norm(k), across, down)
+    heads = (x.transpose(1, 2) for x in (q, k, rms_norm(v, None, attention.eps)))
+    return attention.o_proj(F.scaled_dot_product_attention(*heads, scale=1.0).transpose(1, 2).flatten(2))
 
 
 class Targets:

@@ -138,13 +138,11 @@ class Trainer:
         return found
 
 
+@torch.no_grad()
 def accuracy(
     vision: Vision, targets: Targets, held_out: list[Pictures], dtype: torch.dtype
 ) -> tuple[float, float, float]:
-    """Return the shares of grids, of clues, and of all cells that are read right. About half of the cells are empty.
-
-    Gradients stay enabled: without them, a CPU computes GELU in place, for which torch.vmap has no rule.
-    """
+    """Return the shares of grids, of clues, and of all cells that are read right. About half of the cells are empty."""
     device = targets.rest_DH.device
     read = torch.cat([
         targets.distances(see(vision, pixels.to(device), dtype)).argmin(-1).cpu() for pixels, _ in held_out
